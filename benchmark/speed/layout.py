@@ -1,0 +1,185 @@
+"""Bytes and time of graph observations: stored flat (this repository), as a list of PyG Data, and zero-padded.
+
+    python benchmark/speed/layout.py --out benchmark/results/layout.md
+    python benchmark/speed/layout.py --tenfold        # the same with a ten times larger declared maximum
+
+Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8 features; 4 edges
+per node). "collate B" makes one batch of B observations, as at a step of B environments; "gather" makes a random
+quarter of 8,192 stored observations one batch, as for a minibatch. Figures are medians over repeats in which the layouts
+take turns. A padded batch still holds its padding; flat and Data batches are ready for a graph network.
+"""
+
+import os
+import platform
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch_geometric.data import Batch, Data
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+
+from ppo_graph import Storage, leaves_of  # noqa: E402
+
+EDGES_PER_NODE = 4
+
+
+@dataclass
+class Args:
+    tenfold: bool = False
+    """measure again with a declared maximum of 2,000 nodes instead of 200; the graphs stay the same"""
+    num_stored: int = 8192
+    """stored observations; a gather takes a quarter of them"""
+    repeats: int = 21
+    """repeats of each measurement"""
+    num_threads: int = 1
+    """threads of torch"""
+    seed: int = 1
+    """seed of the graphs and of the gathered indices"""
+    out: str | None = None
+    """file that receives the same markdown, below the command and the machine"""
+
+
+def to_data(observation):
+    """A PyG Data of the observation's arrays, which it shares."""
+    graph = observation["graph"]
+    links = torch.from_numpy(graph.edge_links)
+    return Data(torch.from_numpy(graph.nodes), links.T, mask=torch.from_numpy(observation["action_mask"]))
+
+
+def pyg_from_numpy(observations):
+    """Batch of observations, each made a Data first."""
+    return Batch.from_data_list([to_data(observation) for observation in observations])
+
+
+def pad(observations, max_nodes):
+    """Zero-padded nodes [B, max, 8], edges [B, 4 max, 2], mask [B, max] and sizes (nodes, edges) [B, 2]."""
+    num = len(observations)
+    nodes = np.zeros((num, max_nodes, observations[0]["graph"].nodes.shape[1]), np.float32)
+    edges = np.zeros((num, EDGES_PER_NODE * max_nodes, 2), np.int64)
+    mask = np.zeros((num, max_nodes), np.int8)
+    sizes = np.zeros((num, 2), np.int64)
+    for i, observation in enumerate(observations):
+        graph = observation["graph"]
+        sizes[i] = num_nodes, num_edges = len(graph.nodes), len(graph.edge_links)
+        nodes[i, :num_nodes] = graph.nodes
+        edges[i, :num_edges] = graph.edge_links
+        mask[i, :num_nodes] = observation["action_mask"]
+    return [torch.from_numpy(array) for array in (nodes, edges, mask, sizes)]
+
+
+def store(storage, observations):
+    """Appends the observations to the storage as one step."""
+    parts = [[leaf.get(observation) for observation in observations] for leaf in storage.leaves]
+    counts = {leaf.group: np.array([len(array) for array in arrays]) for leaf, arrays in zip(storage.leaves, parts)}
+    storage.append(parts, counts)
+
+
+def ours_collate(storage, observations):
+    """One flat batch of the observations."""
+    storage.clear()
+    store(storage, observations)
+    return storage.latest()
+
+
+def check_equal(ours, pyg):
+    """AssertionError unless the flat batch and PyG's hold the same numbers."""
+    assert torch.equal(ours["graph.nodes"].values, pyg.x)
+    assert torch.equal(ours["graph.edge_links"].values.T, pyg.edge_index)
+    assert torch.equal(ours["graph.nodes"].batch, pyg.batch)
+    assert torch.equal(ours["action_mask"].values, pyg.mask)
+
+
+def median_us(functions, repeats):
+    """Median microseconds of each function [len(functions)], called in turns after one warm-up turn."""
+    seconds = np.zeros((repeats + 1, len(functions)))
+    for row in seconds:
+        for k, function in enumerate(functions):
+            start = time.perf_counter()
+            function()
+            row[k] = time.perf_counter() - start
+    return np.median(seconds[1:], axis=0) * 1e6
+
+
+def measure(declared_max, args):
+    """Rows (layout, bytes per observation, us of collate 64, collate 512 and gather or None), and mean and max nodes."""
+    env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max)
+    observations = [env.reset(seed=args.seed)[0]]
+    while len(observations) < args.num_stored:
+        observation, _, terminated, _, _ = env.step(0)
+        observations.append(env.reset()[0] if terminated else observation)
+    sizes = [len(observation["action_mask"]) for observation in observations]
+
+    leaves = leaves_of(env.observation_space)
+    scratch, stored = Storage(leaves, torch.device("cpu")), Storage(leaves, torch.device("cpu"))
+    for start in range(0, args.num_stored, 64):
+        store(stored, observations[start : start + 64])
+    data = [to_data(observation) for observation in observations]
+    padded = pad(observations, declared_max)
+    check_equal(ours_collate(scratch, observations[:64]), Batch.from_data_list(data[:64]))
+
+    collate = np.array([median_us([
+        lambda: ours_collate(scratch, observations[:num]),
+        lambda: Batch.from_data_list(data[:num]),
+        lambda: pyg_from_numpy(observations[:num]),
+        lambda: pad(observations[:num], declared_max),
+    ], args.repeats) for num in (64, 512)])
+
+    idx = np.random.default_rng(args.seed).permutation(args.num_stored)[: args.num_stored // 4]
+    idx_tensor = torch.from_numpy(idx)
+    check_equal(stored.gather(idx), Batch.from_data_list([data[i] for i in idx]))
+    gather = median_us([
+        lambda: stored.gather(idx),
+        lambda: Batch.from_data_list([data[i] for i in idx]),
+        lambda: [array.index_select(0, idx_tensor) for array in padded],
+    ], args.repeats)
+
+    flat_bytes = sum(values[:num].nbytes for values, num in zip(stored.values, stored.num_rows))
+    flat_bytes += sum(counts.nbytes for counts in stored.counts.values())
+    data_bytes = sum(tensor.nbytes for graph in data for _, tensor in graph)
+    padded_bytes = sum(array.nbytes for array in padded)
+    names = ["flat (this repository)", "list of Data, prebuilt (bytes: tensors only)", "list of Data, built from numpy",
+             "zero-padded, edges 4 x nodes"]
+    num_bytes = np.array([flat_bytes, data_bytes, data_bytes, padded_bytes]) / args.num_stored
+    return list(zip(names, num_bytes, *collate, [gather[0], gather[1], None, gather[2]])), np.mean(sizes), max(sizes)
+
+
+def main(args):
+    torch.set_num_threads(args.num_threads)
+    header = f"| layout | declared maximum | bytes per observation | collate 64, us | collate 512, us | gather " \
+             f"{args.num_stored // 4:,} of {args.num_stored:,}, us |"
+    lines = [header, "| --- | --- | --- | --- | --- | --- |"]
+    for declared_max in (200, 2000) if args.tenfold else (200,):
+        rows, mean_nodes, max_nodes = measure(declared_max, args)
+        for name, num_bytes, *times in rows:
+            cells = [f"{num_bytes:,.0f}"] + ["" if t is None else f"{t:,.0f}" for t in times]
+            lines.append(f"| {name} | {declared_max:,} | " + " | ".join(cells) + " |")
+    lines += ["", f"Graphs of {mean_nodes:.1f} nodes on average, the largest of {max_nodes}; medians of {args.repeats} "
+                  f"repeats in turns, {args.num_threads} thread(s)."]
+    table = "\n".join(lines)
+    print(table)
+    if args.out:
+        command = f"python {os.path.relpath(__file__)} {shlex.join(sys.argv[1:])}"
+        machine = f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, " \
+                  f"torch {torch.__version__}"
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.out).write_text(f"    {command}\n\n{machine}\n\n{table}\n")
+
+
+def cpu_name():
+    """The processor's name, as far as the system tells it."""
+    if os.path.exists("/proc/cpuinfo"):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,8 @@
+"""Environments of this repository. With cleanrl_graph/ on sys.path: `gym.make("envs:PoissonGraph-v0")`."""
+
+import gymnasium as gym
+
+gym.register("JobShop-v0", entry_point=f"{__name__}.job_shop:JobShopEnv")
+gym.register("PoissonGraph-v0", entry_point=f"{__name__}.toy:PoissonGraphEnv")
+gym.register("BestOfSet-v0", entry_point=f"{__name__}.toy:BestOfSetEnv")
+gym.register("PairNodes-v0", entry_point=f"{__name__}.toy:PairNodesEnv")

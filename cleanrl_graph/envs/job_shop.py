@@ -1,0 +1,537 @@
+"""Job-shop scheduling by dispatching: choose which operation starts next, minimise the makespan.
+
+An instance has J jobs and M machines; job j visits every machine exactly once, in the order `machines[j]`, and its
+k-th operation takes `times[j][k]`. Each decision appends one operation to the schedule, at the earliest time its job
+and its machine are both free. Which operations are offered is the schedule builder (`dispatch`):
+
+- "active": the conflict set of Giffler and Thompson (1960). On the machine that can complete an operation first, every
+  operation that could start before that completion. Some sequence of these choices is an optimal schedule.
+- "nondelay": on the machine that can start an operation first, the operations that can start at that time. No machine
+  waits while it has work, so priority rules do better here, but the optimum may be out of reach.
+
+Benchmark instances come from job_shop_instances.txt (OR-Library, public data); ta01-ta80 are generated from the seeds
+that Taillard published (EJOR 64, 1993).
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+NODE_FEATURES = [
+    "is_op: 1 for an operation",
+    "is_machine: 1 for a machine node",
+    "time: processing time / mean time of the instance",
+    "start: (earliest start - now) / mean time; machine node: of its first operation",
+    "start_rel: (earliest start - now) / horizon, where horizon = lower bound - now",
+    "gap: (earliest start - time the machine is free) / mean time",
+    "tail: work of the job after this operation / horizon; machine node: least tail of its operations",
+    "slack: (lower bound - earliest start - time - tail) / mean time; machine node: lower bound - machine's bound",
+    "slack_rel: the same / horizon",
+    "job_slack: (lower bound - bound of the job) / mean time",
+    "job_work: work of the job from this operation on / largest remaining work of a job",
+    "ops_left: operations of the job from this one on / M",
+    "flow: work of the job up to this operation / total work of the job (both counting this operation, whose FDD/MWKR)",
+    "candidate: 1 for the next operation of its job",
+    "legal: 1 if the operation may be dispatched now",
+    "conflict: 1 for the machine of the legal operations, and for its operations",
+    "machine_work: remaining work of the machine / largest remaining work of a machine",
+    "machine_work_rel: remaining work of the machine / horizon",
+    "machine_free: (time the machine is free - now) / mean time, at least 0",
+    "machine_ops: remaining operations of the machine / J",
+    "machine_slack_rel: (lower bound - machine's bound) / horizon",
+]
+EDGE_KINDS = ["job successor", "job predecessor", "operation to machine", "machine to operation"]
+RULES = ["SPT", "MWKR", "MOPNR", "FDD/MWKR", "random"]
+FEATURE_LIMIT = 10.0  # features are capped at 10, so that instances far larger than those trained on stay in range
+BIG = 1e12  # stands for infinity in times, without the nan of inf - inf
+DATA_FILE = Path(__file__).with_name("job_shop_instances.txt")
+
+
+def taillard_instance(num_jobs, num_machines, time_seed, machine_seed):
+    """Returns times and machines [J, M] of Taillard's generator (EJOR 64, 1993, section 2), from its two seeds."""
+
+    def uniform(seed, low, high):
+        seed = 16807 * seed % (2**31 - 1)
+        return seed, low + int(seed / (2**31 - 1) * (high - low + 1))
+
+    times = np.zeros((num_jobs, num_machines), np.int64)
+    machines = np.tile(np.arange(num_machines), (num_jobs, 1))
+    for j in range(num_jobs):
+        for k in range(num_machines):
+            time_seed, times[j, k] = uniform(time_seed, 1, 99)
+    for j in range(num_jobs):
+        for k in range(num_machines):
+            machine_seed, other = uniform(machine_seed, k, num_machines - 1)
+            machines[j, [k, other]] = machines[j, [other, k]]
+    return times, machines
+
+
+@lru_cache(maxsize=1)
+def read_data_file():
+    """Returns dict name -> (header numbers, rows of (machine, time) pairs or None) of the data file."""
+    lines = [line for line in DATA_FILE.read_text().splitlines() if not line.startswith("#")]
+    data, i = {}, 0
+    while i < len(lines):
+        kind, name, *numbers = lines[i].split()
+        numbers = [int(n) for n in numbers]
+        num_rows = numbers[0] if kind == "instance" else 0
+        data[name] = numbers, [[int(n) for n in row.split()] for row in lines[i + 1 : i + 1 + num_rows]]
+        i += 1 + num_rows
+    return data
+
+
+@lru_cache(maxsize=None)
+def load_instance(name):
+    """Returns times [J, M], machines [J, M], best known makespan and best known lower bound of a named benchmark.
+
+    Raises ValueError for an unknown name.
+    """
+    data = read_data_file()
+    if name not in data:
+        raise ValueError(f"Unknown job-shop instance {name!r}: use one of ft06, ft10, ft20, la01-40, abz5-9, orb01-10, "
+                         "swv01-20, yn1-4, ta01-80, or a dict with 'times' and 'machines'.")
+    (num_jobs, num_machines, lower_bound, best_known, *seeds), rows = data[name]
+    if seeds:
+        times, machines = taillard_instance(num_jobs, num_machines, *seeds)
+    else:
+        table = np.array(rows, np.int64).reshape(num_jobs, num_machines, 2)
+        times, machines = table[:, :, 1].copy(), table[:, :, 0].copy()
+    return times, machines, best_known, lower_bound
+
+
+def check_instance(times, machines):
+    """Returns times and machines as int64 [J, M]; raises ValueError unless every job visits every machine once."""
+    times, machines = np.asarray(times), np.asarray(machines)
+    if times.ndim != 2 or times.shape != machines.shape or times.size == 0:
+        raise ValueError(f"A job-shop instance needs times and machines of one shape [jobs, machines], "
+                         f"got {times.shape} and {machines.shape}.")
+    if (times != np.floor(times)).any() or (times < 0).any():
+        raise ValueError("A job-shop instance needs whole processing times >= 0.")
+    wrong = (np.sort(machines, axis=1) != np.arange(machines.shape[1])).any(axis=1)
+    if wrong.any():
+        raise ValueError(f"Job {wrong.argmax()} must visit each machine 0..{machines.shape[1] - 1} exactly once, "
+                         f"got {machines[wrong.argmax()].tolist()}.")
+    return times.astype(np.int64), machines.astype(np.int64)
+
+
+def size_range(name, value):
+    """Returns (low, high) of an int or a pair; raises ValueError when it is not 1 <= low <= high."""
+    low, high = (value, value) if np.isscalar(value) else value
+    if not 1 <= low <= high:
+        raise ValueError(f"{name} must be a positive int or a pair 1 <= low <= high, got {value}.")
+    return int(low), int(high)
+
+
+def suites():
+    """Returns dict suite name -> list of JobShopEnv keyword arguments, one per benchmark instance."""
+    families = {"ft": ["ft06", "ft10", "ft20"], "abz": [f"abz{i}" for i in range(5, 10)],
+                "yn": [f"yn{i}" for i in range(1, 5)]}
+    families |= {name: [f"{name}{i:02d}" for i in range(1, count + 1)]
+                 for name, count in [("la", 40), ("orb", 10), ("swv", 20)]}
+    for i, size in enumerate(["15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20"]):
+        families["ta" + size] = [f"ta{n:02d}" for n in range(10 * i + 1, 10 * i + 11)]
+    families["all"] = [name for names in families.values() for name in names]
+    return {suite: [{"instance": name} for name in names] for suite, names in families.items()}
+
+
+@lru_cache(maxsize=256)
+def edge_layout(num_jobs, num_machines, hub):
+    """Returns the edges of all operations, grouped by operation, before the machines are filled in.
+
+    edges [E, 2] and kinds [E]; edge_end, where operation o's edges are edge_end[o]:edge_end[o + 1]; op_rows and
+    hub_rows, the rows of kinds 2 and 3 in order of operations. Without `hub` only kinds 0 and 1.
+    """
+    ops = np.arange(num_jobs * num_machines)
+    pairs = [(ops, ops + 1), (ops + 1, ops), (ops, ops), (ops, ops)][: 4 if hub else 2]
+    edges = np.stack([np.stack(pair, 1) for pair in pairs], 1)  # [ops, kinds, 2]
+    keep = np.ones(edges.shape[:2], bool)
+    keep[ops % num_machines == num_machines - 1, :2] = False
+    kinds = np.broadcast_to(np.arange(len(pairs)), keep.shape)[keep]
+    edge_end = [0, *keep.sum(axis=1).cumsum().tolist()]
+    return edges[keep], kinds, edge_end, (kinds == 2).nonzero()[0], (kinds == 3).nonzero()[0]
+
+
+class JobShopEnv(gym.Env):
+    """Job-shop scheduling as a graph of the operations that are not dispatched yet.
+
+    Nodes: the remaining operations in job-major order, then one node per machine that still has operations (not with
+    `machine_edges="clique"`); columns in NODE_FEATURES, all >= 0 and capped at FEATURE_LIMIT. Edge kinds: 0 operation ->
+    next of its job, 1 the reverse, 2 operation -> its machine, 3 machine -> operation. In clique mode 2 joins two
+    operations of one machine that are both next in their jobs, 3 any other two of one machine (both directions). A
+    terminal observation is one zero node, so that no graph is ever empty.
+
+    Action: index of a node whose `action_mask` is 1. Reward: minus the growth of a lower bound on the makespan (the
+    larger of the job bounds and the one-machine bounds head + work + tail, given all that is dispatched), which ends as
+    the makespan itself: the return is (initial bound - makespan) / unit. With `reward_unit="bound"` the unit is the
+    initial bound, with "time" it is 1.
+
+    Random instances draw J and M log-uniformly from `jobs` and `machines`, so small ones are frequent and large ones
+    rare; times are uniform integers in `durations`. `instance` fixes a benchmark name or {"times", "machines"}.
+    With `skip_forced` the env dispatches by itself while only one operation is legal.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
+    eval_suites = suites()
+
+    def __init__(self, jobs=(3, 20), machines=(3, 15), durations=(1, 99), instance=None, dispatch="active",
+                 skip_forced=True, reward_unit="bound", machine_edges="hub", render_mode=None):
+        for name, value, options in [("dispatch", dispatch, ["active", "nondelay"]),
+                                     ("reward_unit", reward_unit, ["bound", "time"]),
+                                     ("machine_edges", machine_edges, ["hub", "clique"]),
+                                     ("render_mode", render_mode, [None, "rgb_array"])]:
+            if value not in options:
+                raise ValueError(f"{name} must be one of {options}, got {value!r}.")
+        self.dispatch, self.skip_forced, self.reward_unit = dispatch, skip_forced, reward_unit
+        self.machine_edges, self.render_mode = machine_edges, render_mode
+        self.jobs, self.machines = size_range("jobs", jobs), size_range("machines", machines)
+        self.durations = size_range("durations", durations)
+        self.instance, self.name, self.fixed = instance, None, None
+        if isinstance(instance, str):
+            self.name, self.fixed = instance, load_instance(instance)[:2]
+        elif instance is not None:
+            if not isinstance(instance, dict) or set(instance) != {"times", "machines"}:
+                raise ValueError("instance must be a benchmark name or a dict with exactly 'times' and 'machines'.")
+            self.fixed = check_instance(instance["times"], instance["machines"])
+        max_jobs, max_machines = self.fixed[0].shape if self.fixed else (self.jobs[1], self.machines[1])
+        self.action_space = spaces.Discrete(max_jobs * max_machines + max_machines)
+        self.observation_space = spaces.Dict({
+            "graph": spaces.Graph(spaces.Box(-np.inf, np.inf, (len(NODE_FEATURES),), np.float32), spaces.Discrete(4)),
+            "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+        })
+        self.times = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._start_episode(*(self.fixed or self._random_instance()))
+        return self._observe(), {}
+
+    def step(self, action):
+        if self.times is None or self.num_left == 0:
+            raise ValueError("step() needs an episode under way: call reset() first.")
+        if not 0 <= action < len(self.mask) or not self.mask[action]:
+            raise ValueError(f"Action {action} is not legal now: choose a node whose action_mask is 1, one of "
+                             f"{np.flatnonzero(self.mask).tolist()}.")
+        self._dispatch(int(self.nodes[action]))
+        self._find_conflict()
+        if self.skip_forced:
+            self._skip_forced(0)
+        observation = self._observe()
+        reward, self.paid = (self.paid - self.bound) / self.unit, self.bound
+        terminated = self.num_left == 0
+        return observation, reward, terminated, False, self._eval() if terminated else {}
+
+    def _random_instance(self):
+        """Returns times and machines [J, M] of a random instance."""
+        rng = self.np_random
+        num_jobs, num_machines = (int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+                                  for low, high in (self.jobs, self.machines))
+        times = rng.integers(self.durations[0], self.durations[1] + 1, (num_jobs, num_machines))
+        return times, rng.random((num_jobs, num_machines)).argsort(axis=1)
+
+    def _start_episode(self, times, machines):
+        """Sets up the arrays of an instance and dispatches the first forced operations."""
+        self._set_schedule(times, machines)
+        self._set_graph()
+        self._find_conflict()
+        self._lower_bound()
+        self.first_bound = self.paid = self.bound  # `paid` is the bound that the rewards so far add up to
+        self.unit = max(self.bound, 1.0) if self.reward_unit == "bound" else 1.0
+        if self.skip_forced:
+            self._skip_forced(1)
+
+    def _set_schedule(self, times, machines):
+        """The state of the schedule builder. Operation o = j * M + k; flat arrays are indexed by o, j or m."""
+        num_jobs, num_machines = times.shape
+        self.times, self.machine_of = times, machines
+        self.num_jobs, self.num_machines, self.num_left = num_jobs, num_machines, times.size
+        self.op_time, self.op_machine = times.ravel().tolist(), machines.ravel().tolist()
+        self.order = []  # dispatched operations
+        self.op_start = np.full(times.size, -1.0)
+        self.free = np.zeros(num_machines)  # time each machine is free
+        self.ready = np.zeros(num_jobs)  # time each job's next operation is ready, BIG when the job is done
+        self.next_op = np.arange(0, times.size, num_machines)
+        self.next_machine, self.next_time = machines[:, 0].copy(), times[:, 0].astype(float)
+        self.start, self.finish = np.zeros(num_jobs), np.zeros(num_jobs)  # of the next operations
+
+        # Bounds. cum and tail are the work of the job before and after an operation; cum, -minus_cum and the tail in
+        # head_tail are BIG once it is dispatched, which takes it out of every minimum and maximum below.
+        self.total = times.sum(axis=1).astype(float)
+        work_to = times.cumsum(axis=1).astype(float)
+        self.cum_end = work_to.ravel().tolist()
+        self.cum, self.tail = work_to - times, self.total[:, None] - work_to
+        self.minus_cum = -self.cum
+        self.shift = np.zeros((num_jobs, 1))  # ready time - work done, of each job
+        self.job_left = self.total.copy()
+        self.machine_ops = machines.argsort(axis=1).T + self.next_op  # [M, J]: column j is job j's operation
+        self.machine_left = times.ravel()[self.machine_ops].sum(axis=1).astype(float)  # -4 BIG when none is left
+        self.machine_count = np.full(num_machines, float(num_jobs))
+        self.head_tail = np.empty((2, num_machines, num_jobs))  # head and tail of each machine's operations
+        self.head_tail[1] = self.tail.ravel()[self.machine_ops]
+        self.head, self.chain = np.empty(times.shape), np.empty(times.shape)
+
+    def _set_graph(self):
+        """The features that do not change, and the edges of the whole graph, grouped by the operation they go with."""
+        num_ops, num_machines = self.times.size, self.num_machines
+        hubs = num_machines if self.machine_edges == "hub" else 0
+        self.node_machine = np.concatenate([self.machine_of.ravel(), np.arange(hubs)])
+        self.alive = np.ones(num_ops + hubs, bool)
+        self.legal = np.zeros(num_ops + hubs, np.int8)
+
+        features = self.features = np.zeros((num_ops + hubs, len(NODE_FEATURES)), np.float32)
+        table = self.op_features = features[:num_ops].reshape(*self.times.shape, -1)
+        self.hub_features = features[num_ops:]
+        self.machine_features = np.zeros((num_machines, 6), np.float32)
+        table[:, :, 0], self.hub_features[:, 1] = 1, 1
+        self.mean_time = max(self.times.mean(), 1e-9)
+        table[:, :, 2] = self.times / self.mean_time
+        table[:, :, 6] = self.tail
+        self.work_from = self.times + self.tail  # work of the job from each operation on
+        table[:, :, 10] = self.work_from
+        table[:, :, 11] = np.arange(num_machines, 0, -1) / num_machines
+        through = self.cum + self.times
+        table[:, :, 12] = through / np.maximum(through + self.work_from, 1e-9)
+        table[:, 0, 13] = 1
+
+        edges, kinds, edge_end, op_rows, hub_rows = edge_layout(*self.times.shape, bool(hubs))
+        if hubs:
+            self.edges, self.kinds, self.edge_end = edges.copy(), kinds, edge_end
+            self.edges[op_rows, 1] = self.edges[hub_rows, 0] = num_ops + self.node_machine[:num_ops]
+            self.edge_alive = np.ones(len(edges), bool)
+        else:
+            pairs = np.stack(np.broadcast_arrays(self.machine_ops[:, :, None], self.machine_ops[:, None, :]), -1)
+            pairs = pairs[:, ~np.eye(self.num_jobs, dtype=bool)].reshape(-1, 2)
+            self.edges = np.concatenate([edges, pairs])
+            self.kinds = np.concatenate([kinds, np.full(len(pairs), 3)])
+
+    def _dispatch(self, op):
+        """Appends operation `op`, the next of its job, to the schedule."""
+        job, step = divmod(op, self.num_machines)
+        machine, time = self.op_machine[op], self.op_time[op]
+        start = self.start[job]
+        finish = start + time
+        self.op_start[op] = start
+        self.order.append(op)
+        self.num_left -= 1
+        self.free[machine] = finish
+        self.job_left[job] -= time
+        self.shift[job] = finish - self.cum_end[op]
+        self.cum[job, step], self.minus_cum[job, step] = BIG, -BIG
+        self.head_tail[1, machine, job] = BIG
+        self.machine_left[machine] -= time
+        self.machine_count[machine] -= 1
+        self.alive[op] = False
+        if self.machine_edges == "hub":
+            self.edge_alive[self.edge_end[op] : self.edge_end[op + 1]] = False
+        if self.machine_count[machine] == 0:
+            self.machine_left[machine] = -4 * BIG
+            if self.machine_edges == "hub":
+                self.alive[self.times.size + machine] = False
+        if step + 1 < self.num_machines:
+            self.ready[job] = finish
+            self.next_op[job] = op + 1
+            self.next_machine[job] = self.op_machine[op + 1]
+            self.next_time[job] = self.op_time[op + 1]
+            self.op_features[job, step + 1, 13] = 1
+        else:
+            self.ready[job] = BIG
+
+    def _find_conflict(self):
+        """Sets `conflict_machine` and `legal_jobs`, the jobs whose next operation may be dispatched now."""
+        start, finish = self.start, self.finish
+        np.maximum(self.free[self.next_machine], self.ready, out=start)
+        if self.dispatch == "active":
+            np.add(start, self.next_time, out=finish)
+            first = finish.argmin()
+            legal = start < finish[first]
+            legal[first] = True  # an operation that takes no time does not start before it completes
+        else:
+            first = start.argmin()
+            legal = start <= start[first]
+        self.conflict_machine = self.next_machine[first]
+        legal &= self.next_machine == self.conflict_machine
+        self.legal_jobs = legal.nonzero()[0]
+
+    def _skip_forced(self, keep):
+        """Dispatches while there is no choice and more than `keep` operations are left."""
+        while self.num_left > keep and len(self.legal_jobs) == 1:
+            self._dispatch(int(self.next_op[self.legal_jobs[0]]))
+            self._find_conflict()
+
+    def _lower_bound(self):
+        """Sets heads (earliest starts) [J, M], the bounds of jobs and machines, and `bound`, the largest of them.
+
+        Along a job, head[k] = cum[k] + max(ready - done, max over i <= k of free[machine i] - cum[i]).
+        """
+        chain, head = self.chain, self.head
+        np.add(self.free[self.machine_of], self.minus_cum, out=chain)
+        np.maximum.accumulate(chain, axis=1, out=chain)
+        np.maximum(chain, self.shift, out=chain)
+        np.add(chain, self.cum, out=head)
+        self.job_bound = chain[:, -1] + self.total  # a finished job's is its completion time
+        np.take(head, self.machine_ops, out=self.head_tail[0], mode="clip")
+        self.machine_head, self.machine_tail = np.minimum.reduce(self.head_tail, axis=2)
+        self.machine_bound = self.machine_head + self.machine_left + self.machine_tail
+        self.bound = float(max(self.job_bound.max(), self.machine_bound.max()))
+
+    def _observe(self):
+        """Updates the bound and returns the observation; keeps its nodes and mask for the next action."""
+        self._lower_bound()
+        if self.num_left == 0:
+            self.nodes, self.mask = np.zeros(0, np.int64), np.ones(1, np.int8)
+            graph = spaces.GraphInstance(np.zeros((1, len(NODE_FEATURES)), np.float32), np.zeros(0, np.int64),
+                                         np.zeros((0, 2), np.int64))
+            return {"graph": graph, "action_mask": self.mask}
+        self.legal[:] = 0
+        self.legal[self.next_op[self.legal_jobs]] = 1
+        self.nodes = self.alive.nonzero()[0]
+        self.mask = self.legal[self.nodes]
+        edges, kinds = self._edges()
+        return {"graph": spaces.GraphInstance(self._node_features(), kinds, edges), "action_mask": self.mask}
+
+    def _edges(self):
+        """Returns edges [E, 2] between the remaining nodes, numbered as in the observation, and their kinds [E]."""
+        rank = self.alive.cumsum() - 1
+        if self.machine_edges == "hub":
+            keep = self.edge_alive.nonzero()[0]
+            return rank[self.edges.take(keep, axis=0)], self.kinds[keep]
+        keep = self.alive[self.edges].all(axis=1).nonzero()[0]
+        edges, kinds = self.edges[keep], self.kinds[keep]
+        both_next = (self.features[:, 13] == 1)[edges].all(axis=1)
+        return rank[edges], kinds - (both_next & (kinds == 3))
+
+    def _node_features(self):
+        """Returns float32 [N, F]: raw values are written for the whole instance, then gathered, shifted and scaled."""
+        num_ops = self.times.size
+        ops, hubs, table, head = self.op_features, self.hub_features, self.machine_features, self.head
+        ops[:, :, 3] = ops[:, :, 4] = head
+        ops[:, :, 7] = ops[:, :, 8] = head + self.work_from
+        ops[:, :, 9] = self.job_bound[:, None]
+        if len(hubs):
+            hubs[:, 3] = hubs[:, 4] = self.machine_head
+            hubs[:, 6] = self.machine_tail
+            hubs[:, 7] = hubs[:, 8] = self.machine_bound
+        now = self.start.min()
+        table[:, 0] = 0
+        table[self.conflict_machine, 0] = 1
+        table[:, 1] = table[:, 2] = self.machine_left
+        np.maximum(self.free, now, out=table[:, 3], casting="same_kind")
+        table[:, 4] = self.machine_count
+        table[:, 5] = self.machine_bound
+        self.features[:, 15:] = table[self.node_machine]
+
+        x = self.features[self.nodes]
+        per_time, per_horizon = 1 / self.mean_time, 1 / max(self.bound - now, 1e-9)
+        per_job_work, per_machine_work = (1 / max(left.max(), 1e-9) for left in (self.job_left, self.machine_left))
+        t, h, now_t, now_h, bound_t, bound_h = (per_time, per_horizon, -now * per_time, -now * per_horizon,
+                                                self.bound * per_time, self.bound * per_horizon)
+        scale = [1, 1, 1, t, h, 1, h, -t, -h, -t, per_job_work, 1, 1, 1, 1, 1, per_machine_work, h, t,
+                 1 / self.num_jobs, -h]
+        offset = [0, 0, 0, now_t, now_h, 0, 0, bound_t, bound_h, bound_t, 0, 0, 0, 0, 0, 0, 0, 0, now_t, 0, bound_h]
+        x *= np.array(scale, np.float32)
+        x += np.array(offset, np.float32)
+        x[:, 5] = x[:, 3] - x[:, 18]
+        x[:, 14] = self.mask
+        if len(hubs):
+            x[np.searchsorted(self.nodes, num_ops) :, 9:13] = 0
+        return np.minimum(x, FEATURE_LIMIT, out=x)
+
+    def _eval(self):
+        """Returns the info of a finished episode; rules and best known makespan for a named benchmark only."""
+        result = {"cost": self.bound, "lower_bound": self.first_bound}
+        if self.name is not None:
+            result["best_known"] = float(load_instance(self.name)[2])
+            result |= rule_makespans(self.name, self.dispatch)
+            if self.dispatch == "active":  # the rules are far better without delays: a fair bar needs those too
+                result |= {f"nondelay {rule}": cost for rule, cost in rule_makespans(self.name, "nondelay").items()}
+        return {"eval": result}
+
+    def get_state(self):
+        """Returns the state of the env as a dict of numpy arrays and the random generator's state."""
+        state = {"rng": self.np_random.bit_generator.state}
+        if self.times is not None:
+            state |= {"times": self.times.copy(), "machines": self.machine_of.copy(),
+                      "order": np.array(self.order, np.int64), "paid": np.array(self.paid)}
+        return state
+
+    def set_state(self, state):
+        """Restores get_state() of an env with the same arguments; returns the observation (None before reset)."""
+        self.np_random.bit_generator.state = state["rng"]
+        if "times" not in state:
+            self.times = None
+            return None
+        self._start_episode(state["times"], state["machines"])
+        for op in state["order"][len(self.order) :].tolist():
+            self._dispatch(op)
+            self._find_conflict()
+        self.paid = float(state["paid"])
+        return self._observe()
+
+    def render(self):
+        """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job, time to the right."""
+        if self.render_mode != "rgb_array" or self.times is None:
+            return None
+        row, width = 24, 800
+        image = np.full((row * self.num_machines + 4, width + 8, 3), 255, np.uint8)
+        hue = (np.arange(self.num_jobs)[:, None] * 0.618034 + np.array([0, 1 / 3, 2 / 3])) % 1
+        colour = (255 * np.clip(np.abs(6 * hue - 3) - 1, 0, 1) * 0.8 + 30).astype(np.uint8)
+        image[2:-2:row, 4:-4] = 200
+        for op in self.order:
+            start = self.op_start[op]
+            left, right = (4 + int(t * width / self.bound) for t in (start, start + self.op_time[op]))
+            top = 4 + row * self.op_machine[op]
+            image[top : top + row - 4, left:right] = 0
+            image[top + 1 : top + row - 5, left + 1 : right] = colour[op // self.num_machines]
+        return image
+
+
+def rule_job(env, rule, rng):
+    """Returns the job, among env.legal_jobs, that a priority rule of RULES dispatches; ties go to the first job."""
+    jobs = env.legal_jobs
+    if rule == "random":
+        return jobs[rng.integers(len(jobs))]
+    ops = env.next_op[jobs]
+    left = env.job_left[jobs]
+    if rule == "SPT":
+        score = env.next_time[jobs]
+    elif rule == "MWKR":
+        score = -left
+    elif rule == "MOPNR":
+        score = ops % env.num_machines
+    elif rule == "FDD/MWKR":
+        score = (env.cum.ravel()[ops] + env.next_time[jobs]) / np.maximum(left, 1e-9)
+    else:
+        raise ValueError(f"Unknown dispatching rule {rule!r}: use one of {RULES}.")
+    return jobs[score.argmin()]
+
+
+def dispatch_rule(env, name):
+    """Returns the action that a priority rule of RULES takes in the env's present state ("random": env.np_random)."""
+    env = env.unwrapped
+    return int(np.searchsorted(env.nodes, env.next_op[rule_job(env, name, env.np_random)]))
+
+
+def play_rule(times, machines, rule, dispatch="active", seed=0):
+    """Returns the makespan of a priority rule of RULES on one instance (times and machines [J, M])."""
+    env = JobShopEnv(instance={"times": times, "machines": machines}, dispatch=dispatch)
+    rng = np.random.default_rng(seed)
+    env._start_episode(*env.fixed)
+    while env.num_left:
+        env._dispatch(int(env.next_op[rule_job(env, rule, rng)]))
+        env._find_conflict()
+    return float((env.op_start + env.op_time).max())
+
+
+@lru_cache(maxsize=None)
+def _rule_makespans(name, dispatch):
+    times, machines = load_instance(name)[:2]
+    result = {rule: play_rule(times, machines, rule, dispatch) for rule in RULES[:-1]}
+    runs = [play_rule(times, machines, "random", dispatch, seed) for seed in range(10)]
+    return result | {"random": float(np.mean(runs))}
+
+
+def rule_makespans(name, dispatch="active"):
+    """Returns dict rule -> makespan on a named benchmark ("random": mean of 10 seeded runs); computed once."""
+    return dict(_rule_makespans(name, dispatch))

@@ -1,0 +1,328 @@
+"""Cheap synthetic tasks on graphs and sets, each with a known optimum: a few microseconds per step.
+
+PoissonGraph-v0   choose the node with the most flagged in-neighbours; long-tailed graph sizes
+BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed set sizes
+PairNodes-v0      choose a node, then the node that matches it; independent heads cannot solve it
+
+Observations of PoissonGraph and BestOfSet are drawn in blocks and sliced, so an observation is a view of its block.
+A choice that is masked, or beyond the last node, earns 0 and does not raise.
+"""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+BLOCK = 256  # observations drawn at once
+
+
+class LinkGraph(spaces.Graph):
+    """A graph space without edge features in which graphs may have edges.
+
+    gymnasium's Graph.contains() refuses edge links where there is no edge space.
+    """
+
+    def contains(self, x):
+        """True if `x` is a GraphInstance of nodes [n, *node shape], edges None and links [e, 2] (or None) below n."""
+        if self.edge_space is not None:
+            return super().contains(x)
+        if not isinstance(x, spaces.GraphInstance) or not isinstance(x.nodes, np.ndarray) or x.edges is not None:
+            return False
+        if x.nodes.ndim == 0 or not all(node in self.node_space for node in x.nodes):
+            return False
+        links = x.edge_links
+        if links is None:
+            return True
+        if not (isinstance(links, np.ndarray) and np.issubdtype(links.dtype, np.integer)):
+            return False
+        in_range = links.size == 0 or (links.min() >= 0 and links.max() < len(x.nodes))
+        return links.ndim == 2 and links.shape[1] == 2 and bool(in_range)
+
+
+def mask_space(*shape):
+    """The space of a ragged mask: one int8 array [n, *shape] of 0 and 1."""
+    return spaces.Sequence(spaces.Box(0, 1, shape, np.int8), stack=True)
+
+
+def starts_of(sizes):
+    """Offsets of segments of the given sizes, [len(sizes) + 1]: segment i is rows starts[i]:starts[i + 1]."""
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
+def draw_mask(rng, starts, forbidden):
+    """int8 [starts[-1]]: 0 with probability `forbidden`, but at least one 1 (uniformly drawn) in every segment."""
+    mask = rng.random(starts[-1]) >= forbidden
+    mask[starts[:-1] + rng.integers(np.diff(starts))] = True
+    return mask.astype(np.int8)
+
+
+def best_of_segment(score, mask, starts):
+    """bool [starts[-1]]: the allowed rows whose score is the largest allowed one of their segment."""
+    score = np.where(mask, score, -np.inf)
+    return score == np.repeat(np.maximum.reduceat(score, starts[:-1]), np.diff(starts))
+
+
+class PoissonGraphEnv(gym.Env):
+    """Choose an allowed node with the largest number of walks of `hops` edges that start at a flagged node.
+
+    With hops=1 this is the number of incoming edges from flagged nodes (parallel edges and self-loops count), with
+    hops=2 the sum of that number over the in-neighbours: `hops` rounds of sum message passing show it, the features
+    of the nodes do not. A fresh graph is drawn at every step.
+
+    Observation: {"graph": nodes float32 [n, num_features], edge_links int64 [edges_per_node * n, 2] of (source,
+    target); "action_mask": int8 [n]}. Feature 0 is the flag (0 or 1), the rest is standard normal noise. n is drawn
+    from a mixture of Poisson distributions, clipped to [1, max_nodes].
+    Action: the index of a node. Reward 1 for a best allowed node (there always is one), otherwise 0, so the optimal
+    return is exactly `episode_length`. The episode terminates after `episode_length` steps.
+
+    Args:
+        mean_nodes, weights: means and probabilities of the mixture of sizes.
+        max_nodes: the largest graph that is drawn.
+        declared_max: the bound of the action space, max_nodes if None; it changes nothing else.
+        forbidden: probability that a node is not allowed.
+    Raises ValueError if hops is not 1 or 2, the weights do not sum to 1, or declared_max is below max_nodes.
+    """
+
+    def __init__(self, mean_nodes=(7, 25, 120), weights=(0.9, 0.09, 0.01), max_nodes=200, edges_per_node=4,
+                 num_features=8, episode_length=16, hops=1, declared_max=None, forbidden=0.2):
+        if hops not in (1, 2):
+            raise ValueError(f"hops is {hops}; choose 1 or 2")
+        if len(mean_nodes) != len(weights) or not np.isclose(sum(weights), 1):
+            raise ValueError(f"weights {weights} must be as many as mean_nodes {mean_nodes} and sum to 1")
+        if declared_max is not None and declared_max < max_nodes:
+            raise ValueError(f"declared_max {declared_max} is below max_nodes {max_nodes}; raise it or lower max_nodes")
+        self.mean_nodes, self.weights = np.asarray(mean_nodes, float), np.asarray(weights, float)
+        self.max_nodes, self.edges_per_node, self.num_features = max_nodes, edges_per_node, num_features
+        self.episode_length, self.hops, self.forbidden = episode_length, hops, forbidden
+        node_space = spaces.Box(-np.inf, np.inf, (num_features,), np.float32)
+        self.observation_space = spaces.Dict(
+            {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space()}
+        )
+        self.action_space = spaces.Discrete(declared_max or max_nodes)
+        self.cursor = BLOCK
+
+    def _draw_block(self):
+        rng = self.np_random
+        self.block_rng_state = rng.bit_generator.state  # as it was before the block: enough to draw it again
+        component = rng.choice(len(self.weights), BLOCK, p=self.weights)
+        sizes = rng.poisson(self.mean_nodes[component]).clip(1, self.max_nodes)
+        self.starts = starts_of(sizes)
+        num_nodes = self.starts[-1]
+        self.nodes = rng.standard_normal((num_nodes, self.num_features), np.float32)
+        flag = rng.random(num_nodes) < 0.5
+        self.nodes[:, 0] = flag
+        graph_size = np.repeat(sizes, sizes * self.edges_per_node)  # of each edge's graph
+        self.links = (rng.random((len(graph_size), 2)) * graph_size[:, None]).astype(np.int64)
+        self.mask = draw_mask(rng, self.starts, self.forbidden)
+
+        offset = np.repeat(self.starts[:-1], sizes * self.edges_per_node)
+        source, target = self.links[:, 0] + offset, self.links[:, 1] + offset
+        count = flag
+        for _ in range(self.hops):
+            count = np.bincount(target, count[source], minlength=num_nodes)
+        self.best = best_of_segment(count, self.mask, self.starts)
+        self.starts = self.starts.tolist()  # Python integers slice faster
+        self.cursor = 0
+
+    def _observation(self):
+        if self.cursor == BLOCK:
+            self._draw_block()
+        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+        links = self.links[start * self.edges_per_node : end * self.edges_per_node]
+        return {"graph": spaces.GraphInstance(self.nodes[start:end], None, links), "action_mask": self.mask[start:end]}
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self.cursor = BLOCK if seed is not None else min(self.cursor + 1, BLOCK)
+        self.num_steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
+        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+        reward = float(0 <= action < end - start and self.best[start + action])
+        self.cursor += 1
+        self.num_steps += 1
+        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+
+    def best_actions(self):
+        """Indices of the nodes of the present graph that earn 1, int64 [at least one]."""
+        return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
+        return {"rng": self.block_rng_state, "cursor": self.cursor, "num_steps": self.num_steps}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        self.np_random.bit_generator.state = state["rng"]
+        self._draw_block()
+        self.cursor, self.num_steps = state["cursor"], state["num_steps"]
+
+
+class BestOfSetEnv(gym.Env):
+    """Choose the allowed element of a set that has the largest dot product with the query.
+
+    Observation: {key: float32 [n, 4] in [-1, 1], a tuple of n arrays [4] with stack=False; "query": float32 [4];
+    "action_mask": int8 [n]}. With key="avail_actions" every element is allowed and there is no mask. n is a rounded
+    lognormal, 1 to max_size: median 5, mean about 8, and 1 in 7% of the sets.
+    Action: the index of an element. Reward 1 for the best allowed element, otherwise 0: the optimal return is exactly
+    `episode_length`. A fresh set is drawn at every step; the episode terminates after `episode_length` steps.
+    Raises ValueError if key is not "set" or "avail_actions".
+    """
+
+    def __init__(self, max_size=64, episode_length=1, stack=True, key="set", forbidden=0.2):
+        if key not in ("set", "avail_actions"):
+            raise ValueError(f'key is "{key}"; choose "set" or "avail_actions"')
+        self.max_size, self.episode_length, self.stack, self.key = max_size, episode_length, stack, key
+        self.forbidden = forbidden if key == "set" else 0.0
+        element = spaces.Box(-1, 1, (4,), np.float32)
+        observation = {key: spaces.Sequence(element, stack=stack), "query": spaces.Box(-1, 1, (4,), np.float32)}
+        if key == "set":
+            observation["action_mask"] = mask_space()
+        self.observation_space = spaces.Dict(observation)
+        self.action_space = spaces.Discrete(max_size)
+        self.cursor = BLOCK
+
+    def _draw_block(self):
+        rng = self.np_random
+        self.block_rng_state = rng.bit_generator.state  # as it was before the block: enough to draw it again
+        sizes = (1 + rng.lognormal(1.5, 1.0, BLOCK).astype(np.int64)).clip(1, self.max_size)
+        starts = starts_of(sizes)
+        self.elements = rng.uniform(-1, 1, (starts[-1], 4)).astype(np.float32)
+        self.queries = rng.uniform(-1, 1, (BLOCK, 4)).astype(np.float32)
+        self.mask = draw_mask(rng, starts, self.forbidden)
+        score = (self.elements * np.repeat(self.queries, sizes, 0)).sum(1)
+        self.best = best_of_segment(score, self.mask, starts)
+        self.starts = starts.tolist()
+        self.cursor = 0
+
+    def _observation(self):
+        if self.cursor == BLOCK:
+            self._draw_block()
+        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+        elements = self.elements[start:end]
+        observation = {self.key: elements if self.stack else tuple(elements), "query": self.queries[self.cursor]}
+        if self.key == "set":
+            observation["action_mask"] = self.mask[start:end]
+        return observation
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self.cursor = BLOCK if seed is not None else min(self.cursor + 1, BLOCK)
+        self.num_steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
+        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+        reward = float(0 <= action < end - start and self.best[start + action])
+        self.cursor += 1
+        self.num_steps += 1
+        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+
+    def best_actions(self):
+        """Indices of the elements of the present set that earn 1, int64 [at least one]."""
+        return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
+        return {"rng": self.block_rng_state, "cursor": self.cursor, "num_steps": self.num_steps}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        self.np_random.bit_generator.state = state["rng"]
+        self._draw_block()
+        self.cursor, self.num_steps = state["cursor"], state["num_steps"]
+
+
+class PairNodesEnv(gym.Env):
+    """Choose a left node other than the last one chosen, then the right node of the same colour.
+
+    The graph holds `num_pairs` pairs of one left and one right node of the same colour, each pair of another colour,
+    and a Poisson number of grey nodes that may not be chosen. It stays the same for the whole episode.
+
+    Observation: {"graph": nodes float32 [n, num_colours + 2], edge_links int64 [2 * n, 2], drawn at random and without
+    meaning; "action_mask": int8 [n, 2], column k for the k-th choice}. Features: one-hot colour, is left, is right.
+    Action: (left node, right node). Reward 1 if they match and the left node is not the one chosen in the step before
+    (the first step is free). What was chosen before is not observed.
+    The episode terminates after `episode_length` = T steps.
+
+    Why independent heads fail. Where the state is fully observed, some deterministic policy is optimal, and a
+    deterministic policy needs no dependence between heads. So the last choice is hidden here: a policy without memory
+    acts alike at every step of an episode, is paid for not repeating itself, and must therefore be random. Let p(k) be
+    its probability of left node k, q(k) of right node k given the observation, and K the number of pairs. Per step
+    after the first,
+        a chain p(k) q(match | k) earns at most 1 - sum p(k)^2 <= 1 - 1/K (uniform p);
+        independent heads earn sum p(k) (1 - p(k)) q(k) <= max p (1 - p) = 1/4, whatever K.
+    Best returns with the first step: `best_chain_return` = 1 + (T - 1)(1 - 1/K), 13.5 by default, and
+    `best_independent_return` = T^2 / (4 (T - 1)), 4.27 by default. A uniform choice among the allowed earns 2.25. A
+    policy with memory of its last choice can earn T, with independent heads too.
+    Raises ValueError if there are fewer than 2 pairs or steps, or fewer colours than pairs.
+    """
+
+    def __init__(self, num_pairs=6, num_colours=8, mean_grey=4, episode_length=16):
+        if num_pairs < 2 or episode_length < 2 or num_colours < num_pairs:
+            raise ValueError(
+                f"num_pairs {num_pairs} and episode_length {episode_length} must be at least 2, and num_colours "
+                f"{num_colours} at least num_pairs"
+            )
+        self.num_pairs, self.num_colours, self.mean_grey = num_pairs, num_colours, mean_grey
+        self.episode_length = episode_length
+        self.max_nodes = 2 * num_pairs + 4 * mean_grey
+        self.best_chain_return = 1 + (episode_length - 1) * (1 - 1 / num_pairs)
+        self.best_independent_return = episode_length**2 / (4 * (episode_length - 1))
+        node_space = spaces.Box(0, 1, (num_colours + 2,), np.float32)
+        self.observation_space = spaces.Dict(
+            {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space(2)}
+        )
+        self.action_space = spaces.Tuple((spaces.Discrete(self.max_nodes), spaces.Discrete(self.max_nodes)))
+
+    def _draw_graph(self):
+        rng, num_pairs = self.np_random, self.num_pairs
+        self.graph_rng_state = rng.bit_generator.state
+        num_grey = min(rng.poisson(self.mean_grey), 4 * self.mean_grey)
+        num_nodes = 2 * num_pairs + num_grey
+        order = rng.permutation(num_nodes)  # left nodes, then their right nodes, then grey ones
+        left, right = order[:num_pairs], order[num_pairs : 2 * num_pairs]
+        colour = rng.permutation(self.num_colours)[:num_pairs]
+        nodes = np.zeros((num_nodes, self.num_colours + 2), np.float32)
+        nodes[left, colour] = nodes[right, colour] = 1
+        nodes[left, -2] = nodes[right, -1] = 1
+        links = rng.integers(num_nodes, size=(2 * num_nodes, 2))
+        self.match = np.full(num_nodes, -1)
+        self.match[left] = right
+        self.nodes, self.links, self.mask = nodes, links, nodes[:, -2:].astype(np.int8)
+
+    def _observation(self):
+        graph = spaces.GraphInstance(self.nodes.copy(), None, self.links.copy())
+        return {"graph": graph, "action_mask": self.mask.copy()}
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self._draw_graph()
+        self.num_steps, self.last = 0, -1
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the observation (the same in the whole episode), reward 0.0 or 1.0, terminated, False and {}."""
+        first, second = int(action[0]), int(action[1])
+        is_left = 0 <= first < len(self.match) and self.match[first] >= 0
+        reward = float(is_left and second == self.match[first] and first != self.last)
+        self.last = first
+        self.num_steps += 1
+        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
+        return {"rng": self.graph_rng_state, "num_steps": self.num_steps, "last": self.last}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        self.np_random.bit_generator.state = state["rng"]
+        self._draw_graph()
+        self.num_steps, self.last = state["num_steps"], state["last"]

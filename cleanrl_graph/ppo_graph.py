@@ -14,7 +14,7 @@ arXiv:1703.06114), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
 """
 
 import json
-import multiprocessing
+import multiprocessing as mp
 import os
 import random
 import time
@@ -22,7 +22,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Callable, Literal, NamedTuple
+from typing import Annotated, Any, Callable, Iterator, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -93,8 +93,6 @@ class Args:
     """how a node aggregates its incoming messages"""
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how the nodes of a graph, or the elements of a set, become one vector"""
-    cnn: Literal["nature", "impala"] = "nature"
-    """convolutional encoder of image observations"""
     action_head: Literal["auto", "flat", "nodes", "avail_actions"] = "auto"
     """what a Discrete action indexes: a fixed list, the elements that action_mask is aligned to, or avail_actions"""
     autoregressive: bool = False
@@ -147,77 +145,58 @@ class Args:
 
 # --- shared: environments ---
 # ======================================================================================================================
-# Environments: one list of leaves per observation, stepped in this process or in worker processes
+# Environments: the leaves of an observation, stepped in this process or in worker processes
 # ======================================================================================================================
 class Leaf(NamedTuple):
-    """One array of the observation tree. Ragged leaves (`group` is not None) have any number of rows per step; leaves
-    of one group have the same number of rows. `shape` and `dtype` are those of one row (ragged) or one step (dense)."""
+    """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows per step; leaves of
+    one group have the same number. `shape`, `dtype` and `space` are those of one row (ragged) or one step (dense)."""
 
     path: str  # "graph.nodes", "position"
-    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (rows of node indices)
+    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
     group: str | None
-    space: gym.Space  # of one row or one step
+    space: gym.Space
     get: Callable[[Any], Any]  # observation -> array
 
 
 def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs) -> list[Leaf]:
     """The leaves of `space` in a fixed order. Raises TypeError for a space with no rule, naming it."""
     name = path or "obs"
-    join = (path + ".") if path else ""
-    if isinstance(space, spaces.Dict):
-        return [leaf for k, s in space.items() for leaf in leaves_of(s, f"{join}{k}", lambda obs, k=k: get(obs)[k])]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for k, s in enumerate(space) for leaf in leaves_of(s, f"{join}{k}", lambda obs, k=k: get(obs)[k])]
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        return [leaf for k, child in children
+                for leaf in leaves_of(child, f"{path}.{k}".lstrip("."), lambda obs, k=k: get(obs)[k])]
     if isinstance(space, spaces.Graph):
         nodes, edges = f"{name}.nodes", f"{name}.edge_links"
-        no_links = np.zeros((0, 2), np.int64)
-        leaves = rows_of(space.node_space, nodes, nodes, lambda obs: get(obs).nodes)
-        links = lambda obs: no_links if get(obs).edge_links is None else get(obs).edge_links  # noqa: E731
-        leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int64), edges, space, links))
+
+        def optional(field: str, row_shape: tuple) -> Callable:
+            empty = np.zeros((0, *row_shape))
+            return lambda obs: empty if getattr(get(obs), field) is None else getattr(get(obs), field)
+
+        leaves = [leaf._replace(group=nodes) for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)]
+        leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int64), edges, space, optional("edge_links", (2,))))
         if space.edge_space is not None:
-            empty = np.zeros((0, *space.edge_space.shape), space.edge_space.dtype)
-            features = lambda obs: empty if get(obs).edges is None else get(obs).edges  # noqa: E731
-            leaves += rows_of(space.edge_space, f"{name}.edges", edges, features)
+            features = leaves_of(space.edge_space, f"{name}.edges", optional("edges", space.edge_space.shape))
+            leaves += [leaf._replace(group=edges) for leaf in features]
         return leaves
     if isinstance(space, spaces.Sequence):
-        leaves = leaves_of(space.feature_space, name)
-        if any(leaf.group for leaf in leaves):
-            raise TypeError(f"leaf '{name}': {space} nests ragged spaces; only fixed-shape rows are supported")
+        rows = leaves_of(space.feature_space, name)
+        if any(leaf.group for leaf in rows):
+            raise TypeError(f"leaf '{name}': {space} is not supported, its rows must have a fixed shape")
         if space.stack:
-            rows = [lambda obs, g=leaf.get: g(get(obs)) for leaf in leaves]
-        else:
-            rows = [lambda obs, leaf=leaf: np.array([leaf.get(row) for row in get(obs)], leaf.dtype).reshape(
-                -1, *leaf.shape) for leaf in leaves]
-        return [leaf._replace(group=name, get=row) for leaf, row in zip(leaves, rows)]
-    return rows_of(space, name, None, get)
-
-
-def rows_of(space: gym.Space, path: str, group: str | None, get: Callable) -> list[Leaf]:
-    """The single leaf of a fixed-shape space."""
+            return [leaf._replace(group=name, get=lambda obs, g=leaf.get: g(get(obs))) for leaf in rows]
+        return [leaf._replace(group=name, get=lambda obs, leaf=leaf: np.array(
+            [leaf.get(row) for row in get(obs)], leaf.dtype).reshape(-1, *leaf.shape)) for leaf in rows]
     if isinstance(space, spaces.Box):
-        image = group is None and len(space.shape) == 3 and sorted(space.shape)[1] >= 8
-        dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
-        return [Leaf(path, "image" if image else "vector", space.shape, dtype, group, space, get)]
+        kind = "image" if len(space.shape) == 3 and sorted(space.shape)[1] >= 8 else "vector"
+        return [Leaf(name, kind, space.shape, np.dtype("f4") if space.dtype.kind == "f" else space.dtype, None, space, get)]
     if isinstance(space, spaces.MultiBinary):
-        return [Leaf(path, "vector", tuple(space.shape), np.dtype(np.int8), group, space, get)]
+        return [Leaf(name, "vector", tuple(space.shape), np.dtype(np.int8), None, space, get)]
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        kind = "discrete" if isinstance(space, spaces.Discrete) else "multidiscrete"
-        return [Leaf(path, kind, space.shape, np.dtype(np.int64), group, space, get)]
-    raise TypeError(f"leaf '{path}': observation space {space} is not supported (Box, Discrete, MultiDiscrete, "
+        return [Leaf(name, type(space).__name__.lower(), space.shape, np.dtype(np.int64), None, space, get)]
+    raise TypeError(f"leaf '{name}': observation space {space} is not supported (Box, Discrete, MultiDiscrete, "
                     "MultiBinary, Graph, Sequence, and Dict or Tuple of these are)")
-
-
-def leaves_of_env(env: gym.Env, action_head: str) -> list[Leaf]:
-    """The leaves of the env's observations; a ragged action_mask comes last and belongs to the group it is aligned to."""
-    leaves = leaves_of(env.observation_space)
-    group = choice_group(env.action_space, leaves, action_head)
-    masks = [leaf for leaf in leaves if leaf.path == "action_mask"]
-    if masks and (masks[0].group is None) != (group is None):
-        raise ValueError(f"leaf 'action_mask': {masks[0].space} must be a Sequence if and only if the actions choose a row"
-                         f" of the observation (--action-head {action_head} makes them choose from {group})")
-    return [leaf for leaf in leaves if leaf.path != "action_mask"] + [leaf._replace(group=group) for leaf in masks]
 
 
 class InfoActionMask(gym.Wrapper):
@@ -225,61 +204,57 @@ class InfoActionMask(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        num_entries = int(spaces.flatdim(env.action_space))
-        self.observation_space = spaces.Dict(obs=env.observation_space, action_mask=spaces.MultiBinary(num_entries))
+        mask = spaces.MultiBinary(int(spaces.flatdim(env.action_space)))
+        self.observation_space = spaces.Dict({"obs": env.observation_space, "action_mask": mask})
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
-        return self.with_mask(obs, info), info
+        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, info
 
     def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self.with_mask(obs, info), reward, terminated, truncated, info
-
-    def with_mask(self, obs, info):
-        mask = info["action_mask"]
-        return {"obs": obs, "action_mask": np.concatenate([np.ravel(m) for m in mask]) if type(mask) is tuple else mask}
+        obs, *outcome, info = self.env.step(action)
+        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, *outcome, info
 
 
-def needs_info_mask(env_id: str, env_kwargs: dict) -> bool:
-    """Whether the env gives its action mask in info and not in the observation."""
-    env = make_env(env_id, env_kwargs)
-    _, info = env.reset()
-    in_obs = isinstance(env.observation_space, spaces.Dict) and "action_mask" in env.observation_space.keys()
-    env.close()
-    return "action_mask" in info and not in_obs
-
-
-def make_env(env_id: str, env_kwargs: dict, mask_in_info: bool = False) -> gym.Env:
-    """The environment, without gymnasium's checker (this script validates every observation itself)."""
+def make_env(env_id: str, env_kwargs: dict) -> gym.Env:
+    """The environment, without gymnasium's checker (every observation is checked below)."""
     env = gym.make(env_id, disable_env_checker=True, **env_kwargs)
-    return InfoActionMask(env) if mask_in_info else env
+    in_obs = isinstance(env.observation_space, spaces.Dict) and "action_mask" in env.observation_space.keys()
+    return InfoActionMask(env) if not in_obs and "action_mask" in env.reset()[1] else env
 
 
 class Step(NamedTuple):
-    """What one step of all environments returned. `parts[k]` is a list of arrays whose concatenation along axis 0 holds
-    leaf k of all envs in order; `counts[group]` is int64 [N]. The arrays are valid until the next step."""
+    """What N environments returned. The concatenation of `parts[k]` holds leaf k of all of them in order; `counts[group]`
+    is int64 [N]. The arrays are valid until the next step."""
 
     parts: list[list[np.ndarray]]
     counts: dict[str, np.ndarray]
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
-    finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays) of the last observation of truncated episodes
+    finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
     episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of episodes that ended
 
 
-class EnvGroup:
-    """Steps environments one after the other, with autoreset in the same step."""
+class Envs:
+    """N environments stepped one after the other in this process.
 
-    def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str, first_env: int = 0):
+    Autoreset in the same step: the observation after an episode's last step is the first of the next episode, and the
+    last one of a truncated episode is kept in `Step.finals`. ValueError names env, leaf, step and value of an observation
+    that has a wrong shape, NaN or inf, an edge to a missing node, a category out of range, or a mask without a one."""
+
+    def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0):
         self.envs = [make() for make in makers]
-        self.leaves = leaves_of_env(self.envs[0], action_head)
-        self.first_env, self.num_steps = first_env, 0
+        self.action_space, self.first_env, self.num_steps = self.envs[0].action_space, first_env, 0
+        leaves = leaves_of(self.envs[0].observation_space)
+        group = choice_group(self.action_space, leaves, action_head)  # a ragged mask shares the rows it is aligned to
+        self.leaves = [leaf for leaf in leaves if leaf.path != "action_mask"] + [
+            leaf._replace(group=group) for leaf in leaves if leaf.path == "action_mask"]
+        self.mask_slices = [slice(None)] if group else [part.mask for part in parts_of(self.action_space, False)]
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
 
-    def reset(self, seed: int | None) -> Step:
-        """Resets all environments; env i of the whole vector with seed + i."""
+    def reset(self, seed: int | None = None) -> Step:
+        """Starts new episodes; env i is seeded with seed + i."""
         seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
         observations = [self.flatten(i, env.reset(seed=seeds[i])[0]) for i, env in enumerate(self.envs)]
         self.returns, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
@@ -287,12 +262,13 @@ class EnvGroup:
         return Step(*self.collate(observations), no.astype(np.float32), no, no, [], [])
 
     def step(self, actions: list) -> Step:
-        observations, rewards, terminations, truncations, finals, episodes = [], [], [], [], [], []
+        """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
+        observations, outcomes, finals, episodes = [], [], [], []
         for i, (env, action) in enumerate(zip(self.envs, actions)):
             obs, reward, terminated, truncated, info = env.step(action)
-            if reward - reward != 0:
-                raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward is {reward}")
+            if not np.isfinite(reward):
+                raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
             self.returns[i] += float(reward)
             self.lengths[i] += 1
             if terminated or truncated:
@@ -302,174 +278,140 @@ class EnvGroup:
                 self.returns[i], self.lengths[i] = 0.0, 0
                 obs, _ = env.reset()
             observations.append(self.flatten(i, obs))
-            rewards.append(reward)
-            terminations.append(terminated)
-            truncations.append(truncated and not terminated)
-        return Step(*self.collate(observations), np.array(rewards, np.float32), np.array(terminations, bool),
-                    np.array(truncations, bool), finals, episodes)
+            outcomes.append((reward, terminated, truncated and not terminated))
+        reward, terminated, truncated = np.array(outcomes, np.float32).T
+        return Step(*self.collate(observations), reward, terminated > 0, truncated > 0, finals, episodes)
 
     def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
-        arrays, rows = [], {}
+        arrays, num_rows = [], {}
         for leaf in self.leaves:
             array = np.asarray(leaf.get(obs), leaf.dtype)
-            if leaf.group is None and array.shape != leaf.shape:
-                raise self.error(i, leaf, f"shape {array.shape} where {leaf.shape} is declared")
-            if leaf.group is not None:
-                if array.ndim == 0 or array.shape[1:] != leaf.shape:
-                    raise self.error(i, leaf, f"shape {array.shape} where {('rows', *leaf.shape)} is declared")
-                if rows.setdefault(leaf.group, len(array)) != len(array):
-                    raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {rows[leaf.group]}")
+            ragged = leaf.group is not None
+            if array.ndim != len(leaf.shape) + ragged or array.shape[ragged:] != leaf.shape:
+                raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
+            if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
+                raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
+            if leaf.path == "action_mask" and not all(array[part].any(0).all() for part in self.mask_slices):
+                raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
             arrays.append(array)
         return arrays
 
     def collate(self, observations: list[list[np.ndarray]]) -> tuple[list[list[np.ndarray]], dict[str, np.ndarray]]:
-        """One array per leaf and one int64 [N] of row counts per group, checked for values that are out of range."""
-        counts, parts = {}, []
+        """One array per leaf, and the rows per observation, int64 [N], of each group."""
+        parts, counts = [], {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
             if leaf.group is not None and leaf.group not in counts:
                 counts[leaf.group] = np.array([len(array) for array in arrays], np.int64)
-            values = np.array(arrays) if leaf.group is None else np.concatenate(arrays)
-            self.check(leaf, values, counts)
-            parts.append([values])
+            parts.append([np.array(arrays) if leaf.group is None else np.concatenate(arrays)])
+            self.check(leaf, parts[-1][0], counts)
         return parts, counts
 
     def check(self, leaf: Leaf, values: np.ndarray, counts: dict[str, np.ndarray]) -> None:
-        """ValueError that names env, leaf, step and value if `values` holds NaN or inf, an edge to a node that does not
-        exist, a category out of range, or a mask that allows nothing."""
-        if leaf.path == "action_mask":
-            ends = np.arange(1, len(values) + 1) if leaf.group is None else counts[leaf.group].cumsum()
-            allowed = values.reshape(len(values), -1) if leaf.group is None else values
-            allowed = allowed.any(1) if leaf.group is None else allowed
-            total = np.concatenate([np.zeros((1, *allowed.shape[1:]), np.int64), (allowed != 0).cumsum(0)])
-            bad = np.diff(total[np.concatenate([[0], ends])], axis=0) == 0
-            if bad.any():
-                raise self.error(int(np.argwhere(bad)[0][0]), leaf, "all actions are masked")
-            return
+        num_nodes = counts.get(leaf.path.removesuffix("edge_links") + "nodes")
         if leaf.dtype.kind == "f":
             bad = ~np.isfinite(values)
         elif leaf.kind == "links":
-            num_nodes = counts[leaf.path.removesuffix("edge_links") + "nodes"].repeat(counts[leaf.group])
-            bad = (values < 0) | (values >= num_nodes[:, None])
+            bad = (values < 0) | (values >= num_nodes.repeat(counts[leaf.group])[:, None])
         elif leaf.kind in ("discrete", "multidiscrete"):
             num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
             bad = (values < leaf.space.start) | (values >= leaf.space.start + num)
         else:
             return
         if bad.any():
-            row, *where = np.argwhere(bad)[0].tolist()
-            i = row if leaf.group is None else int(np.searchsorted(counts[leaf.group].cumsum(), row, side="right"))
-            where = where if leaf.group is None else [row - int(counts[leaf.group][:i].sum()), *where]
-            problem = f"value {values[tuple(np.argwhere(bad)[0])]} at index {where}"
-            if leaf.kind == "links":
-                problem += f" in a graph of {counts[leaf.path.removesuffix('edge_links') + 'nodes'][i]} nodes"
-            raise self.error(i, leaf, problem)
+            row, *where = first = np.argwhere(bad)[0].tolist()
+            ends = np.arange(1, len(values) + 1) if leaf.group is None else counts[leaf.group].cumsum()
+            i = int(np.searchsorted(ends, row, side="right"))
+            where = where if leaf.group is None else [row - int(ends[i] - counts[leaf.group][i]), *where]
+            graph = f" of a graph with {num_nodes[i]} nodes" if leaf.kind == "links" else ""
+            raise self.error(i, leaf, f"value {values[tuple(first)]} at index {where}{graph}")
 
     def error(self, i: int, leaf: Leaf, problem: str) -> ValueError:
         return ValueError(f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}")
 
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
 
 def work(pipe, makers: list[Callable[[], gym.Env]], action_head: str, first_env: int) -> None:
-    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand (the new
-    buffer travels with the reply)."""
+    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand (a new
+    buffer travels with the reply, as a file descriptor that nobody has to unlink)."""
     buffer = torch.empty(0, dtype=torch.uint8)
     try:
-        group = EnvGroup(makers, action_head, first_env)
-        while True:
-            command, argument = pipe.recv()
-            if command == "close":
-                return
-            step = group.reset(argument) if command == "reset" else group.step(argument)
+        envs = Envs(makers, action_head, first_env)
+        while (request := pipe.recv()) is not None:
+            step = getattr(envs, request[0])(request[1])
             arrays = [values for (values,) in step.parts]
             offsets = np.cumsum([0] + [-(-values.nbytes // 64) * 64 for values in arrays]).tolist()
-            grown = offsets[-1] > len(buffer) or None
+            grown = offsets[-1] > len(buffer)
             if grown:
                 buffer = torch.empty(2 * offsets[-1], dtype=torch.uint8).share_memory_()
             for values, offset in zip(arrays, offsets):
                 np.ndarray(values.shape, values.dtype, buffer.numpy(), offset)[...] = values
             layout = [(values.shape, offset) for values, offset in zip(arrays, offsets)]
-            pipe.send((grown and buffer, layout, step._replace(parts=[])))
+            pipe.send((buffer if grown else None, layout, step._replace(parts=[])))
+        envs.close()
     except (KeyboardInterrupt, EOFError):
         pass
     except Exception as error:
-        pipe.send((None, None, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"))
+        pipe.send((error, traceback.format_exc(), None))
 
 
-class VecEnv:
-    """N environments, in this process (num_workers = 0) or spread over worker processes.
+class WorkerEnvs:
+    """The same N environments, spread over worker processes. An error in a worker is raised here, with its traceback."""
 
-    `makers` builds one environment each. Same-step autoreset: the observation after an episode's end is the first of
-    the next episode, and the last one of a truncated episode is kept in `Step.finals`. Errors of a worker's
-    environments are raised here with the worker's traceback."""
-
-    def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int = 0, action_head: str = "auto"):
-        self.num_envs, self.workers = len(makers), []
-        if num_workers == 0:
-            self.group = EnvGroup(makers, action_head)
-            self.leaves, self.action_space = self.group.leaves, self.group.envs[0].action_space
-            return
-        probe = makers[0]()
-        self.leaves, self.action_space = leaves_of_env(probe, action_head), probe.action_space
+    def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str = "auto"):
+        probe = Envs(makers[:1], action_head)
+        self.leaves, self.action_space = probe.leaves, probe.action_space
         probe.close()
-        context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
-        for envs in np.array_split(np.arange(self.num_envs), min(num_workers, self.num_envs)):
+        context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
+        self.workers, self.buffers = [], {}
+        for idx in np.array_split(np.arange(len(makers)), min(num_workers, len(makers))):
             pipe, child = context.Pipe()
-            args = (child, [makers[i] for i in envs], action_head, int(envs[0]))
+            args = (child, [makers[i] for i in idx], action_head, int(idx[0]))
             process = context.Process(target=work, args=args, daemon=True)
             process.start()
             child.close()
-            self.workers.append([process, pipe, slice(int(envs[0]), int(envs[-1]) + 1), None])
+            self.workers.append((process, pipe, slice(int(idx[0]), int(idx[-1]) + 1)))
 
     def reset(self, seed: int | None = None) -> Step:
-        if not self.workers:
-            return self.group.reset(seed)
-        return self.ask("reset", [seed] * len(self.workers))
+        return self.ask([("reset", seed)] * len(self.workers))
 
     def step(self, actions: list) -> Step:
-        """Steps env i with actions[i], an element of its action space."""
-        if not self.workers:
-            return self.group.step(actions)
-        return self.ask("step", [actions[envs] for _, _, envs, _ in self.workers])
+        return self.ask([("step", actions[envs]) for _, _, envs in self.workers])
 
-    def ask(self, command: str, arguments: list) -> Step:
-        for (_, pipe, _, _), argument in zip(self.workers, arguments):
-            pipe.send((command, argument))
+    def ask(self, requests: list) -> Step:
+        for (_, pipe, _), request in zip(self.workers, requests):
+            pipe.send(request)
         steps = []
-        for worker in self.workers:
-            process, pipe, envs, _ = worker
+        for process, pipe, envs in self.workers:
             try:
                 buffer, layout, step = pipe.recv()
             except (EOFError, ConnectionResetError):
                 process.join()
-                raise RuntimeError(f"the worker of envs {envs.start} to {envs.stop - 1} died with exit code "
-                                   f"{process.exitcode}") from None
-            if layout is None:
-                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}: {step}")
+                raise RuntimeError(f"the worker of envs {envs.start} to {envs.stop - 1} died, exit code {process.exitcode}")
+            if step is None:
+                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}:\n{layout}") from buffer
             if buffer is not None:
-                worker[3] = buffer.numpy()
-            parts = [np.ndarray(shape, leaf.dtype, worker[3], offset) for (shape, offset), leaf in
-                     zip(layout, self.leaves)]
-            steps.append(step._replace(parts=parts))
-        return Step(parts=list(zip(*[step.parts for step in steps])),
-                    counts={k: np.concatenate([step.counts[k] for step in steps]) for k in steps[0].counts},
-                    reward=np.concatenate([step.reward for step in steps]),
-                    terminated=np.concatenate([step.terminated for step in steps]),
-                    truncated=np.concatenate([step.truncated for step in steps]),
-                    finals=sum([step.finals for step in steps], []),
-                    episodes=sum([step.episodes for step in steps], []))
+                self.buffers[process] = buffer.numpy()
+            steps.append(step._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[process], offset)
+                                              for leaf, (shape, offset) in zip(self.leaves, layout)]))
+        counts = {group: np.concatenate([step.counts[group] for step in steps]) for group in steps[0].counts}
+        outcomes = [np.concatenate([step[k] for step in steps]) for k in (2, 3, 4)]
+        finals, episodes = (sum((getattr(step, name) for step in steps), []) for name in ("finals", "episodes"))
+        return Step(list(zip(*[step.parts for step in steps])), counts, *outcomes, finals, episodes)
 
     def close(self) -> None:
-        if not self.workers:
-            for env in self.group.envs:
-                env.close()
-        for _, pipe, _, _ in self.workers:
-            try:
-                pipe.send(("close", None))
-            except (BrokenPipeError, OSError):
-                pass
-        for process, _, _, _ in self.workers:
+        for process, pipe, _ in self.workers:
+            if process.is_alive():
+                pipe.send(None)
+        for process, _, _ in self.workers:
             process.join(timeout=5)
-        self.workers = []
+
+
+def make_envs(makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str) -> Envs | WorkerEnvs:
+    return WorkerEnvs(makers, num_workers, action_head) if num_workers else Envs(makers, action_head)
 
 
 # --- end shared: environments ---
@@ -603,10 +545,10 @@ def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.
     return layer
 
 
-def mlp(widths: list[int], activation: type[nn.Module]) -> nn.Sequential:
+def mlp(widths: list[int], activation: str) -> nn.Sequential:
     """Linear layers, each followed by the activation."""
-    return nn.Sequential(*[module for i, o in zip(widths, widths[1:])
-                           for module in (layer_init(nn.Linear(i, o)), activation())])
+    layers = [[layer_init(nn.Linear(i, o)), ACTIVATIONS[activation]()] for i, o in zip(widths, widths[1:])]
+    return nn.Sequential(*sum(layers, []))
 
 
 def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
@@ -621,170 +563,132 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 class Rows(nn.Module):
-    """Floats [rows, dim] from a leaf's values: vectors flat, categories one-hot (embedded above 64 categories)."""
+    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more than 64)."""
 
     def __init__(self, leaf: Leaf):
         super().__init__()
-        self.kind, self.num_axes, self.embedding = leaf.kind, len(leaf.shape), None
-        self.dim = int(np.prod(leaf.shape))
-        if leaf.kind in ("discrete", "multidiscrete"):
+        self.axes, self.embedding, self.dim = len(leaf.shape), None, int(np.prod(leaf.shape))
+        self.categorical = leaf.kind in ("discrete", "multidiscrete")
+        if self.categorical:
             num = np.ravel(leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec)
-            offsets = np.concatenate([[0], num.cumsum()[:-1]]) - np.ravel(leaf.space.start)
-            self.register_buffer("offsets", torch.as_tensor(offsets), persistent=False)
-            self.total = self.dim = int(num.sum())
-            if self.total > 64:
-                self.embedding = nn.Embedding(self.total, 64)
-                self.dim = 64
+            shift = num.cumsum() - num - np.ravel(leaf.space.start)
+            self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
+            self.num = self.dim = int(num.sum())
+            if self.num > 64:
+                self.embedding, self.dim = nn.EmbeddingBag(self.num, 64, mode="sum"), 64
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.flatten(values.dim() - self.num_axes) if self.num_axes else values[:, None]
-        if self.kind == "vector":
+        values = values.flatten(1) if self.axes else values[:, None]
+        if not self.categorical:
             return values.float()
         if self.embedding is not None:
-            return self.embedding(values + self.offsets).sum(1)
-        one_hot = torch.zeros(len(values), self.total, device=values.device)
-        return one_hot.scatter_(1, values + self.offsets, 1.0)
+            return self.embedding(values + self.shift)
+        return torch.zeros(len(values), self.num, device=values.device).scatter_(1, values + self.shift, 1.0)
 
 
 class CNN(nn.Module):
-    """Features of images [B, C, H, W] or [B, H, W, C] (the channel axis is the shorter one); uint8 is scaled to 0..1.
-    "nature": Mnih et al. 2015; "impala": the residual network of Espeholt et al. 2018, arXiv:1802.01561."""
+    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one); uint8 is scaled to 0..1. Layers of
+    Mnih et al. 2015 for images of at least 36 x 36, two layers of 3 x 3 for smaller ones."""
 
-    def __init__(self, leaf: Leaf, kind: str):
+    def __init__(self, leaf: Leaf):
         super().__init__()
-        self.channels_last = leaf.shape[2] < leaf.shape[0]
+        self.channels_last, self.dim = leaf.shape[2] < leaf.shape[0], 512
         self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
-        c, h, w = leaf.shape[::-1] if self.channels_last else leaf.shape
-        layers, blocks = [], [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(h, w) >= 36 else [(32, 3, 2), (64, 3, 1)]
-        if kind == "nature":
-            for width, kernel, stride in blocks:
-                layers += [layer_init(nn.Conv2d(c, width, kernel, stride)), nn.ReLU()]
-                c = width
-        else:
-            for width in (16, 32, 32):
-                layers += [layer_init(nn.Conv2d(c, width, 3, padding=1)), nn.MaxPool2d(3, 2, 1), Residual(width),
-                           Residual(width)]
-                c = width
-            layers.append(nn.ReLU())
-        self.net = nn.Sequential(*layers, nn.Flatten())
-        flat = self.net(torch.zeros(1, *(leaf.shape[2:] + leaf.shape[:2] if self.channels_last else leaf.shape))).shape[1]
-        self.dim = 512 if kind == "nature" else 256
-        self.net.extend([layer_init(nn.Linear(flat, self.dim)), nn.ReLU()])
+        c, h, w = (leaf.shape[2], *leaf.shape[:2]) if self.channels_last else leaf.shape
+        spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(h, w) >= 36 else [(32, 3, 2), (64, 3, 1)]
+        convs = [layer_init(nn.Conv2d(i, o, k, s)) for i, (o, k, s) in zip([c, *(o for o, _, _ in spec)], spec)]
+        net = nn.Sequential(*sum([[conv, nn.ReLU()] for conv in convs], []), nn.Flatten())
+        self.net = net.extend([layer_init(nn.Linear(net(torch.zeros(1, c, h, w)).shape[1], self.dim)), nn.ReLU()])
 
     def forward(self, images: Tensor) -> Tensor:
-        images = images.permute(0, 3, 1, 2) if self.channels_last else images
-        return self.net(images.float() * self.scale)
+        return self.net((images.permute(0, 3, 1, 2) if self.channels_last else images).float() * self.scale)
 
 
-class Residual(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        convs = [layer_init(nn.Conv2d(width, width, 3, padding=1)) for _ in range(2)]
-        self.net = nn.Sequential(nn.ReLU(), convs[0], nn.ReLU(), convs[1])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.net(x)
-
-
-def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
-    """A PyG message passing layer dim -> dim; any layer with forward(x, edge_index[, edge_attr]) can stand here."""
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
+    """A PyG layer dim -> dim. Any layer with forward(x, edge_index) or forward(x, edge_index, edge_attr) can stand here."""
     if kind == "gine":
         net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr) if edge_dim else pyg.GINConv(net, aggr=aggr)
     if kind == "gatv2":
-        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
+        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "transformer":
-        return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
-    if kind == "gated":
-        return pyg.ResGatedGraphConv(dim, dim, edge_dim=edge_dim or None, aggr=aggr)
+        return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
     return pyg.SAGEConv(dim, dim, aggr=aggr)
 
 
 class GNN(nn.Module):
-    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention; residual layers with normalised input."""
+    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention: residual layers on normalised inputs."""
 
-    def __init__(self, node_dim: int, edge_dim: int, args):
+    def __init__(self, node_dim: int, edge_dim: int | None, args):
         super().__init__()
-        self.edge_dim = edge_dim
-        self.embed = nn.Linear(node_dim, args.gnn_dim)
-        self.convs = nn.ModuleList(
-            make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in range(args.gnn_layers))
-        self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in range(args.gnn_layers))
-        self.takes_edge_attr = edge_dim > 0 and args.gnn != "sage"
+        self.embed, layers = nn.Linear(node_dim, args.gnn_dim), range(args.gnn_layers)
+        self.convs = nn.ModuleList(make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers)
+        self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in layers)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None, batch: Tensor, ptr: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         h = self.embed(x)
         for conv, norm in zip(self.convs, self.norms):
-            message_args = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-            h = h + conv(norm(h), *message_args).relu()
+            takes_edges = edge_attr is not None and not isinstance(conv, pyg.SAGEConv)
+            h = h + conv(norm(h), edge_index, *([edge_attr] if takes_edges else [])).relu()
         return h
 
 
 class Encoder(nn.Module):
     """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}).
 
-    Vectors and one-hot leaves enter `features` as they are, images through a CNN, graphs through a GNN and sets through
-    an MLP per row, both followed by a readout over the rows. `action_mask` is not an input."""
+    Dense leaves enter `features` as they are (images through a CNN); graphs go through a GNN and sets through an MLP per
+    row, followed by a readout. `action_mask` is not an input."""
 
     def __init__(self, leaves: list[Leaf], args):
         super().__init__()
         leaves = [leaf for leaf in leaves if leaf.path != "action_mask"]
-        self.readout, self.element_dim = args.readout, args.gnn_dim
-        self.rows = nn.ModuleDict({key(leaf.path): Rows(leaf) for leaf in leaves if leaf.kind not in ("image", "links")})
-        self.cnns = nn.ModuleDict({key(leaf.path): CNN(leaf, args.cnn) for leaf in leaves if leaf.kind == "image"})
-        self.vectors = [leaf.path for leaf in leaves if leaf.group is None and leaf.kind != "image"]
-        self.images = [leaf.path for leaf in leaves if leaf.kind == "image"]
-        self.graphs = [leaf.path.removesuffix(".edge_links") for leaf in leaves if leaf.kind == "links"]
-        self.has_edges = {leaf.path.removesuffix(".edges") for leaf in leaves if leaf.path.endswith(".edges")}
-        self.sets: dict[str, list[str]] = {}
+        rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf) for leaf in leaves if leaf.kind != "links"}
+        self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
+        self.dense = [leaf.path for leaf in leaves if leaf.group is None]
+        self.links = {leaf.path.removesuffix("edge_links") + "nodes": leaf.path for leaf in leaves if leaf.kind == "links"}
+        self.edges = {nodes: path for nodes, links in self.links.items() for path in rows
+                      if path == links.removesuffix("edge_links") + "edges"}
+        self.groups = {}  # nodes of a graph, or a set -> its leaves
         for leaf in leaves:
-            if leaf.group and leaf.group not in [f"{g}.{part}" for g in self.graphs for part in ("nodes", "edge_links")]:
-                self.sets.setdefault(leaf.group, []).append(leaf.path)
-        dim_of = lambda path: self.rows[key(path)].dim  # noqa: E731
-        activation = ACTIVATIONS[args.activation]
-        self.gnns = nn.ModuleDict({key(g): GNN(
-            dim_of(f"{g}.nodes"), dim_of(f"{g}.edges") if g in self.has_edges else 0, args) for g in self.graphs})
-        self.set_mlps = nn.ModuleDict({key(g): mlp(
-            [sum(map(dim_of, paths)), args.gnn_dim, args.gnn_dim], activation) for g, paths in self.sets.items()})
+            if leaf.group is not None and leaf.group not in self.links.values():
+                self.groups.setdefault(leaf.group, []).append(leaf.path)
+        self.nets = nn.ModuleDict()
+        for group, paths in self.groups.items():
+            dim = sum(rows[path].dim for path in paths)
+            edge_dim = rows[self.edges[group]].dim if group in self.edges else None
+            self.nets[key(group)] = (GNN(dim, edge_dim, args) if group in self.links else
+                                     mlp([dim, args.gnn_dim, args.gnn_dim], args.activation))
+        self.readout, self.element_dim = args.readout, args.gnn_dim
         readout_dim = args.gnn_dim * (2 if args.readout == "meanmax" else 1) + 1
-        self.dim = (sum(map(dim_of, self.vectors)) + sum(cnn.dim for cnn in self.cnns.values())
-                    + readout_dim * (len(self.graphs) + len(self.sets)))
+        self.dim = sum(rows[path].dim for path in self.dense) + readout_dim * len(self.groups)
 
     def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Tensor]]:
-        row = lambda path, values: self.rows[key(path)](values)  # noqa: E731
-        features = [row(path, obs[path]) for path in self.vectors]
-        features += [self.cnns[key(path)](obs[path]) for path in self.images]
-        elements = {}
-        for g in self.graphs:
-            nodes, links = obs[f"{g}.nodes"], obs[f"{g}.edge_links"]
-            edge_attr = row(f"{g}.edges", obs[f"{g}.edges"].values) if g in self.has_edges else None
-            x = row(f"{g}.nodes", nodes.values)
-            elements[nodes_of(g)] = self.gnns[key(g)](x, links.values.t().contiguous(), edge_attr, nodes.batch, nodes.ptr)
-            features.append(self.pool(elements[nodes_of(g)], nodes.ptr))
-        for g, paths in self.sets.items():
-            elements[g] = self.set_mlps[key(g)](torch.cat([row(path, obs[path].values) for path in paths], 1))
-            features.append(self.pool(elements[g], obs[paths[0]].ptr))
+        features, elements = [self.rows[key(path)](obs[path]) for path in self.dense], {}
+        for group, paths in self.groups.items():
+            x = torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+            graph = ()
+            if group in self.links:
+                graph = (obs[self.links[group]].values.t().contiguous(),)
+                if group in self.edges:
+                    graph += (self.rows[key(self.edges[group])](obs[self.edges[group]].values),)
+            elements[group] = self.nets[key(group)](x, *graph)
+            features.append(self.pool(elements[group], obs[paths[0]].ptr))
         return torch.cat(features, 1), elements
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
-        """[B, readout_dim]; the last column is the logarithm of one plus the number of rows."""
+        """[B, readout_dim]; the last column is log(1 + number of rows)."""
         num = (ptr[1:] - ptr[:-1])[:, None].float()
         parts = [num.log1p()]
         if self.readout in ("max", "meanmax"):
             parts.insert(0, segment_max(rows, ptr))
         if self.readout != "max":
-            total = segment_sum(rows, ptr)
-            parts.insert(0, total if self.readout == "sum" else total / num.clamp(min=1))
+            parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
         return torch.cat(parts, 1)
 
 
 def key(path: str) -> str:
-    """A module name for a leaf path (names must not hold dots)."""
+    """A module name for a leaf path (module names must not hold dots)."""
     return path.replace(".", "/")
-
-
-def nodes_of(graph: str) -> str:
-    return f"{graph}.nodes"
 
 
 # --- end shared: encoder ---
@@ -795,92 +699,82 @@ def nodes_of(graph: str) -> str:
 # Action heads: sample, log-probability and entropy over any action space, [B, columns]
 # ======================================================================================================================
 class Categorical:
-    """One of n fixed options. `mask` (nonzero = allowed) is bool or int [B, n]."""
+    """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None):
-        self.mask = None if mask is None else mask == 0
-        self.log_probs = (logits if mask is None else logits.masked_fill(self.mask, -torch.inf)).log_softmax(-1)
+        self.log_probs = (logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)).log_softmax(-1)
 
-    def sample(self, greedy: Tensor | bool) -> Tensor:
-        return (self.log_probs + gumbel_like(self.log_probs, greedy)).argmax(-1)
+    def sample(self, greedy: bool) -> Tensor:
+        return (self.log_probs if greedy else self.log_probs + gumbel_like(self.log_probs)).argmax(-1, keepdim=True)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, action[:, None]).squeeze(-1)
+        return self.log_probs.gather(-1, action).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        log_probs = self.log_probs if self.mask is None else self.log_probs.masked_fill(self.mask, 0.0)
-        return -(self.log_probs.exp() * log_probs).sum(-1)
+        return -(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST)).sum(-1)
 
 
 class RaggedCategorical:
-    """One of the rows of each observation; logits [rows], `mask` (nonzero = allowed) [rows]."""
+    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows] or None."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None, ptr: Tensor, batch: Tensor):
-        self.ptr, self.batch = ptr, batch
-        self.mask = torch.zeros_like(logits, dtype=torch.bool) if mask is None else mask == 0
-        logits = logits.masked_fill(self.mask, -torch.inf)
-        shifted = logits - segment_max(logits.detach(), ptr)[batch]
-        self.log_probs = shifted - segment_sum(shifted.exp(), ptr).log()[batch]
+    def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
+        self.ptr, self.batch = rows.ptr, rows.batch
+        logits = logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log()[self.batch]
 
-    def sample(self, greedy: Tensor | bool) -> Tensor:
-        if torch.is_tensor(greedy):
-            greedy = greedy[self.batch]
-        score = self.log_probs + gumbel_like(self.log_probs, greedy)
-        score = score.masked_fill(self.mask, -torch.inf)
-        local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
+    def sample(self, greedy: bool) -> Tensor:
+        score = self.log_probs if greedy else self.log_probs + gumbel_like(self.log_probs)
         best = score == segment_max(score, self.ptr)[self.batch]
-        return segment_max(torch.where(best, local, 0).double(), self.ptr).long()
+        local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
+        return segment_max(torch.where(best, local, -1).double(), self.ptr).long()[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs[self.ptr[:-1] + action]
+        return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
 
     def entropy(self) -> Tensor:
-        return -segment_sum(self.log_probs.exp() * self.log_probs.masked_fill(self.mask, 0.0), self.ptr)
+        return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
 
 
-class Bernoulli:
-    """Independent bits, logits [B, n]."""
+class Bits:
+    """Independent bits; logits [B, n]."""
 
     def __init__(self, logits: Tensor):
         self.logits = logits
 
-    def sample(self, greedy: Tensor | bool) -> Tensor:
-        draw = torch.bernoulli(self.logits.sigmoid())
-        greedy = greedy[:, None] if torch.is_tensor(greedy) else torch.tensor(greedy, device=draw.device)
-        return torch.where(greedy, (self.logits > 0).to(draw), draw)
+    def sample(self, greedy: bool) -> Tensor:
+        return (self.logits > 0).long() if greedy else torch.bernoulli(self.logits.sigmoid()).long()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return -F.softplus(torch.where(action > 0, -self.logits, self.logits)).sum(-1)
+        return F.logsigmoid(torch.where(action > 0, self.logits, -self.logits)).sum(-1)
 
     def entropy(self) -> Tensor:
         return (F.softplus(self.logits) - self.logits * self.logits.sigmoid()).sum(-1)
 
 
-class DiagNormal:
-    """Independent normal variables, mean and log_std [B, n]."""
+class Normal:
+    """Independent normal variables; mean and log_std [B, n]."""
 
     def __init__(self, mean: Tensor, log_std: Tensor):
         self.mean, self.log_std = mean, log_std
 
-    def sample(self, greedy: Tensor | bool) -> Tensor:
-        greedy = greedy[:, None] if torch.is_tensor(greedy) else torch.tensor(greedy, device=self.mean.device)
-        return self.mean + torch.randn_like(self.mean) * self.log_std.exp() * ~greedy
+    def sample(self, greedy: bool) -> Tensor:
+        return self.mean if greedy else self.mean + torch.randn_like(self.mean) * self.log_std.exp()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return (-0.5 * ((action - self.mean) / self.log_std.exp()) ** 2 - self.log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+        z = (action - self.mean) / self.log_std.exp()
+        return (-0.5 * z**2 - self.log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
 
     def entropy(self) -> Tensor:
         return (0.5 + 0.5 * np.log(2 * np.pi) + self.log_std).sum(-1)
 
 
-def gumbel_like(log_probs: Tensor, greedy: Tensor | bool) -> Tensor:
-    """Gumbel noise (the argmax of log_probs + noise is a sample), zero where greedy."""
-    if greedy is True:
-        return torch.zeros_like(log_probs)
-    noise = -torch.empty_like(log_probs).exponential_().log()
-    if torch.is_tensor(greedy):
-        noise = noise.masked_fill(greedy.view(-1, *[1] * (noise.dim() - 1)), 0.0)
-    return noise
+LOWEST = torch.finfo(torch.float32).min  # finite, so that a masked entry adds exactly 0 to an entropy
+
+
+def gumbel_like(log_probs: Tensor) -> Tensor:
+    """Gumbel noise: the argmax of log_probs + noise is a sample."""
+    return -torch.empty_like(log_probs).exponential_().log()
 
 
 class Part(NamedTuple):
@@ -894,144 +788,123 @@ class Part(NamedTuple):
 
 def parts_of(space: gym.Space, choice: bool) -> list[Part]:
     """The factors of an action space, in order. Raises TypeError for a space with no rule, naming it."""
-    parts: list[Part] = []
-
-    def add(kind: str, size: int, num_columns: int, num_entries: int) -> None:
-        column, entry = (parts[-1].columns.stop, parts[-1].mask.stop) if parts else (0, 0)
-        parts.append(Part(kind, size, slice(column, column + num_columns), slice(entry, entry + num_entries)))
-
-    def visit(space: gym.Space) -> None:
-        if isinstance(space, spaces.Discrete):
-            add("choice" if choice else "categorical", int(space.n), 1, int(space.n))
-        elif isinstance(space, spaces.MultiDiscrete):
-            for n in space.nvec.ravel():
-                add("choice" if choice else "categorical", int(n), 1, int(n))
-        elif isinstance(space, spaces.MultiBinary):
-            add("bits", int(np.prod(space.shape)), int(np.prod(space.shape)), 0)
-        elif isinstance(space, spaces.Box) and space.dtype.kind == "f":
-            add("normal", int(np.prod(space.shape)), int(np.prod(space.shape)), 0)
-        elif isinstance(space, (spaces.Tuple, spaces.Dict)):
-            for child in space.values() if isinstance(space, spaces.Dict) else space:
-                visit(child)
-        else:
-            raise TypeError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, and"
-                            " Dict or Tuple of these are)")
-
-    visit(space)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        kinds = [part[:2] for child in (space.values() if isinstance(space, spaces.Dict) else space)
+                 for part in parts_of(child, choice)]
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        sizes = [space.n] if isinstance(space, spaces.Discrete) else space.nvec.ravel()
+        kinds = [("choice" if choice else "categorical", int(n)) for n in sizes]
+    elif isinstance(space, spaces.MultiBinary) or isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        kinds = [("normal" if isinstance(space, spaces.Box) else "bits", int(np.prod(space.shape)))]
+    else:
+        raise TypeError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, and Dict"
+                        " or Tuple of these are)")
+    parts, column, entry = [], 0, 0
+    for kind, size in kinds:
+        width = size if kind in ("bits", "normal") else 1
+        entries = size if kind == "categorical" else 0
+        parts.append(Part(kind, size, slice(column, column + width), slice(entry, entry + entries)))
+        column, entry = column + width, entry + entries
     return parts
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
-    """Rows of [B, columns] as elements of `space`; Box actions are clipped to its bounds."""
-    if isinstance(space, spaces.Discrete):
-        return (actions[:, 0].astype(np.int64) + int(space.start)).tolist()
-    if isinstance(space, spaces.MultiDiscrete):
-        return list(actions.astype(np.int64).reshape(-1, *space.shape) + space.start)
-    if isinstance(space, spaces.MultiBinary):
-        return list(actions.astype(np.int8).reshape(-1, *space.shape))
-    if isinstance(space, spaces.Box):
-        return list(np.clip(actions.reshape(-1, *space.shape), space.low, space.high).astype(space.dtype))
-    columns, children = 0, []
-    for child in space.values() if isinstance(space, spaces.Dict) else space:
-        width = sum(part.columns.stop - part.columns.start for part in parts_of(child, False))
-        children.append(to_env_actions(child, actions[:, columns:columns + width]))
-        columns += width
+def to_env_actions(space: gym.Space, columns: Iterator[np.ndarray]) -> list:
+    """Elements of `space` from the columns of actions, each [B]; Box actions are clipped to the bounds."""
+    if isinstance(space, spaces.Tuple):
+        return list(zip(*[to_env_actions(child, columns) for child in space]))
     if isinstance(space, spaces.Dict):
+        children = [to_env_actions(child, columns) for child in space.values()]
         return [dict(zip(space.keys(), row)) for row in zip(*children)]
-    return list(zip(*children))
+    if isinstance(space, spaces.Discrete):
+        return (next(columns).astype(np.int64) + space.start).tolist()
+    rows = np.stack([next(columns) for _ in range(int(np.prod(space.shape)))], 1).reshape(-1, *space.shape)
+    if isinstance(space, spaces.Box):
+        rows = rows.clip(space.low, space.high)
+    return list(rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0))
+
+
+def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
+    """The group whose rows the actions choose from, or None where they index a fixed list of options."""
+    masks = [leaf for leaf in leaves if leaf.path == "action_mask"]
+    groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf not in masks))
+    nodes = [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
+    discrete = all(part.kind == "categorical" for part in parts_of(space, choice=False))
+    if head == "auto":
+        head = ("flat" if not discrete else "avail_actions" if "avail_actions" in groups else
+                "nodes" if masks and masks[0].group else "flat")
+    found = {"flat": [None], "nodes": nodes, "avail_actions": [g for g in groups if g == "avail_actions"]}[head]
+    if len(found) != 1 or (head != "flat" and not discrete):
+        raise ValueError(f"--action-head {head} needs Discrete actions and exactly one graph or set to choose from; the "
+                         f"action space is {space}, the ragged leaves are {groups}")
+    if masks and (masks[0].group is None) != (found[0] is None):
+        raise ValueError(f"leaf 'action_mask': {masks[0].space} does not fit --action-head {head}: a mask of fixed size "
+                         "belongs to a fixed list of actions, a Sequence to a choice among rows of the observation")
+    return found[0]
 
 
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
 
-    A "choice" scores every element e with w . tanh(W e + U latent): additive attention, so the cost is one row each.
-    With `autoregressive`, the latent of a part also holds the embedding of the parts drawn before it:
-    p(a) = p(a_1) p(a_2 | a_1) ..., and the entropy is the sum of the conditional entropies along the given action."""
+    A "choice" scores element e with w . tanh(W e + U latent), so the cost is one row per element. With `autoregressive`
+    the latent of a part holds the embeddings of the parts before it, p(a) = p(a_1) p(a_2 | a_1) ..., and the entropy is
+    the sum of the conditional entropies along the given action (its expectation is the entropy of p)."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, element_dim: int, args):
         super().__init__()
         self.group = choice_group(space, leaves, args.action_head)
-        self.masked = "action_mask" in [leaf.path for leaf in leaves]
+        self.rows = next((leaf.path for leaf in leaves if leaf.group and leaf.group == self.group), None)
         self.parts = parts_of(space, choice=self.group is not None)
         self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
-        num_entries = self.parts[-1].mask.stop
         for leaf in leaves:
-            if leaf.path == "action_mask" and leaf.group is None and int(np.prod(leaf.shape)) != num_entries:
-                raise ValueError(f"leaf 'action_mask' has {int(np.prod(leaf.shape))} entries, the action space "
-                                 f"{space} has {num_entries}")
-        std_dim = 2 if args.state_dependent_std else 1
-        widths = {"categorical": 1, "bits": 1, "normal": std_dim}
-        self.heads, self.keys, self.condition = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        self.log_std = nn.ParameterList()
-        for part in self.parts:
-            choice = part.kind == "choice"
-            self.heads.append(layer_init(nn.Linear(dim, dim if choice else part.size * widths[part.kind]),
-                                         1.0 if choice else 0.01))
-            self.keys.append(nn.ModuleList([nn.Linear(element_dim, dim), layer_init(nn.Linear(dim, 1), 0.01)])
-                             if choice else nn.Identity())
-            fixed_std = part.kind == "normal" and not args.state_dependent_std
-            self.log_std.append(nn.Parameter(torch.zeros(part.size if fixed_std else 0)))
-        if args.autoregressive:
-            for part in self.parts[:-1]:
-                self.condition.append(nn.Linear(element_dim if part.kind == "choice" else part.size, dim))
+            if leaf.path == "action_mask" and not self.group and int(np.prod(leaf.shape)) != self.parts[-1].mask.stop:
+                raise ValueError(f"leaf 'action_mask' has shape {leaf.shape}, {space} has {self.parts[-1].mask.stop} options")
+        self.heads, self.choices, self.log_stds, self.conditions = (nn.ModuleDict(), nn.ModuleDict(), nn.ParameterDict(),
+                                                                    nn.ModuleDict())
+        for k, (kind, size, _, _) in enumerate(self.parts):
+            width = element_dim if kind == "choice" else size
+            if kind == "normal" and not args.state_dependent_std:
+                self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
+            elif kind == "normal":
+                width *= 2
+            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 1.0 if kind == "choice" else 0.01)
+            if kind == "choice":
+                score = layer_init(nn.Linear(element_dim, 1), 0.01)
+                self.choices[str(k)] = nn.ModuleList([nn.Linear(element_dim, element_dim), score])
+            if args.autoregressive and k + 1 < len(self.parts):
+                self.conditions[str(k)] = nn.Linear(element_dim if kind == "choice" else size, dim)
 
     def forward(self, latent: Tensor, elements: dict[str, Tensor], obs: Obs, action: Tensor | None = None,
-                greedy: Tensor | bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sampled one; greedy (bool, or
-        bool [B]) takes the mode."""
-        log_prob, entropy, drawn = 0.0, 0.0, []
+                greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
+        log_prob, entropy, columns = 0.0, 0.0, []
         for k, part in enumerate(self.parts):
             dist = self.distribution(k, latent, elements, obs)
-            if action is None:
-                a = dist.sample(greedy)
-            else:
-                a = action[:, part.columns] if part.kind in ("bits", "normal") else action[:, part.columns.start].long()
+            a = dist.sample(greedy) if action is None else action[:, part.columns]
+            a = a if part.kind == "normal" else a.long()
             log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
-            if k < len(self.condition):
-                latent = latent + self.condition[k](self.embed(part, a, elements, obs))
-            drawn.append(a if a.dim() == 2 else a[:, None])
-        return torch.cat([a.to(self.dtype) for a in drawn], 1) if action is None else action, log_prob, entropy
+            columns.append(a.to(self.dtype))
+            if str(k) in self.conditions:
+                latent = latent + self.conditions[str(k)](self.embed(part, a, elements, obs))
+        return torch.cat(columns, 1), log_prob, entropy
 
     def distribution(self, k: int, latent: Tensor, elements: dict[str, Tensor], obs: Obs):
-        part, mask, out = self.parts[k], obs.get("action_mask"), self.heads[k](latent)
+        part, mask, out = self.parts[k], obs.get("action_mask"), self.heads[str(k)](latent)
         if part.kind == "categorical":
             return Categorical(out, None if mask is None else mask.flatten(1)[:, part.mask])
         if part.kind == "bits":
-            return Bernoulli(out)
+            return Bits(out)
         if part.kind == "normal":
-            mean, log_std = out.chunk(2, 1) if len(self.log_std[k]) == 0 else (out, self.log_std[k].expand_as(out))
-            return DiagNormal(mean, log_std)
-        rows = next(obs[path] for path in obs if path == self.group or path.startswith(self.group + "."))
-        if mask is not None:
-            mask = mask.values if mask.values.dim() == 1 else mask.values[:, k]
-        embed, score = self.keys[k]
-        logits = score(torch.tanh(embed(elements[self.group]) + out[rows.batch])).squeeze(1)
-        return RaggedCategorical(logits, mask, rows.ptr, rows.batch)
+            return Normal(out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else Normal(*out.chunk(2, 1))
+        rows, (project, score) = obs[self.rows], self.choices[str(k)]
+        logits = score(torch.tanh(project(elements[self.group]) + out[rows.batch])).squeeze(1)
+        mask = mask if mask is None or mask.values.dim() == 1 else mask._replace(values=mask.values[:, k])
+        return RaggedCategorical(logits, None if mask is None else mask.values, rows)
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            rows = next(obs[path] for path in obs if path == self.group or path.startswith(self.group + "."))
-            return elements[self.group][rows.ptr[:-1] + action]
-        return F.one_hot(action, part.size).float() if part.kind == "categorical" else action.float()
-
-
-def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
-    """The ragged group whose rows the actions choose from, or None for a fixed list of options."""
-    discrete = all(part.kind == "categorical" for part in parts_of(space, choice=False))
-    groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.path != "action_mask"))
-    ragged_mask = any(leaf.path == "action_mask" and leaf.group for leaf in leaves)
-    candidates = [g for g in groups if g == "avail_actions"] if head != "nodes" else []
-    if head == "nodes" or (head == "auto" and not candidates and ragged_mask):
-        candidates = [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
-    if head == "flat" or (head == "auto" and not candidates) or not discrete:
-        if head in ("nodes", "avail_actions"):
-            raise ValueError(f"--action-head {head} needs Discrete actions (or a Tuple of them), not {space}")
-        return None
-    if len(candidates) != 1:
-        raise ValueError(f"--action-head {head}: the observation must have one graph or set to choose from, found "
-                         f"{candidates} among the ragged leaves {groups}")
-    return candidates[0]
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+        return F.one_hot(action.squeeze(1), part.size).float() if part.kind == "categorical" else action.float()
 
 
 # --- end shared: action heads ---
@@ -1045,11 +918,11 @@ class Agent(nn.Module):
         super().__init__()
         self.encoder = Encoder(leaves, args)
         widths = [self.encoder.dim, *args.hidden_dims]
-        self.actor = mlp(widths, ACTIVATIONS[args.activation])
-        self.critic = mlp(widths, ACTIVATIONS[args.activation]).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
+        self.actor = mlp(widths, args.activation)
+        self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         self.head = ActionHead(action_space, leaves, widths[-1], self.encoder.element_dim, args)
 
-    def forward(self, obs: Obs, action: Tensor | None = None, greedy: Tensor | bool = False):
+    def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
         """(action [B, columns], log_prob [B], entropy [B], value [B])"""
         features, elements = self.encoder(obs)
         action, log_prob, entropy = self.head(self.actor(features), elements, obs, action, greedy)
@@ -1071,7 +944,7 @@ class Rollout(NamedTuple):
 
 
 @torch.no_grad()
-def collect(agent: Agent, envs: VecEnv, step: Step, storage: Storage, args, on_episode: Callable) -> tuple[Step, Rollout]:
+def collect(agent: Agent, envs: Envs, step: Step, storage: Storage, args, on_episode: Callable) -> tuple[Step, Rollout]:
     """Steps the envs num_steps times from `step`. Returns the last step and the rollout; observations go to storage."""
     T, N = args.num_steps, args.num_envs
     rewards, dones = np.zeros((T, N), np.float32), np.zeros((T, N), bool)
@@ -1081,7 +954,7 @@ def collect(agent: Agent, envs: VecEnv, step: Step, storage: Storage, args, on_e
         storage.append(step.parts, step.counts)
         action, log_prob, _, value = agent(storage.latest())
         records.append((action, log_prob, value))
-        step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy()))
+        step = envs.step(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)))
         rewards[t], dones[t] = step.reward, step.terminated | step.truncated
         finals += [(t, i, arrays) for i, arrays in step.finals]
         for episode in step.episodes:
@@ -1191,12 +1064,13 @@ def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
 @torch.no_grad()
 def play(policy: Callable, makers: list[Callable[[], gym.Env]], seed: int, args, device) -> list[tuple[float, int, dict]]:
     """(return, length, info["eval"]) of each env's first episode; `policy` maps Obs to actions [N, columns]."""
-    envs = VecEnv(makers, 0, args.action_head)
+    envs = make_envs(makers, 0, args.action_head)
     storage, step, results = Storage(envs.leaves, device), envs.reset(seed), {}
     while len(results) < len(makers):
         storage.clear()
         storage.append(step.parts, step.counts)
-        step = envs.step(to_env_actions(envs.action_space, policy(storage.latest()).cpu().numpy()))
+        actions = policy(storage.latest()).cpu().numpy()
+        step = envs.step(to_env_actions(envs.action_space, iter(actions.T)))
         for i, *episode in step.episodes:
             results.setdefault(i, tuple(episode))
     envs.close()
@@ -1303,9 +1177,8 @@ def main(args: Args) -> list[dict]:
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     # env setup
-    mask_in_info = needs_info_mask(args.env_id, args.env_kwargs)
-    makers = [partial(make_env, args.env_id, args.env_kwargs, mask_in_info) for _ in range(args.num_envs)]
-    envs = VecEnv(makers, args.num_workers, args.action_head)
+    makers = [partial(make_env, args.env_id, args.env_kwargs) for _ in range(args.num_envs)]
+    envs = make_envs(makers, args.num_workers, args.action_head)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     if args.load_model:

@@ -261,6 +261,15 @@ def test_pair_nodes_scores_of_played_policies():
         left = np.flatnonzero(observation["action_mask"][:, 0])[env.num_steps % 2]
         return left, match_of(observation, left)
 
+    def greedy(observation):
+        left = np.flatnonzero(observation["action_mask"][:, 0])[0]
+        return left, match_of(observation, left)
+
+    def uniform(observation):
+        return random_action(env, observation, rng)
+
+    assert mean_return(env, greedy, 5) == 1
+    assert mean_return(env, uniform, 1000) == pytest.approx(2.25, abs=0.2)
     assert mean_return(env, chain, 400) == pytest.approx(env.best_chain_return, abs=0.25)
     assert mean_return(env, independent, 400) == pytest.approx(env.best_independent_return, abs=0.4)
     assert mean_return(env, with_memory, 5) == env.episode_length

@@ -2,10 +2,10 @@
 
     python benchmark/peers/sb3_padded_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
 
-Stable-Baselines3 stores arrays of fixed shape, so each graph is padded to the largest one that the environment declares,
-with 4 edges per node. The policy removes the padding again before its graph network, which is that of
-list_of_data_ppo.py, as are all hyperparameters. Prints the steps per second of the whole training and the mean return of
-the last 100 episodes.
+Stable-Baselines3 stores arrays of fixed shape, so each graph is padded to the largest one that the environment
+declares, with 4 edges per node. The policy removes the padding again before its graph network, which is that of
+list_of_data_ppo.py, as are all hyperparameters. Prints the steps per second of the whole training and the mean return
+of the last 100 episodes.
 """
 
 import time

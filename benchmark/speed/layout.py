@@ -5,8 +5,9 @@
 
 Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8 features; 4 edges
 per node). "collate B" makes one batch of B observations, as at a step of B environments; "gather" makes a random
-quarter of 8,192 stored observations one batch, as for a minibatch. Figures are medians over repeats in which the layouts
-take turns. A padded batch still holds its padding; flat and Data batches are ready for a graph network.
+quarter of 8,192 stored observations one batch, as for a minibatch. Figures are medians over repeats in which the
+layouts take turns. Flat and Data batches are ready for a graph network; a padded batch must lose its padding first
+(last row).
 """
 
 import os
@@ -74,6 +75,16 @@ def pad(observations, max_nodes):
     return [torch.from_numpy(array) for array in (nodes, edges, mask, sizes)]
 
 
+def unpad(nodes, edges, mask, sizes):
+    """What a graph network needs of a padded batch: nodes, edge_index, mask and batch without padding."""
+    num_nodes, num_edges = sizes.unbind(1)
+    is_node = torch.arange(nodes.shape[1]) < num_nodes[:, None]
+    is_edge = torch.arange(edges.shape[1]) < num_edges[:, None]
+    offset = torch.repeat_interleave(num_nodes.cumsum(0) - num_nodes, num_edges)
+    batch = torch.repeat_interleave(torch.arange(len(sizes)), num_nodes)
+    return nodes[is_node], (edges[is_edge] + offset[:, None]).T, mask[is_node], batch
+
+
 def store(storage, observations):
     """Appends the observations to the storage as one step."""
     parts = [[leaf.get(observation) for observation in observations] for leaf in storage.leaves]
@@ -108,7 +119,7 @@ def median_us(functions, repeats):
 
 
 def measure(declared_max, args):
-    """Rows (layout, bytes per observation, us of collate 64, collate 512 and gather or None), and mean and max nodes."""
+    """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None); mean and max nodes."""
     env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max)
     observations = [env.reset(seed=args.seed)[0]]
     while len(observations) < args.num_stored:
@@ -122,13 +133,17 @@ def measure(declared_max, args):
         store(stored, observations[start : start + 64])
     data = [to_data(observation) for observation in observations]
     padded = pad(observations, declared_max)
-    check_equal(ours_collate(scratch, observations[:64]), Batch.from_data_list(data[:64]))
+    batch = Batch.from_data_list(data[:64])
+    check_equal(ours_collate(scratch, observations[:64]), batch)
+    assert all(map(torch.equal, unpad(*(array[:64] for array in padded)), (batch.x, batch.edge_index, batch.mask,
+                                                                           batch.batch)))
 
     collate = np.array([median_us([
         lambda: ours_collate(scratch, observations[:num]),
         lambda: Batch.from_data_list(data[:num]),
         lambda: pyg_from_numpy(observations[:num]),
         lambda: pad(observations[:num], declared_max),
+        lambda: unpad(*pad(observations[:num], declared_max)),
     ], args.repeats) for num in (64, 512)])
 
     idx = np.random.default_rng(args.seed).permutation(args.num_stored)[: args.num_stored // 4]
@@ -138,6 +153,7 @@ def measure(declared_max, args):
         lambda: stored.gather(idx),
         lambda: Batch.from_data_list([data[i] for i in idx]),
         lambda: [array.index_select(0, idx_tensor) for array in padded],
+        lambda: unpad(*[array.index_select(0, idx_tensor) for array in padded]),
     ], args.repeats)
 
     flat_bytes = sum(values[:num].nbytes for values, num in zip(stored.values, stored.num_rows))
@@ -145,9 +161,9 @@ def measure(declared_max, args):
     data_bytes = sum(tensor.nbytes for graph in data for _, tensor in graph)
     padded_bytes = sum(array.nbytes for array in padded)
     names = ["flat (this repository)", "list of Data, prebuilt (bytes: tensors only)", "list of Data, built from numpy",
-             "zero-padded, edges 4 x nodes"]
-    num_bytes = np.array([flat_bytes, data_bytes, data_bytes, padded_bytes]) / args.num_stored
-    return list(zip(names, num_bytes, *collate, [gather[0], gather[1], None, gather[2]])), np.mean(sizes), max(sizes)
+             "zero-padded, edges 4 x nodes", "the same, padding removed from the batch"]
+    num_bytes = np.array([flat_bytes, data_bytes, data_bytes, padded_bytes, padded_bytes]) / args.num_stored
+    return list(zip(names, num_bytes, *collate, [gather[0], gather[1], None, *gather[2:]])), np.mean(sizes), max(sizes)
 
 
 def main(args):

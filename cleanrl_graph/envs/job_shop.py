@@ -9,6 +9,15 @@ and its machine are both free. Which operations are offered is the schedule buil
 - "nondelay": on the machine that can start an operation first, the operations that can start at that time. No machine
   waits while it has work, so priority rules do better here, but the optimum may be out of reach.
 
+Mean gap to the best known makespan, %, of the rules below (`rule_makespans`; nondelay agrees with published tables):
+
+| instances | dispatch | SPT | MWKR | MOPNR | FDD/MWKR | random |
+| --- | --- | --- | --- | --- | --- | --- |
+| la01-40 | active | 58.5 | 19.0 | 19.3 | 15.4 | 37.5 |
+| la01-40 | nondelay | 20.0 | 12.6 | 13.9 | 11.5 | 23.0 |
+| ta01-10 | active | 58.4 | 26.9 | 26.8 | 25.9 | 48.2 |
+| ta01-10 | nondelay | 25.9 | 19.2 | 20.5 | 17.7 | 29.6 |
+
 Benchmark instances come from job_shop_instances.txt (OR-Library, public data); ta01-ta80 are generated from the seeds
 that Taillard published (EJOR 64, 1993).
 """
@@ -158,10 +167,9 @@ class JobShopEnv(gym.Env):
     """Job-shop scheduling as a graph of the operations that are not dispatched yet.
 
     Nodes: the remaining operations in job-major order, then one node per machine that still has operations (not with
-    `machine_edges="clique"`); columns in NODE_FEATURES, all >= 0 and capped at FEATURE_LIMIT. Edge kinds: 0 operation ->
-    next of its job, 1 the reverse, 2 operation -> its machine, 3 machine -> operation. In clique mode 2 joins two
-    operations of one machine that are both next in their jobs, 3 any other two of one machine (both directions). A
-    terminal observation is one zero node, so that no graph is ever empty.
+    `machine_edges="clique"`); columns in NODE_FEATURES, all >= 0 and capped at FEATURE_LIMIT. Edge kinds: EDGE_KINDS.
+    In clique mode kind 2 joins two operations of one machine that are both next in their jobs, 3 any other two of one
+    machine (both directions). A terminal observation is one zero node, so that no graph is ever empty.
 
     Action: index of a node whose `action_mask` is 1. Reward: minus the growth of a lower bound on the makespan (the
     larger of the job bounds and the one-machine bounds head + work + tail, given all that is dispatched), which ends as
@@ -285,7 +293,7 @@ class JobShopEnv(gym.Env):
         self.hub_features = features[num_ops:]
         self.machine_features = np.zeros((num_machines, 6), np.float32)
         table[:, :, 0], self.hub_features[:, 1] = 1, 1
-        self.mean_time = max(self.times.mean(), 1e-9)
+        self.mean_time = max(float(self.times.mean()), 1e-9)
         table[:, :, 2] = self.times / self.mean_time
         table[:, :, 6] = self.tail
         self.work_from = self.times + self.tail  # work of the job from each operation on
@@ -396,7 +404,7 @@ class JobShopEnv(gym.Env):
         rank = self.alive.cumsum() - 1
         if self.machine_edges == "hub":
             keep = self.edge_alive.nonzero()[0]
-            return rank[self.edges.take(keep, axis=0)], self.kinds[keep]
+            return rank.take(self.edges.take(keep, axis=0)), self.kinds.take(keep)
         keep = self.alive[self.edges].all(axis=1).nonzero()[0]
         edges, kinds = self.edges[keep], self.kinds[keep]
         both_next = (self.features[:, 13] == 1)[edges].all(axis=1)
@@ -404,7 +412,6 @@ class JobShopEnv(gym.Env):
 
     def _node_features(self):
         """Returns float32 [N, F]: raw values are written for the whole instance, then gathered, shifted and scaled."""
-        num_ops = self.times.size
         ops, hubs, table, head = self.op_features, self.hub_features, self.machine_features, self.head
         ops[:, :, 3] = ops[:, :, 4] = head
         ops[:, :, 7] = ops[:, :, 8] = head + self.work_from
@@ -413,18 +420,19 @@ class JobShopEnv(gym.Env):
             hubs[:, 3] = hubs[:, 4] = self.machine_head
             hubs[:, 6] = self.machine_tail
             hubs[:, 7] = hubs[:, 8] = self.machine_bound
-        now = self.start.min()
+        now = float(self.start.min())
         table[:, 0] = 0
         table[self.conflict_machine, 0] = 1
         table[:, 1] = table[:, 2] = self.machine_left
         np.maximum(self.free, now, out=table[:, 3], casting="same_kind")
         table[:, 4] = self.machine_count
         table[:, 5] = self.machine_bound
-        self.features[:, 15:] = table[self.node_machine]
+        self.features[:, 15:] = table.take(self.node_machine, axis=0)
 
-        x = self.features[self.nodes]
+        x = self.features.take(self.nodes, axis=0)
         per_time, per_horizon = 1 / self.mean_time, 1 / max(self.bound - now, 1e-9)
-        per_job_work, per_machine_work = (1 / max(left.max(), 1e-9) for left in (self.job_left, self.machine_left))
+        per_job_work = 1 / max(float(self.job_left.max()), 1e-9)
+        per_machine_work = 1 / max(float(self.machine_left.max()), 1e-9)
         t, h, now_t, now_h, bound_t, bound_h = (per_time, per_horizon, -now * per_time, -now * per_horizon,
                                                 self.bound * per_time, self.bound * per_horizon)
         scale = [1, 1, 1, t, h, 1, h, -t, -h, -t, per_job_work, 1, 1, 1, 1, 1, per_machine_work, h, t,
@@ -432,10 +440,10 @@ class JobShopEnv(gym.Env):
         offset = [0, 0, 0, now_t, now_h, 0, 0, bound_t, bound_h, bound_t, 0, 0, 0, 0, 0, 0, 0, 0, now_t, 0, bound_h]
         x *= np.array(scale, np.float32)
         x += np.array(offset, np.float32)
-        x[:, 5] = x[:, 3] - x[:, 18]
+        np.subtract(x[:, 3], x[:, 18], out=x[:, 5])
         x[:, 14] = self.mask
         if len(hubs):
-            x[np.searchsorted(self.nodes, num_ops) :, 9:13] = 0
+            x[self.num_left :, 9:13] = 0
         return np.minimum(x, FEATURE_LIMIT, out=x)
 
     def _eval(self):

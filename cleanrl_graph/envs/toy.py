@@ -259,8 +259,9 @@ class PairNodesEnv(gym.Env):
         a chain p(k) q(match | k) earns at most 1 - sum p(k)^2 <= 1 - 1/K (uniform p);
         independent heads earn sum p(k) (1 - p(k)) q(k) <= max p (1 - p) = 1/4, whatever K.
     Best returns with the first step: `best_chain_return` = 1 + (T - 1)(1 - 1/K), 13.5 by default, and
-    `best_independent_return` = T^2 / (4 (T - 1)), 4.27 by default. A uniform choice among the allowed earns 2.25. A
-    policy with memory of its last choice can earn T, with independent heads too.
+    `best_independent_return` = T^2 / (4 (T - 1)), 4.27 by default. A uniform choice among the allowed earns 2.25. Score
+    sampled actions: greedy ones repeat themselves and earn at most 1. A policy with memory of its last choice can earn
+    T, with independent heads too.
     Raises ValueError if there are fewer than 2 pairs or steps, or fewer colours than pairs.
     """
 

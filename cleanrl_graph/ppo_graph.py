@@ -14,6 +14,7 @@ arXiv:1703.06114), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
 """
 
 import json
+import math
 import multiprocessing as mp
 import os
 import random
@@ -144,9 +145,7 @@ class Args:
 
 
 # --- shared: environments ---
-# ======================================================================================================================
-# Environments: the leaves of an observation, stepped in this process or in worker processes
-# ======================================================================================================================
+# ---- Environments: the leaves of an observation, stepped in this process or in worker processes ----
 class Leaf(NamedTuple):
     """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows per step; leaves of
     one group have the same number. `shape`, `dtype` and `space` are those of one row (ragged) or one step (dense)."""
@@ -224,16 +223,26 @@ def make_env(env_id: str, env_kwargs: dict) -> gym.Env:
 
 
 class Step(NamedTuple):
-    """What N environments returned. The concatenation of `parts[k]` holds leaf k of all of them in order; `counts[group]`
-    is int64 [N]. The arrays are valid until the next step."""
+    """What N environments returned. The concatenation of `parts[k]` holds the rows of leaf k of all of them in order, and
+    `counts[group]` how many each has, int64 [N] (ones for None, the dense leaves). Valid until the next step."""
 
     parts: list[list[np.ndarray]]
-    counts: dict[str, np.ndarray]
+    counts: dict[str | None, np.ndarray]
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
     finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
     episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of episodes that ended
+
+
+def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]:
+    """`parts` and `counts` of a Step from one list of leaf arrays per observation."""
+    parts, counts = [], {None: np.ones(len(observations), np.int64)}
+    for leaf, arrays in zip(leaves, zip(*observations)):
+        if leaf.group not in counts:
+            counts[leaf.group] = np.array([len(array) for array in arrays], np.int64)
+        parts.append([np.concatenate(arrays) if leaf.group else np.array(arrays)])
+    return parts, counts
 
 
 class Envs:
@@ -258,8 +267,7 @@ class Envs:
         seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
         observations = [self.flatten(i, env.reset(seed=seeds[i])[0]) for i, env in enumerate(self.envs)]
         self.returns, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
-        no = np.zeros(len(self.envs), bool)
-        return Step(*self.collate(observations), no.astype(np.float32), no, no, [], [])
+        return self.finish(observations, np.zeros((len(self.envs), 3)), [], [])
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
@@ -267,7 +275,7 @@ class Envs:
         observations, outcomes, finals, episodes = [], [], [], []
         for i, (env, action) in enumerate(zip(self.envs, actions)):
             obs, reward, terminated, truncated, info = env.step(action)
-            if not np.isfinite(reward):
+            if not math.isfinite(reward):
                 raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
             self.returns[i] += float(reward)
             self.lengths[i] += 1
@@ -279,8 +287,12 @@ class Envs:
                 obs, _ = env.reset()
             observations.append(self.flatten(i, obs))
             outcomes.append((reward, terminated, truncated and not terminated))
-        reward, terminated, truncated = np.array(outcomes, np.float32).T
-        return Step(*self.collate(observations), reward, terminated > 0, truncated > 0, finals, episodes)
+        return self.finish(observations, np.array(outcomes, np.float32), finals, episodes)
+
+    def finish(self, observations: list, outcomes: np.ndarray, finals: list, episodes: list) -> Step:
+        parts, counts = collate(self.leaves, observations)
+        self.check(parts, counts)
+        return Step(parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
 
     def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
@@ -297,34 +309,25 @@ class Envs:
             arrays.append(array)
         return arrays
 
-    def collate(self, observations: list[list[np.ndarray]]) -> tuple[list[list[np.ndarray]], dict[str, np.ndarray]]:
-        """One array per leaf, and the rows per observation, int64 [N], of each group."""
-        parts, counts = [], {}
-        for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group is not None and leaf.group not in counts:
-                counts[leaf.group] = np.array([len(array) for array in arrays], np.int64)
-            parts.append([np.array(arrays) if leaf.group is None else np.concatenate(arrays)])
-            self.check(leaf, parts[-1][0], counts)
-        return parts, counts
-
-    def check(self, leaf: Leaf, values: np.ndarray, counts: dict[str, np.ndarray]) -> None:
-        num_nodes = counts.get(leaf.path.removesuffix("edge_links") + "nodes")
-        if leaf.dtype.kind == "f":
-            bad = ~np.isfinite(values)
-        elif leaf.kind == "links":
-            bad = (values < 0) | (values >= num_nodes.repeat(counts[leaf.group])[:, None])
-        elif leaf.kind in ("discrete", "multidiscrete"):
-            num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
-            bad = (values < leaf.space.start) | (values >= leaf.space.start + num)
-        else:
-            return
-        if bad.any():
-            row, *where = first = np.argwhere(bad)[0].tolist()
-            ends = np.arange(1, len(values) + 1) if leaf.group is None else counts[leaf.group].cumsum()
-            i = int(np.searchsorted(ends, row, side="right"))
-            where = where if leaf.group is None else [row - int(ends[i] - counts[leaf.group][i]), *where]
-            graph = f" of a graph with {num_nodes[i]} nodes" if leaf.kind == "links" else ""
-            raise self.error(i, leaf, f"value {values[tuple(first)]} at index {where}{graph}")
+    def check(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+        for leaf, (values,) in zip(self.leaves, parts):
+            num_nodes = counts.get(leaf.path.removesuffix("edge_links") + "nodes")
+            if leaf.dtype.kind == "f":
+                bad = ~np.isfinite(values)
+            elif leaf.kind == "links":
+                bad = (values < 0) | (values >= num_nodes.repeat(counts[leaf.group])[:, None])
+            elif leaf.kind in ("discrete", "multidiscrete"):
+                num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
+                bad = (values < leaf.space.start) | (values >= leaf.space.start + num)
+            else:
+                continue
+            if bad.any():
+                row, *where = first = np.argwhere(bad)[0].tolist()
+                ends = counts[leaf.group].cumsum()
+                i = int(np.searchsorted(ends, row, side="right"))
+                where = [row - int(ends[i] - counts[leaf.group][i])] * (leaf.group is not None) + where
+                graph = f" of a graph with {num_nodes[i]} nodes" if leaf.kind == "links" else ""
+                raise self.error(i, leaf, f"value {values[tuple(first)]} at index {where}{graph}")
 
     def error(self, i: int, leaf: Leaf, problem: str) -> ValueError:
         return ValueError(f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}")
@@ -418,9 +421,7 @@ def make_envs(makers: list[Callable[[], gym.Env]], num_workers: int, action_head
 
 
 # --- shared: ragged observations ---
-# ======================================================================================================================
-# Ragged observations: flat storage of every step, minibatches by index arithmetic
-# ======================================================================================================================
+# ---- Ragged observations: flat storage of every step, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
     """Rows of B observations one after the other; observation b owns values[ptr[b]:ptr[b + 1]]. Nothing is padded.
     Node indices ("edge_links") are offset already, so that they index the rows of the batch, as in PyG's Batch."""
@@ -436,106 +437,99 @@ Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
 class Storage:
     """Observations of N envs, step by step: per leaf one flat tensor on `device` that doubles when full.
 
-    `append` adds one step (N observations, one contiguous copy per leaf), `latest` is that step as a batch of views,
-    `gather` any subset of all observations, in index order t * N + env."""
+    `append` adds one step (one contiguous copy per leaf), `latest` is that step as a batch of views, `gather` any subset
+    of all observations; observation t * N + i is that of step t and env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
-        self.groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group))
-        dtypes = [torch.from_numpy(np.zeros(0, leaf.dtype)).dtype for leaf in leaves]
-        self.values = [torch.empty((0, *leaf.shape), dtype=dtype, device=device) for leaf, dtype in zip(leaves, dtypes)]
-        self.staging = [values.cpu() for values in self.values]  # pinned on CUDA, unused on CPU
+        self.values = [torch.from_numpy(np.zeros((0, *leaf.shape), leaf.dtype)).to(device) for leaf in leaves]
+        self.staging = [values.cpu() for values in self.values]  # pinned memory, used on CUDA
         self.clear()
 
     def clear(self) -> None:
         """Forgets the observations and keeps the memory."""
-        self.size, self.num_latest = 0, 0
-        self.num_rows = [0] * len(self.leaves)
-        self.counts = {group: np.zeros(0, np.int64) for group in self.groups}  # rows per observation
+        self.size, self.num_rows = 0, [0] * len(self.leaves)
+        self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
+        self.counts: dict[str | None, np.ndarray] = {}  # the same of all steps, made when first needed
 
-    def append(self, parts: list[list[np.ndarray]], counts: dict[str, np.ndarray]) -> None:
-        """Adds the observations of one step (see `Step`)."""
+    def append(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+        """Adds the N observations of one step (see `Step`)."""
         for k, arrays in enumerate(parts):
             start, num = self.num_rows[k], sum(map(len, arrays))
             stop = self.num_rows[k] = start + num
             if stop > len(self.values[k]):
-                grown = self.values[k].new_empty((max(2 * stop, 16), *self.values[k].shape[1:]))
+                grown = self.values[k].new_empty((2 * stop, *self.values[k].shape[1:]))
                 grown[:start] = self.values[k][:start]
                 self.values[k] = grown
-            target = self.values[k][start:stop]
-            if self.device.type == "cpu":
-                np.concatenate(arrays, out=target.numpy())
-                continue
-            if num > len(self.staging[k]):
-                self.staging[k] = torch.empty((2 * num, *target.shape[1:]), dtype=target.dtype, pin_memory=True)
-            # the staging buffer is free again: the actions of the last step were waited for
-            np.concatenate(arrays, out=self.staging[k][:num].numpy())
-            target.copy_(self.staging[k][:num], non_blocking=True)
-        self.num_latest = len(counts[self.groups[0]]) if self.groups else sum(map(len, parts[0]))
-        self.counts = {group: np.concatenate([self.counts[group], counts[group]]) for group in self.groups}
-        self.size += self.num_latest
+            target = host = self.values[k][start:stop]
+            if self.device.type == "cuda":
+                if num > len(self.staging[k]):
+                    self.staging[k] = torch.empty((2 * num, *target.shape[1:]), dtype=target.dtype, pin_memory=True)
+                host = self.staging[k][:num]  # free again: the actions of the last step were waited for
+            np.concatenate(arrays, out=host.numpy())
+            if host is not target:
+                target.copy_(host, non_blocking=True)
+        self.steps.append(counts)
+        self.size += len(counts[None])
+        self.counts = {}
 
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
-        counts = {group: self.counts[group][self.size - self.num_latest:] for group in self.groups}
-        values = [self.values[k][self.num_rows[k] - (int(counts[leaf.group].sum()) if leaf.group else self.num_latest):
-                                 self.num_rows[k]] for k, leaf in enumerate(self.leaves)]
-        return self.assemble(values, counts)
+        counts = self.steps[-1]
+        rows = [int(counts[leaf.group].sum()) for leaf in self.leaves]
+        return self.assemble([values[stop - n:stop] for values, stop, n in zip(self.values, self.num_rows, rows)], counts)
 
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""
-        counts = {group: self.counts[group][idx] for group in self.groups}
-        rows = {None: self.to_device(idx)}
-        for group in self.groups:
-            ends = self.counts[group].cumsum()
-            shift = (ends - self.counts[group])[idx] - (counts[group].cumsum() - counts[group])
-            total = int(counts[group].sum())
-            rows[group] = torch.arange(total, device=self.device) + torch.repeat_interleave(
-                self.to_device(shift), self.to_device(counts[group]), output_size=total)
-        values = [self.values[k].index_select(0, rows[leaf.group]) for k, leaf in enumerate(self.leaves)]
-        return self.assemble(values, counts)
+        if not self.counts:
+            self.counts = {group: np.concatenate([step[group] for step in self.steps]) for group in self.steps[0]}
+        counts, rows = {group: num[idx] for group, num in self.counts.items()}, {None: self.to_device(idx)}
+        for group, num in list(counts.items())[1:]:
+            starts = (self.counts[group].cumsum() - self.counts[group])[idx]
+            shift = self.repeat(starts - (num.cumsum() - num), num)
+            rows[group] = shift + torch.arange(len(shift), device=self.device)
+        return self.assemble([v.index_select(0, rows[leaf.group]) for v, leaf in zip(self.values, self.leaves)], counts)
 
     def assemble(self, values: list[Tensor], counts: dict[str, np.ndarray]) -> Obs:
-        """Adds `ptr` and `batch` to the ragged leaves and the node offsets to the edges."""
-        ptrs, batches = {}, {}
-        for group, num in counts.items():
-            host = np.zeros(len(num) + 1, np.int64)
-            num.cumsum(out=host[1:])
-            ptrs[group] = self.to_device(host)
-            batches[group] = torch.repeat_interleave(
-                torch.arange(len(num), device=self.device), self.to_device(num), output_size=int(host[-1]))
+        """Adds `ptr` and `batch` to the ragged leaves, and to the edges the index of their graph's first node."""
+        groups = [group for group in counts if group is not None]
+        ptr = {group: self.to_device(np.concatenate([[0], counts[group].cumsum()])) for group in groups}
+        batch = {group: self.repeat(np.arange(len(counts[group])), counts[group]) for group in groups}
         obs = {}
         for leaf, rows in zip(self.leaves, values):
             if leaf.kind == "links":
-                nodes = ptrs[leaf.path.removesuffix("edge_links") + "nodes"]
-                rows = rows + nodes[batches[leaf.group]][:, None]
-            obs[leaf.path] = Ragged(rows, ptrs[leaf.group], batches[leaf.group]) if leaf.group else rows
+                first_node = ptr[leaf.path.removesuffix("edge_links") + "nodes"]
+                rows = rows + first_node[batch[leaf.group]][:, None]
+            obs[leaf.path] = Ragged(rows, ptr[leaf.group], batch[leaf.group]) if leaf.group else rows
         return obs
+
+    def repeat(self, values: np.ndarray, counts: np.ndarray) -> Tensor:
+        """values[b] counts[b] times, on the device; only [B] numbers are copied there."""
+        if self.device.type == "cpu":
+            return torch.from_numpy(values.repeat(counts))
+        return torch.repeat_interleave(self.to_device(values), self.to_device(counts), output_size=int(counts.sum()))
 
     def to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def stats(self) -> dict[str, float]:
-        """Bytes per observation, the share that padding to the largest observation would have wasted, and mean rows per
-        observation of each group."""
-        row_bytes = [leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in self.leaves]
-        valid = sum(num * size for num, size in zip(self.num_rows, row_bytes))
-        padded = sum(size * self.size * (self.counts[leaf.group].max(initial=0) if leaf.group else 1)
-                     for leaf, size in zip(self.leaves, row_bytes))
-        stats = {"charts/obs_bytes_per_step": valid / self.size, "charts/padding_avoided": 1 - valid / max(padded, 1)}
-        for group in self.groups:
-            name = "nodes_per_graph" if group.endswith("nodes") else f"rows/{group}"
-            stats[f"charts/{name}"] = float(self.counts[group].mean())
-        return stats
+        """Bytes per observation, the share that padding to the largest observation would have wasted, rows per group."""
+        stats, valid, padded = {}, 0, 0
+        for leaf, num in zip(self.leaves, self.num_rows):
+            row_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape))
+            largest = max(int(step[leaf.group].max()) for step in self.steps)
+            valid, padded = valid + num * row_bytes, padded + largest * self.size * row_bytes
+            if leaf.group:
+                name = "nodes_per_graph" if leaf.group.endswith("nodes") else f"rows/{leaf.group}"
+                stats[f"charts/{name}"] = num / self.size
+        return stats | {"charts/obs_bytes_per_step": valid / self.size, "charts/padding_avoided": 1 - valid / max(padded, 1)}
 
 
 # --- end shared: ragged observations ---
 
 
 # --- shared: encoder ---
-# ======================================================================================================================
-# Encoder: one small network per leaf kind, concatenated
-# ======================================================================================================================
+# ---- Encoder: one small network per leaf kind, concatenated ----
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
 
@@ -695,9 +689,7 @@ def key(path: str) -> str:
 
 
 # --- shared: action heads ---
-# ======================================================================================================================
-# Action heads: sample, log-probability and entropy over any action space, [B, columns]
-# ======================================================================================================================
+# ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
 class Categorical:
     """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
 
@@ -736,37 +728,21 @@ class RaggedCategorical:
         return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
 
 
-class Bits:
-    """Independent bits; logits [B, n]."""
+class Independent:
+    """Independent variables of one torch distribution, [B, n]."""
 
-    def __init__(self, logits: Tensor):
-        self.logits = logits
-
-    def sample(self, greedy: bool) -> Tensor:
-        return (self.logits > 0).long() if greedy else torch.bernoulli(self.logits.sigmoid()).long()
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return F.logsigmoid(torch.where(action > 0, self.logits, -self.logits)).sum(-1)
-
-    def entropy(self) -> Tensor:
-        return (F.softplus(self.logits) - self.logits * self.logits.sigmoid()).sum(-1)
-
-
-class Normal:
-    """Independent normal variables; mean and log_std [B, n]."""
-
-    def __init__(self, mean: Tensor, log_std: Tensor):
-        self.mean, self.log_std = mean, log_std
+    def __init__(self, dist: torch.distributions.Distribution):
+        self.dist = dist
 
     def sample(self, greedy: bool) -> Tensor:
-        return self.mean if greedy else self.mean + torch.randn_like(self.mean) * self.log_std.exp()
+        mode = self.dist.mean.round() if self.dist.support.is_discrete else self.dist.mean
+        return mode if greedy else self.dist.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        z = (action - self.mean) / self.log_std.exp()
-        return (-0.5 * z**2 - self.log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+        return self.dist.log_prob(action.float()).sum(-1)
 
     def entropy(self) -> Tensor:
-        return (0.5 + 0.5 * np.log(2 * np.pi) + self.log_std).sum(-1)
+        return self.dist.entropy().sum(-1)
 
 
 LOWEST = torch.finfo(torch.float32).min  # finite, so that a masked entry adds exactly 0 to an entropy
@@ -892,9 +868,10 @@ class ActionHead(nn.Module):
         if part.kind == "categorical":
             return Categorical(out, None if mask is None else mask.flatten(1)[:, part.mask])
         if part.kind == "bits":
-            return Bits(out)
+            return Independent(torch.distributions.Bernoulli(logits=out, validate_args=False))
         if part.kind == "normal":
-            return Normal(out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else Normal(*out.chunk(2, 1))
+            mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
+            return Independent(torch.distributions.Normal(mean, log_std.exp(), validate_args=False))
         rows, (project, score) = obs[self.rows], self.choices[str(k)]
         logits = score(torch.tanh(project(elements[self.group]) + out[rows.batch])).squeeze(1)
         mask = mask if mask is None or mask.values.dim() == 1 else mask._replace(values=mask.values[:, k])
@@ -910,9 +887,7 @@ class ActionHead(nn.Module):
 # --- end shared: action heads ---
 
 
-# ======================================================================================================================
-# Agent, rollout, GAE, PPO loss
-# ======================================================================================================================
+# ---- Agent, rollout, GAE, PPO loss ----
 class Agent(nn.Module):
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
         super().__init__()
@@ -960,28 +935,17 @@ def collect(agent: Agent, envs: Envs, step: Step, storage: Storage, args, on_epi
         for episode in step.episodes:
             on_episode(*episode)
     actions, log_probs, values = (torch.cat(column) for column in zip(*records))
-    last = Storage(storage.leaves, storage.device)
-    last.append(step.parts, step.counts)
-    next_value = agent.value(last.latest()).cpu().numpy()
+    extra = Storage(storage.leaves, storage.device)
+    extra.append(step.parts, step.counts)
+    next_value = agent.value(extra.latest()).cpu().numpy()
     if finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
-        final_values = agent.value(batch_of([arrays for _, _, arrays in finals], storage)).cpu().numpy()
-        for (t, i, _), final_value in zip(finals, final_values):
-            rewards[t, i] += args.gamma * final_value
+        where_t, where_i, observations = zip(*finals)
+        extra.clear()
+        extra.append(*collate(envs.leaves, observations))
+        rewards[where_t, where_i] += args.gamma * agent.value(extra.latest()).cpu().numpy()
     advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
     advantages = storage.to_device(advantages.reshape(-1))
     return step, Rollout(actions, log_probs, values, advantages, advantages + values)
-
-
-def batch_of(observations: list[list[np.ndarray]], storage: Storage) -> Obs:
-    """A batch from the leaf arrays of single observations."""
-    one = Storage(storage.leaves, storage.device)
-    counts = {}
-    for k, leaf in enumerate(storage.leaves):
-        if leaf.group:
-            counts[leaf.group] = np.array([len(arrays[k]) for arrays in observations], np.int64)
-    one.append([[arrays[k] if leaf.group else arrays[k][None] for arrays in observations]
-                for k, leaf in enumerate(storage.leaves)], counts)
-    return one.latest()
 
 
 def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> np.ndarray:
@@ -1045,9 +1009,7 @@ def update(agent: Agent, optimizer, storage: Storage, rollout: Rollout, rng: np.
 
 
 # --- shared: checkpoint and evaluation ---
-# ======================================================================================================================
-# Checkpoint, evaluation, logging
-# ======================================================================================================================
+# ---- Checkpoint, evaluation, logging ----
 def save_model(path: str, agent: nn.Module, args) -> None:
     """Writes weights and Args; `load_model` reads them."""
     torch.save({"model": agent.state_dict(), "args": vars(args)}, path + ".tmp")
@@ -1062,68 +1024,55 @@ def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def play(policy: Callable, makers: list[Callable[[], gym.Env]], seed: int, args, device) -> list[tuple[float, int, dict]]:
-    """(return, length, info["eval"]) of each env's first episode; `policy` maps Obs to actions [N, columns]."""
+def play(agent: nn.Module, kwargs: dict, num: int, greedy: bool, args, device: torch.device) -> list[tuple]:
+    """(return, length, info["eval"]) of one episode in each of `num` environments."""
+    makers = [partial(make_env, args.env_id, args.env_kwargs | kwargs)] * num
     envs = make_envs(makers, 0, args.action_head)
-    storage, step, results = Storage(envs.leaves, device), envs.reset(seed), {}
-    while len(results) < len(makers):
+    storage, step, results = Storage(envs.leaves, device), envs.reset(args.seed + 10_000), {}
+    while len(results) < num:
         storage.clear()
         storage.append(step.parts, step.counts)
-        actions = policy(storage.latest()).cpu().numpy()
-        step = envs.step(to_env_actions(envs.action_space, iter(actions.T)))
+        action = agent(storage.latest(), greedy=greedy)[0].cpu().numpy()
+        step = envs.step(to_env_actions(envs.action_space, iter(action.T)))
         for i, *episode in step.episodes:
             results.setdefault(i, tuple(episode))
     envs.close()
-    return [results[i] for i in range(len(makers))]
+    return [results[i] for i in range(num)]
 
 
 def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
-    """One row per entry of the env's suite: a greedy episode and the best of `eval_samples` sampled ones, beside the
-    references that the env reports in info["eval"]; without a suite, one row per greedy episode."""
+    """Without --eval-suite one row per greedy episode. With it one row per entry: the cost (info["eval"]["cost"], else
+    minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and the env's other info["eval"]."""
     if args.eval_suite is None:
-        makers = [partial(make_env, args.env_id, args.env_kwargs)] * args.eval_episodes
-        greedy = lambda obs: agent(obs, greedy=True)[0]  # noqa: E731
-        results = play(greedy, makers, args.seed + 10_000, args, device) if makers else []
-        return [{"episode": i, "return": ret, "length": length} for i, (ret, length, _) in enumerate(results)]
-    env = make_env(args.env_id, args.env_kwargs)
-    suites = getattr(env.unwrapped, "eval_suites", {})
+        episodes = play(agent, {}, args.eval_episodes, True, args, device) if args.eval_episodes else []
+        return [{"episode": i, "length": length, "return": ret} for i, (ret, length, _) in enumerate(episodes)]
+    suites = getattr(make_env(args.env_id, args.env_kwargs).unwrapped, "eval_suites", {})
     if args.eval_suite not in suites:
         raise ValueError(f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}")
-    rows, is_greedy = [], torch.arange(1 + args.eval_samples, device=device) == 0
-    for kwargs in tqdm(suites[args.eval_suite], desc="evaluation", unit="instance", leave=False):
-        makers = [partial(make_env, args.env_id, args.env_kwargs | kwargs)] * (1 + args.eval_samples)
-        results = play(lambda obs: agent(obs, greedy=is_greedy)[0], makers, args.seed + 10_000, args, device)
-        references = dict(results[0][2])
-        costs = [info.get("cost", -ret) for ret, _, info in results]
-        references.pop("cost", None)
-        row = {"instance": " ".join(map(str, kwargs.values())), "greedy": costs[0]}
-        if args.eval_samples:
-            row[f"best of {args.eval_samples}"] = min(costs[1:])
+    rows = []
+    for kwargs in tqdm(suites[args.eval_suite], desc="evaluation", unit="entry", leave=False, mininterval=1):
+        row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
+        for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
+            if num:
+                episodes = play(agent, kwargs, num, name == "greedy", args, device)
+                row[name] = min(info.get("cost", -ret) for ret, _, info in episodes)
+                references = {k: v for k, v in episodes[0][2].items() if k != "cost"}
         rows.append(row | references)
     return rows
 
 
 def eval_table(rows: list[dict]) -> str:
-    """A markdown table of `evaluate`'s rows; with a "best_known" column every cost gets its gap to it in percent, and
-    the last row is the mean of the gaps."""
-    if not rows:
-        return ""
-    costs = [name for name in rows[0] if name not in ("instance", "best_known", "lower_bound", "episode", "length")]
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
-    gaps = {name: [] for name in costs}
-    for row in rows:
-        cells = []
-        for name, value in row.items():
-            cell = f"{value:g}" if isinstance(value, (int, float)) else str(value)
-            if "best_known" in row and name in costs:
-                gaps[name].append(100 * (value / row["best_known"] - 1))
-                cell += f" ({gaps[name][-1]:.1f}%)"
-            cells.append(cell)
-        lines.append("| " + " | ".join(cells) + " |")
-    means = {name: f"**{np.mean(gaps[name]):.1f}%**" if gaps[name] else f"**{np.mean([r[name] for r in rows]):g}**"
-             for name in costs}
-    lines.append("| **mean** | " + " | ".join(means.get(name, "") for name in list(rows[0])[1:]) + " |")
-    return "\n".join(lines)
+    """A markdown table of `evaluate`'s rows, with means. Where the env reports "best_known", all other costs are given as
+    gaps to it in percent."""
+    fixed = ("instance", "episode", "best_known", "lower_bound")
+    gaps = [{k: 100 * (v / row["best_known"] - 1) if "best_known" in row and k not in fixed else v for k, v in row.items()}
+            for row in rows]
+    names = list(rows[0])
+    mean = {k: np.mean([row[k] for row in gaps]) for k in names if k not in fixed}
+    cells = [[f"{row[k]:.1f}" if isinstance(row[k], float) else str(row[k]) for k in names] for row in gaps]
+    cells += [[f"**{mean[k]:.1f}**" if k in mean else "**mean**" if k == names[0] else "" for k in names]]
+    header = [f"{k} gap %" if "best_known" in rows[0] and k not in fixed else k for k in names]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(names), *cells])
 
 
 class Logger:
@@ -1154,6 +1103,14 @@ class Logger:
             self.writer.add_scalar(name, value, self.step)
         self.bar.update(num_steps)
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
+
+    def save_table(self, rows: list[dict]) -> None:
+        """Prints the evaluation's table; eval.md holds it, eval.csv the costs themselves."""
+        print(eval_table(rows))
+        with open(os.path.join(self.path, "eval.md"), "w") as file:
+            file.write(eval_table(rows) + "\n")
+        with open(os.path.join(self.path, "eval.csv"), "w") as file:
+            file.writelines(",".join(map(str, line)) + "\n" for line in [list(rows[0]), *(row.values() for row in rows)])
 
     def close(self) -> None:
         self.bar.close()
@@ -1201,9 +1158,7 @@ def main(args: Args) -> list[dict]:
         save_model(os.path.join(logger.path, "model.pt"), agent, args)
     rows = evaluate(agent, args, device)
     if rows:
-        print(eval_table(rows))
-        with open(os.path.join(logger.path, "eval.md"), "w") as file:
-            file.write(eval_table(rows) + "\n")
+        logger.save_table(rows)
     return rows
 
 

@@ -33,8 +33,8 @@ import torch.nn.functional as F
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch_geometric import nn as pyg
 from torch.utils.tensorboard import SummaryWriter
+from torch_geometric import nn as pyg
 from tqdm import tqdm
 
 Json = Annotated[dict, tyro.constructors.PrimitiveConstructorSpec(
@@ -65,7 +65,7 @@ class Args:
     load_model: str | None = None
     """start from the weights of this model.pt"""
     eval_suite: str | None = None
-    """name of a list of env kwargs in the env's `eval_suites`, played when training ends; None: eval_episodes episodes"""
+    """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
     eval_episodes: int = 10
     """greedy episodes played when training ends if there is no eval_suite; 0 turns the evaluation off"""
     eval_samples: int = 16
@@ -189,7 +189,8 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
             [leaf.get(row) for row in get(obs)], leaf.dtype).reshape(-1, *leaf.shape)) for leaf in rows]
     if isinstance(space, spaces.Box):
         kind = "image" if len(space.shape) == 3 and sorted(space.shape)[1] >= 8 else "vector"
-        return [Leaf(name, kind, space.shape, np.dtype("f4") if space.dtype.kind == "f" else space.dtype, None, space, get)]
+        dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
+        return [Leaf(name, kind, space.shape, dtype, None, space, get)]
     if isinstance(space, spaces.MultiBinary):
         return [Leaf(name, "vector", tuple(space.shape), np.dtype(np.int8), None, space, get)]
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
@@ -223,7 +224,7 @@ def make_env(env_id: str, env_kwargs: dict) -> gym.Env:
 
 
 class Step(NamedTuple):
-    """What N environments returned. The concatenation of `parts[k]` holds the rows of leaf k of all of them in order, and
+    """What N environments returned. The concatenation of `parts[k]` holds the rows of leaf k of all of them in order,
     `counts[group]` how many each has, int64 [N] (ones for None, the dense leaves). Valid until the next step."""
 
     parts: list[list[np.ndarray]]
@@ -249,8 +250,8 @@ class Envs:
     """N environments stepped one after the other in this process.
 
     Autoreset in the same step: the observation after an episode's last step is the first of the next episode, and the
-    last one of a truncated episode is kept in `Step.finals`. ValueError names env, leaf, step and value of an observation
-    that has a wrong shape, NaN or inf, an edge to a missing node, a category out of range, or a mask without a one."""
+    last one of a truncated episode is kept in `Step.finals`. ValueError names env, leaf, step and value of what is
+    wrong with an observation: shape, NaN or inf, edge to a missing node, category out of range, mask without a one."""
 
     def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0):
         self.envs = [make() for make in makers]
@@ -362,7 +363,7 @@ def work(pipe, makers: list[Callable[[], gym.Env]], action_head: str, first_env:
 
 
 class WorkerEnvs:
-    """The same N environments, spread over worker processes. An error in a worker is raised here, with its traceback."""
+    """The same N environments spread over worker processes. A worker's error is raised here, with its traceback."""
 
     def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str = "auto"):
         probe = Envs(makers[:1], action_head)
@@ -393,9 +394,9 @@ class WorkerEnvs:
                 buffer, layout, step = pipe.recv()
             except (EOFError, ConnectionResetError):
                 process.join()
-                raise RuntimeError(f"the worker of envs {envs.start} to {envs.stop - 1} died, exit code {process.exitcode}")
+                buffer, layout, step = None, f"it died with exit code {process.exitcode}", None
             if step is None:
-                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}:\n{layout}") from buffer
+                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}: {layout}") from buffer
             if buffer is not None:
                 self.buffers[process] = buffer.numpy()
             steps.append(step._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[process], offset)
@@ -437,8 +438,8 @@ Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
 class Storage:
     """Observations of N envs, step by step: per leaf one flat tensor on `device` that doubles when full.
 
-    `append` adds one step (one contiguous copy per leaf), `latest` is that step as a batch of views, `gather` any subset
-    of all observations; observation t * N + i is that of step t and env i."""
+    `append` adds one step (one contiguous copy per leaf), `latest` is that step as a batch of views, `gather` any
+    subset of all observations; observation t * N + i is that of step t and env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
@@ -476,8 +477,8 @@ class Storage:
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
         counts = self.steps[-1]
-        rows = [int(counts[leaf.group].sum()) for leaf in self.leaves]
-        return self.assemble([values[stop - n:stop] for values, stop, n in zip(self.values, self.num_rows, rows)], counts)
+        num = [int(counts[leaf.group].sum()) for leaf in self.leaves]
+        return self.assemble([v[stop - n:stop] for v, stop, n in zip(self.values, self.num_rows, num)], counts)
 
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""
@@ -513,7 +514,7 @@ class Storage:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def stats(self) -> dict[str, float]:
-        """Bytes per observation, the share that padding to the largest observation would have wasted, rows per group."""
+        """Bytes per observation, the share that padding to the largest one would have wasted, rows per group."""
         stats, valid, padded = {}, 0, 0
         for leaf, num in zip(self.leaves, self.num_rows):
             row_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape))
@@ -522,7 +523,8 @@ class Storage:
             if leaf.group:
                 name = "nodes_per_graph" if leaf.group.endswith("nodes") else f"rows/{leaf.group}"
                 stats[f"charts/{name}"] = num / self.size
-        return stats | {"charts/obs_bytes_per_step": valid / self.size, "charts/padding_avoided": 1 - valid / max(padded, 1)}
+        stats["charts/obs_bytes_per_step"] = valid / self.size
+        return stats | {"charts/padding_avoided": 1 - valid / max(padded, 1)}
 
 
 # --- end shared: ragged observations ---
@@ -581,8 +583,8 @@ class Rows(nn.Module):
 
 
 class CNN(nn.Module):
-    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one); uint8 is scaled to 0..1. Layers of
-    Mnih et al. 2015 for images of at least 36 x 36, two layers of 3 x 3 for smaller ones."""
+    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one); uint8 is scaled to 0..1. The
+    layers of Mnih et al. 2015 for images of at least 36 x 36, two layers of 3 x 3 for smaller ones."""
 
     def __init__(self, leaf: Leaf):
         super().__init__()
@@ -599,7 +601,7 @@ class CNN(nn.Module):
 
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
-    """A PyG layer dim -> dim. Any layer with forward(x, edge_index) or forward(x, edge_index, edge_attr) can stand here."""
+    """A PyG layer dim -> dim; any with forward(x, edge_index) or forward(x, edge_index, edge_attr) can stand here."""
     if kind == "gine":
         net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr) if edge_dim else pyg.GINConv(net, aggr=aggr)
@@ -630,8 +632,8 @@ class GNN(nn.Module):
 class Encoder(nn.Module):
     """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}).
 
-    Dense leaves enter `features` as they are (images through a CNN); graphs go through a GNN and sets through an MLP per
-    row, followed by a readout. `action_mask` is not an input."""
+    Dense leaves enter `features` as they are (images through a CNN); graphs go through a GNN and sets through an MLP
+    per row, followed by a readout. `action_mask` is not an input."""
 
     def __init__(self, leaves: list[Leaf], args):
         super().__init__()
@@ -639,9 +641,10 @@ class Encoder(nn.Module):
         rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf) for leaf in leaves if leaf.kind != "links"}
         self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
-        self.links = {leaf.path.removesuffix("edge_links") + "nodes": leaf.path for leaf in leaves if leaf.kind == "links"}
-        self.edges = {nodes: path for nodes, links in self.links.items() for path in rows
-                      if path == links.removesuffix("edge_links") + "edges"}
+        links = [leaf.path for leaf in leaves if leaf.kind == "links"]
+        self.links = {path.removesuffix("edge_links") + "nodes": path for path in links}
+        edges = {nodes: nodes.removesuffix("nodes") + "edges" for nodes in self.links}
+        self.edges = {nodes: path for nodes, path in edges.items() if path in rows}
         self.groups = {}  # nodes of a graph, or a set -> its leaves
         for leaf in leaves:
             if leaf.group is not None and leaf.group not in self.links.values():
@@ -773,8 +776,8 @@ def parts_of(space: gym.Space, choice: bool) -> list[Part]:
     elif isinstance(space, spaces.MultiBinary) or isinstance(space, spaces.Box) and space.dtype.kind == "f":
         kinds = [("normal" if isinstance(space, spaces.Box) else "bits", int(np.prod(space.shape)))]
     else:
-        raise TypeError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, and Dict"
-                        " or Tuple of these are)")
+        raise TypeError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, and "
+                        "Dict or Tuple of these are)")
     parts, column, entry = [], 0, 0
     for kind, size in kinds:
         width = size if kind in ("bits", "normal") else 1
@@ -810,11 +813,11 @@ def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
                 "nodes" if masks and masks[0].group else "flat")
     found = {"flat": [None], "nodes": nodes, "avail_actions": [g for g in groups if g == "avail_actions"]}[head]
     if len(found) != 1 or (head != "flat" and not discrete):
-        raise ValueError(f"--action-head {head} needs Discrete actions and exactly one graph or set to choose from; the "
-                         f"action space is {space}, the ragged leaves are {groups}")
+        raise ValueError(f"--action-head {head} needs Discrete actions and exactly one graph or set to choose from; "
+                         f"the action space is {space}, the ragged leaves are {groups}")
     if masks and (masks[0].group is None) != (found[0] is None):
-        raise ValueError(f"leaf 'action_mask': {masks[0].space} does not fit --action-head {head}: a mask of fixed size "
-                         "belongs to a fixed list of actions, a Sequence to a choice among rows of the observation")
+        raise ValueError(f"leaf 'action_mask': {masks[0].space} does not fit --action-head {head}: a mask of fixed "
+                         "size belongs to a fixed list of actions, a Sequence to a choice among rows")
     return found[0]
 
 
@@ -832,10 +835,11 @@ class ActionHead(nn.Module):
         self.parts = parts_of(space, choice=self.group is not None)
         self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
         for leaf in leaves:
-            if leaf.path == "action_mask" and not self.group and int(np.prod(leaf.shape)) != self.parts[-1].mask.stop:
-                raise ValueError(f"leaf 'action_mask' has shape {leaf.shape}, {space} has {self.parts[-1].mask.stop} options")
-        self.heads, self.choices, self.log_stds, self.conditions = (nn.ModuleDict(), nn.ModuleDict(), nn.ParameterDict(),
-                                                                    nn.ModuleDict())
+            num = self.parts[-1].mask.stop
+            if leaf.path == "action_mask" and not self.group and int(np.prod(leaf.shape)) != num:
+                raise ValueError(f"leaf 'action_mask' has shape {leaf.shape}, {space} has {num} options")
+        self.heads, self.choices, self.conditions = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
+        self.log_stds = nn.ParameterDict()
         for k, (kind, size, _, _) in enumerate(self.parts):
             width = element_dim if kind == "choice" else size
             if kind == "normal" and not args.state_dependent_std:
@@ -968,7 +972,8 @@ def ppo_loss(agent: Agent, obs: Obs, batch: Rollout, args) -> tuple[Tensor, dict
     advantages = batch.advantages
     if args.norm_adv and len(advantages) > 1:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    policy_loss = torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)).mean()
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
     value_error = (value - batch.returns) ** 2
     if args.clip_vloss:
         clipped = batch.values + (value - batch.values).clamp(-args.clip_coef, args.clip_coef)
@@ -1020,7 +1025,7 @@ def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
     try:
         agent.load_state_dict(torch.load(path, map_location=device, weights_only=True)["model"])
     except RuntimeError as error:
-        raise ValueError(f"--load-model {path}: its network differs from the one that the flags describe: {error}") from None
+        raise ValueError(f"--load-model {path}: its network is not the one that the flags describe: {error}") from None
 
 
 @torch.no_grad()
@@ -1062,16 +1067,15 @@ def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
 
 
 def eval_table(rows: list[dict]) -> str:
-    """A markdown table of `evaluate`'s rows, with means. Where the env reports "best_known", all other costs are given as
-    gaps to it in percent."""
+    """A markdown table of `evaluate`'s rows, with means. Where the env reports "best_known", all other costs are given
+    as gaps to it in percent."""
     fixed = ("instance", "episode", "best_known", "lower_bound")
-    gaps = [{k: 100 * (v / row["best_known"] - 1) if "best_known" in row and k not in fixed else v for k, v in row.items()}
-            for row in rows]
-    names = list(rows[0])
+    names, is_gap = list(rows[0]), lambda k: "best_known" in rows[0] and k not in fixed
+    gaps = [{k: 100 * (v / row["best_known"] - 1) if is_gap(k) else v for k, v in row.items()} for row in rows]
     mean = {k: np.mean([row[k] for row in gaps]) for k in names if k not in fixed}
     cells = [[f"{row[k]:.1f}" if isinstance(row[k], float) else str(row[k]) for k in names] for row in gaps]
     cells += [[f"**{mean[k]:.1f}**" if k in mean else "**mean**" if k == names[0] else "" for k in names]]
-    header = [f"{k} gap %" if "best_known" in rows[0] and k not in fixed else k for k in names]
+    header = [f"{k} gap %" if is_gap(k) else k for k in names]
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(names), *cells])
 
 
@@ -1110,7 +1114,7 @@ class Logger:
         with open(os.path.join(self.path, "eval.md"), "w") as file:
             file.write(eval_table(rows) + "\n")
         with open(os.path.join(self.path, "eval.csv"), "w") as file:
-            file.writelines(",".join(map(str, line)) + "\n" for line in [list(rows[0]), *(row.values() for row in rows)])
+            file.writelines(",".join(map(str, line)) + "\n" for line in [rows[0], *(row.values() for row in rows)])
 
     def close(self) -> None:
         self.bar.close()
@@ -1124,7 +1128,7 @@ def main(args: Args) -> list[dict]:
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
-    run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
 
     random.seed(args.seed)
     np.random.seed(args.seed)

@@ -1,6 +1,6 @@
 """Bytes and time of graph observations: stored flat (this repository), as a list of PyG Data, and zero-padded.
 
-    python benchmark/speed/layout.py --out benchmark/results/layout.md
+    python benchmark/speed/layout.py --out benchmark/results/speed/layout.md
     python benchmark/speed/layout.py --tenfold        # the same with a ten times larger declared maximum
 
 Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8 features; 4 edges
@@ -10,9 +10,6 @@ layouts take turns. Flat and Data batches are ready for a graph network; a padde
 (last row).
 """
 
-import os
-import platform
-import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from common import report
 from torch_geometric.data import Batch, Data
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
@@ -178,23 +176,7 @@ def main(args):
             lines.append(f"| {name} | {declared_max:,} | " + " | ".join(cells) + " |")
     lines += ["", f"Graphs of {mean_nodes:.1f} nodes on average, the largest of {max_nodes}; medians of {args.repeats} "
                   f"repeats in turns, {args.num_threads} thread(s)."]
-    table = "\n".join(lines)
-    print(table)
-    if args.out:
-        command = f"python {os.path.relpath(__file__)} {shlex.join(sys.argv[1:])}"
-        machine = f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, " \
-                  f"torch {torch.__version__}"
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(f"    {command}\n\n{machine}\n\n{table}\n")
-
-
-def cpu_name():
-    """The processor's name, as far as the system tells it."""
-    if os.path.exists("/proc/cpuinfo"):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    report("\n".join(lines), args.out)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 from gymnasium import spaces
+from PIL import Image
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
@@ -58,6 +59,8 @@ class Args:
     """the wandb's project name"""
     wandb_entity: str | None = None
     """the entity (team) of wandb's project"""
+    capture_video: bool = False
+    """if toggled, save a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
     """folder that receives the TensorBoard log, the model and the evaluation table"""
     save_model: bool = False
@@ -1001,7 +1004,7 @@ def update(agent: Agent, optimizer, storage: Storage, rollout: Rollout, rng: np.
             loss, logs = ppo_loss(agent, storage.gather(idx), batch, args)
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm, foreach=True)
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], args.max_grad_norm, foreach=True)
             optimizer.step()
             first = logs["debug/collection_mismatch"] if first is None else first
             clipfracs.append(logs["losses/clipfrac"])
@@ -1029,12 +1032,11 @@ def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def play(agent: nn.Module, kwargs: dict, num: int, greedy: bool, args, device: torch.device) -> list[tuple]:
-    """(return, length, info["eval"]) of one episode in each of `num` environments."""
-    makers = [partial(make_env, args.env_id, args.env_kwargs | kwargs)] * num
+def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, args, device) -> list[tuple]:
+    """(return, length, info["eval"]) of each environment's first episode."""
     envs = make_envs(makers, 0, args.action_head)
     storage, step, results = Storage(envs.leaves, device), envs.reset(args.seed + 10_000), {}
-    while len(results) < num:
+    while len(results) < len(makers):
         storage.clear()
         storage.append(step.parts, step.counts)
         action = agent(storage.latest(), greedy=greedy)[0].cpu().numpy()
@@ -1042,14 +1044,24 @@ def play(agent: nn.Module, kwargs: dict, num: int, greedy: bool, args, device: t
         for i, *episode in step.episodes:
             results.setdefault(i, tuple(episode))
     envs.close()
-    return [results[i] for i in range(num)]
+    return [results[i] for i in range(len(makers))]
+
+
+def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
+    """One greedy episode as an animated GIF."""
+    env = make_env(args.env_id, args.env_kwargs | {"render_mode": "rgb_array"})
+    env = gym.wrappers.RenderCollection(env, pop_frames=False, reset_clean=False)
+    play(agent, [lambda: env], True, args, device)
+    frames = [Image.fromarray(frame) for frame in env.frame_list[:-1]]  # the last one shows the next episode
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=[100] * (len(frames) - 1) + [3000], loop=0)
 
 
 def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
     """Without --eval-suite one row per greedy episode. With it one row per entry: the cost (info["eval"]["cost"], else
     minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and the env's other info["eval"]."""
     if args.eval_suite is None:
-        episodes = play(agent, {}, args.eval_episodes, True, args, device) if args.eval_episodes else []
+        makers = [partial(make_env, args.env_id, args.env_kwargs)] * args.eval_episodes
+        episodes = play(agent, makers, True, args, device) if makers else []
         return [{"episode": i, "length": length, "return": ret} for i, (ret, length, _) in enumerate(episodes)]
     suites = getattr(make_env(args.env_id, args.env_kwargs).unwrapped, "eval_suites", {})
     if args.eval_suite not in suites:
@@ -1057,9 +1069,10 @@ def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
     rows = []
     for kwargs in tqdm(suites[args.eval_suite], desc="evaluation", unit="entry", leave=False, mininterval=1):
         row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
+        maker = partial(make_env, args.env_id, args.env_kwargs | kwargs)
         for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
             if num:
-                episodes = play(agent, kwargs, num, name == "greedy", args, device)
+                episodes = play(agent, [maker] * num, name == "greedy", args, device)
                 row[name] = min(info.get("cost", -ret) for ret, _, info in episodes)
                 references = {k: v for k, v in episodes[0][2].items() if k != "cost"}
         rows.append(row | references)
@@ -1163,6 +1176,8 @@ def main(args: Args) -> list[dict]:
     rows = evaluate(agent, args, device)
     if rows:
         logger.save_table(rows)
+    if args.capture_video:
+        save_video(os.path.join(logger.path, "episode.gif"), agent, args, device)
     return rows
 
 

@@ -24,7 +24,7 @@ from torch_geometric.data import Batch, Data
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
 
-from ppo_graph import Storage, leaves_of  # noqa: E402
+from ppo_graph import Storage, collate, leaves_of  # noqa: E402
 
 EDGES_PER_NODE = 4
 
@@ -85,9 +85,8 @@ def unpad(nodes, edges, mask, sizes):
 
 def store(storage, observations):
     """Appends the observations to the storage as one step."""
-    parts = [[leaf.get(observation) for observation in observations] for leaf in storage.leaves]
-    counts = {leaf.group: np.array([len(array) for array in arrays]) for leaf, arrays in zip(storage.leaves, parts)}
-    storage.append(parts, counts)
+    arrays = [[leaf.get(observation) for leaf in storage.leaves] for observation in observations]
+    storage.append(*collate(storage.leaves, arrays))
 
 
 def ours_collate(storage, observations):
@@ -155,7 +154,7 @@ def measure(declared_max, args):
     ], args.repeats)
 
     flat_bytes = sum(values[:num].nbytes for values, num in zip(stored.values, stored.num_rows))
-    flat_bytes += sum(counts.nbytes for counts in stored.counts.values())
+    flat_bytes += sum(counts[group].nbytes for counts in stored.steps for group in counts if group)
     data_bytes = sum(tensor.nbytes for graph in data for _, tensor in graph)
     padded_bytes = sum(array.nbytes for array in padded)
     names = ["flat (this repository)", "list of Data, prebuilt (bytes: tensors only)", "list of Data, built from numpy",

@@ -1,0 +1,73 @@
+"""Curves of finished runs, from their TensorBoard logs: one csv per run and one picture.
+
+    python benchmark/curves.py --out benchmark/results/job_shop/curve runs/JobShop-v0__ppo_graph__1__*
+
+writes curve.csv (step, wall time in seconds, return, length, SPS; one row per update) and curve.png (return against steps
+and against minutes, one line per run)."""
+
+import argparse
+import csv
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+
+def load(run: str) -> list[dict]:
+    """One row per update: the mean return and length of the episodes that ended since the update before."""
+    log = EventAccumulator(run, size_guidance={"scalars": 0})
+    log.Reload()
+    sps, returns, lengths = (log.Scalars(f"charts/{name}") for name in ("SPS", "episodic_return", "episodic_length"))
+    start, rows, k = returns[0].wall_time if returns else sps[0].wall_time, [], 0
+    for update in sps:
+        ended = []
+        while k < len(returns) and returns[k].step < update.step:
+            ended.append((returns[k].value, lengths[k].value))
+            k += 1
+        ret, length = np.mean(ended, 0) if ended else (np.nan, np.nan)
+        wall = update.step / update.value if update.value else update.wall_time - start
+        rows.append({"step": update.step, "wall": round(wall, 2), "return": ret, "length": length, "SPS": update.value})
+    return rows
+
+
+def smooth(values: np.ndarray, width: int) -> np.ndarray:
+    """Running mean over the last `width` finite values."""
+    return np.array([np.nanmean(values[max(0, i - width + 1):i + 1]) for i in range(len(values))])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--out", required=True, help="path without ending")
+    parser.add_argument("--labels", nargs="*", help="one per run; default: the folder's name")
+    parser.add_argument("--reference", type=float, help="a horizontal line, for example the optimum")
+    parser.add_argument("--ylabel", default="episodic return")
+    args = parser.parse_args()
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, constrained_layout=True)
+    with open(f"{args.out}.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["run", "step", "wall", "return", "length", "SPS"])
+        writer.writeheader()
+        for k, run in enumerate(args.runs):
+            label, rows = args.labels[k] if args.labels else Path(run).name, load(run)
+            writer.writerows({"run": label} | row for row in rows)
+            curve = smooth(np.array([row["return"] for row in rows]), max(1, len(rows) // 40))
+            axes[0].plot([row["step"] / 1000 for row in rows], curve, label=label, lw=1.4)
+            axes[1].plot([row["wall"] / 60 for row in rows], curve, lw=1.4)
+    axes[0].set(xlabel="environment steps (thousands)", ylabel=args.ylabel)
+    axes[1].set(xlabel="minutes")
+    for ax in axes:
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+        if args.reference is not None:
+            ax.axhline(args.reference, color="black", lw=1, ls="--", label="optimum")
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(f"{args.out}.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()

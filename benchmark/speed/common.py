@@ -1,0 +1,96 @@
+"""Shared by the scripts of this folder: the report with command and machine, and whole training runs as processes."""
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[2]
+PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
+
+
+def report(markdown: str, out: str | None) -> None:
+    """Prints the markdown; writes it to `out`, if given, below the command line and the machine."""
+    print(markdown)
+    if out:
+        command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(sys.argv[1:])}"
+        machine = f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, " \
+                  f"torch {torch.__version__}"
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        Path(out).write_text(f"    {command}\n\n{machine}\n\n{markdown}\n")
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    if os.path.exists("/proc/cpuinfo"):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+class Run(NamedTuple):
+    """One training run as a process of its own."""
+
+    sps: float  # environment steps per second of the training, as the script itself printed it last
+    seconds: float  # of the whole process, imports included
+    peak_mb: float  # largest resident memory
+    mean_return: float  # of recent episodes, as printed last; NaN if the script prints none
+    output: str
+
+
+def train(command: list[str], num_threads: int, cwd: str) -> Run:
+    """Runs the command to its end with `num_threads` threads of torch. RuntimeError if it fails or prints no SPS."""
+    env = os.environ | {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+    with tempfile.TemporaryFile("w+") as file:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=cwd)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        file.seek(0)
+        output = file.read()
+    sps = re.findall(r"SPS\W*(\d+)", output)  # "SPS 123", "SPS: 123", and "SPS=123" of a progress bar
+    if process.returncode or not sps:
+        raise RuntimeError(f"exit code {process.returncode} of {shlex.join(command)}; its last lines:\n{output[-2000:]}")
+    mean_return = re.findall(r"(?:mean return |ret=)(-?[\d.]+)", output)
+    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, float(mean_return[-1]) if mean_return else np.nan, output)
+
+
+def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> dict[str, list[Run]]:
+    """The runs of each command, A B C A B C ..., each in an empty folder, with progress on stderr."""
+    runs = {name: [] for name in systems}
+    for k in range(rounds):
+        for name, command in systems.items():
+            with tempfile.TemporaryDirectory() as folder:
+                runs[name].append(run := train(command, num_threads, folder))
+            print(f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s", file=sys.stderr)
+    return runs
+
+
+def ratios(ours: list[Run], theirs: list[Run]) -> np.ndarray:
+    """SPS of ours / theirs, one per round: the two runs of a round share the machine's mood."""
+    return np.array([a.sps / b.sps for a, b in zip(ours, theirs)])
+
+
+def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
+    """Markdown rows with medians over the rounds, and the ratio of `ours` to each system (its range in brackets)."""
+    lines = ["| system | SPS (least to most) | ours / this | process, s | peak memory, MB | mean return |",
+             "| --- | --- | --- | --- | --- | --- |"]
+    for name, column in runs.items():
+        sps, seconds, peak_mb, returns = (np.array(values) for values in list(zip(*column))[:4])
+        ratio = ratios(runs[ours], column)
+        ratio = "" if name == ours else f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
+        mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"
+        lines.append(f"| {name} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | {ratio} | "
+                     f"{np.median(seconds):.1f} | {np.median(peak_mb):,.0f} | {mean_return} |")
+    return lines

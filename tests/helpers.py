@@ -1,0 +1,200 @@
+"""Random spaces and observations, and small environments that the tests of ppo_graph.py share."""
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from hypothesis import strategies as st
+
+import ppo_graph
+
+
+def vector(*shape, low=-1.0, high=1.0):
+    return spaces.Box(low, high, shape, np.float32)
+
+
+def small_args(**kwargs):
+    """Args of a network and a run that take milliseconds."""
+    small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2, update_epochs=2,
+                 total_timesteps=48, eval_episodes=0, cuda=False)
+    return ppo_graph.Args(**small | kwargs)
+
+
+def rows_of(space, rng, num):
+    """`num` samples stacked along a new first axis, which may be empty."""
+    if isinstance(space, spaces.Dict):
+        return {k: rows_of(child, rng, num) for k, child in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(rows_of(child, rng, num) for child in space)
+    shape = (num, *space.shape)
+    if isinstance(space, spaces.Box):
+        low, high = space.low.clip(-2.0), space.high.clip(max=2.0) if space.dtype.kind == "f" else space.high
+        return (low + rng.random(shape) * (high - low)).astype(space.dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(0, 2, shape).astype(np.int8)
+    num_options = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return (space.start + (rng.random(shape) * num_options).astype(np.int64)).astype(space.dtype)
+
+
+def sample(space, rng, size=lambda rng: rng.integers(5)):
+    """An element of `space`; `size` draws the numbers of nodes, edges and rows."""
+    if isinstance(space, spaces.Dict):
+        return {k: sample(child, rng, size) for k, child in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(sample(child, rng, size) for child in space)
+    if isinstance(space, spaces.Graph):
+        num_nodes = int(size(rng))
+        num_edges = int(size(rng)) if num_nodes else 0
+        edges = rows_of(space.edge_space, rng, num_edges) if space.edge_space is not None else None
+        links = rng.integers(max(num_nodes, 1), size=(num_edges, 2))
+        if num_edges == 0 and rng.random() < 0.5:
+            edges = links = None
+        return spaces.GraphInstance(rows_of(space.node_space, rng, num_nodes), edges, links)
+    if isinstance(space, spaces.Sequence):
+        num = int(size(rng))
+        if space.stack:
+            return rows_of(space.feature_space, rng, num)
+        return tuple(sample(space.feature_space, rng) for _ in range(num))
+    return rows_of(space, rng, 1)[0]
+
+
+dense_spaces = st.one_of(
+    st.lists(st.integers(1, 3), max_size=2).map(lambda shape: vector(*shape)),
+    st.sampled_from([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(-5, 5, (3,), np.int64), vector(8, 9, 1)]),
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 70), st.integers(-3, 3)),
+    st.lists(st.integers(1, 5), min_size=1, max_size=3).map(spaces.MultiDiscrete),
+    st.sampled_from([spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]), spaces.MultiBinary(3),
+                     spaces.MultiBinary((2, 2))]),
+)
+row_spaces = st.sampled_from([vector(3), vector(), spaces.Discrete(4), spaces.Discrete(3, start=2)])
+ragged_spaces = st.one_of(
+    st.builds(spaces.Graph, row_spaces, st.one_of(st.none(), row_spaces)),
+    st.builds(lambda space, stack: spaces.Sequence(space, stack=stack), st.one_of(
+        row_spaces, st.sampled_from([spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(2),
+                                     spaces.Dict(a=vector(2), b=spaces.Discrete(3))])), st.booleans()),
+)
+observation_spaces = st.recursive(
+    st.one_of(dense_spaces, ragged_spaces),
+    lambda child: st.one_of(st.dictionaries(st.sampled_from("abcd"), child, min_size=1, max_size=3).map(spaces.Dict),
+                            st.lists(child, min_size=1, max_size=3).map(spaces.Tuple)), max_leaves=5)
+
+
+class ListEnv(gym.Env):
+    """Returns the observations of a list one after the other. Actions change nothing; no episode ends."""
+
+    def __init__(self, observation_space, observations, action_space=None):
+        self.observation_space, self.observations = observation_space, observations
+        self.action_space = spaces.Discrete(2) if action_space is None else action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observations[0], {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observations[self.t], 0.0, False, False, {}
+
+
+def stored(observation_space, observations, device="cpu", **kwargs):
+    """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through Envs."""
+    makers = [lambda i=i: ListEnv(observation_space, [row[i] for row in observations], **kwargs)
+              for i in range(len(observations[0]))]
+    envs = ppo_graph.Envs(makers)
+    storage, step = ppo_graph.Storage(envs.leaves, torch.device(device)), envs.reset()
+    storage.append(step.parts, step.counts)
+    for _ in observations[1:]:
+        step = envs.step([0] * len(makers))
+        storage.append(step.parts, step.counts)
+    return storage, envs.leaves
+
+
+def graph_space(edge_space=None, features=3):
+    return spaces.Graph(vector(features), edge_space)
+
+
+MASK = spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True)
+OBSERVATIONS = {
+    "vector": vector(4),
+    "discrete": spaces.Discrete(5, start=-2),
+    "embedded": spaces.MultiDiscrete([50, 50], start=[1, 2]),
+    "bits": spaces.MultiBinary((2, 3)),
+    "image_hwc": spaces.Box(0, 255, (12, 10, 3), np.uint8),
+    "image_chw": spaces.Box(0, 255, (3, 40, 36), np.uint8),
+    "graph": graph_space(),
+    "graph_edges": graph_space(vector(2)),
+    "graph_categories": spaces.Graph(spaces.Discrete(6, start=1), spaces.Discrete(4)),
+    "set": spaces.Sequence(vector(3), stack=True),
+    "set_of_dict": spaces.Sequence(spaces.Dict(a=vector(2), b=spaces.Discrete(70)), stack=False),
+    "mixed": spaces.Dict(camera=spaces.Box(0, 255, (8, 8, 1), np.uint8), speed=vector(), gear=spaces.Discrete(3),
+                         map=graph_space(vector(2)),
+                         inside=spaces.Tuple((spaces.Sequence(spaces.Discrete(3), stack=False), graph_space()))),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(4, start=2),
+    "multidiscrete": spaces.MultiDiscrete([3, 2]),
+    "bits": spaces.MultiBinary(3),
+    "box": vector(2),
+    "mixed": spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple((vector(2), spaces.MultiBinary(2)))),
+}
+
+
+class RandomEnv(gym.Env):
+    """Random observations of a named space with a long tail of sizes. Reward 1 for an action that is in the action space;
+    episodes of 2 to 6 steps, of which every other is truncated. `head`: "flat"; "mask", a dense mask; "nodes",
+    "pair" of nodes with a ragged mask; "avail_actions"."""
+
+    def __init__(self, observation="vector", action="discrete", head="flat"):
+        self.head, space = head, OBSERVATIONS[observation]
+        self.action_space = {"nodes": spaces.Discrete(1000), "avail_actions": spaces.Discrete(1000),
+                             "pair": spaces.Tuple([spaces.Discrete(1000)] * 2)}.get(head, ACTIONS.get(action))
+        if head == "mask":
+            self.num_options = [part.size for part in ppo_graph.parts_of(self.action_space, False)]
+            space = spaces.Dict(obs=space, action_mask=spaces.MultiBinary(sum(self.num_options)))
+        if head in ("nodes", "pair"):
+            shape = (2,) if head == "pair" else ()
+            mask = spaces.Sequence(spaces.Box(0, 1, shape, np.int8), stack=True)
+            space = spaces.Dict(obs=space, action_mask=mask)
+        if head == "avail_actions":
+            space = spaces.Dict(obs=space, avail_actions=spaces.Sequence(vector(3), stack=True))
+        self.observation_space = space
+
+    def size(self, rng):
+        """Mostly a few, sometimes none, now and then many."""
+        smallest = 1 if self.head in ("nodes", "pair", "avail_actions") else 0
+        return max(smallest, rng.poisson(40 if rng.random() < 0.05 else 3))
+
+    def observe(self):
+        rng = self.np_random
+        obs = sample(self.observation_space, rng, self.size)
+        if self.head == "mask":
+            mask = [rng.permutation(np.arange(n) <= rng.integers(n)) for n in self.num_options]
+            obs["action_mask"] = np.concatenate(mask).astype(np.int8)
+        elif self.head in ("nodes", "pair"):
+            inner = obs["obs"]
+            num = len(inner.nodes if isinstance(inner, spaces.GraphInstance) else inner)
+            mask = rng.integers(0, 2, (num, 2) if self.head == "pair" else num).astype(np.int8)
+            mask[rng.integers(num)] = 1
+            obs["action_mask"] = mask
+        self.mask = obs.get("action_mask") if isinstance(obs, dict) else None
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(2, 7))
+        self.truncates = self.np_random.random() < 0.5
+        return self.observe(), {}
+
+    def step(self, action):
+        legal = self.head in ("avail_actions",) or self.action_space.contains(action)
+        if self.head == "mask" and isinstance(self.action_space, spaces.Discrete):
+            legal &= bool(self.mask[action - self.action_space.start])
+        if self.head == "nodes":
+            legal &= bool(self.mask[action])
+        if self.head == "pair":
+            legal &= bool(self.mask[action[0], 0] and self.mask[action[1], 1])
+        self.left -= 1
+        ended = self.left == 0
+        return self.observe(), float(legal), ended and not self.truncates, ended and self.truncates, {}
+
+
+gym.register("Random-v0", entry_point=RandomEnv)

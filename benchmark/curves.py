@@ -25,7 +25,7 @@ def load(run: str) -> list[dict]:
     start, rows, k = returns[0].wall_time if returns else sps[0].wall_time, [], 0
     for update in sps:
         ended = []
-        while k < len(returns) and returns[k].step < update.step:
+        while k < len(returns) and returns[k].step <= update.step:
             ended.append((returns[k].value, lengths[k].value))
             k += 1
         ret, length = np.mean(ended, 0) if ended else (np.nan, np.nan)

@@ -13,6 +13,7 @@ GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020, arXiv:1905.1
 arXiv:1703.06114), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
 """
 
+import inspect
 import json
 import math
 import multiprocessing as mp
@@ -173,7 +174,7 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
         nodes, edges = f"{name}.nodes", f"{name}.edge_links"
 
         def optional(field: str, row_shape: tuple) -> Callable:
-            empty = np.zeros((0, *row_shape))
+            empty = np.zeros((0, *row_shape), np.int64)
             return lambda obs: empty if getattr(get(obs), field) is None else getattr(get(obs), field)
 
         leaves = [leaf._replace(group=nodes) for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)]
@@ -189,10 +190,11 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
         if space.stack:
             return [leaf._replace(group=name, get=lambda obs, g=leaf.get: g(get(obs))) for leaf in rows]
         return [leaf._replace(group=name, get=lambda obs, leaf=leaf: np.array(
-            [leaf.get(row) for row in get(obs)], leaf.dtype).reshape(-1, *leaf.shape)) for leaf in rows]
+            [leaf.get(row) for row in get(obs)] or np.zeros((0, *leaf.shape), leaf.dtype))) for leaf in rows]
     if isinstance(space, spaces.Box):
         kind = "image" if len(space.shape) == 3 and sorted(space.shape)[1] >= 8 else "vector"
-        dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
+        small = {"f": np.dtype(np.float32), "u": np.dtype(np.int64)}  # torch knows no larger unsigned numbers
+        dtype = space.dtype if space.dtype == np.uint8 else small.get(space.dtype.kind, space.dtype)
         return [Leaf(name, kind, space.shape, dtype, None, space, get)]
     if isinstance(space, spaces.MultiBinary):
         return [Leaf(name, "vector", tuple(space.shape), np.dtype(np.int8), None, space, get)]
@@ -264,6 +266,7 @@ class Envs:
         self.leaves = [leaf for leaf in leaves if leaf.path != "action_mask"] + [
             leaf._replace(group=group) for leaf in leaves if leaf.path == "action_mask"]
         self.mask_slices = [slice(None)] if group else [part.mask for part in parts_of(self.action_space, False)]
+        self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
 
     def reset(self, seed: int | None = None) -> Step:
@@ -285,7 +288,7 @@ class Envs:
             self.lengths[i] += 1
             if terminated or truncated:
                 if not terminated:
-                    finals.append((self.first_env + i, self.flatten(i, obs)))
+                    finals.append((self.first_env + i, [array.copy() for array in self.flatten(i, obs)]))
                 episodes.append((self.first_env + i, self.returns[i], self.lengths[i], info.get("eval", {})))
                 self.returns[i], self.lengths[i] = 0.0, 0
                 obs, _ = env.reset()
@@ -302,14 +305,19 @@ class Envs:
         """The leaf arrays of one observation of env i."""
         arrays, num_rows = [], {}
         for leaf in self.leaves:
-            array = np.asarray(leaf.get(obs), leaf.dtype)
-            ragged = leaf.group is not None
+            array, ragged = np.asarray(leaf.get(obs)), leaf.group is not None
+            if array.dtype != leaf.dtype:
+                if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
+                    raise self.error(i, leaf, f"dtype {array.dtype} where {leaf.space.dtype} is declared")
+                array = array.astype(leaf.dtype)
             if array.ndim != len(leaf.shape) + ragged or array.shape[ragged:] != leaf.shape:
                 raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
             if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
                 raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
             if leaf.path == "action_mask" and not all(array[part].any(0).all() for part in self.mask_slices):
                 raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
+            if leaf is self.choice and len(array) == 0:
+                raise self.error(i, leaf, "there is no row to choose from")
             arrays.append(array)
         return arrays
 
@@ -361,8 +369,8 @@ def work(pipe, makers: list[Callable[[], gym.Env]], action_head: str, first_env:
         envs.close()
     except (KeyboardInterrupt, EOFError):
         pass
-    except Exception as error:
-        pipe.send((error, traceback.format_exc(), None))
+    except Exception:
+        pipe.send((None, traceback.format_exc(), None))
 
 
 class WorkerEnvs:
@@ -399,7 +407,7 @@ class WorkerEnvs:
                 process.join()
                 buffer, layout, step = None, f"it died with exit code {process.exitcode}", None
             if step is None:
-                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}: {layout}") from buffer
+                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}: {layout}")
             if buffer is not None:
                 self.buffers[process] = buffer.numpy()
             steps.append(step._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[process], offset)
@@ -623,12 +631,13 @@ class GNN(nn.Module):
         self.embed, layers = nn.Linear(node_dim, args.gnn_dim), range(args.gnn_layers)
         self.convs = nn.ModuleList(make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers)
         self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in layers)
+        self.takes_edge_attr = ["edge_attr" in inspect.signature(conv.forward).parameters for conv in self.convs]
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         h = self.embed(x)
-        for conv, norm in zip(self.convs, self.norms):
-            takes_edges = edge_attr is not None and not isinstance(conv, pyg.SAGEConv)
-            h = h + conv(norm(h), edge_index, *([edge_attr] if takes_edges else [])).relu()
+        for conv, norm, takes_edge_attr in zip(self.convs, self.norms, self.takes_edge_attr):
+            edges = (edge_index, edge_attr) if takes_edge_attr else (edge_index,)
+            h = h + conv(norm(h), *edges).relu()
         return h
 
 
@@ -940,7 +949,7 @@ def collect(agent: Agent, envs: Envs, step: Step, storage: Storage, args, on_epi
         rewards[t], dones[t] = step.reward, step.terminated | step.truncated
         finals += [(t, i, arrays) for i, arrays in step.finals]
         for episode in step.episodes:
-            on_episode(*episode)
+            on_episode((t + 1) * N, *episode)
     actions, log_probs, values = (torch.cat(column) for column in zip(*records))
     extra = Storage(storage.leaves, storage.device)
     extra.append(step.parts, step.counts)
@@ -1108,10 +1117,10 @@ class Logger:
         self.bar = tqdm(total=args.total_timesteps, unit="step", unit_scale=True, dynamic_ncols=True)
         self.recent, self.step, self.start = deque(maxlen=100), 0, time.time()
 
-    def episode(self, env: int, episodic_return: float, length: int, info: dict) -> None:
+    def episode(self, num_steps: int, env: int, episodic_return: float, length: int, info: dict) -> None:
         self.recent.append(episodic_return)
-        self.writer.add_scalar("charts/episodic_return", episodic_return, self.step)
-        self.writer.add_scalar("charts/episodic_length", length, self.step)
+        self.writer.add_scalar("charts/episodic_return", episodic_return, self.step + num_steps)
+        self.writer.add_scalar("charts/episodic_length", length, self.step + num_steps)
 
     def update(self, num_steps: int, scalars: dict[str, float]) -> None:
         self.step += num_steps
@@ -1141,6 +1150,9 @@ def main(args: Args) -> list[dict]:
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
+    if 0 < args.total_timesteps < args.batch_size:
+        raise ValueError(f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_envs} envs x "
+                         f"{args.num_steps} steps; 0 only evaluates")
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
 
     random.seed(args.seed)

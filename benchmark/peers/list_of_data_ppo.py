@@ -3,8 +3,8 @@
     python benchmark/peers/list_of_data_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
 
 The usual way to train on graphs of any size today: each observation becomes one Data, a rollout is a list of them, and
-each step of collection and each minibatch builds its Batch. Losses, defaults and annealing are those of CleanRL's
-ppo.py, with bootstrapping at time limits. Prints the steps per second of the whole training and the mean return of the
+each step of collection and each minibatch builds its Batch. The network is that of ppo_graph.py, layer by layer, with PyG's
+own segment operations. Losses, defaults and annealing are those of CleanRL's ppo.py, with bootstrapping at time limits. Prints the steps per second of the whole training and the mean return of the
 last 100 episodes.
 """
 
@@ -21,8 +21,8 @@ import torch
 import torch.nn as nn
 import tyro
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import GINConv, GINEConv, global_mean_pool
-from torch_geometric.utils import scatter, softmax
+from torch_geometric.nn import GINConv, GINEConv
+from torch_geometric.utils import segment, softmax
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))  # for the module `envs`
 
@@ -61,8 +61,10 @@ class Args:
     """largest norm of the gradient"""
     gnn_layers: int = 2
     """number of message-passing layers"""
-    gnn_hidden: int = 64
+    gnn_dim: int = 64
     """width of the node embeddings"""
+    hidden_dims: tuple[int, ...] = (64, 64)
+    """widths of the actor's and of the critic's MLP"""
 
 
 def layer_init(layer, std=2**0.5):
@@ -72,32 +74,38 @@ def layer_init(layer, std=2**0.5):
     return layer
 
 
+def mlp(widths):
+    """Linear layers, each followed by tanh."""
+    layers = [[layer_init(nn.Linear(i, o)), nn.Tanh()] for i, o in zip(widths, widths[1:])]
+    return nn.Sequential(*sum(layers, []))
+
+
 class GraphAgent(nn.Module):
-    """GIN (GINE with edge features) encoder, a score for each node, and a value of the mean embedding."""
+    """GIN (GINE with edge features) encoder, a score for each node, and a value of the graph, as in ppo_graph.py."""
 
-    def __init__(self, node_dim, edge_dim, num_layers, hidden):
+    def __init__(self, node_dim, edge_dim, args):
         super().__init__()
-        self.embed = layer_init(nn.Linear(node_dim, hidden))
-        self.convs = nn.ModuleList()
-        for _ in range(num_layers):
-            mlp = nn.Sequential(layer_init(nn.Linear(hidden, hidden)), nn.ReLU(), layer_init(nn.Linear(hidden, hidden)))
-            self.convs.append(GINEConv(mlp, edge_dim=edge_dim) if edge_dim else GINConv(mlp))
-        self.critic = nn.Sequential(
-            layer_init(nn.Linear(hidden, 64)), nn.Tanh(),
-            layer_init(nn.Linear(64, 64)), nn.Tanh(),
-            layer_init(nn.Linear(64, 1), std=1.0),
-        )
-        self.actor_node = layer_init(nn.Linear(hidden, hidden))
-        self.actor_graph = layer_init(nn.Linear(hidden, hidden))
-        self.actor_score = layer_init(nn.Linear(hidden, 1), std=0.01)
+        dim = args.gnn_dim
+        self.embed, self.convs, self.norms = nn.Linear(node_dim, dim), nn.ModuleList(), nn.ModuleList()
+        for _ in range(args.gnn_layers):
+            net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+            self.convs.append(GINEConv(net, edge_dim=edge_dim) if edge_dim else GINConv(net))
+            self.norms.append(nn.LayerNorm(dim))
+        widths = [2 * dim + 1, *args.hidden_dims]
+        self.actor = mlp(widths)
+        self.critic = mlp(widths).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
+        self.query = layer_init(nn.Linear(widths[-1], dim), 1.0)
+        self.project = nn.Linear(dim, dim)
+        self.score = layer_init(nn.Linear(dim, 1), 0.01)
 
-    def forward(self, x, edge_index, edge_attr, batch, num_graphs):
+    def forward(self, x, edge_index, edge_attr, batch, ptr):
         """Scores of the nodes [num_nodes] and values of the graphs [num_graphs]."""
         h = self.embed(x)
-        for conv in self.convs:
-            h = h + (conv(h, edge_index) if edge_attr is None else conv(h, edge_index, edge_attr))
-        pooled = global_mean_pool(h, batch, num_graphs)
-        score = self.actor_score(torch.tanh(self.actor_node(h) + self.actor_graph(pooled)[batch]))
+        for conv, norm in zip(self.convs, self.norms):
+            h = h + conv(norm(h), edge_index, *([] if edge_attr is None else [edge_attr])).relu()
+        num_nodes = (ptr[1:] - ptr[:-1])[:, None].float()
+        pooled = torch.cat([segment(h, ptr, "mean"), segment(h, ptr, "max"), num_nodes.log1p()], 1)
+        score = self.score(torch.tanh(self.project(h) + self.query(self.actor(pooled))[batch]))
         return score.squeeze(-1), self.critic(pooled).squeeze(-1)
 
 
@@ -114,17 +122,17 @@ def to_data(observation):
 
 def get_action_and_value(agent, batch, action=None):
     """Actions (node index within its graph; drawn if None), log-probabilities, entropies and values, each [B]."""
-    score, value = agent(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.num_graphs)
-    prob = softmax(score.masked_fill(~batch.allowed, -torch.inf), batch.batch, num_nodes=batch.num_graphs)
+    score, value = agent(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.ptr)
+    prob = softmax(score.masked_fill(~batch.allowed, -torch.inf), batch.batch, batch.ptr)
     log_prob = prob.clamp(min=1e-20).log()
     start = batch.ptr[:-1]
     if action is None:
         noise = prob / -torch.rand_like(prob).clamp(1e-20).log()  # exponential race: the largest of a graph wins
-        best = scatter(noise, batch.batch, dim_size=batch.num_graphs, reduce="max")
+        best = segment(noise, batch.ptr, "max")
         winner = (noise == best[batch.batch]).nonzero().squeeze(-1)
         action = torch.empty_like(start)
         action[batch.batch[winner]] = winner - start[batch.batch[winner]]
-    entropy = scatter(-prob * log_prob, batch.batch, dim_size=batch.num_graphs, reduce="sum")
+    entropy = segment(-prob * log_prob, batch.ptr, "sum")
     return action, log_prob[start + action], entropy, value
 
 
@@ -140,7 +148,7 @@ def main(args):
     envs = [gym.make(args.env_id, disable_env_checker=True) for _ in range(args.num_envs)]
     space = envs[0].observation_space["graph"]
     edge_dim = space.edge_space.shape[0] if space.edge_space is not None else None
-    agent = GraphAgent(space.node_space.shape[0], edge_dim, args.gnn_layers, args.gnn_hidden).to(device)
+    agent = GraphAgent(space.node_space.shape[0], edge_dim, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
 
     shape = (args.num_steps, args.num_envs)

@@ -68,21 +68,21 @@ class PadGraph(gym.ObservationWrapper):
 class GraphExtractor(BaseFeaturesExtractor):
     """Padded observations to [B, max_nodes + 1]: a score for each node (0 for padding), then the value."""
 
-    def __init__(self, observation_space, gnn_layers, gnn_hidden):
+    def __init__(self, observation_space, args):
         self.max_nodes, num_features = observation_space["nodes"].shape
         super().__init__(observation_space, self.max_nodes + 1)
-        self.agent = GraphAgent(num_features, None, gnn_layers, gnn_hidden)
+        self.agent = GraphAgent(num_features, None, args)
 
     def forward(self, observation):
         size = observation["size"].long()
-        num_graphs, device = len(size), size.device
+        device = size.device
         is_node = torch.arange(self.max_nodes, device=device) < size[:, :1]
         is_edge = torch.arange(observation["edges"].shape[1], device=device) < size[:, 1:]
-        graph = torch.arange(num_graphs, device=device)
-        offset = size[:, 0].cumsum(0) - size[:, 0]
-        links = observation["edges"][is_edge].long() + offset.repeat_interleave(size[:, 1])[:, None]
+        graph = torch.arange(len(size), device=device)
+        ptr = torch.cat([size.new_zeros(1), size[:, 0].cumsum(0)])
+        links = observation["edges"][is_edge].long() + ptr[:-1].repeat_interleave(size[:, 1])[:, None]
         batch = graph.repeat_interleave(size[:, 0])
-        score, value = self.agent(observation["nodes"][is_node], links.T, None, batch, num_graphs)
+        score, value = self.agent(observation["nodes"][is_node], links.T, None, batch, ptr)
         padded = score.new_zeros(is_node.shape).masked_scatter(is_node, score)
         return torch.cat([padded, value[:, None]], 1)
 
@@ -127,7 +127,7 @@ def main(args):
         vf_coef=args.vf_coef, max_grad_norm=args.max_grad_norm, device="auto" if args.cuda else "cpu",
         policy_kwargs={
             "features_extractor_class": GraphExtractor,
-            "features_extractor_kwargs": {"gnn_layers": args.gnn_layers, "gnn_hidden": args.gnn_hidden},
+            "features_extractor_kwargs": {"args": args},
             "ortho_init": False,  # GraphAgent initialises itself
         },
     )

@@ -1,0 +1,56 @@
+"""Environment steps per second of whole trainings on PoissonGraph-v0: this repository and two systems of today.
+
+    python benchmark/speed/sps.py --out benchmark/results/speed/sps.md
+    python benchmark/speed/sps.py --total-timesteps 4096 --rounds 1 --num-envs 8          # does it run?
+
+ppo_graph.py, list_of_data_ppo.py (torch_geometric's Batch.from_data_list) and sb3_padded_ppo.py (Stable-Baselines3's
+MaskablePPO on padded graphs) train the same network with the same settings of PPO, in turns A B C A B C ..., each as a
+process of its own. Steps per second are those that each script prints, without imports and set-up; a ratio compares the
+runs of one round, the table has medians over the rounds. Stable-Baselines3 needs its own virtual environment:
+pip install -r benchmark/requirements.txt, and its python in --peer-python.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import tyro
+from common import PPO_GRAPH, ROOT, in_turns, report, table_of
+
+
+@dataclass
+class Args:
+    total_timesteps: int = 65_536
+    """environment steps of each run"""
+    rounds: int = 3
+    """runs of each system"""
+    num_envs: tuple[int, ...] = (8, 64)
+    """numbers of environments, one table each"""
+    num_steps: int = 128
+    """steps of each environment in a rollout"""
+    peer_python: str = str(ROOT / ".venv-peers/bin/python")
+    """the Python that has stable-baselines3; it runs both peers"""
+    num_threads: int = 1
+    """threads of torch"""
+    out: str | None = None
+    """file that receives the same markdown, below the command and the machine"""
+
+
+def main(args):
+    lines = ["# Steps per second of a whole training on PoissonGraph-v0"]
+    for num_envs in args.num_envs:
+        flags = f"--env-id envs:PoissonGraph-v0 --total-timesteps {args.total_timesteps} --num-envs {num_envs} " \
+                f"--num-steps {args.num_steps} --gnn-layers 2 --gnn-dim 64 --hidden-dims 64 64 --no-cuda"
+        peers = ROOT / "benchmark" / "peers"
+        systems = {
+            "ppo_graph.py": [sys.executable, PPO_GRAPH, *flags.split(), "--eval-episodes", "0"],
+            "list of PyG Data": [args.peer_python, str(peers / "list_of_data_ppo.py"), *flags.split()],
+            "Stable-Baselines3, padded": [args.peer_python, str(peers / "sb3_padded_ppo.py"), *flags.split()],
+        }
+        runs = in_turns(systems, args.rounds, args.num_threads)
+        lines += ["", f"## {num_envs} environments x {args.num_steps} steps", "", *table_of(runs, "ppo_graph.py"), "",
+                  f"Medians of {args.rounds} round(s), {args.num_threads} thread(s); `{flags}`."]
+    report("\n".join(lines), args.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -13,6 +13,7 @@ GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020, arXiv:1905.1
 arXiv:1703.06114), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
 """
 
+import contextlib
 import inspect
 import json
 import math
@@ -24,7 +25,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Callable, Iterator, Literal, NamedTuple
+from typing import Annotated, Any, Callable, Iterator, Literal, NamedTuple, Sequence
 
 import gymnasium as gym
 import numpy as np
@@ -88,7 +89,7 @@ class Args:
     """widths of the actor's and of the critic's MLP"""
     activation: Literal["tanh", "relu", "elu", "gelu"] = "tanh"
     """activation of all MLPs"""
-    gnn: Literal["gine", "gatv2", "transformer", "gated", "sage"] = "gine"
+    gnn: Literal["gine", "gatv2", "transformer", "sage"] = "gine"
     """message passing layer of graph observations"""
     gnn_layers: int = 3
     """number of message passing layers"""
@@ -192,7 +193,8 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
         return [leaf._replace(group=name, get=lambda obs, leaf=leaf: np.array(
             [leaf.get(row) for row in get(obs)] or np.zeros((0, *leaf.shape), leaf.dtype))) for leaf in rows]
     if isinstance(space, spaces.Box):
-        kind = "image" if len(space.shape) == 3 and sorted(space.shape)[1] >= 8 else "vector"
+        pixels = space.shape[:2] if len(space.shape) == 3 and space.shape[2] < space.shape[0] else space.shape[1:]
+        kind = "image" if len(space.shape) == 3 and min(pixels) >= 8 else "vector"
         small = {"f": np.dtype(np.float32), "u": np.dtype(np.int64)}  # torch knows no larger unsigned numbers
         dtype = space.dtype if space.dtype == np.uint8 else small.get(space.dtype.kind, space.dtype)
         return [Leaf(name, kind, space.shape, dtype, None, space, get)]
@@ -209,7 +211,7 @@ class InfoActionMask(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        mask = spaces.MultiBinary(int(spaces.flatdim(env.action_space)))
+        mask = spaces.MultiBinary(parts_of(env.action_space, choice=False)[-1].mask.stop)
         self.observation_space = spaces.Dict({"obs": env.observation_space, "action_mask": mask})
 
     def reset(self, **kwargs):
@@ -265,7 +267,7 @@ class Envs:
         group = choice_group(self.action_space, leaves, action_head)  # a ragged mask shares the rows it is aligned to
         self.leaves = [leaf for leaf in leaves if leaf.path != "action_mask"] + [
             leaf._replace(group=group) for leaf in leaves if leaf.path == "action_mask"]
-        self.mask_slices = [slice(None)] if group else [part.mask for part in parts_of(self.action_space, False)]
+        self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
 
@@ -288,7 +290,7 @@ class Envs:
             self.lengths[i] += 1
             if terminated or truncated:
                 if not terminated:
-                    finals.append((self.first_env + i, [array.copy() for array in self.flatten(i, obs)]))
+                    finals.append((i, [array.copy() for array in self.flatten(i, obs)]))
                 episodes.append((self.first_env + i, self.returns[i], self.lengths[i], info.get("eval", {})))
                 self.returns[i], self.lengths[i] = 0.0, 0
                 obs, _ = env.reset()
@@ -297,15 +299,22 @@ class Envs:
         return self.finish(observations, np.array(outcomes, np.float32), finals, episodes)
 
     def finish(self, observations: list, outcomes: np.ndarray, finals: list, episodes: list) -> Step:
+        for i, arrays in finals:
+            self.check([i], *collate(self.leaves, [arrays]))
         parts, counts = collate(self.leaves, observations)
-        self.check(parts, counts)
+        self.check(range(len(observations)), parts, counts)
+        finals = [(self.first_env + i, arrays) for i, arrays in finals]
         return Step(parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
 
     def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
         arrays, num_rows = [], {}
         for leaf in self.leaves:
-            array, ragged = np.asarray(leaf.get(obs)), leaf.group is not None
+            ragged = leaf.group is not None
+            try:
+                array = np.asarray(leaf.get(obs))
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise self.error(i, leaf, f"cannot be read: {type(error).__name__} {error}") from error
             if array.dtype != leaf.dtype:
                 if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
                     raise self.error(i, leaf, f"dtype {array.dtype} where {leaf.space.dtype} is declared")
@@ -314,14 +323,15 @@ class Envs:
                 raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
             if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
                 raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
-            if leaf.path == "action_mask" and not all(array[part].any(0).all() for part in self.mask_slices):
+            if leaf.path == "action_mask" and not (array.any(0).all() if ragged else all(
+                    array.ravel()[options].any() for options in self.options)):
                 raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
             if leaf is self.choice and len(array) == 0:
                 raise self.error(i, leaf, "there is no row to choose from")
             arrays.append(array)
         return arrays
 
-    def check(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+    def check(self, envs: Sequence[int], parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
         for leaf, (values,) in zip(self.leaves, parts):
             num_nodes = counts.get(leaf.path.removesuffix("edge_links") + "nodes")
             if leaf.dtype.kind == "f":
@@ -339,7 +349,7 @@ class Envs:
                 i = int(np.searchsorted(ends, row, side="right"))
                 where = [row - int(ends[i] - counts[leaf.group][i])] * (leaf.group is not None) + where
                 graph = f" of a graph with {num_nodes[i]} nodes" if leaf.kind == "links" else ""
-                raise self.error(i, leaf, f"value {values[tuple(first)]} at index {where}{graph}")
+                raise self.error(envs[i], leaf, f"value {values[tuple(first)]} at index {where}{graph}")
 
     def error(self, i: int, leaf: Leaf, problem: str) -> ValueError:
         return ValueError(f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}")
@@ -381,7 +391,7 @@ class WorkerEnvs:
         self.leaves, self.action_space = probe.leaves, probe.action_space
         probe.close()
         context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
-        self.workers, self.buffers = [], {}
+        self.workers, self.buffers = [], {}  # process -> the shared memory it writes to
         for idx in np.array_split(np.arange(len(makers)), min(num_workers, len(makers))):
             pipe, child = context.Pipe()
             args = (child, [makers[i] for i in idx], action_head, int(idx[0]))
@@ -389,6 +399,7 @@ class WorkerEnvs:
             process.start()
             child.close()
             self.workers.append((process, pipe, slice(int(idx[0]), int(idx[-1]) + 1)))
+            self.buffers[process] = np.zeros(0, np.uint8)
 
     def reset(self, seed: int | None = None) -> Step:
         return self.ask([("reset", seed)] * len(self.workers))
@@ -398,7 +409,8 @@ class WorkerEnvs:
 
     def ask(self, requests: list) -> Step:
         for (_, pipe, _), request in zip(self.workers, requests):
-            pipe.send(request)
+            with contextlib.suppress(BrokenPipeError):  # what happened is seen below
+                pipe.send(request)
         steps = []
         for process, pipe, envs in self.workers:
             try:
@@ -418,8 +430,8 @@ class WorkerEnvs:
         return Step(list(zip(*[step.parts for step in steps])), counts, *outcomes, finals, episodes)
 
     def close(self) -> None:
-        for process, pipe, _ in self.workers:
-            if process.is_alive():
+        for _, pipe, _ in self.workers:
+            with contextlib.suppress(BrokenPipeError):
                 pipe.send(None)
         for process, _, _ in self.workers:
             process.join(timeout=5)
@@ -696,8 +708,8 @@ class Encoder(nn.Module):
 
 
 def key(path: str) -> str:
-    """A module name for a leaf path (module names must not hold dots)."""
-    return path.replace(".", "/")
+    """A module name for a leaf path (module names must hold no dots and not be those of module attributes)."""
+    return "leaf/" + path.replace(".", "/")
 
 
 # --- end shared: encoder ---
@@ -815,11 +827,12 @@ def to_env_actions(space: gym.Space, columns: Iterator[np.ndarray]) -> list:
 
 
 def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
-    """The group whose rows the actions choose from, or None where they index a fixed list of options."""
-    masks = [leaf for leaf in leaves if leaf.path == "action_mask"]
+    """The group whose rows the actions choose from, or None where they index a fixed list of options. Raises ValueError
+    if the action head or the action mask does not fit the spaces."""
+    parts, masks = parts_of(space, choice=False), [leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"]
     groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf not in masks))
     nodes = [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
-    discrete = all(part.kind == "categorical" for part in parts_of(space, choice=False))
+    discrete = all(part.kind == "categorical" for part in parts)
     if head == "auto":
         head = ("flat" if not discrete else "avail_actions" if "avail_actions" in groups else
                 "nodes" if masks and masks[0].group else "flat")
@@ -827,9 +840,13 @@ def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
     if len(found) != 1 or (head != "flat" and not discrete):
         raise ValueError(f"--action-head {head} needs Discrete actions and exactly one graph or set to choose from; "
                          f"the action space is {space}, the ragged leaves are {groups}")
-    if masks and (masks[0].group is None) != (found[0] is None):
-        raise ValueError(f"leaf 'action_mask': {masks[0].space} does not fit --action-head {head}: a mask of fixed "
-                         "size belongs to a fixed list of actions, a Sequence to a choice among rows")
+    for mask in masks:
+        num_options, dense = parts[-1].mask.stop, int(np.prod(mask.shape))
+        fits = dense == num_options if head == "flat" else mask.shape in ((), (len(parts),))
+        if mask.path != "action_mask" or (mask.group is None) != (head == "flat") or not fits:
+            wanted = (f"of {num_options} options" if head == "flat" else
+                      f"that is a Sequence with one row, of shape () or ({len(parts)},), per row of '{found[0]}'")
+            raise ValueError(f"leaf 'action_mask': {mask.space} where --action-head {head} needs a mask {wanted}")
     return found[0]
 
 
@@ -846,10 +863,6 @@ class ActionHead(nn.Module):
         self.rows = next((leaf.path for leaf in leaves if leaf.group and leaf.group == self.group), None)
         self.parts = parts_of(space, choice=self.group is not None)
         self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
-        for leaf in leaves:
-            num = self.parts[-1].mask.stop
-            if leaf.path == "action_mask" and not self.group and int(np.prod(leaf.shape)) != num:
-                raise ValueError(f"leaf 'action_mask' has shape {leaf.shape}, {space} has {num} options")
         self.heads, self.choices, self.conditions = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
         self.log_stds = nn.ParameterDict()
         for k, (kind, size, _, _) in enumerate(self.parts):
@@ -876,7 +889,7 @@ class ActionHead(nn.Module):
             log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
             columns.append(a.to(self.dtype))
             if str(k) in self.conditions:
-                latent = latent + self.conditions[str(k)](self.embed(part, a, elements, obs))
+                latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
         return torch.cat(columns, 1), log_prob, entropy
 
     def distribution(self, k: int, latent: Tensor, elements: dict[str, Tensor], obs: Obs):
@@ -1065,6 +1078,14 @@ def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=[100] * (len(frames) - 1) + [3000], loop=0)
 
 
+def eval_entries(args) -> list[dict]:
+    """The env kwargs of --eval-suite. Raises ValueError if the env has no suite of that name."""
+    suites = getattr(make_env(args.env_id, args.env_kwargs).unwrapped, "eval_suites", {})
+    if args.eval_suite is not None and args.eval_suite not in suites:
+        raise ValueError(f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}")
+    return suites.get(args.eval_suite, [])
+
+
 def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
     """Without --eval-suite one row per greedy episode. With it one row per entry: the cost (info["eval"]["cost"], else
     minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and the env's other info["eval"]."""
@@ -1072,11 +1093,8 @@ def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
         makers = [partial(make_env, args.env_id, args.env_kwargs)] * args.eval_episodes
         episodes = play(agent, makers, True, args, device) if makers else []
         return [{"episode": i, "length": length, "return": ret} for i, (ret, length, _) in enumerate(episodes)]
-    suites = getattr(make_env(args.env_id, args.env_kwargs).unwrapped, "eval_suites", {})
-    if args.eval_suite not in suites:
-        raise ValueError(f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}")
     rows = []
-    for kwargs in tqdm(suites[args.eval_suite], desc="evaluation", unit="entry", leave=False, mininterval=1):
+    for kwargs in tqdm(eval_entries(args), desc="evaluation", unit="entry", leave=False, mininterval=1):
         row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
         maker = partial(make_env, args.env_id, args.env_kwargs | kwargs)
         for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
@@ -1111,7 +1129,7 @@ class Logger:
 
             wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, sync_tensorboard=True,
                        config=vars(args), name=run_name, save_code=True)
-        self.writer = SummaryWriter(self.path)
+        self.writer = SummaryWriter(self.path, max_queue=1000)
         table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
         self.bar = tqdm(total=args.total_timesteps, unit="step", unit_scale=True, dynamic_ncols=True)
@@ -1153,6 +1171,9 @@ def main(args: Args) -> list[dict]:
     if 0 < args.total_timesteps < args.batch_size:
         raise ValueError(f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_envs} envs x "
                          f"{args.num_steps} steps; 0 only evaluates")
+    if args.num_minibatches > args.batch_size:
+        raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds the {args.batch_size} steps of a rollout")
+    eval_entries(args)  # a wrong name is an error now and not after the training
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
 
     random.seed(args.seed)

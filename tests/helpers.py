@@ -2,11 +2,10 @@
 
 import gymnasium as gym
 import numpy as np
+import ppo_graph
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
-
-import ppo_graph
 
 
 def vector(*shape, low=-1.0, high=1.0):
@@ -15,8 +14,8 @@ def vector(*shape, low=-1.0, high=1.0):
 
 def small_args(**kwargs):
     """Args of a network and a run that take milliseconds."""
-    small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2, update_epochs=2,
-                 total_timesteps=48, eval_episodes=0, cuda=False)
+    small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2,
+                 update_epochs=2, total_timesteps=48, eval_episodes=0, cuda=False)
     return ppo_graph.Args(**small | kwargs)
 
 
@@ -139,7 +138,7 @@ ACTIONS = {
 
 
 class RandomEnv(gym.Env):
-    """Random observations of a named space with a long tail of sizes. Reward 1 for an action that is in the action space;
+    """Random observations of a named space with a long tail of sizes. Reward 1 for an action of the action space;
     episodes of 2 to 6 steps, of which every other is truncated. `head`: "flat"; "mask", a dense mask; "nodes",
     "pair" of nodes with a ragged mask; "avail_actions"."""
 

@@ -1,13 +1,12 @@
 """The encoder: a batch is encoded as its observations are one by one, with any PyG layer."""
 
 import numpy as np
+import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import OBSERVATIONS, graph_space, sample, small_args, stored, vector
 from torch_geometric import nn as pyg
-
-import ppo_graph
 
 READOUTS = ["sum", "mean", "max", "meanmax"]
 
@@ -207,7 +206,8 @@ def test_many_categories_are_embedded():
     features, encoder = rows_of(spaces.MultiDiscrete([50, 50], start=[1, 2]), [np.array([1, 2]), np.array([50, 51])])
     weight = next(encoder.parameters())
     torch.testing.assert_close(features, torch.stack([weight[0] + weight[50], weight[49] + weight[99]]))
-    assert rows_of(spaces.Discrete(64), [3])[0].shape == (1, 64) and not list(rows_of(spaces.Discrete(64), [3])[1].parameters())
+    features, encoder = rows_of(spaces.Discrete(64), [3])
+    assert features.shape == (1, 64) and not list(encoder.parameters())
 
 
 def test_images_are_seen_alike_in_both_layouts():
@@ -220,6 +220,13 @@ def test_images_are_seen_alike_in_both_layouts():
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(results[0], results[2], atol=1e-5, rtol=1e-5)
     assert results[0].shape == (1, 512)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 3), (3, 8, 8), (9, 1, 9), (8, 2, 9), (40, 3, 40), (2, 8, 100), (4, 4, 9)])
+def test_any_shape_of_three_axes(shape):
+    """P1: whatever a Box of three axes means, it is encoded."""
+    storage, leaves = batch_of(spaces.Box(0, 1, shape, np.float32), 3)
+    assert_batch_equals_singles(encoder_of(leaves), storage)
 
 
 @pytest.mark.parametrize("name", ["type", "values", "items", "half", "training", "a.b"])

@@ -1,6 +1,7 @@
 """Ragged observations: what is stored and gathered equals PyG's batches and a plain per-observation reference."""
 
 import numpy as np
+import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
@@ -8,8 +9,6 @@ from helpers import graph_space, observation_spaces, sample, small_args, stored,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
-
-import ppo_graph
 
 SIZES = [(5, 8), (0, 0), (1, 0), (1, 3), (7, 0), (4, 2), (500, 900), (0, 0), (6, 10)]  # nodes, edges
 
@@ -130,7 +129,8 @@ def test_gather_equals_reference(space, seed, num_steps, num_envs):
 
 def test_stats_of_known_sizes():
     """G4: two graphs of 1 and 3 nodes and 0 and 4 edges: 16 + 128 bytes of which padding would store 224."""
-    zeros = [spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64)) for n, e in [(1, 0), (3, 4)]]
+    zeros = [spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
+             for n, e in [(1, 0), (3, 4)]]
     stats = stored(graph_space(), [zeros])[0].stats()
     valid, padded = 4 * 12 + 4 * 16, 6 * 12 + 8 * 16
     assert stats["charts/obs_bytes_per_step"] == valid / 2
@@ -153,10 +153,11 @@ def test_clear_keeps_nothing_but_memory():
 
 
 def test_declared_maximum_costs_nothing():
-    """G5: with the declared maximum raised tenfold the same bytes are stored, computed on and kept, on sizes with a tail."""
+    """G5: with the declared maximum raised tenfold the same bytes are stored and computed on, on sizes with a tail."""
     def rollout(declared_max):
         args = small_args(env_id="envs:PoissonGraph-v0", env_kwargs={"declared_max": declared_max}, num_steps=32)
-        envs = ppo_graph.make_envs([lambda: ppo_graph.make_env(args.env_id, args.env_kwargs)] * args.num_envs, 0, "auto")
+        makers = [lambda: ppo_graph.make_env(args.env_id, args.env_kwargs)] * args.num_envs
+        envs = ppo_graph.make_envs(makers, 0, "auto")
         torch.manual_seed(1)
         agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
         storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))

@@ -3,9 +3,9 @@
     python benchmark/peers/list_of_data_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
 
 The usual way to train on graphs of any size today: each observation becomes one Data, a rollout is a list of them, and
-each step of collection and each minibatch builds its Batch. The network is that of ppo_graph.py, layer by layer, with PyG's
-own segment operations. Losses, defaults and annealing are those of CleanRL's ppo.py, with bootstrapping at time limits. Prints the steps per second of the whole training and the mean return of the
-last 100 episodes.
+each step of collection and each minibatch builds its Batch. The network is that of ppo_graph.py, layer by layer, with
+PyG's own segment operations. Losses, defaults and annealing are those of CleanRL's ppo.py, with bootstrapping at time
+limits. Prints the steps per second of the whole training and the mean return of the last 100 episodes.
 """
 
 import random

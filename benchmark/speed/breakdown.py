@@ -3,10 +3,10 @@
     python benchmark/speed/breakdown.py --out benchmark/results/speed/breakdown.md
     python benchmark/speed/breakdown.py --tasks cartpole --cartpole-timesteps 20000
 
-Runs ppo_graph.py in this process on the CPU, first as it is (also the warm-up), then with timers around its functions. A
-section's time is its own, without the timed functions that it calls. Every timer costs time, part of it inside the
-section and part inside its caller; both are measured on an empty function before the run and subtracted, and the table's
-last lines say how much that was. The corrected wall time is to be compared with that of the run without timers.
+Runs ppo_graph.py in this process on the CPU, first as it is (also the warm-up), then with timers around its functions.
+A section's time is its own, without the timed functions that it calls. Every timer costs time, part of it inside the
+section and part inside its caller; both are measured on an empty function before the run and subtracted, and the line
+below a table says how much that was, beside the wall time of the run without timers.
 """
 
 import functools
@@ -30,7 +30,8 @@ import ppo_graph  # noqa: E402
 
 TASKS = {
     "poisson": dict(env_id="envs:PoissonGraph-v0", num_envs=8, gnn_layers=2, gnn_dim=64, hidden_dims=(64, 64)),
-    "jobshop": dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": [3, 10], "machines": [3, 10]}, num_envs=64, gamma=1.0),
+    "jobshop": dict(env_id="envs:JobShop-v0", num_envs=64, gamma=1.0,
+                    env_kwargs={"jobs": [3, 10], "machines": [3, 10]}),
     "cartpole": dict(env_id="CartPole-v1", num_envs=4, hidden_dims=(64, 64)),
 }
 ROOTS = [(ppo_graph, "collect", "rest of collect"), (ppo_graph, "update", "rest of update"),
@@ -45,7 +46,8 @@ TIMED = [
     (ppo_graph.Envs, "finish", "rest of Envs.step"), (ppo_graph, "collate", "collate"),
     (ppo_graph.Storage, "append", "Storage.append"), (ppo_graph.Storage, "latest", "Storage.latest"),
     (ppo_graph.Storage, "gather", "Storage.gather"), (ppo_graph.Storage, "assemble", "Storage.assemble"),
-    (ppo_graph, "to_env_actions", "to_env_actions"), (ppo_graph, "gae", "gae"), (ppo_graph.Logger, "episode", "logging"),
+    (ppo_graph, "to_env_actions", "to_env_actions"), (ppo_graph, "gae", "gae"),
+    (ppo_graph.Logger, "episode", "logging"),
 ]
 NETWORKS_AND_ENVS = ["environments", "policy forward", "update forward", "loss", "backward", "optimizer, clipping"]
 
@@ -54,11 +56,11 @@ NETWORKS_AND_ENVS = ["environments", "policy forward", "update forward", "loss",
 class Args:
     tasks: tuple[str, ...] = tuple(TASKS)
     """which of poisson, jobshop and cartpole to run"""
-    poisson_timesteps: int = 60_000
+    poisson_timesteps: int = 30_720
     """steps of each of the two trainings on PoissonGraph-v0, 8 envs x 128"""
-    jobshop_timesteps: int = 82_000
+    jobshop_timesteps: int = 24_576
     """the same on JobShop-v0, 64 envs x 128, 3 to 10 jobs and machines"""
-    cartpole_timesteps: int = 200_000
+    cartpole_timesteps: int = 102_400
     """the same on CartPole-v1, 4 envs x 128"""
     num_threads: int = 1
     """threads of torch"""
@@ -67,7 +69,7 @@ class Args:
 
 
 class Clock:
-    """Seconds, calls and timed calls below, of each section; wall seconds from the first root to the end of the last."""
+    """Seconds, calls and timed calls below, by section; `begin` and `end` of the wall time, from first to last root."""
 
     def __init__(self):
         self.stack = []  # of open sections: [name, seconds of the timed calls below, number of these]
@@ -168,7 +170,7 @@ def breakdown(name: str, task: dict) -> list[str]:
 def main(args):
     torch.set_num_threads(args.num_threads)
     lines = ["# Where the time of a training goes", "",
-             f"One training each, {args.num_threads} thread(s). \"Everything else\" is the sum of the rows below it.", ""]
+             f"One training each, {args.num_threads} thread(s). The rows below \"everything else\" add up to it.", ""]
     for name in args.tasks:
         lines += breakdown(name, TASKS[name] | {"total_timesteps": getattr(args, f"{name}_timesteps")})
     report("\n".join(lines), args.out)

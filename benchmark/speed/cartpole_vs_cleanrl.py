@@ -10,13 +10,11 @@ scripts run in turns A B C A B C ..., each as a process of its own; defaults of 
 4 epochs x 4 minibatches, two hidden layers of 64.
 """
 
-import re
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tyro
 from common import PPO_GRAPH, in_turns, report, table_of
 
@@ -24,8 +22,8 @@ CHANGES = [
     ("for i in range(args.num_envs)],\n",
      "for i in range(args.num_envs)],\n        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,\n"),
     ('for info in infos["final_info"]:',
-     'for info in [{"episode": {"r": r, "l": l}} for r, l, ended in zip(*infos["final_info"]["episode"].values()'
-     ') if ended]:'),
+     'for info in ({"episode": {"r": r, "l": l}} '
+     'for r, l in zip(*map(infos["final_info"]["episode"].get, "rl")) if l):'),
 ]
 
 

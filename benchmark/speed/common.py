@@ -44,8 +44,7 @@ class Run(NamedTuple):
     sps: float  # environment steps per second of the training, as the script itself printed it last
     seconds: float  # of the whole process, imports included
     peak_mb: float  # largest resident memory
-    mean_return: float  # of recent episodes, as printed last; NaN if the script prints none
-    output: str
+    mean_return: float  # of the last 100 episodes; NaN if the script prints none
 
 
 def train(command: list[str], num_threads: int, cwd: str) -> Run:
@@ -61,18 +60,20 @@ def train(command: list[str], num_threads: int, cwd: str) -> Run:
         output = file.read()
     sps = re.findall(r"SPS\W*(\d+)", output)  # "SPS 123", "SPS: 123", and "SPS=123" of a progress bar
     if process.returncode or not sps:
-        raise RuntimeError(f"exit code {process.returncode} of {shlex.join(command)}; its last lines:\n{output[-2000:]}")
-    mean_return = re.findall(r"(?:mean return |ret=)(-?[\d.]+)", output)
-    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, float(mean_return[-1]) if mean_return else np.nan, output)
+        raise RuntimeError(f"exit code {process.returncode} of {shlex.join(command)}; its last lines:\n"
+                           f"{output[-2000:]}")
+    mean_return = re.findall(r"(?:mean return |ret=)(-?[\d.]+)", output)[-1:]  # printed as a mean, or by episode
+    mean_return = mean_return or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)[-100:] or [np.nan]
+    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, np.mean([float(number) for number in mean_return]))
 
 
 def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> dict[str, list[Run]]:
-    """The runs of each command, A B C A B C ..., each in an empty folder, with progress on stderr."""
+    """The runs of each command, A B C A B C ..., each in an empty folder; --seed is the round. Progress on stderr."""
     runs = {name: [] for name in systems}
     for k in range(rounds):
         for name, command in systems.items():
             with tempfile.TemporaryDirectory() as folder:
-                runs[name].append(run := train(command, num_threads, folder))
+                runs[name].append(run := train([*command, "--seed", str(k + 1)], num_threads, folder))
             print(f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s", file=sys.stderr)
     return runs
 
@@ -87,7 +88,7 @@ def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
     lines = ["| system | SPS (least to most) | ours / this | process, s | peak memory, MB | mean return |",
              "| --- | --- | --- | --- | --- | --- |"]
     for name, column in runs.items():
-        sps, seconds, peak_mb, returns = (np.array(values) for values in list(zip(*column))[:4])
+        sps, seconds, peak_mb, returns = (np.array(values) for values in zip(*column))
         ratio = ratios(runs[ours], column)
         ratio = "" if name == ours else f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"

@@ -10,6 +10,8 @@ runs of one round, the table has medians over the rounds. Stable-Baselines3 need
 pip install -r benchmark/requirements.txt, and its python in --peer-python.
 """
 
+import os
+import shutil
 import sys
 from dataclasses import dataclass
 
@@ -19,7 +21,7 @@ from common import PPO_GRAPH, ROOT, in_turns, report, table_of
 
 @dataclass
 class Args:
-    total_timesteps: int = 65_536
+    total_timesteps: int = 32_768
     """environment steps of each run"""
     rounds: int = 3
     """runs of each system"""
@@ -36,6 +38,11 @@ class Args:
 
 
 def main(args):
+    peer_python = shutil.which(args.peer_python)
+    if peer_python is None:
+        raise SystemExit(f"--peer-python {args.peer_python} is missing; make it: python -m venv .venv-peers && "
+                         ".venv-peers/bin/pip install -r benchmark/requirements.txt")
+    peer_python = os.path.abspath(peer_python)
     lines = ["# Steps per second of a whole training on PoissonGraph-v0"]
     for num_envs in args.num_envs:
         flags = f"--env-id envs:PoissonGraph-v0 --total-timesteps {args.total_timesteps} --num-envs {num_envs} " \
@@ -43,8 +50,8 @@ def main(args):
         peers = ROOT / "benchmark" / "peers"
         systems = {
             "ppo_graph.py": [sys.executable, PPO_GRAPH, *flags.split(), "--eval-episodes", "0"],
-            "list of PyG Data": [args.peer_python, str(peers / "list_of_data_ppo.py"), *flags.split()],
-            "Stable-Baselines3, padded": [args.peer_python, str(peers / "sb3_padded_ppo.py"), *flags.split()],
+            "list of PyG Data": [peer_python, str(peers / "list_of_data_ppo.py"), *flags.split()],
+            "Stable-Baselines3, padded": [peer_python, str(peers / "sb3_padded_ppo.py"), *flags.split()],
         }
         runs = in_turns(systems, args.rounds, args.num_threads)
         lines += ["", f"## {num_envs} environments x {args.num_steps} steps", "", *table_of(runs, "ppo_graph.py"), "",

@@ -2,8 +2,8 @@
 
     python benchmark/curves.py --out benchmark/results/job_shop/curve runs/JobShop-v0__ppo_graph__1__*
 
-writes curve.csv (step, wall time in seconds, return, length, SPS; one row per update) and curve.png (return against steps
-and against minutes, one line per run)."""
+writes curve.csv (step, wall time in seconds, return, length, SPS; one row per update) and curve.png (return against
+steps and against minutes, one line per run)."""
 
 import argparse
 import csv

@@ -284,9 +284,10 @@ class Envs:
         observations, outcomes, finals, episodes = [], [], [], []
         for i, (env, action) in enumerate(zip(self.envs, actions)):
             obs, reward, terminated, truncated, info = env.step(action)
+            reward = float(reward)
             if not math.isfinite(reward):
                 raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
-            self.returns[i] += float(reward)
+            self.returns[i] += reward
             self.lengths[i] += 1
             if terminated or truncated:
                 if not terminated:
@@ -544,10 +545,12 @@ class Storage:
             largest = max(int(step[leaf.group].max()) for step in self.steps)
             valid, padded = valid + num * row_bytes, padded + largest * self.size * row_bytes
             if leaf.group:
-                name = "nodes_per_graph" if leaf.group.endswith("nodes") else f"rows/{leaf.group}"
-                stats[f"charts/{name}"] = num / self.size
+                stats[f"charts/rows/{leaf.group}"] = num / self.size
+        nodes = [num / self.size for leaf, num in zip(self.leaves, self.num_rows) if str(leaf.group).endswith(".nodes")]
+        if nodes:
+            stats["charts/nodes_per_graph"] = nodes[0]
         stats["charts/obs_bytes_per_step"] = valid / self.size
-        return stats | {"charts/padding_avoided": 1 - valid / max(padded, 1)}
+        return stats | {"charts/padding_avoided": 1 - valid / padded if padded else 0.0}
 
 
 # --- end shared: ragged observations ---
@@ -880,13 +883,15 @@ class ActionHead(nn.Module):
 
     def forward(self, latent: Tensor, elements: dict[str, Tensor], obs: Obs, action: Tensor | None = None,
                 greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
+        """(action [B, columns], log_prob [B], entropy [B]) of the given action; of a sample or of the mode without the
+        entropy (0), which collection does not need."""
         log_prob, entropy, columns = 0.0, 0.0, []
         for k, part in enumerate(self.parts):
             dist = self.distribution(k, latent, elements, obs)
             a = dist.sample(greedy) if action is None else action[:, part.columns]
             a = a if part.kind == "normal" else a.long()
-            log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
+            log_prob = log_prob + dist.log_prob(a)
+            entropy = entropy + dist.entropy() if action is not None else entropy
             columns.append(a.to(self.dtype))
             if str(k) in self.conditions:
                 latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
@@ -1047,8 +1052,9 @@ def save_model(path: str, agent: nn.Module, args) -> None:
 
 
 def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
+    weights = torch.load(path, map_location=device, weights_only=True)["model"]
     try:
-        agent.load_state_dict(torch.load(path, map_location=device, weights_only=True)["model"])
+        agent.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"--load-model {path}: its network is not the one that the flags describe: {error}") from None
 
@@ -1080,7 +1086,9 @@ def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
 
 def eval_entries(args) -> list[dict]:
     """The env kwargs of --eval-suite. Raises ValueError if the env has no suite of that name."""
-    suites = getattr(make_env(args.env_id, args.env_kwargs).unwrapped, "eval_suites", {})
+    env = make_env(args.env_id, args.env_kwargs)
+    suites = getattr(env.unwrapped, "eval_suites", {})
+    env.close()
     if args.eval_suite is not None and args.eval_suite not in suites:
         raise ValueError(f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}")
     return suites.get(args.eval_suite, [])

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl_graph"
-BLOCK = re.compile(r"^# --- shared: (?P<name>[^\n]+) ---\n.*?^# --- end shared: (?P=name) ---\n", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^# --- shared: (?P<name>[^\n]+) ---\n.*?^# --- end shared: (?P=name) ---\n", re.S | re.M)
 
 
 def blocks(text: str) -> dict[str, str]:
@@ -19,7 +19,7 @@ def blocks(text: str) -> dict[str, str]:
     found = {match["name"]: match[0] for match in BLOCK.finditer(text)}
     markers = re.findall(r"^# --- (?:end )?shared: ", text, re.MULTILINE)
     if len(markers) != 2 * len(found):
-        raise ValueError(f"{len(markers)} marker lines for {len(found)} blocks: every block needs a start and an end once")
+        raise ValueError(f"{len(markers)} marker lines for {len(found)} blocks: each needs a start and an end")
     return found
 
 

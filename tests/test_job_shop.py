@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cleanrl_graph.envs import job_shop
-from cleanrl_graph.envs.job_shop import (NODE_FEATURES, RULES, JobShopEnv, dispatch_rule, load_instance, play_rule,
-                                         rule_makespans)
+from cleanrl_graph.envs.job_shop import NODE_FEATURES, RULES, JobShopEnv, dispatch_rule, load_instance, play_rule
 
 COLUMN = {text.split(":")[0]: i for i, text in enumerate(NODE_FEATURES)}
 ALL_NAMES = [kwargs["instance"] for kwargs in JobShopEnv.eval_suites["all"]]
@@ -244,7 +243,7 @@ def test_rules_match_published_gaps():
     gaps = {rule: [] for rule in RULES}
     for kwargs in JobShopEnv.eval_suites["la"]:
         best = load_instance(kwargs["instance"])[2]
-        for rule, cost in rule_makespans(kwargs["instance"], "nondelay").items():
+        for rule, cost in job_shop.rule_makespans(kwargs["instance"], "nondelay").items():
             gaps[rule].append(100 * (cost / best - 1))
     assert np.mean(gaps["SPT"]) == pytest.approx(21.2, abs=1.5)
     assert np.mean(gaps["MWKR"]) == pytest.approx(12.7, abs=0.5)

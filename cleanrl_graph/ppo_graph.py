@@ -883,15 +883,13 @@ class ActionHead(nn.Module):
 
     def forward(self, latent: Tensor, elements: dict[str, Tensor], obs: Obs, action: Tensor | None = None,
                 greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [B, columns], log_prob [B], entropy [B]) of the given action; of a sample or of the mode without the
-        entropy (0), which collection does not need."""
+        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
         log_prob, entropy, columns = 0.0, 0.0, []
         for k, part in enumerate(self.parts):
             dist = self.distribution(k, latent, elements, obs)
             a = dist.sample(greedy) if action is None else action[:, part.columns]
             a = a if part.kind == "normal" else a.long()
-            log_prob = log_prob + dist.log_prob(a)
-            entropy = entropy + dist.entropy() if action is not None else entropy
+            log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
             columns.append(a.to(self.dtype))
             if str(k) in self.conditions:
                 latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))

@@ -139,9 +139,10 @@ def test_samples_follow_the_probabilities(case):
     num = 4000
     obs = storage.gather(np.arange(storage.size).repeat(num))
     with torch.no_grad():
-        action, log_prob, _, _ = agent(obs)
-        _, again, _, _ = agent(obs, action)
+        action, log_prob, entropy, _ = agent(obs)
+        _, again, entropy_again, _ = agent(obs, action)
     torch.testing.assert_close(log_prob, again, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy, entropy_again, atol=1e-5, rtol=1e-5)
     for i in range(storage.size):
         actions = enumerate_actions(agent, storage, i)
         with torch.no_grad():

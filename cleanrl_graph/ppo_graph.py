@@ -25,6 +25,7 @@ import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any, Callable, Iterator, Literal, NamedTuple, Sequence
 
 import gymnasium as gym
@@ -166,17 +167,17 @@ class Leaf(NamedTuple):
 
 def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs) -> list[Leaf]:
     """The leaves of `space` in a fixed order. Raises TypeError for a space with no rule, naming it."""
-    name = path or "obs"
+    name = path or "obs"  # the path of a space that is not inside another
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        return [leaf for k, child in children
-                for leaf in leaves_of(child, f"{path}.{k}".lstrip("."), lambda obs, k=k: get(obs)[k])]
+        return [leaf for k, child in children for leaf in leaves_of(
+            child, f"{path}.{k}" if path else str(k), (lambda obs, k=k: get(obs)[k]) if path else itemgetter(k))]
     if isinstance(space, spaces.Graph):
         nodes, edges = f"{name}.nodes", f"{name}.edge_links"
 
         def optional(field: str, row_shape: tuple) -> Callable:
             empty = np.zeros((0, *row_shape), np.int64)
-            return lambda obs: empty if getattr(get(obs), field) is None else getattr(get(obs), field)
+            return lambda obs: empty if (value := getattr(get(obs), field)) is None else value
 
         leaves = [leaf._replace(group=nodes) for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)]
         leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int64), edges, space, optional("edge_links", (2,))))
@@ -248,7 +249,7 @@ def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarra
     parts, counts = [], {None: np.ones(len(observations), np.int64)}
     for leaf, arrays in zip(leaves, zip(*observations)):
         if leaf.group not in counts:
-            counts[leaf.group] = np.array([len(array) for array in arrays], np.int64)
+            counts[leaf.group] = np.fromiter(map(len, arrays), np.int64, len(arrays))
         parts.append([np.concatenate(arrays) if leaf.group else np.array(arrays)])
     return parts, counts
 
@@ -473,7 +474,7 @@ class Storage:
 
     def clear(self) -> None:
         """Forgets the observations and keeps the memory."""
-        self.size, self.num_rows = 0, [0] * len(self.leaves)
+        self.size, self.num_rows, self.num_latest = 0, [0] * len(self.leaves), [0] * len(self.leaves)
         self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
         self.counts: dict[str | None, np.ndarray] = {}  # the same of all steps, made when first needed
 
@@ -482,6 +483,7 @@ class Storage:
         for k, arrays in enumerate(parts):
             start, num = self.num_rows[k], sum(map(len, arrays))
             stop = self.num_rows[k] = start + num
+            self.num_latest[k] = num
             if stop > len(self.values[k]):
                 grown = self.values[k].new_empty((2 * stop, *self.values[k].shape[1:]))
                 grown[:start] = self.values[k][:start]
@@ -500,9 +502,8 @@ class Storage:
 
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
-        counts = self.steps[-1]
-        num = [int(counts[leaf.group].sum()) for leaf in self.leaves]
-        return self.assemble([v[stop - n:stop] for v, stop, n in zip(self.values, self.num_rows, num)], counts)
+        values = [v[stop - num:stop] for v, stop, num in zip(self.values, self.num_rows, self.num_latest)]
+        return self.assemble(values, self.steps[-1])
 
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""
@@ -517,15 +518,15 @@ class Storage:
 
     def assemble(self, values: list[Tensor], counts: dict[str, np.ndarray]) -> Obs:
         """Adds `ptr` and `batch` to the ragged leaves, and to the edges the index of their graph's first node."""
-        groups = [group for group in counts if group is not None]
-        ptr = {group: self.to_device(np.concatenate([[0], counts[group].cumsum()])) for group in groups}
-        batch = {group: self.repeat(np.arange(len(counts[group])), counts[group]) for group in groups}
+        ptr = {group: np.concatenate([[0], num.cumsum()]) for group, num in counts.items() if group is not None}
+        views = {group: (self.to_device(ends), self.repeat(np.arange(len(ends) - 1), counts[group]))
+                 for group, ends in ptr.items()}
         obs = {}
         for leaf, rows in zip(self.leaves, values):
             if leaf.kind == "links":
-                first_node = ptr[leaf.path.removesuffix("edge_links") + "nodes"]
-                rows = rows + first_node[batch[leaf.group]][:, None]
-            obs[leaf.path] = Ragged(rows, ptr[leaf.group], batch[leaf.group]) if leaf.group else rows
+                first_node = ptr[leaf.path.removesuffix("edge_links") + "nodes"][:-1]
+                rows = rows + self.repeat(first_node, counts[leaf.group])[:, None]
+            obs[leaf.path] = Ragged(rows, *views[leaf.group]) if leaf.group else rows
         return obs
 
     def repeat(self, values: np.ndarray, counts: np.ndarray) -> Tensor:
@@ -535,7 +536,8 @@ class Storage:
         return torch.repeat_interleave(self.to_device(values), self.to_device(counts), output_size=int(counts.sum()))
 
     def to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
 
     def stats(self) -> dict[str, float]:
         """Bytes per observation, the share that padding to the largest one would have wasted, rows per group."""

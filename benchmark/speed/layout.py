@@ -83,16 +83,15 @@ def unpad(nodes, edges, mask, sizes):
     return nodes[is_node], (edges[is_edge] + offset[:, None]).T, mask[is_node], batch
 
 
-def store(storage, observations):
-    """Appends the observations to the storage as one step."""
-    arrays = [[leaf.get(observation) for leaf in storage.leaves] for observation in observations]
-    storage.append(*collate(storage.leaves, arrays))
+def read(leaves, observations):
+    """The leaf arrays of each observation."""
+    return [[leaf.get(observation) for leaf in leaves] for observation in observations]
 
 
-def ours_collate(storage, observations):
-    """One flat batch of the observations."""
+def ours_collate(storage, arrays):
+    """One flat batch of observations given by their leaf arrays."""
     storage.clear()
-    store(storage, observations)
+    storage.append(*collate(storage.leaves, arrays))
     return storage.latest()
 
 
@@ -104,19 +103,21 @@ def check_equal(ours, pyg):
     assert torch.equal(ours["action_mask"].values, pyg.mask)
 
 
-def median_us(functions, repeats):
-    """Median microseconds of each function [len(functions)], called in turns after one warm-up turn."""
+def median_us(functions, repeats, calls=20):
+    """Median microseconds of a call of each function [len(functions)]: `repeats` turns of `calls` calls in a row, as
+    timeit does, after one warm-up turn."""
     seconds = np.zeros((repeats + 1, len(functions)))
     for row in seconds:
         for k, function in enumerate(functions):
             start = time.perf_counter()
-            function()
-            row[k] = time.perf_counter() - start
+            for _ in range(calls):
+                function()
+            row[k] = (time.perf_counter() - start) / calls
     return np.median(seconds[1:], axis=0) * 1e6
 
 
 def measure(declared_max, args):
-    """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None); mean and max nodes."""
+    """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None), and a note."""
     env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max)
     observations = [env.reset(seed=args.seed)[0]]
     while len(observations) < args.num_stored:
@@ -126,17 +127,19 @@ def measure(declared_max, args):
 
     leaves = leaves_of(env.observation_space)
     scratch, stored = Storage(leaves, torch.device("cpu")), Storage(leaves, torch.device("cpu"))
+    arrays = read(leaves, observations)
     for start in range(0, args.num_stored, 64):
-        store(stored, observations[start : start + 64])
+        stored.append(*collate(leaves, arrays[start : start + 64]))
     data = [to_data(observation) for observation in observations]
     padded = pad(observations, declared_max)
     batch = Batch.from_data_list(data[:64])
-    check_equal(ours_collate(scratch, observations[:64]), batch)
+    check_equal(ours_collate(scratch, arrays[:64]), batch)
     assert all(map(torch.equal, unpad(*(array[:64] for array in padded)), (batch.x, batch.edge_index, batch.mask,
                                                                            batch.batch)))
 
-    collate = np.array([median_us([
-        lambda: ours_collate(scratch, observations[:num]),
+    collate_us = np.array([median_us([
+        lambda: ours_collate(scratch, arrays[:num]),
+        lambda: ours_collate(scratch, read(leaves, observations[:num])),
         lambda: Batch.from_data_list(data[:num]),
         lambda: pyg_from_numpy(observations[:num]),
         lambda: pad(observations[:num], declared_max),
@@ -154,13 +157,19 @@ def measure(declared_max, args):
     ], args.repeats)
 
     flat_bytes = sum(values[:num].nbytes for values, num in zip(stored.values, stored.num_rows))
-    flat_bytes += sum(counts[group].nbytes for counts in stored.steps for group in counts if group)
+    count_bytes = sum(counts[group].nbytes for counts in stored.steps for group in counts if group)
     data_bytes = sum(tensor.nbytes for graph in data for _, tensor in graph)
     padded_bytes = sum(array.nbytes for array in padded)
-    names = ["flat (this repository)", "list of Data, prebuilt (bytes: tensors only)", "list of Data, built from numpy",
-             "zero-padded, edges 4 x nodes", "the same, padding removed from the batch"]
-    num_bytes = np.array([flat_bytes, data_bytes, data_bytes, padded_bytes, padded_bytes]) / args.num_stored
-    return list(zip(names, num_bytes, *collate, [gather[0], gather[1], None, *gather[2:]])), np.mean(sizes), max(sizes)
+    names = ["flat, from leaf arrays", "flat, from observations", "list of Data, prebuilt",
+             "list of Data, from observations", "zero-padded, edges 4 x nodes", "zero-padded, then unpadded"]
+    num_bytes = np.array([flat_bytes, flat_bytes, data_bytes, data_bytes, padded_bytes, padded_bytes]) / args.num_stored
+    gather = [gather[0], None, gather[1], None, *gather[2:]]
+    ratios = [micro[2:4] / micro[:2] for micro in collate_us] + [gather[2] / gather[0]]
+    note = f"List of Data / flat: collate 64 {ratios[0][0]:.1f} (prebuilt), {ratios[0][1]:.1f} (from observations); " \
+           f"collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather {ratios[2]:.1f}. Graphs of {np.mean(sizes):.1f}" \
+           f" nodes on average, the largest of {max(sizes)}. Bytes are those of the tensors; flat storage adds " \
+           f"{count_bytes / args.num_stored:.0f} bytes of row counts per observation."
+    return list(zip(names, num_bytes, *collate_us, gather)), note
 
 
 def main(args):
@@ -168,13 +177,14 @@ def main(args):
     header = f"| layout | declared maximum | bytes per observation | collate 64, us | collate 512, us | gather " \
              f"{args.num_stored // 4:,} of {args.num_stored:,}, us |"
     lines = [header, "| --- | --- | --- | --- | --- | --- |"]
+    notes = []
     for declared_max in (200, 2000) if args.tenfold else (200,):
-        rows, mean_nodes, max_nodes = measure(declared_max, args)
+        rows, note = measure(declared_max, args)
         for name, num_bytes, *times in rows:
             cells = [f"{num_bytes:,.0f}"] + ["" if t is None else f"{t:,.0f}" for t in times]
             lines.append(f"| {name} | {declared_max:,} | " + " | ".join(cells) + " |")
-    lines += ["", f"Graphs of {mean_nodes:.1f} nodes on average, the largest of {max_nodes}; medians of {args.repeats} "
-                  f"repeats in turns, {args.num_threads} thread(s)."]
+        notes += ["", f"Declared maximum {declared_max:,}: {note}"]
+    lines += [*notes, "", f"Medians of {args.repeats} turns of 20 calls in a row, {args.num_threads} thread(s)."]
     report("\n".join(lines), args.out)
 
 

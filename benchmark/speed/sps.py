@@ -10,6 +10,7 @@ runs of one round, the table has medians over the rounds. Stable-Baselines3 need
 pip install -r benchmark/requirements.txt, and its python in --peer-python.
 """
 
+import itertools
 import os
 import shutil
 import sys
@@ -27,6 +28,8 @@ class Args:
     """runs of each system"""
     num_envs: tuple[int, ...] = (8, 64)
     """numbers of environments, one table each"""
+    gnn_dim: tuple[int, ...] = (16, 64)
+    """widths of the graph network, one table each"""
     num_steps: int = 128
     """steps of each environment in a rollout"""
     peer_python: str = str(ROOT / ".venv-peers/bin/python")
@@ -44,9 +47,9 @@ def main(args):
                          ".venv-peers/bin/pip install -r benchmark/requirements.txt")
     peer_python = os.path.abspath(peer_python)
     lines = ["# Steps per second of a whole training on PoissonGraph-v0"]
-    for num_envs in args.num_envs:
+    for gnn_dim, num_envs in itertools.product(args.gnn_dim, args.num_envs):
         flags = f"--env-id envs:PoissonGraph-v0 --total-timesteps {args.total_timesteps} --num-envs {num_envs} " \
-                f"--num-steps {args.num_steps} --gnn-layers 2 --gnn-dim 64 --hidden-dims 64 64 --no-cuda"
+                f"--num-steps {args.num_steps} --gnn-layers 2 --gnn-dim {gnn_dim} --hidden-dims 64 64 --no-cuda"
         peers = ROOT / "benchmark" / "peers"
         systems = {
             "ppo_graph.py": [sys.executable, PPO_GRAPH, *flags.split(), "--eval-episodes", "0"],
@@ -54,7 +57,8 @@ def main(args):
             "Stable-Baselines3, padded": [peer_python, str(peers / "sb3_padded_ppo.py"), *flags.split()],
         }
         runs = in_turns(systems, args.rounds, args.num_threads)
-        lines += ["", f"## {num_envs} environments x {args.num_steps} steps", "", *table_of(runs, "ppo_graph.py"), "",
+        lines += ["", f"## {num_envs} environments x {args.num_steps} steps, width {gnn_dim}", "",
+                  *table_of(runs, "ppo_graph.py"), "",
                   f"Medians of {args.rounds} round(s), {args.num_threads} thread(s); `{flags}`."]
     report("\n".join(lines), args.out)
 

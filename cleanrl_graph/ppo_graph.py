@@ -923,6 +923,8 @@ class ActionHead(nn.Module):
 
 # ---- Agent, rollout, GAE, PPO loss ----
 class Agent(nn.Module):
+    """Actor and critic: one encoder, an MLP each, and the action head."""
+
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
         super().__init__()
         self.encoder = Encoder(leaves, args)

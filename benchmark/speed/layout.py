@@ -165,10 +165,10 @@ def measure(declared_max, args):
     num_bytes = np.array([flat_bytes, flat_bytes, data_bytes, data_bytes, padded_bytes, padded_bytes]) / args.num_stored
     gather = [gather[0], None, gather[1], None, *gather[2:]]
     ratios = [micro[2:4] / micro[:2] for micro in collate_us] + [gather[2] / gather[0]]
+    sizes_note = f"Graphs of {np.mean(sizes):.1f} nodes on average, the largest of {max(sizes)}."
     note = f"List of Data / flat: collate 64 {ratios[0][0]:.1f} (prebuilt), {ratios[0][1]:.1f} (from observations); " \
-           f"collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather {ratios[2]:.1f}. Graphs of " \
-           f"{np.mean(sizes):.1f} nodes on average, the largest of {max(sizes)}. Bytes are those of the tensors; flat storage adds " \
-           f"{count_bytes / args.num_stored:.0f} bytes of row counts per observation."
+           f"collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather {ratios[2]:.1f}. {sizes_note} Bytes are " \
+           f"those of the tensors; flat storage adds {count_bytes / args.num_stored:.0f} bytes of row counts per observation."
     return list(zip(names, num_bytes, *collate_us, gather)), note
 
 

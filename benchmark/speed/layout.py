@@ -168,7 +168,7 @@ def measure(declared_max, args):
     sizes_note = f"Graphs of {np.mean(sizes):.1f} nodes on average, the largest of {max(sizes)}."
     note = f"List of Data / flat: collate 64 {ratios[0][0]:.1f} (prebuilt), {ratios[0][1]:.1f} (from observations); " \
            f"collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather {ratios[2]:.1f}. {sizes_note} Bytes are " \
-           f"those of the tensors; flat storage adds {count_bytes / args.num_stored:.0f} bytes of row counts per observation."
+           f"those of the tensors; flat storage adds {count_bytes / args.num_stored:.0f} bytes of row counts each."
     return list(zip(names, num_bytes, *collate_us, gather)), note
 
 

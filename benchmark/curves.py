@@ -55,6 +55,8 @@ def main() -> None:
         for k, run in enumerate(args.runs):
             label, rows = args.labels[k] if args.labels else Path(run).name, load(run)
             writer.writerows({"run": label} | row for row in rows)
+            last = np.nanmean([row["return"] for row in rows[-10:]])
+            print(f"{label}: mean return of the last 10 updates {last:.4g}, {rows[-1]['wall'] / 60:.1f} minutes")
             curve = smooth(np.array([row["return"] for row in rows]), max(1, len(rows) // 40))
             axes[0].plot([row["step"] / 1000 for row in rows], curve, label=label, lw=1.4)
             axes[1].plot([row["wall"] / 60 for row in rows], curve, lw=1.4)

@@ -1122,9 +1122,10 @@ def eval_table(rows: list[dict]) -> str:
     fixed = ("instance", "episode", "best_known", "lower_bound")
     names, is_gap = list(rows[0]), lambda k: "best_known" in rows[0] and k not in fixed
     gaps = [{k: 100 * (v / row["best_known"] - 1) if is_gap(k) else v for k, v in row.items()} for row in rows]
-    mean = {k: np.mean([row[k] for row in gaps]) for k in names if k not in fixed}
-    cells = [[f"{row[k]:.1f}" if isinstance(row[k], float) else str(row[k]) for k in names] for row in gaps]
-    cells += [[f"**{mean[k]:.1f}**" if k in mean else "**mean**" if k == names[0] else "" for k in names]]
+    mean = {k: float(np.mean([row[k] for row in gaps])) for k in names if k not in fixed}
+    show = lambda k, v: f"{v:.1f}" if is_gap(k) else f"{v:.5g}" if isinstance(v, float) else str(v)
+    cells = [[show(k, row[k]) for k in names] for row in gaps]
+    cells += [[f"**{show(k, mean[k])}**" if k in mean else "**mean**" if k == names[0] else "" for k in names]]
     header = [f"{k} gap %" if is_gap(k) else k for k in names]
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(names), *cells])
 

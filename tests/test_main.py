@@ -151,7 +151,7 @@ def test_runs_as_a_script(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     result = run_script(flags, environment, tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "return" in result.stdout and "7.0" in result.stdout
+    assert "return" in result.stdout and "| 2 | 1 | 7 |" in result.stdout
     assert (run_path(tmp_path / "runs") / "eval.md").read_text().strip() in result.stdout
 
 

@@ -29,5 +29,7 @@ fi
 "$PYTHON" benchmark/speed/layout.py --out $RESULTS/layout.md
 "$PYTHON" benchmark/speed/layout.py --tenfold --out $RESULTS/layout_tenfold.md
 "$PYTHON" benchmark/speed/breakdown.py --out $RESULTS/breakdown.md
-"$PYTHON" benchmark/speed/sps.py --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
+"$PYTHON" benchmark/speed/sps.py --total-timesteps 24576 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
+"$PYTHON" benchmark/speed/sps.py --total-timesteps 24576 --num-threads 2 --num-envs 64 --peer-python "$PEER_PYTHON" \
+    --out $RESULTS/sps_2_threads.md
 "$PYTHON" benchmark/speed/cartpole_vs_cleanrl.py --cleanrl "$CLEANRL" --out $RESULTS/cartpole.md

@@ -1088,12 +1088,14 @@ def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
 
 def eval_entries(args) -> list[dict]:
     """The env kwargs of --eval-suite. Raises ValueError if the env has no suite of that name."""
+    if args.eval_suite is None:
+        return []
     env = make_env(args.env_id, args.env_kwargs)
     suites = getattr(env.unwrapped, "eval_suites", {})
     env.close()
-    if args.eval_suite is not None and args.eval_suite not in suites:
+    if args.eval_suite not in suites:
         raise ValueError(f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}")
-    return suites.get(args.eval_suite, [])
+    return suites[args.eval_suite]
 
 
 def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
@@ -1160,8 +1162,9 @@ class Logger:
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
 
     def save_table(self, rows: list[dict]) -> None:
-        """Prints the evaluation's table; eval.md holds it, eval.csv the costs themselves."""
+        """Prints and logs the evaluation's table; eval.md holds it too, eval.csv the costs themselves."""
         print(eval_table(rows))
+        self.writer.add_text("evaluation", eval_table(rows), self.step)
         with open(os.path.join(self.path, "eval.md"), "w") as file:
             file.write(eval_table(rows) + "\n")
         with open(os.path.join(self.path, "eval.csv"), "w") as file:
@@ -1213,7 +1216,7 @@ def main(args: Args) -> list[dict]:
         logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         logger.update(args.batch_size, logs | storage.stats())
     envs.close()
-    logger.close()
+    logger.bar.close()
 
     if args.save_model:
         save_model(os.path.join(logger.path, "model.pt"), agent, args)
@@ -1222,6 +1225,7 @@ def main(args: Args) -> list[dict]:
         logger.save_table(rows)
     if args.capture_video:
         save_video(os.path.join(logger.path, "episode.gif"), agent, args, device)
+    logger.close()
     return rows
 
 

@@ -53,7 +53,7 @@ class Args:
     seed: int = 1
     """seed of the experiment; env i is seeded with seed + i"""
     torch_deterministic: bool = True
-    """if toggled, use deterministic torch algorithms where they exist"""
+    """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
     """if toggled, use CUDA when it is available"""
     track: bool = False
@@ -334,6 +334,7 @@ class Envs:
         return arrays
 
     def check(self, envs: Sequence[int], parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+        """ValueError for the first value of `parts` that is out of range; row b of `counts` belongs to envs[b]."""
         for leaf, (values,) in zip(self.leaves, parts):
             num_nodes = counts.get(leaf.path.removesuffix("edge_links") + "nodes")
             if leaf.dtype.kind == "f":
@@ -476,7 +477,7 @@ class Storage:
         """Forgets the observations and keeps the memory."""
         self.size, self.num_rows, self.num_latest = 0, [0] * len(self.leaves), [0] * len(self.leaves)
         self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
-        self.counts: dict[str | None, np.ndarray] = {}  # the same of all steps, made when first needed
+        self.index: dict[str | None, tuple] = {}  # of all steps: rows per observation and first row, made when needed
 
     def append(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
         """Adds the N observations of one step (see `Step`)."""
@@ -498,7 +499,7 @@ class Storage:
                 target.copy_(host, non_blocking=True)
         self.steps.append(counts)
         self.size += len(counts[None])
-        self.counts = {}
+        self.index = {}
 
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
@@ -507,12 +508,14 @@ class Storage:
 
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""
-        if not self.counts:
-            self.counts = {group: np.concatenate([step[group] for step in self.steps]) for group in self.steps[0]}
-        counts, rows = {group: num[idx] for group, num in self.counts.items()}, {None: self.to_device(idx)}
-        for group, num in list(counts.items())[1:]:
-            starts = (self.counts[group].cumsum() - self.counts[group])[idx]
-            shift = self.repeat(starts - (num.cumsum() - num), num)
+        if not self.index:
+            for group in self.steps[0]:
+                num = np.concatenate([step[group] for step in self.steps])
+                self.index[group] = num, num.cumsum() - num
+        counts, rows = {}, {}
+        for group, (num, first_row) in self.index.items():
+            counts[group] = num[idx]
+            shift = self.repeat(first_row[idx] - (counts[group].cumsum() - counts[group]), counts[group])
             rows[group] = shift + torch.arange(len(shift), device=self.device)
         return self.assemble([v.index_select(0, rows[leaf.group]) for v, leaf in zip(self.values, self.leaves)], counts)
 

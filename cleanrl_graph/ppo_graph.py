@@ -82,6 +82,10 @@ class Args:
     """the id of the environment, `module:Name-v0` imports the module first"""
     env_kwargs: Json = field(default_factory=dict)
     """keyword arguments of the environment as JSON"""
+    mask_obs: str = ""
+    """indices of entries that are hidden from a Box vector observation, such as 1,3"""
+    norm_obs: bool = False
+    """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
     num_workers: int = 0
     """worker processes that step the environments; 0 steps them in this process (best for cheap environments)"""
 
@@ -152,6 +156,9 @@ class Args:
 
 # --- shared: environments ---
 # ---- Environments: the leaves of an observation, stepped in this process or in worker processes ----
+NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
+
+
 class Leaf(NamedTuple):
     """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows per step; leaves of
     one group have the same number. `shape`, `dtype` and `space` are those of one row (ragged) or one step (dense)."""
@@ -224,9 +231,17 @@ class InfoActionMask(gym.Wrapper):
         return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, *outcome, info
 
 
-def make_env(env_id: str, env_kwargs: dict) -> gym.Env:
-    """The environment, without gymnasium's checker (every observation is checked below)."""
+def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
+    """The environment, without gymnasium's checker (every observation is checked below) and without the entries
+    `mask_obs` of its observation."""
     env = gym.make(env_id, disable_env_checker=True, **env_kwargs)
+    if mask_obs:
+        space, hidden = env.observation_space, [int(entry) for entry in mask_obs.split(",")]
+        if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and set(hidden) <= set(range(space.shape[0]))):
+            raise ValueError(f"--mask-obs {mask_obs}: {space} is not a Box vector that has these entries")
+        low, high = np.delete(space.low, hidden), np.delete(space.high, hidden)
+        visible = spaces.Box(low, high, dtype=space.dtype)
+        env = gym.wrappers.TransformObservation(env, lambda obs: np.delete(obs, hidden), visible)
     in_obs = isinstance(env.observation_space, spaces.Dict) and "action_mask" in env.observation_space.keys()
     return InfoActionMask(env) if not in_obs and "action_mask" in env.reset()[1] else env
 
@@ -265,9 +280,10 @@ class Envs:
         self.envs = [make() for make in makers]
         self.action_space, self.first_env, self.num_steps = self.envs[0].action_space, first_env, 0
         leaves = leaves_of(self.envs[0].observation_space)
-        group = choice_group(self.action_space, leaves, action_head)  # a ragged mask shares the rows it is aligned to
-        self.leaves = [leaf for leaf in leaves if leaf.path != "action_mask"] + [
-            leaf._replace(group=group) for leaf in leaves if leaf.path == "action_mask"]
+        group = choice_group(self.action_space, leaves, action_head)
+        aligned = {"action_mask": group, "node_ids": id_group(leaves)}  # they share the rows that they are aligned to
+        self.leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT] + [
+            leaf._replace(group=aligned[leaf.path]) for leaf in leaves if leaf.path in NOT_INPUT]
         self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
@@ -328,6 +344,8 @@ class Envs:
             if leaf.path == "action_mask" and not (array.any(0).all() if ragged else all(
                     array.ravel()[options].any() for options in self.options)):
                 raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
+            if leaf.path == "node_ids" and len(np.unique(array)) < len(array):
+                raise self.error(i, leaf, f"an id occurs twice: {array.tolist()}")
             if leaf is self.choice and len(array) == 0:
                 raise self.error(i, leaf, "there is no row to choose from")
             arrays.append(array)
@@ -440,6 +458,23 @@ class WorkerEnvs:
             process.join(timeout=5)
 
 
+def element_groups(leaves: list[Leaf]) -> list[str]:
+    """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where there is no graph."""
+    groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.path.split(".")[0] not in NOT_INPUT)
+    return [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
+
+
+def id_group(leaves: list[Leaf]) -> str | None:
+    """The group whose rows `node_ids` names, None without ids. Raises ValueError if they do not fit the space."""
+    ids = [leaf for leaf in leaves if leaf.path.split(".")[0] == "node_ids"]
+    groups = [group for group in element_groups(leaves) if group != "avail_actions"]
+    fits = [leaf.path == "node_ids" and leaf.group and leaf.shape == () and leaf.dtype.kind == "i" for leaf in ids]
+    if ids and not (all(fits) and len(groups) == 1):
+        raise ValueError(f"leaf 'node_ids': {ids[0].space} must be a Sequence of integers, one per row of the only "
+                         f"graph or set; the graphs and sets are {groups}")
+    return groups[0] if ids else None
+
+
 def make_envs(makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str) -> Envs | WorkerEnvs:
     return WorkerEnvs(makers, num_workers, action_head) if num_workers else Envs(makers, action_head)
 
@@ -471,12 +506,18 @@ class Storage:
         self.leaves, self.device = leaves, device
         self.values = [torch.from_numpy(np.zeros((0, *leaf.shape), leaf.dtype)).to(device) for leaf in leaves]
         self.staging = [values.cpu() for values in self.values]  # pinned memory, used on CUDA
+        self.num_rows, self.num_latest = [0] * len(leaves), [0] * len(leaves)
+        self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
         self.clear()
 
-    def clear(self) -> None:
-        """Forgets the observations and keeps the memory."""
-        self.size, self.num_rows, self.num_latest = 0, [0] * len(self.leaves), [0] * len(self.leaves)
-        self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
+    def clear(self, keep: int = 0) -> None:
+        """Forgets all but the last `keep` steps. The memory stays allocated."""
+        self.steps = self.steps[max(0, len(self.steps) - keep):]
+        for k, leaf in enumerate(self.leaves):
+            stop, num = self.num_rows[k], sum(int(step[leaf.group].sum()) for step in self.steps)
+            self.values[k][:num] = self.values[k][stop - num:stop].clone()
+            self.num_rows[k] = num
+        self.num_kept, self.size = list(self.num_rows), sum(len(step[None]) for step in self.steps)
         self.index: dict[str | None, tuple] = {}  # of all steps: rows per observation and first row, made when needed
 
     def append(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
@@ -590,9 +631,10 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 class Rows(nn.Module):
-    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more than 64)."""
+    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more than 64). With
+    `norm_obs` Box vectors are normalised by mean and std of all rows that `observe` was given, and clipped to 10."""
 
-    def __init__(self, leaf: Leaf):
+    def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
         self.axes, self.embedding, self.dim = len(leaf.shape), None, int(np.prod(leaf.shape))
         self.categorical = leaf.kind in ("discrete", "multidiscrete")
@@ -603,9 +645,27 @@ class Rows(nn.Module):
             self.num = self.dim = int(num.sum())
             if self.num > 64:
                 self.embedding, self.dim = nn.EmbeddingBag(self.num, 64, mode="sum"), 64
+        self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box) and not self.categorical
+        if self.norm_obs:
+            self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+            self.register_buffer("mean", torch.zeros(self.dim, dtype=torch.float64))
+            self.register_buffer("var", torch.ones(self.dim, dtype=torch.float64))
+
+    @torch.no_grad()
+    def observe(self, values: Tensor) -> None:
+        """Adds rows to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
+        if self.norm_obs and len(values):
+            values, num = values.reshape(-1, self.dim).double(), len(values)
+            delta, total = values.mean(0) - self.mean, self.count + num
+            spread = self.var * self.count + values.var(0, correction=0) * num + delta**2 * self.count * num / total
+            self.mean += delta * num / total
+            self.var.copy_(spread / total)
+            self.count.copy_(total)
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.flatten(1) if self.axes else values[:, None]
+        if self.norm_obs:
+            return ((values.float() - self.mean.float()) / (self.var + 1e-8).sqrt().float()).clamp(-10, 10)
         if not self.categorical:
             return values.float()
         if self.embedding is not None:
@@ -614,21 +674,24 @@ class Rows(nn.Module):
 
 
 class CNN(nn.Module):
-    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one); uint8 is scaled to 0..1. The
-    layers of Mnih et al. 2015 for images of at least 36 x 36, two layers of 3 x 3 for smaller ones."""
+    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one), or of `num_frames` of them
+    [rows, num_frames, ...] as channels; uint8 is scaled to 0..1. The layers of Mnih et al. 2015 for images of at least
+    36 x 36, two layers of 3 x 3 for smaller ones."""
 
-    def __init__(self, leaf: Leaf):
+    def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()
         self.channels_last, self.dim = leaf.shape[2] < leaf.shape[0], 512
         self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
         c, h, w = (leaf.shape[2], *leaf.shape[:2]) if self.channels_last else leaf.shape
+        c = c * num_frames
         spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(h, w) >= 36 else [(32, 3, 2), (64, 3, 1)]
         convs = [layer_init(nn.Conv2d(i, o, k, s)) for i, (o, k, s) in zip([c, *(o for o, _, _ in spec)], spec)]
         net = nn.Sequential(*sum([[conv, nn.ReLU()] for conv in convs], []), nn.Flatten())
         self.net = net.extend([layer_init(nn.Linear(net(torch.zeros(1, c, h, w)).shape[1], self.dim)), nn.ReLU()])
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.net((images.permute(0, 3, 1, 2) if self.channels_last else images).float() * self.scale)
+        images = images.movedim(-1, -3) if self.channels_last else images
+        return self.net(images.flatten(1, -3).float() * self.scale)
 
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
@@ -665,12 +728,13 @@ class Encoder(nn.Module):
     """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}).
 
     Dense leaves enter `features` as they are (images through a CNN); graphs go through a GNN and sets through an MLP
-    per row, followed by a readout. `action_mask` is not an input."""
+    per row, followed by a readout. `action_mask` and `node_ids` are not inputs."""
 
     def __init__(self, leaves: list[Leaf], args):
         super().__init__()
-        leaves = [leaf for leaf in leaves if leaf.path != "action_mask"]
-        rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf) for leaf in leaves if leaf.kind != "links"}
+        leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT]
+        rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs) for leaf in leaves
+                if leaf.kind != "links"}
         self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         links = [leaf.path for leaf in leaves if leaf.kind == "links"]
@@ -703,6 +767,12 @@ class Encoder(nn.Module):
             elements[group] = self.nets[key(group)](x, *graph)
             features.append(self.pool(elements[group], obs[paths[0]].ptr))
         return torch.cat(features, 1), elements
+
+    def observe(self, storage: Storage) -> None:
+        """Adds the rows that came to `storage` since it was cleared to the statistics of --norm-obs."""
+        for leaf, values, start, stop in zip(storage.leaves, storage.values, storage.num_kept, storage.num_rows):
+            if key(leaf.path) in self.rows and leaf.kind != "image":
+                self.rows[key(leaf.path)].observe(values[start:stop])
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
@@ -839,12 +909,12 @@ def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
     if the action head or the action mask does not fit the spaces."""
     parts, masks = parts_of(space, choice=False), [leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"]
     groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf not in masks))
-    nodes = [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
     discrete = all(part.kind == "categorical" for part in parts)
     if head == "auto":
         head = ("flat" if not discrete else "avail_actions" if "avail_actions" in groups else
                 "nodes" if masks and masks[0].group else "flat")
-    found = {"flat": [None], "nodes": nodes, "avail_actions": [g for g in groups if g == "avail_actions"]}[head]
+    avail = [group for group in groups if group == "avail_actions"]
+    found = {"flat": [None], "nodes": element_groups(leaves), "avail_actions": avail}[head]
     if len(found) != 1 or (head != "flat" and not discrete):
         raise ValueError(f"--action-head {head} needs Discrete actions and exactly one graph or set to choose from; "
                          f"the action space is {space}, the ragged leaves are {groups}")
@@ -945,6 +1015,19 @@ class Agent(nn.Module):
     def value(self, obs: Obs) -> Tensor:
         """V(observation), [B]"""
         return self.critic(self.encoder(obs)[0]).squeeze(1)
+
+
+class Actor:
+    """Plays N envs step by step: the policy and what it must keep between two steps (nothing in this script)."""
+
+    def __init__(self, agent: Agent, leaves: list[Leaf], num_envs: int, args, device: torch.device):
+        self.agent, self.storage = agent, Storage(leaves, device)
+
+    def __call__(self, step: Step, greedy: bool) -> Tensor:
+        """Actions [N, columns] for the observations of `step`."""
+        self.storage.clear()
+        self.storage.append(step.parts, step.counts)
+        return self.agent(self.storage.latest(), greedy=greedy)[0]
 
 
 class Rollout(NamedTuple):
@@ -1068,12 +1151,9 @@ def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
 def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, args, device) -> list[tuple]:
     """(return, length, info["eval"]) of each environment's first episode."""
     envs = make_envs(makers, 0, args.action_head)
-    storage, step, results = Storage(envs.leaves, device), envs.reset(args.seed + 10_000), {}
+    act, step, results = Actor(agent, envs.leaves, len(makers), args, device), envs.reset(args.seed + 10_000), {}
     while len(results) < len(makers):
-        storage.clear()
-        storage.append(step.parts, step.counts)
-        action = agent(storage.latest(), greedy=greedy)[0].cpu().numpy()
-        step = envs.step(to_env_actions(envs.action_space, iter(action.T)))
+        step = envs.step(to_env_actions(envs.action_space, iter(act(step, greedy).cpu().numpy().T)))
         for i, *episode in step.episodes:
             results.setdefault(i, tuple(episode))
     envs.close()
@@ -1082,7 +1162,7 @@ def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, ar
 
 def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
     """One greedy episode as an animated GIF."""
-    env = make_env(args.env_id, args.env_kwargs | {"render_mode": "rgb_array"})
+    env = make_env(args.env_id, args.env_kwargs | {"render_mode": "rgb_array"}, args.mask_obs)
     env = gym.wrappers.RenderCollection(env, pop_frames=False, reset_clean=False)
     play(agent, [lambda: env], True, args, device)
     frames = [Image.fromarray(frame) for frame in env.frame_list[:-1]]  # the last one shows the next episode
@@ -1093,7 +1173,7 @@ def eval_entries(args) -> list[dict]:
     """The env kwargs of --eval-suite. Raises ValueError if the env has no suite of that name."""
     if args.eval_suite is None:
         return []
-    env = make_env(args.env_id, args.env_kwargs)
+    env = make_env(args.env_id, args.env_kwargs, args.mask_obs)
     suites = getattr(env.unwrapped, "eval_suites", {})
     env.close()
     if args.eval_suite not in suites:
@@ -1105,13 +1185,13 @@ def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
     """Without --eval-suite one row per greedy episode. With it one row per entry: the cost (info["eval"]["cost"], else
     minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and the env's other info["eval"]."""
     if args.eval_suite is None:
-        makers = [partial(make_env, args.env_id, args.env_kwargs)] * args.eval_episodes
+        makers = [partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.eval_episodes
         episodes = play(agent, makers, True, args, device) if makers else []
         return [{"episode": i, "length": length, "return": ret} for i, (ret, length, _) in enumerate(episodes)]
     rows = []
     for kwargs in tqdm(eval_entries(args), desc="evaluation", unit="entry", leave=False, mininterval=1):
         row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
-        maker = partial(make_env, args.env_id, args.env_kwargs | kwargs)
+        maker = partial(make_env, args.env_id, args.env_kwargs | kwargs, args.mask_obs)
         for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
             if num:
                 episodes = play(agent, [maker] * num, name == "greedy", args, device)
@@ -1201,7 +1281,7 @@ def main(args: Args) -> list[dict]:
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     # env setup
-    makers = [partial(make_env, args.env_id, args.env_kwargs) for _ in range(args.num_envs)]
+    makers = [partial(make_env, args.env_id, args.env_kwargs, args.mask_obs) for _ in range(args.num_envs)]
     envs = make_envs(makers, args.num_workers, args.action_head)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
@@ -1216,6 +1296,7 @@ def main(args: Args) -> list[dict]:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1.0) / args.num_iterations)
         step, rollout = collect(agent, envs, step, storage, args, logger.episode)
         logs = update(agent, optimizer, storage, rollout, rng, args)
+        agent.encoder.observe(storage)  # after the update: it must see what collection saw
         logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         logger.update(args.batch_size, logs | storage.stats())
     envs.close()

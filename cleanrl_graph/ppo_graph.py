@@ -542,6 +542,12 @@ class Storage:
         self.size += len(counts[None])
         self.index = {}
 
+    def pop(self) -> None:
+        """Forgets the step that was appended last."""
+        counts = self.steps.pop()
+        self.num_rows = [num - int(counts[leaf.group].sum()) for num, leaf in zip(self.num_rows, self.leaves)]
+        self.size, self.index = self.size - len(counts[None]), {}
+
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
         values = [v[stop - num:stop] for v, stop, num in zip(self.values, self.num_rows, self.num_latest)]
@@ -553,12 +559,14 @@ class Storage:
             for group in self.steps[0]:
                 num = np.concatenate([step[group] for step in self.steps])
                 self.index[group] = num, num.cumsum() - num
-        counts, rows = {}, {}
-        for group, (num, first_row) in self.index.items():
-            counts[group] = num[idx]
-            shift = self.repeat(first_row[idx] - (counts[group].cumsum() - counts[group]), counts[group])
-            rows[group] = shift + torch.arange(len(shift), device=self.device)
+        counts = {group: num[idx] for group, (num, _) in self.index.items()}
+        rows = {group: self.rows(first_row[idx], counts[group]) for group, (_, first_row) in self.index.items()}
         return self.assemble([v.index_select(0, rows[leaf.group]) for v, leaf in zip(self.values, self.leaves)], counts)
+
+    def rows(self, first_row: np.ndarray, counts: np.ndarray) -> Tensor:
+        """The indices first_row[b], first_row[b] + 1, ... (counts[b] of them) for every b, on the device."""
+        shift = self.repeat(first_row - (counts.cumsum() - counts), counts)
+        return shift + torch.arange(len(shift), device=self.device)
 
     def assemble(self, values: list[Tensor], counts: dict[str, np.ndarray]) -> Obs:
         """Adds `ptr` and `batch` to the ragged leaves, and to the edges the index of their graph's first node."""

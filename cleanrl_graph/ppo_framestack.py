@@ -518,7 +518,7 @@ class Storage:
         self.leaves, self.device = leaves, device
         self.values = [torch.from_numpy(np.zeros((0, *leaf.shape), leaf.dtype)).to(device) for leaf in leaves]
         self.staging = [values.cpu() for values in self.values]  # pinned memory, used on CUDA
-        self.num_rows, self.num_latest = [0] * len(leaves), [0] * len(leaves)
+        self.num_rows = [0] * len(leaves)
         self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
         self.clear()
 
@@ -537,7 +537,6 @@ class Storage:
         for k, arrays in enumerate(parts):
             start, num = self.num_rows[k], sum(map(len, arrays))
             stop = self.num_rows[k] = start + num
-            self.num_latest[k] = num
             if stop > len(self.values[k]):
                 grown = self.values[k].new_empty((2 * stop, *self.values[k].shape[1:]))
                 grown[:start] = self.values[k][:start]
@@ -562,8 +561,9 @@ class Storage:
 
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
-        values = [v[stop - num:stop] for v, stop, num in zip(self.values, self.num_rows, self.num_latest)]
-        return self.assemble(values, self.steps[-1])
+        num = {group: int(counts.sum()) for group, counts in self.steps[-1].items()}
+        ends = zip(self.values, self.num_rows, self.leaves)
+        return self.assemble([v[stop - num[leaf.group]:stop] for v, stop, leaf in ends], self.steps[-1])
 
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""
@@ -816,9 +816,10 @@ def key(path: str) -> str:
 # ---- Memory: views on past steps, each stored once ----
 def parse_shifts(text: str, newest: int) -> np.ndarray:
     """"-3:0" -> [-3, -2, -1, 0], "-8,-4,0" -> [-8, -4, 0], "" -> []. ValueError for shifts beyond `newest`."""
+    bounds = text.split(":")
     try:
-        first, *last = map(int, text.split(":")) if ":" in text else (0,)
-        shifts = range(first, last[0] + 1) if last else map(int, text.split(",")) if text else ()
+        shifts = (range(int(bounds[0]), int(bounds[1]) + 1) if len(bounds) == 2 else
+                  [int(shift) for shift in text.split(",") if text])
     except ValueError:
         raise ValueError(f"shifts '{text}': a range such as -15:0 or a list such as -8,-4,0 is needed") from None
     shifts = np.array(sorted(set(shifts)), np.int64)
@@ -852,11 +853,11 @@ class Memory:
             self.age[:size] = self.age[old - size:old].copy()
             for values in (self.actions, self.tables["rewards"][1:]):
                 values[:size] = values[old - size:old].clone()
-            self.actions[size - self.num_envs:size] = 0  # not chosen yet
             obs = self.storage.gather(np.arange(size))
-            features, elements = self.agent.encode(obs)
-            self.tables["obs"][1:1 + size] = features
+            self.tables["obs"][1:1 + size], elements = self.agent.encode(obs)
             self.tables["actions"][1:1 + size] = self.agent.embed(self.actions[:size], elements, obs)
+            self.obs = self.storage.latest()
+            self.elements = self.agent.encode(self.obs)[1]
 
     def append(self, step: Step) -> None:
         """Adds the newest observations, and the rewards of the actions that led to them."""
@@ -867,6 +868,7 @@ class Memory:
             last = slice(old - self.num_envs, old)
             self.tables["rewards"][1:][last, 0] = self.storage.to_device(step.reward)
             self.age[old:new] = np.where(step.terminated | step.truncated, 0, self.age[last] + 1)
+        self.actions[old:new] = 0  # until one is chosen
         self.storage.append(step.parts, step.counts)
         self.obs = self.storage.latest()
         self.tables["obs"][1 + old:1 + new], self.elements = self.agent.encode(self.obs)
@@ -928,15 +930,18 @@ class Memory:
 
     def views(self, rows: dict[str, np.ndarray], tables: dict[str, Tensor], frames: np.ndarray) -> Tensor:
         """All views side by side, [B, dim]; `frames` [B, shifts] are the rows of images that enter as channels."""
-        on_device = {name: self.storage.to_device(r) for name, r in rows.items()}
-        views = [tables[name].index_select(0, r.flatten()).view(len(r), -1) for name, r in on_device.items()]
-        for leaf, values in zip(self.storage.leaves, self.storage.values):
+        views = [tables[name].index_select(0, self.storage.to_device(r.ravel())).view(len(r), -1)
+                 for name, r in rows.items()]
+        for k, leaf in enumerate(self.storage.leaves):
             if key(leaf.path) in self.agent.cnns:
-                r = self.storage.to_device(frames)
-                images = values.index_select(0, (r - 1).clamp(min=0).flatten()).view(*r.shape, *leaf.shape)
-                images.masked_fill_((r == 0).view(*r.shape, 1, 1, 1), 0)
-                views.append(self.agent.cnns[key(leaf.path)](images))
+                views.append(self.agent.cnns[key(leaf.path)](self.images(k, frames)))
         return torch.cat(views, 1)
+
+    def images(self, k: int, frames: np.ndarray) -> Tensor:
+        """The views of leaf k, [B, shifts, ...], from the one copy of each image."""
+        images = self.storage.values[k].index_select(0, self.storage.to_device(np.maximum(frames.ravel() - 1, 0)))
+        missing = self.storage.to_device(np.flatnonzero(frames == 0))
+        return images.index_fill_(0, missing, 0).view(*frames.shape, *images.shape[1:])
 
 
 # --- shared: action heads ---

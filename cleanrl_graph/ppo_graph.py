@@ -506,7 +506,7 @@ class Storage:
         self.leaves, self.device = leaves, device
         self.values = [torch.from_numpy(np.zeros((0, *leaf.shape), leaf.dtype)).to(device) for leaf in leaves]
         self.staging = [values.cpu() for values in self.values]  # pinned memory, used on CUDA
-        self.num_rows, self.num_latest = [0] * len(leaves), [0] * len(leaves)
+        self.num_rows = [0] * len(leaves)
         self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
         self.clear()
 
@@ -525,7 +525,6 @@ class Storage:
         for k, arrays in enumerate(parts):
             start, num = self.num_rows[k], sum(map(len, arrays))
             stop = self.num_rows[k] = start + num
-            self.num_latest[k] = num
             if stop > len(self.values[k]):
                 grown = self.values[k].new_empty((2 * stop, *self.values[k].shape[1:]))
                 grown[:start] = self.values[k][:start]
@@ -550,8 +549,9 @@ class Storage:
 
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
-        values = [v[stop - num:stop] for v, stop, num in zip(self.values, self.num_rows, self.num_latest)]
-        return self.assemble(values, self.steps[-1])
+        num = {group: int(counts.sum()) for group, counts in self.steps[-1].items()}
+        ends = zip(self.values, self.num_rows, self.leaves)
+        return self.assemble([v[stop - num[leaf.group]:stop] for v, stop, leaf in ends], self.steps[-1])
 
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""

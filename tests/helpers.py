@@ -12,11 +12,11 @@ def vector(*shape, low=-1.0, high=1.0):
     return spaces.Box(low, high, shape, np.float32)
 
 
-def small_args(**kwargs):
-    """Args of a network and a run that take milliseconds."""
+def small_args(script=ppo_graph, **kwargs):
+    """Args of `script` for a network and a run that take milliseconds."""
     small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2,
                  update_epochs=2, total_timesteps=48, eval_episodes=0, cuda=False)
-    return ppo_graph.Args(**small | kwargs)
+    return script.Args(**small | kwargs)
 
 
 def rows_of(space, rng, num):

@@ -1,0 +1,158 @@
+"""Views on the last 16 observations, gathered by index from one copy of each step, against a stacked buffer.
+
+    python benchmark/speed/views.py --out benchmark/results/speed/views.md
+
+Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of the stored rollout:
+of a script without memory, of ppo_framestack.py (with the steps before the rollout that views reach back to), and of a
+buffer that holds 16 observations for every step. "Gather" makes the views of a random quarter of the rollout: by index,
+and by one index_select on the stacked buffer. A graph is gathered raw, each step that is read once (its encoding is what
+the 16 views share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from common import report
+from gymnasium import spaces
+from layout import median_us
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+
+import ppo_framestack  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Args:
+    num_envs: int = 8
+    """environments"""
+    num_steps: int = 128
+    """steps of the rollout per environment"""
+    episode_length: int = 100
+    """steps of an episode"""
+    repeats: int = 15
+    """repeats of each measurement"""
+    num_threads: int = 1
+    """threads of torch"""
+    out: str | None = None
+    """file that receives the same markdown, below the command and the machine"""
+
+
+class Noise(gym.Env):
+    """Random observations of a Box; episodes of `length` steps."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, length):
+        self.observation_space, self.length, self.t = space, length, 0
+
+    def observe(self):
+        if self.observation_space.dtype == np.uint8:
+            return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
+        return self.np_random.standard_normal(self.observation_space.shape, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observe(), 0.0, self.t == self.length, False, {}
+
+
+ENVS = {
+    "vector of 4 floats": lambda args: Noise(spaces.Box(-9, 9, (4,), np.float32), args.episode_length),
+    "image 4 x 84 x 84": lambda args: Noise(spaces.Box(0, 255, (4, 84, 84), np.uint8), args.episode_length),
+    "graph (10 nodes on average)": lambda args: gym.make(
+        "envs:PoissonGraph-v0", disable_env_checker=True, episode_length=args.episode_length).unwrapped,
+}
+
+
+def used_bytes(storage):
+    """Bytes of the rows that a Storage holds."""
+    return sum(values[:num].nbytes for values, num in zip(storage.values, storage.num_rows))
+
+
+def measure(name, args):
+    """(bytes per step without memory, of views, stacked; us of a gather of views, of the stacked buffer)"""
+    script = ppo_framestack.Args(action_shifts="", reward_shifts="", num_steps=args.num_steps, num_envs=args.num_envs)
+    envs = ppo_framestack.Envs([lambda: ENVS[name](args) for _ in range(args.num_envs)])
+    agent = ppo_framestack.Agent(envs.leaves, envs.action_space, script)
+    memory = ppo_framestack.Memory(agent, envs.leaves, args.num_envs, script, CPU)
+    rng = np.random.default_rng(1)
+    with torch.no_grad():
+        memory.append(envs.reset(1))
+        for _ in range(2):
+            ppo_framestack.collect(agent, envs, memory, script, lambda *episode: None)
+    storage, N = memory.storage, args.num_envs
+    first, num = storage.size - (args.num_steps + 1) * N, args.num_steps * N
+    steps = first + np.arange(num)
+    batches = [first + rng.permutation(num)[:num // 4] for _ in range(8)]
+    frames = {id(batch): memory.rows(batch, memory.age[batch])["obs"] for batch in batches}
+    all_frames = memory.rows(steps, memory.age[steps])["obs"]
+
+    if "graph" in name:
+        counts = {group: table[0] for group, table in storage_index(storage).items()}
+        stacked = ppo_framestack.Storage(storage.leaves, CPU)  # observation 16 b + s is view s of step b
+        rows = all_frames.ravel()
+        empty = {group: np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)]) for group, num_rows in counts.items()}
+        full = storage.gather(rows[rows > 0] - 1)
+        parts = [[(full[leaf.path].values if leaf.group else full[leaf.path]).numpy()] for leaf in storage.leaves]
+        stacked.append(parts, empty | {None: np.ones(len(rows), np.int64)})
+        bytes_stacked = used_bytes(stacked)
+
+        def by_index(batch):
+            rows = memory.rows(batch, memory.age[batch])["obs"]
+            read = np.zeros(1 + storage.size, bool)
+            read[rows] = True
+            return storage.gather(read[1:].nonzero()[0])
+
+        def by_stack(batch):
+            return stacked.gather(((batch - first)[:, None] * 16 + np.arange(16)).ravel())
+    else:
+        image = "image" in name
+        stacked = memory.images(0, all_frames) if image else memory.views({"obs": all_frames}, memory.tables, all_frames)
+        bytes_stacked = stacked.nbytes
+
+        def by_index(batch):
+            rows = memory.rows(batch, memory.age[batch])
+            return memory.images(0, rows["obs"]) if image else memory.views({"obs": rows["obs"]}, memory.tables, None)
+
+        def by_stack(batch):
+            return stacked.index_select(0, torch.from_numpy(batch - first))
+
+        assert all(torch.equal(by_index(batch), by_stack(batch)) for batch in batches)
+    turns = iter(np.tile(np.arange(8), 10**5))
+    us = median_us([lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])], args.repeats, calls=8)
+    plain = sum(values[:rows].nbytes for values, rows in zip(storage.values, storage.num_rows)) / storage.size
+    return plain, used_bytes(storage) / num, bytes_stacked / num, *us
+
+
+def storage_index(storage):
+    """Rows per observation and first row, of each group."""
+    storage.gather(np.zeros(1, np.int64))
+    return storage.index
+
+
+def main(args: Args) -> None:
+    torch.set_num_threads(args.num_threads)
+    lines = [f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a quarter, "
+             f"{args.num_threads} thread(s).", "",
+             "| observation | bytes per step, no memory | views | stacked | stacked / views | gather views, us | "
+             "gather stacked, us | stacked / views |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for name in ENVS:
+        plain, views, stacked, us, stacked_us = measure(name, args)
+        lines.append(f"| {name} | {plain:,.0f} | {views:,.0f} | {stacked:,.0f} | {stacked / views:.1f} | {us:,.0f} | "
+                     f"{stacked_us:,.0f} | {stacked_us / us:.2f} |")
+    report("\n".join(lines), args.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

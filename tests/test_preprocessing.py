@@ -40,7 +40,8 @@ def test_statistics_of_every_leaf():
     """P3: dense vectors, node features, edge features and set rows have statistics per column; categories, bits,
     images, masks and links have none."""
     space = spaces.Dict(graph=graph_space(vector(2)), position=vector(3), gear=spaces.Discrete(3),
-                        on=spaces.MultiBinary(2), camera=spaces.Box(0, 255, (8, 8, 1), np.uint8), items=spaces.Sequence(vector(2), stack=True),
+                        on=spaces.MultiBinary(2), camera=spaces.Box(0, 255, (8, 8, 1), np.uint8),
+                        items=spaces.Sequence(vector(2), stack=True),
                         ints=spaces.Box(-5, 5, (2,), np.int64))
     rng = np.random.default_rng(0)
     observations = [[{k: sample_of(child, rng) for k, child in space.items()} for _ in range(3)] for _ in range(4)]

@@ -5,8 +5,8 @@
 Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of the stored rollout:
 of a script without memory, of ppo_framestack.py (with the steps before the rollout that views reach back to), and of a
 buffer that holds 16 observations for every step. "Gather" makes the views of a random quarter of the rollout: by index,
-and by one index_select on the stacked buffer. A graph is gathered raw, each step that is read once (its encoding is what
-the 16 views share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
+and by one index_select on the stacked buffer. A graph is gathered raw, each step that is read once (its encoding is
+what the 16 views share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
 """
 
 import sys
@@ -95,7 +95,6 @@ def measure(name, args):
     first, num = storage.size - (args.num_steps + 1) * N, args.num_steps * N
     steps = first + np.arange(num)
     batches = [first + rng.permutation(num)[:num // 4] for _ in range(8)]
-    frames = {id(batch): memory.rows(batch, memory.age[batch])["obs"] for batch in batches}
     all_frames = memory.rows(steps, memory.age[steps])["obs"]
 
     if "graph" in name:
@@ -118,19 +117,23 @@ def measure(name, args):
             return stacked.gather(((batch - first)[:, None] * 16 + np.arange(16)).ravel())
     else:
         image = "image" in name
-        stacked = memory.images(0, all_frames) if image else memory.views({"obs": all_frames}, memory.tables, all_frames)
-        bytes_stacked = stacked.nbytes
+
+        def views_of(frames):
+            return memory.images(0, frames) if image else memory.views({"obs": frames}, memory.tables, frames)
 
         def by_index(batch):
-            rows = memory.rows(batch, memory.age[batch])
-            return memory.images(0, rows["obs"]) if image else memory.views({"obs": rows["obs"]}, memory.tables, None)
+            return views_of(memory.rows(batch, memory.age[batch])["obs"])
+
+        stacked = views_of(all_frames)
+        bytes_stacked = stacked.nbytes
 
         def by_stack(batch):
             return stacked.index_select(0, torch.from_numpy(batch - first))
 
         assert all(torch.equal(by_index(batch), by_stack(batch)) for batch in batches)
     turns = iter(np.tile(np.arange(8), 10**5))
-    us = median_us([lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])], args.repeats, calls=8)
+    gathers = [lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])]
+    us = median_us(gathers, args.repeats, calls=8)
     plain = sum(values[:rows].nbytes for values, rows in zip(storage.values, storage.num_rows)) / storage.size
     return plain, used_bytes(storage) / num, bytes_stacked / num, *us
 

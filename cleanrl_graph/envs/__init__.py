@@ -2,7 +2,11 @@
 
 import gymnasium as gym
 
+gym.register("GraphExplore-v0", entry_point=f"{__name__}.graph_explore:GraphExploreEnv")
 gym.register("JobShop-v0", entry_point=f"{__name__}.job_shop:JobShopEnv")
 gym.register("PoissonGraph-v0", entry_point=f"{__name__}.toy:PoissonGraphEnv")
 gym.register("BestOfSet-v0", entry_point=f"{__name__}.toy:BestOfSetEnv")
 gym.register("PairNodes-v0", entry_point=f"{__name__}.toy:PairNodesEnv")
+gym.register("StatelessCartPole-v1", entry_point=f"{__name__}.memory:StatelessCartPoleEnv", max_episode_steps=500)
+gym.register("Recall-v0", entry_point=f"{__name__}.memory:RecallEnv")
+gym.register("LastGraphs-v0", entry_point=f"{__name__}.memory:LastGraphsEnv")

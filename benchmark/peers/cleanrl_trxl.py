@@ -1,0 +1,114 @@
+"""CleanRL's ppo_trxl.py on its ProofofMemory-v0 and on CartPole-v1 without its velocities: a system to compare with.
+
+    python benchmark/peers/cleanrl_trxl.py --script PATH/ppo_trxl.py --task cartpole --max-seconds 60 --out FILE.csv
+
+cleanrl/ppo_trxl/ppo_trxl.py of github.com/vwxyzjn/cleanrl is not part of this repository; its neighbour pom_env.py must
+lie beside it. It runs as it is: here its environment is registered, its flags are set and its printed lines are read.
+Those for ProofofMemory-v0 are the documented ones. For CartPole they are the same except for a larger network and
+longer rollouts: 16 environments x 256 steps, 4 layers of 128 with 4 heads, memory 32, absolute positions.
+
+The csv has one row per iteration; its wall time starts with the first reset, as in the script's own steps per second.
+"""
+
+import csv
+import os
+import resource
+import runpy
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Optional
+
+import gymnasium as gym
+import numpy as np
+import tyro
+
+# the flags that docs/rl-algorithms/ppo-trxl.md of CleanRL gives for ProofofMemory-v0
+FLAGS = """--env-id ProofofMemory-v0 --num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 4
+    --trxl-num-layers 4 --trxl-num-heads 1 --trxl-dim 64 --trxl-memory-length 16 --trxl-positional-encoding none
+    --vf-coef 0.1 --max-grad-norm 0.5 --init-lr 3e-4 --init-ent-coef 0.001 --clip-coef 0.2""".split()
+# of two equal flags the last one counts
+CARTPOLE_FLAGS = FLAGS + """--env-id MaskedCartPole-v1 --num-steps 256 --num-minibatches 4 --trxl-num-heads 4
+    --trxl-dim 128 --trxl-memory-length 32 --trxl-positional-encoding absolute --gamma 0.99 --norm-adv
+    --no-clip-vloss""".split()
+
+
+@dataclass
+class Args:
+    script: str
+    """path of CleanRL's cleanrl/ppo_trxl/ppo_trxl.py"""
+    task: Literal["cartpole", "proof-of-memory"] = "cartpole"
+    """the environment"""
+    out: Optional[str] = None  # noqa: UP045 (tyro 0.8)
+    """csv to write"""
+    seed: int = 1
+    """seed of networks and environments"""
+    episode_steps: int = 500
+    """longest episode of CartPole"""
+    target: float = 475
+    """stop at this mean return of the last 100 episodes"""
+    max_seconds: float = 600
+    """stop after the iteration that passes this time"""
+    max_steps: int = 1_000_000
+    """stop at this number of environment steps"""
+
+
+class MaskedCartPole(gym.Wrapper):
+    """CartPole-v1 that shows the position of the cart and the angle of the pole only; actions are arrays [1]."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1", max_episode_steps=10**9, disable_env_checker=True))  # register limits
+        space = self.env.observation_space
+        self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]])
+
+    def reset(self, **kwargs):
+        observation, info = self.env.reset(**kwargs)
+        return observation[[0, 2]], info
+
+    def step(self, action):
+        observation, *rest = self.env.step(int(action[0]))
+        return observation[[0, 2]], *rest
+
+
+def main(args, more_flags):
+    gym.register("MaskedCartPole-v1", lambda render_mode: MaskedCartPole(), max_episode_steps=args.episode_steps)
+    flags = CARTPOLE_FLAGS if args.task == "cartpole" else FLAGS
+    script = Path(args.script).resolve()
+    sys.argv = [str(script), *flags, f"--seed={args.seed}", f"--total-timesteps={args.max_steps}", *more_flags]
+    sys.path.insert(0, str(script.parent))  # for pom_env
+    rows = []
+
+    def log(line):
+        """In the place of the script's `print`."""
+        variables = sys._getframe(1).f_globals
+        if line.startswith("model saved") or not variables["episode_infos"]:
+            return
+        mean_return = np.mean([info["r"] for info in variables["episode_infos"]])
+        rows.append((variables["global_step"], time.time() - variables["start_time"], mean_return))
+        print(line, flush=True)
+        if mean_return >= args.target or rows[-1][1] >= args.max_seconds:
+            sys.exit()
+
+    out = args.out and os.path.abspath(args.out)
+    with tempfile.TemporaryDirectory() as folder:  # for the script's TensorBoard log
+        os.chdir(folder)
+        try:
+            runpy.run_path(str(script), {"print": log}, "__main__")
+        except SystemExit:
+            if not rows:
+                raise
+    step, seconds, mean_return = rows[-1]
+    if out:
+        with open(out, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["step", "wall_seconds", "mean_return_100"])
+            writer.writerows([step, f"{seconds:.2f}", f"{mean_return:.2f}"] for step, seconds, mean_return in rows)
+    print(f"SPS {step / seconds:.0f}")
+    print(f"mean return {mean_return:.3f} (last 100 episodes) after {step} steps, {seconds:.1f} s")
+    print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
+
+if __name__ == "__main__":
+    main(*tyro.cli(Args, return_unknown_args=True))

@@ -1,0 +1,118 @@
+"""RLlib 2.40 (old API stack, PPO) on CartPole-v1 without its velocities: a system to compare with.
+
+    python benchmark/peers/rllib_stateless_cartpole.py --model attention --seed 1 --max-seconds 600 --out FILE.csv
+
+RLlib's three memories, each with a core of two hidden layers of 256: the last 16 observations, actions and rewards
+(`framestack`, RLlib's own example model), an LSTM of 256 that sees the last action and reward, and GTrXL attention
+(one unit of width 64, memory 50) that sees them too. The settings are those of RLlib's example trajectory_view_api.py
+for StatelessCartPole: value layers shared, 5 epochs, weight of the value loss 0.0001, and PPO's defaults (4,000 steps
+a rollout, minibatches of 128, learning rate 5e-5, lambda 1). The example limits no episode: `--no-limit`.
+
+The csv has one row per training iteration; its wall time starts when the algorithm is built. The number of processes
+and of environments is not part of the example (its default: 2 processes with 1 environment each); the default here was
+the fastest of 0, 1 and 2 processes on 2 cores.
+"""
+
+import csv
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import ray
+import tyro
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.examples._old_api_stack.models.trajectory_view_utilizing_models import TorchFrameStackingCartPoleModel
+from ray.rllib.models import ModelCatalog
+from ray.tune.registry import register_env
+
+
+@dataclass
+class Args:
+    model: Literal["framestack", "lstm", "attention"]
+    """the memory"""
+    out: str
+    """csv to write"""
+    seed: int = 1
+    """seed of networks and environments"""
+    limit: bool = True
+    """end an episode after 500 steps, as CartPole-v1 does"""
+    target: float = 475
+    """stop at this mean return of the last 100 episodes"""
+    max_seconds: float = 600
+    """stop after the training iteration that passes this time"""
+    max_steps: int = 1_000_000
+    """stop after the training iteration that passes this number of environment steps"""
+    num_env_runners: int = 0
+    """processes that collect; 0: the training process does"""
+    num_envs: int = 8
+    """environments of each such process"""
+    lr: float = 5e-5
+    """learning rate"""
+    max_seq_len: int = 20
+    """longest sequence that the LSTM or the attention trains on"""
+
+
+MODELS = {
+    "framestack": {"custom_model": "framestack", "custom_model_config": {"num_frames": 16}},
+    "lstm": {"use_lstm": True, "lstm_use_prev_action": True, "lstm_use_prev_reward": True},
+    "attention": {"use_attention": True, "attention_use_n_prev_actions": 1, "attention_use_n_prev_rewards": 1,
+                  "attention_memory_inference": 50, "attention_memory_training": 50},
+}
+
+
+def masked_cartpole(limit):
+    """CartPole-v1 that shows the position of the cart and the angle of the pole only."""
+    env = gym.make("CartPole-v1", max_episode_steps=None if limit else -1, disable_env_checker=True)
+    env.action_space.n = int(env.action_space.n)  # torch's LSTM refuses the numpy integer that RLlib would hand it
+    space = gym.spaces.Box(env.observation_space.low[[0, 2]], env.observation_space.high[[0, 2]])
+    return gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
+
+
+def megabytes():
+    """Resident memory of this process and of all processes that it started."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(process.memory_info().rss for process in processes) / 2**20
+
+
+def main(args):
+    start_time = time.perf_counter()
+    ray.init(num_cpus=args.num_env_runners + 1, include_dashboard=False, log_to_driver=False)
+    ModelCatalog.register_custom_model("framestack", TorchFrameStackingCartPoleModel)
+    register_env("masked_cartpole", lambda config: masked_cartpole(args.limit))
+    algorithm = (
+        PPOConfig()
+        .api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+        .environment("masked_cartpole", disable_env_checking=True)
+        .framework("torch")
+        .env_runners(num_env_runners=args.num_env_runners, num_envs_per_env_runner=args.num_envs)
+        .training(lr=args.lr, num_epochs=5, vf_loss_coeff=0.0001,
+                  model=MODELS[args.model] | {"vf_share_layers": True, "max_seq_len": args.max_seq_len})
+        .reporting(metrics_num_episodes_for_smoothing=100)
+        .debugging(seed=args.seed)
+        .build()
+    )
+    print(f"set-up {time.perf_counter() - start_time:.1f} s")
+
+    start_time, step, seconds, mean_return, peak_mb = time.perf_counter(), 0, 0, -np.inf, 0
+    with open(args.out, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "wall_seconds", "mean_return_100"])
+        while mean_return < args.target and seconds < args.max_seconds and step < args.max_steps:
+            result = algorithm.train()
+            seconds, step = time.perf_counter() - start_time, result["num_env_steps_sampled_lifetime"]
+            returns = result["env_runners"]["hist_stats"]["episode_reward"][-100:]  # the newest last
+            mean_return = np.mean(returns) if returns else np.nan
+            writer.writerow([step, f"{seconds:.2f}", f"{mean_return:.2f}"])
+            file.flush()
+            peak_mb = max(peak_mb, megabytes())
+    algorithm.stop()
+    print(f"SPS {step / seconds:.0f}")
+    print(f"mean return {mean_return:.3f} (last {len(returns)} episodes) after {step} steps, {seconds:.1f} s")
+    print(f"memory of all processes {peak_mb:.0f} MB")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,382 @@
+"""GraphExplore-v0: walk on a graph of which only the neighbourhood is seen; what pays is to remember the nodes.
+
+`reference_scores()` plays the policies of the table in GraphExploreEnv's docstring: they see what an agent sees.
+"""
+
+from functools import lru_cache
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from .toy import LinkGraph, mask_space, starts_of
+
+TASKS = ("visit", "find")
+CURRENT, PREVIOUS, DEGREE, TIME, COLOUR = range(5)  # columns of the node features
+ID_BOUND = 100_000
+
+
+class GraphExploreEnv(gym.Env):
+    """Walk on an unknown graph, seeing the own node and its neighbours: visit many nodes, or find one.
+
+    The graph, new in every episode: n uniform in `num_nodes`, n points uniform in the unit square, linked where two are
+    closer than a radius, and by their minimum spanning tree, which makes it connected. The mean degree is 2.9;
+    triangles and dead ends abound. In 64 steps a good agent sees about 23% of the nodes.
+
+    Observation, a dict of k rows: the own node first, then its neighbours, in an order that means nothing.
+        "graph": nodes float32 [k, 4], or [k, 4 + num_colours] with task="find"; edge_links int64 [2 * (k - 1), 2], the
+            edges of the own node in both directions. Edges between two neighbours are not seen: a policy without memory
+            that keeps out of triangles would visit 0.52 instead of 0.39 (see the table). Node features: 1 for the own
+            node; 1 for the node that the last move came from; degree / 4 (of the whole graph); steps taken /
+            episode_length, the same in all rows; with task="find" the colour, one-hot, zeros for most nodes.
+        "node_ids": int64 [k], below 100,000: the name of a node, drawn anew in every episode. It tells one node from
+            another and nothing else.
+        "action_mask": int8 [k], 0 for the own node and 1 for its neighbours.
+    Action: the row of the neighbour to move to. The own row, or one beyond the last, stays put and does not raise.
+    Episode end: terminated after `episode_length` steps; task="find" also where the target is reached.
+
+    task="visit": reward 1 / episode_length for every move to a node not visited before. The start counts as visited, so
+        the return is the fraction of steps that were discoveries; 1 is an upper bound.
+    task="find": `num_colours` nodes have colours, each another one; one of them is the target and the others are
+        decoys. At the first step only, the own node shows the colour of the target. Reward 1 for reaching the target,
+        -0.5 for the first move to each decoy, and a cost of 0.5 / episode_length per step. The coloured nodes are
+        drawn from those `distance` hops away from the start that are on no shortest way to another node (of one
+        spanning tree), so no decoy is in the way; where there are too few, they are the nearest ones beyond.
+
+    Reference returns, mean of 1,000 episodes from `reference_scores(1000)`, which takes seconds. Standard errors are at
+    most 0.004 for "visit" and 0.03 for "find".
+
+    | policy | memory | visit | find |
+    | --- | --- | --- | --- |
+    | random walk | none | 0.225 | -0.313 (blind) |
+    | non-backtracking walk | none | 0.387 | -0.268 (blind) |
+    | non-backtracking walk | the cue | | 0.424 |
+    | depth first | the nodes | 0.686 | -0.254 (blind) |
+    | depth first | the nodes, the cue | | 0.361 |
+    | least recent | the nodes, the cue | 0.645 | 0.502 |
+    | nearest frontier | the map, the cue | 0.728 | 0.365 |
+    | upper bound | | 1 | 0.964 (the shortest way) |
+
+    "non-backtracking" is about the best policy without memory for task="visit": choosing with probability proportional
+    to a power of the degree, from -2 to 2, is no better. What it takes to explore is local, each node's own memory of
+    its visits. "least recent" moves to a neighbour never visited, else to the one last visited longest ago. "depth
+    first" moves to one never visited, else back to where this node was first reached from: the neighbour with the
+    latest first visit before this node's own. "nearest frontier" walks the shortest known way to a node that was seen
+    and never visited. "blind" does not know the cue and walks to any colour; the others walk to the target where they
+    see it and avoid the decoys. Targets are near, so for task="find" going deep is no better than going around.
+
+    Args:
+        task: "visit" or "find".
+        num_nodes: smallest and largest number of nodes of a graph.
+        radius_degree: expected number of nodes within the radius around an inner node.
+        episode_length: steps.
+        num_colours: task="find" only.
+        distance: smallest and largest number of hops from the start to a coloured node; task="find" only.
+        render_mode: None or "rgb_array", a map of what was visited and seen.
+    Raises ValueError for an unknown task or render_mode, num_nodes outside 3 to 4096, distances below 1, or more
+    colours than a graph has room for.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
+
+    def __init__(self, task="visit", num_nodes=(100, 400), radius_degree=2.5, episode_length=64, num_colours=4,
+                 distance=(2, 6), render_mode=None):
+        for name, value, allowed in [("task", task, TASKS), ("render_mode", render_mode, (None, "rgb_array"))]:
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}; choose one of {allowed}")
+        low, high = num_nodes
+        if not 3 <= low <= high <= 4096:
+            raise ValueError(f"num_nodes {num_nodes} must be two numbers from 3 to 4096, the smaller one first")
+        if radius_degree < 0 or episode_length < 1:
+            raise ValueError(f"radius_degree {radius_degree} must be at least 0, episode_length {episode_length} 1")
+        if task == "find" and not (2 <= num_colours < low and 1 <= distance[0] <= distance[1]):
+            raise ValueError(f"num_colours {num_colours} must be from 2 to below num_nodes[0] = {low}, and distance "
+                             f"{distance} two numbers from 1 on, the smaller one first")
+        self.task, self.num_nodes, self.radius_degree = task, (low, high), radius_degree
+        self.episode_length, self.num_colours, self.distance = episode_length, num_colours, distance
+        self.render_mode = render_mode
+        self.num_features = COLOUR + num_colours * (task == "find")
+        node_space = spaces.Box(0, np.inf, (self.num_features,), np.float32)
+        self.observation_space = spaces.Dict({
+            "graph": LinkGraph(node_space, edge_space=None),
+            "node_ids": spaces.Sequence(spaces.Box(0, ID_BOUND - 1, (), np.int64), stack=True),
+            "action_mask": mask_space(),
+        })
+        self.action_space = spaces.Discrete(high)
+
+    def _draw_graph(self):
+        rng = self.np_random
+        self.graph_rng_state = rng.bit_generator.state  # as it was before the graph: enough to draw it again
+        n = int(rng.integers(self.num_nodes[0], self.num_nodes[1] + 1))
+        self.points = rng.random((n, 2))
+        ids = rng.choice(ID_BOUND, n, replace=False)
+        self.start = int(rng.integers(n))
+        linked = geometric_graph(self.points, self.radius_degree)
+        source, target = np.divmod(np.flatnonzero(linked), n)  # sorted by source
+        degree = np.bincount(source, minlength=n)
+
+        # rows first_row[v]:first_row[v + 1] are what is seen from v: v itself, then its neighbours
+        first_row = starts_of(degree + 1)
+        rows = np.empty(len(source) + n, np.int64)
+        rows[first_row[:-1]] = np.arange(n)
+        rows[np.arange(len(source)) + source + 1] = target
+        self.place = np.full((n, n), -1, np.int16)  # [v, w]: the row of w as seen from v, -1 if not visible
+        seer = np.repeat(np.arange(n), degree + 1)
+        local = np.arange(len(rows)) - first_row[seer]
+        self.place[seer, rows] = local
+
+        self.base = np.zeros((len(rows), self.num_features), np.float32)
+        self.base[first_row[:-1], CURRENT] = 1
+        self.base[:, DEGREE] = degree[rows] / 4
+        self.node_ids, self.mask = ids[rows], (local > 0).astype(np.int8)
+        self.colour = {}
+        if self.task == "find":
+            self._draw_colours(rows)
+        self.rows, self.first_row = rows, first_row.tolist()  # Python integers slice faster
+
+    def _draw_colours(self, rows):
+        rng, (low, high) = self.np_random, self.distance
+        self.hops, parent = hops_from(self.start, self.place >= 0)
+        inner = np.zeros(len(parent), bool)  # on the way to another node, in a tree of shortest ways
+        inner[parent] = True
+        near = np.flatnonzero((self.hops >= low) & (self.hops <= high) & ~inner)
+        if len(near) < self.num_colours:
+            near = np.lexsort((self.hops, self.hops < low, inner))[: self.num_colours]  # the next ones beyond
+        coloured = rng.permutation(near)[: self.num_colours]
+        one_hot = np.zeros((len(self.points), self.num_colours), np.float32)
+        one_hot[coloured, np.arange(self.num_colours)] = 1
+        self.base[:, COLOUR:] = one_hot[rows]
+        self.colour = {node: colour for colour, node in enumerate(coloured.tolist())}
+        self.cue = int(rng.integers(self.num_colours))
+        self.target = int(coloured[self.cue])
+
+    def _observation(self):
+        v = self.current
+        rows = slice(self.first_row[v], self.first_row[v + 1])
+        nodes = self.base[rows].copy()
+        nodes[:, TIME] = self.num_steps / self.episode_length
+        if self.previous >= 0:
+            nodes[self.place[v, self.previous], PREVIOUS] = 1
+        if self.num_steps == 0 and self.task == "find":
+            nodes[0, COLOUR + self.cue] = 1
+        graph = spaces.GraphInstance(nodes, None, star(len(nodes)))
+        return {"graph": graph, "node_ids": self.node_ids[rows], "action_mask": self.mask[rows]}
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self._draw_graph()
+        self.current, self.previous, self.num_steps = self.start, -1, 0
+        self.visited = {self.start}
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, the reward, terminated, False and {}."""
+        first = self.first_row[self.current]
+        self.num_steps += 1
+        terminated = self.num_steps >= self.episode_length
+        moves = 0 < action < self.first_row[self.current + 1] - first
+        if moves:
+            self.current, self.previous = int(self.rows[first + action]), self.current
+        if self.task == "visit":
+            reward = (self.current not in self.visited) / self.episode_length
+        else:
+            reward = -0.5 / self.episode_length
+            if self.current in self.colour and self.current not in self.visited:
+                reward += 1.0 if self.current == self.target else -0.5
+                terminated |= self.current == self.target
+        self.visited.add(self.current)
+        return self._observation(), reward, terminated, False, {}
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
+        return {"rng": self.graph_rng_state, "current": self.current, "previous": self.previous,
+                "visited": sorted(self.visited), "num_steps": self.num_steps}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        self.np_random.bit_generator.state = state["rng"]
+        self._draw_graph()
+        self.current, self.previous, self.num_steps = state["current"], state["previous"], state["num_steps"]
+        self.visited = set(state["visited"])
+
+    def render(self):
+        """The map, uint8 [400, 400, 3]: unseen grey, seen black, visited blue, the start green, the agent red, other
+        colours for the coloured nodes. None where render_mode is not "rgb_array" or before reset()."""
+        if self.render_mode != "rgb_array" or not hasattr(self, "points"):
+            return None
+        size = 400
+        image = np.full((size, size, 3), 255, np.uint8)
+        position = 8 + self.points * (size - 16)
+        visited = np.array(sorted(self.visited))
+        seen = (self.place[visited] >= 0).any(0)
+        source, target = np.nonzero(np.triu(self.place >= 0, 1))
+        known = np.isin(source, visited) | np.isin(target, visited)
+        share = np.linspace(0, 1, 100)[:, None]
+        for ends, colour in ((~known, 225), (known, 120)):
+            x, y = (position[source[ends], i] * share + position[target[ends], i] * (1 - share) for i in (0, 1))
+            image[y.astype(int), x.astype(int)] = colour
+
+        def draw(nodes, colour, radius):
+            for x, y in position[nodes].astype(int):
+                image[y - radius : y + radius + 1, x - radius : x + radius + 1] = colour
+
+        draw(np.flatnonzero(~seen), (200, 200, 200), 1)
+        draw(np.flatnonzero(seen), (0, 0, 0), 2)
+        draw(visited, (60, 110, 230), 2)
+        for node in self.colour:
+            draw([node], (240, 150, 0) if node == self.target else (160, 60, 200), 4)
+        draw([self.start], (30, 160, 60), 4)
+        draw([self.current], (220, 30, 30), 4)
+        return image
+
+
+@lru_cache(maxsize=None)
+def star(num):
+    """int64 [2 * (num - 1), 2], read-only: the links (0, k) and (k, 0) for k from 1 to num - 1."""
+    links = np.zeros((2, num - 1, 2), np.int64)
+    links[0, :, 1] = links[1, :, 0] = np.arange(1, num)
+    links.flags.writeable = False
+    return links.reshape(-1, 2)
+
+
+def geometric_graph(points, radius_degree):
+    """bool [n, n], symmetric: pairs of points closer than sqrt(radius_degree / (pi n)), and the minimum spanning tree.
+
+    The tree is Boruvka's: every component takes its shortest edge to another, components merge, until one is left.
+    All distances must be different, as those of random points are."""
+    n = len(points)
+    x, y = points.T
+    distance = x[:, None] - x
+    distance *= distance
+    other = y[:, None] - y
+    other *= other
+    distance += other
+    linked = distance < radius_degree / (np.pi * n)
+    label = np.arange(n)  # the component of a node, named by one of its nodes
+    while True:
+        np.putmask(distance, label[:, None] == label, np.inf)
+        nearest = distance.argmin(1)
+        length = distance[np.arange(n), nearest]
+        shortest = np.full(n, np.inf)
+        np.minimum.at(shortest, label, length)
+        chosen = np.flatnonzero(length == shortest[label])
+        linked[chosen, nearest[chosen]] = linked[nearest[chosen], chosen] = True
+        parent = np.arange(n)
+        parent[label[chosen]] = label[nearest[chosen]]
+        mutual = parent[parent] == np.arange(n)
+        parent = np.where(mutual & (np.arange(n) < parent), np.arange(n), parent)
+        while (parent[parent] != parent).any():
+            parent = parent[parent]
+        label = parent[label]
+        if (label == label[0]).all():
+            np.fill_diagonal(linked, False)
+            return linked
+
+
+def hops_from(start, linked):
+    """(hops, parent), int [n] each: edges from `start` to each node of a connected graph, linked bool [n, n], and the
+    node before it on a shortest way (`start` for itself)."""
+    hops, parent = np.full(len(linked), -1), np.full(len(linked), start)
+    hops[start], frontier, num = 0, np.array([start]), 0
+    while len(frontier):
+        num += 1
+        reached = linked[frontier]
+        new = np.flatnonzero(reached.any(0) & (hops < 0))
+        hops[new], parent[new] = num, frontier[reached[:, new].argmax(0)]
+        frontier = new
+    return hops, parent
+
+
+class Explorer:
+    """A reference policy that sees what an agent sees and remembers the present episode: see reference_scores().
+
+    Call it with an observation for the row to move to; `Explorer` made anew for every episode."""
+
+    def __init__(self, name, rng):
+        self.rule = name.removesuffix(", blind")
+        self.blind = self.rule != name
+        self.rng, self.cue, self.num_steps = rng, None, 0
+        self.first, self.last = {}, {}  # id: step of its first and last visit
+        self.map, self.avoid = {}, set()  # id: ids of its neighbours, of visited nodes
+
+    def __call__(self, observation):
+        nodes, ids = observation["graph"].nodes, observation["node_ids"].tolist()
+        own, options = ids[0], list(range(1, len(ids)))
+        self.rng.shuffle(options)
+        colours = nodes[:, COLOUR:]
+        if self.num_steps == 0 and colours.any():
+            self.cue = colours[0].argmax()
+        self.first.setdefault(own, self.num_steps)
+        self.last[own] = self.num_steps
+        self.map[own] = ids[1:]
+        self.num_steps += 1
+        if self.cue is not None:
+            seen = [k for k in options if colours[k].any() and (not self.blind or ids[k] not in self.first)]
+            for k in seen:
+                if self.blind or colours[k, self.cue]:
+                    return k
+            self.avoid.update(ids[k] for k in seen)
+            options = [k for k in options if ids[k] not in self.avoid] or options
+        new = [k for k in options if ids[k] not in self.first]
+        if self.rule == "non-backtracking":
+            options = [k for k in options if not nodes[k, PREVIOUS]] or options
+        elif self.rule == "least recent":
+            options.sort(key=lambda k: self.last.get(ids[k], -1))
+        elif self.rule == "depth first":
+            older = [k for k in options if self.first.get(ids[k], np.inf) < self.first[own]]
+            options = new or sorted(older, key=lambda k: -self.first[ids[k]]) or options
+        elif self.rule == "nearest frontier" and not new:
+            step = self.towards_frontier(own)
+            options = [ids.index(step)] if step is not None else options
+        elif self.rule == "nearest frontier":
+            options = new
+        return options[0]
+
+    def towards_frontier(self, own):
+        """The neighbour of `own` on a shortest known way to a node never visited, None if there is none."""
+        reached, queue = {own}, [(own, None)]
+        for node, step in queue:
+            for other in self.map.get(node, ()):
+                if other not in reached and other not in self.avoid:
+                    if other not in self.first:
+                        return step or other
+                    reached.add(other)
+                    queue.append((other, step or other))
+
+
+POLICIES = {
+    "visit": ("random walk", "non-backtracking", "least recent", "depth first", "nearest frontier"),
+    "find": ("random walk, blind", "non-backtracking, blind", "depth first, blind", "non-backtracking", "least recent",
+             "depth first", "nearest frontier"),
+}
+
+
+def play_episode(env, name, seed=None):
+    """The return of one episode of the policy `name` (one of POLICIES[task])."""
+    observation, _ = env.reset(seed=seed)
+    policy = Explorer(name, np.random.default_rng(seed))
+    total, done = 0.0, False
+    while not done:
+        observation, reward, terminated, truncated, _ = env.step(policy(observation))
+        total += reward
+        done = terminated or truncated
+    return total
+
+
+def reference_scores(num_episodes=200, seed=0, **kwargs):
+    """dict policy -> (mean return, standard error) over episodes seeded with seed, seed + 1, ...; kwargs of the env.
+
+    Every policy plays the same graphs. "shortest way" (task="find") and "bound" (task="visit") are upper bounds."""
+    env = GraphExploreEnv(**kwargs)
+    scores = {name: [play_episode(env, name, seed + i) for i in range(num_episodes)] for name in POLICIES[env.task]}
+    if env.task == "find":
+        scores["shortest way"] = []
+        for i in range(num_episodes):
+            env.reset(seed=seed + i)
+            hops = min(env.hops[env.target], env.episode_length + 2)  # too far: the reward is out of reach
+            bound = 1 - 0.5 * hops / env.episode_length if hops <= env.episode_length else -0.5
+            scores["shortest way"].append(bound)
+    else:
+        scores["bound"] = [1.0] * num_episodes
+    return {name: (float(np.mean(s)), float(np.std(s) / np.sqrt(num_episodes))) for name, s in scores.items()}

@@ -1,0 +1,256 @@
+"""Cheap tasks that need memory, each with a known optimum and known scores of a policy without memory.
+
+StatelessCartPole-v1   CartPole-v1 without its velocities: compare with the previous observation
+Recall-v0              show a cue, walk a corridor, choose by the cue: one bit kept for any number of steps
+LastGraphs-v0          which of the last graphs had the largest marked value: a new comparison at every step
+"""
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+from .toy import LinkGraph, starts_of
+
+MIN_GAP = 0.1  # between the marked values that LastGraphs compares
+
+
+class StatelessCartPoleEnv(CartPoleEnv):
+    """gymnasium's CartPole-v1 whose observation lacks both velocities; the rest is unchanged.
+
+    Observation: float32 [2], cart position and pole angle (radians); bounds of the space +-4.8 and +-0.418.
+    Action: 0 pushes the cart to the left, 1 to the right. Reward 1 per step.
+    Episode end: terminated where the pole leans more than 12 degrees or the cart is beyond +-2.4; gym.make() adds a
+    limit of 500 steps (truncated). `gym.make("StatelessCartPole-v1", max_episode_steps=-1)` has no limit and
+    `max_episode_steps=1000` another one. Without a limit an episode of a good policy does not end, nor does an
+    evaluation that waits for it.
+
+    Args:
+        sutton_barto_reward: 0 per step and -1 at the end, as in CartPoleEnv.
+        render_mode: None, "rgb_array" or "human"; pictures need pygame.
+
+    Reference returns, mean of 1,000 seeded episodes of at most 500 steps: a random policy 22; without memory, "push to
+    the side it leans to" 41; with memory of one observation, the sign of `angle + 0.5 * angular velocity + 0.02 *
+    position + 0.06 * velocity`, with velocities from differences, 500 (50 episodes, every one of them).
+    """
+
+    def __init__(self, sutton_barto_reward=False, render_mode=None):
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f'render_mode is "{render_mode}"; choose None, "rgb_array" or "human"')
+        super().__init__(sutton_barto_reward, render_mode)
+        high = self.observation_space.high[[0, 2]]
+        self.observation_space = spaces.Box(-high, high, dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows; options as in CartPoleEnv."""
+        observation, info = super().reset(seed=seed, options=options)
+        return observation[::2].copy(), info
+
+    def step(self, action):
+        """Return the observation, reward 1.0, terminated, False and {}."""
+        observation, *outcome = super().step(action)
+        return observation[::2].copy(), *outcome
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset().
+
+        The steps that the time limit has counted are in gymnasium's TimeLimit wrapper and not in here."""
+        return {"rng": self.np_random.bit_generator.state, "state": self.state.tolist(),
+                "steps_beyond_terminated": self.steps_beyond_terminated}
+
+    def set_state(self, state):
+        """Continue from the state of get_state()."""
+        self.np_random.bit_generator.state = state["rng"]
+        self.state = np.array(state["state"])
+        self.steps_beyond_terminated = state["steps_beyond_terminated"]
+
+
+class RecallEnv(gym.Env):
+    """See a cue, walk a corridor that shows nothing, and choose at the junction the action that matches the cue.
+
+    Observation: float32 [num_cues + 1]: the cue as a one-hot vector, zeros after the first step; last a flag that is 1
+    at the junction. The `length` observations between cue and junction are all zeros, so nothing counts the steps.
+    Action: the index of a cue; it matters at the junction only.
+    Reward: at the junction 1 for the action that equals the cue and -1 for any other; 0 elsewhere.
+    Episode end: terminated after the choice at the junction, that is after `length + 2` steps.
+
+    Args:
+        length: steps between the cue and the junction.
+        num_cues: number of cues and actions.
+    Raises ValueError if length is negative or num_cues is below 2.
+
+    Reference returns, exact: the optimum is 1. Whatever does not remember the cue, a random policy too, has the mean
+    2 / num_cues - 1, which is 0 with 2 cues. The rate of success is (1 + return) / 2. Actions in the corridor are free,
+    so a policy that is shown its last action can carry the cue in its actions.
+    """
+
+    def __init__(self, length=10, num_cues=2):
+        if length < 0 or num_cues < 2:
+            raise ValueError(f"length {length} must be at least 0 and num_cues {num_cues} at least 2")
+        self.length, self.num_cues = length, num_cues
+        self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
+        self.action_space = spaces.Discrete(num_cues)
+
+    def _observation(self):
+        observation = np.zeros(self.num_cues + 1, np.float32)
+        if self.num_steps == 0:
+            observation[self.cue] = 1
+        elif self.num_steps == self.length + 1:
+            observation[-1] = 1
+        return observation
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation, which shows the cue, and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self.cue, self.num_steps = int(self.np_random.integers(self.num_cues)), 0
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, reward -1.0, 0.0 or 1.0, terminated, False and {}."""
+        self.num_steps += 1
+        terminated = self.num_steps == self.length + 2
+        reward = 0.0 if not terminated else 1.0 if action == self.cue else -1.0
+        return self._observation(), reward, terminated, False, {}
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
+        return {"rng": self.np_random.bit_generator.state, "cue": self.cue, "num_steps": self.num_steps}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        self.np_random.bit_generator.state = state["rng"]
+        self.cue, self.num_steps = state["cue"], state["num_steps"]
+
+
+class LastGraphsEnv(gym.Env):
+    """Say which of the last `window` graphs has the largest marked value, at every step.
+
+    One node of each graph is marked. The values of all nodes are uniform in [0, 1], but those of marked nodes are drawn
+    again until they differ by at least 0.1 from the marked values of the `window` - 1 graphs before it in
+    the episode.
+
+    Observation: graph of nodes float32 [n, 2], (is marked, value), and edge_links int64 [edges_per_node * n, 2], drawn
+    at random and without meaning. n is drawn as in PoissonGraph-v0, from a mixture of Poisson distributions clipped to
+    [1, max_nodes].
+    Action: 0 for the present graph, 1 for the one before it, and so on up to window - 1.
+    Reward 1 for the graph with the largest marked value among those of this episode, otherwise 0: a graph from before
+    the first step is always wrong. Episode end: terminated after `episode_length` steps.
+
+    Args:
+        window: number of graphs that are compared, 2 to 5.
+        mean_nodes, weights: means and probabilities of the mixture of sizes.
+        max_nodes: the largest graph that is drawn.
+    Raises ValueError if window is not 2 to 5, episode_length is below 1, or the weights do not sum to 1.
+
+    Reference returns with the default 16 steps:
+
+    | window | random = 16 / window | best without memory | optimum |
+    | --- | --- | --- | --- |
+    | 2 | 8.00 | 12.55 | 16 |
+    | 3 | 5.33 | 9.19 | 16 |
+    | 4 | 4.00 | 7.48 | 16 |
+    | 5 | 3.20 | 6.47 | 16 |
+
+    Best without memory: the best function from the present marked value to an action (the step number is not observed),
+    found from how often each answer is right in each of 100 bins of the value in 200,000 simulated episodes
+    (`best_memoryless`). It answers 0 above a threshold (0.57 for window 3) and 1 below it.
+    """
+
+    def __init__(self, window=3, episode_length=16, mean_nodes=(7, 25, 120), weights=(0.9, 0.09, 0.01), max_nodes=200,
+                 edges_per_node=2):
+        if not 2 <= window <= 5 or episode_length < 1:
+            raise ValueError(f"window {window} must be 2 to 5 and episode_length {episode_length} at least 1")
+        if len(mean_nodes) != len(weights) or not np.isclose(sum(weights), 1):
+            raise ValueError(f"weights {weights} must be as many as mean_nodes {mean_nodes} and sum to 1")
+        self.window, self.episode_length = window, episode_length
+        self.mean_nodes, self.weights = np.asarray(mean_nodes, float), np.asarray(weights, float)
+        self.max_nodes, self.edges_per_node = max_nodes, edges_per_node
+        self.observation_space = LinkGraph(spaces.Box(0, 1, (2,), np.float32), edge_space=None)
+        self.action_space = spaces.Discrete(window)
+
+    def _draw_episode(self):
+        """All graphs of an episode, and one more to be seen after its last step."""
+        rng, num_graphs = self.np_random, self.episode_length + 1
+        self.episode_rng_state = rng.bit_generator.state  # as it was before the episode: enough to draw it again
+        component = rng.choice(len(self.weights), num_graphs, p=self.weights)
+        sizes = rng.poisson(self.mean_nodes[component]).clip(1, self.max_nodes)
+        starts = starts_of(sizes)
+        marked_value = draw_values(rng, num_graphs, self.window)
+        marked = starts[:-1] + rng.integers(sizes)
+        self.nodes = np.zeros((starts[-1], 2), np.float32)
+        self.nodes[:, 1] = rng.random(starts[-1], np.float32)
+        self.nodes[marked, 0], self.nodes[marked, 1] = 1, marked_value
+        graph_size = np.repeat(sizes, sizes * self.edges_per_node)  # of each edge's graph
+        self.links = (rng.random((len(graph_size), 2)) * graph_size[:, None]).astype(np.int64)
+        self.answers = answers_of(marked_value[None], self.window)[0].tolist()
+        self.starts = starts.tolist()  # Python integers slice faster
+
+    def _observation(self):
+        start, end = self.starts[self.num_steps], self.starts[self.num_steps + 1]
+        links = self.links[start * self.edges_per_node : end * self.edges_per_node]
+        return spaces.GraphInstance(self.nodes[start:end], None, links)
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self._draw_episode()
+        self.num_steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
+        reward = float(action == self.answers[self.num_steps])
+        self.num_steps += 1
+        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+
+    def best_action(self):
+        """The action that earns 1 now."""
+        return self.answers[self.num_steps]
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
+        return {"rng": self.episode_rng_state, "num_steps": self.num_steps}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        self.np_random.bit_generator.state = state["rng"]
+        self._draw_episode()
+        self.num_steps = state["num_steps"]
+
+
+def draw_values(rng, num_graphs, window):
+    """Marked values, float [num_graphs]: uniform, each at least MIN_GAP from the window - 1 values before it."""
+    values = []
+    for _ in range(num_graphs):
+        recent = values[1 - window :]
+        value = rng.random()
+        while any(abs(value - other) < MIN_GAP for other in recent):
+            value = rng.random()
+        values.append(value)
+    return np.array(values)
+
+
+def answers_of(values, window):
+    """The right actions, int [episodes, T], for marked values [episodes, T]."""
+    shifted = np.full((window, *values.shape), -1.0)  # [i, :, t] is the value i steps before t
+    for i in range(window):
+        shifted[i, :, i:] = values[:, : values.shape[1] - i]
+    return shifted.argmax(0)
+
+
+def best_memoryless(window=3, episode_length=16, num_episodes=200_000, num_bins=100, seed=0):
+    """(return, actions int [num_bins]) of the best policy that sees the present marked value only, by simulation.
+
+    The actions belong to equal intervals of the value; the return is a mean over the same episodes."""
+    rng = np.random.default_rng(seed)
+    values = np.full((num_episodes, episode_length), np.nan)
+    for t in range(episode_length):
+        todo = np.arange(num_episodes)
+        while len(todo):
+            values[todo, t] = rng.random(len(todo))
+            gap = np.abs(values[todo, t, None] - values[todo, max(0, t + 1 - window) : t])
+            todo = todo[(gap < MIN_GAP).any(1)]
+    bins = (values * num_bins).astype(int)
+    count = np.zeros((num_bins, window), int)
+    np.add.at(count, (bins.ravel(), answers_of(values, window).ravel()), 1)
+    return count.max(1).sum() / num_episodes, count.argmax(1)

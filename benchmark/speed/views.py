@@ -4,7 +4,8 @@
 
 Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of the stored rollout:
 of a script without memory, of ppo_framestack.py (with the steps before the rollout that views reach back to), and of a
-buffer that holds 16 observations for every step. "Gather" makes the views of a random quarter of the rollout: by index,
+buffer that holds 16 observations for every step; "encodings" is the table of encoded steps that collection reads (a
+vector's encoding is its copy in float32, that of an image which enters as channels is empty). "Gather" makes the views of a random quarter of the rollout: by index,
 and by one index_select on the stacked buffer. A graph is gathered raw, each step that is read once (its encoding is
 what the 16 views share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
 """
@@ -81,7 +82,7 @@ def used_bytes(storage):
 
 
 def measure(name, args):
-    """(bytes per step without memory, of views, stacked; us of a gather of views, of the stacked buffer)"""
+    """(bytes per step without memory, of views, of encodings, stacked; us of a gather of views, of the stack)"""
     script = ppo_framestack.Args(action_shifts="", reward_shifts="", num_steps=args.num_steps, num_envs=args.num_envs)
     envs = ppo_framestack.Envs([lambda: ENVS[name](args) for _ in range(args.num_envs)])
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, script)
@@ -135,7 +136,8 @@ def measure(name, args):
     gathers = [lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])]
     us = median_us(gathers, args.repeats, calls=8)
     plain = sum(values[:rows].nbytes for values, rows in zip(storage.values, storage.num_rows)) / storage.size
-    return plain, used_bytes(storage) / num, bytes_stacked / num, *us
+    table = memory.tables["obs"]
+    return plain, used_bytes(storage) / num, table.nbytes / num, bytes_stacked / num, *us
 
 
 def storage_index(storage):
@@ -148,12 +150,12 @@ def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     lines = [f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a quarter, "
              f"{args.num_threads} thread(s).", "",
-             "| observation | bytes per step, no memory | views | stacked | stacked / views | gather views, us | "
-             "gather stacked, us | stacked / views |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+             "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views | gather views, us | "
+             "gather stacked, us | stacked / views |", "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
     for name in ENVS:
-        plain, views, stacked, us, stacked_us = measure(name, args)
-        lines.append(f"| {name} | {plain:,.0f} | {views:,.0f} | {stacked:,.0f} | {stacked / views:.1f} | {us:,.0f} | "
-                     f"{stacked_us:,.0f} | {stacked_us / us:.2f} |")
+        plain, views, encodings, stacked, us, stacked_us = measure(name, args)
+        lines.append(f"| {name} | {plain:,.0f} | {views:,.0f} | {encodings:,.0f} | {stacked:,.0f} | "
+                     f"{stacked / views:.1f} | {us:,.0f} | {stacked_us:,.0f} | {stacked_us / us:.2f} |")
     report("\n".join(lines), args.out)
 
 

@@ -4,8 +4,8 @@
         "16 frames=runs/StatelessCartPole-v1__frames_16__*" "RLlib, 16 frames=runs/peers/rllib_framestack_*.csv"
 
 Each argument is NAME=PATTERN of the run folders of one of the scripts (TensorBoard logs), or of csv files of a peer
-with the columns step, wall_seconds and mean_return_100. Seconds count from the start of the training, without imports and
-without the evaluation. Writes OUT.md, OUT.csv (the curves) and OUT.png.
+with the columns step, wall_seconds and mean_return_100. Seconds count from the start of the training, without imports
+and without the evaluation. Writes OUT.md, OUT.csv (the curves) and OUT.png.
 """
 
 import argparse

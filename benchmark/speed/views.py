@@ -5,9 +5,10 @@
 Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of the stored rollout:
 of a script without memory, of ppo_framestack.py (with the steps before the rollout that views reach back to), and of a
 buffer that holds 16 observations for every step; "encodings" is the table of encoded steps that collection reads (a
-vector's encoding is its copy in float32, that of an image which enters as channels is empty). "Gather" makes the views of a random quarter of the rollout: by index,
-and by one index_select on the stacked buffer. A graph is gathered raw, each step that is read once (its encoding is
-what the 16 views share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
+vector's encoding is its copy in float32, that of an image which enters as channels is empty). "Gather" makes the views
+of a random quarter of the rollout: by index, and by one index_select on the stacked buffer. A graph is gathered raw,
+each step that is read once (its encoding is what the 16 views share), where the stacked buffer yields 16 graphs per
+step. Medians over repeats that take turns.
 """
 
 import sys
@@ -150,8 +151,9 @@ def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     lines = [f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a quarter, "
              f"{args.num_threads} thread(s).", "",
-             "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views | gather views, us | "
-             "gather stacked, us | stacked / views |", "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+             "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views | "
+             "gather views, us | gather stacked, us | stacked / views |",
+             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
     for name in ENVS:
         plain, views, encodings, stacked, us, stacked_us = measure(name, args)
         lines.append(f"| {name} | {plain:,.0f} | {views:,.0f} | {encodings:,.0f} | {stacked:,.0f} | "

@@ -3,6 +3,7 @@
 import ast
 import csv
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from helpers import small_args, vector
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SCRIPT = Path(ppo_graph.__file__)
+SCRIPTS = sorted(path.stem for path in SCRIPT.parent.glob("ppo_*.py"))
 FIELDS = [field.name for field in dataclasses.fields(ppo_graph.Args)]
 RUNTIME = ["batch_size", "minibatch_size", "num_iterations"]
 
@@ -32,9 +34,9 @@ def run_path(folder):
     return path
 
 
-def run_script(flags, environment, folder):
+def run_script(flags, environment, folder, name="ppo_graph"):
     """The finished process of the script."""
-    command = [sys.executable, SCRIPT, *flags]
+    command = [sys.executable, SCRIPT.parent / f"{name}.py", *flags]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
 
 
@@ -105,12 +107,14 @@ def test_command_line():
             tyro.cli(ppo_graph.Args, args=wrong)
 
 
-def test_help_shows_every_flag(capsys):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_shows_every_flag(name, capsys):
     """Every Args field but those filled at run time is in --help, with a docstring of its own."""
+    script = importlib.import_module(name)
     with pytest.raises(SystemExit):
-        tyro.cli(ppo_graph.Args, args=["--help"])
+        tyro.cli(script.Args, args=["--help"])
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
-    body = next(node.body for node in ast.parse(SCRIPT.read_text()).body
+    body = next(node.body for node in ast.parse(Path(script.__file__).read_text()).body
                 if isinstance(node, ast.ClassDef) and node.name == "Args")
     for field, doc in zip(body, body[1:]):
         if isinstance(field, ast.AnnAssign):
@@ -120,12 +124,24 @@ def test_help_shows_every_flag(capsys):
     assert len(FIELDS) > 40
 
 
-def test_every_flag_is_read():
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_flag_is_read(name):
     """No dead flags: every Args field is read somewhere in the script."""
-    read = {node.attr for node in ast.walk(ast.parse(SCRIPT.read_text()))
+    script = importlib.import_module(name)
+    read = {node.attr for node in ast.walk(ast.parse(Path(script.__file__).read_text()))
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
             and isinstance(node.value, ast.Name) and node.value.id == "args"}
-    assert set(FIELDS) - read - {"minibatch_size"} == set()
+    assert {field.name for field in dataclasses.fields(script.Args)} - read - {"minibatch_size"} == set()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_flags_of_all_scripts_are_alike(name):
+    """A flag of ppo_graph.py has the same type, default and docstring in every script, but for the environment."""
+    script = importlib.import_module(name)
+    theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
+    ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}
+    for field in set(ours) - {"exp_name", "env_id", "env_kwargs"}:
+        assert str(theirs[field]) == str(ours[field]), field
 
 
 def test_every_choice_is_a_choice():
@@ -135,7 +151,8 @@ def test_every_choice_is_a_choice():
     assert len(layers) == len(options)
 
 
-def test_runs_as_a_script(tmp_path):
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_runs_as_a_script(name, tmp_path):
     """S6: from any folder, `python ppo_graph.py` with worker processes and a module:id that has to be imported."""
     (tmp_path / "my_envs.py").write_text(
         "import gymnasium as gym, numpy as np\n"
@@ -147,9 +164,9 @@ def test_runs_as_a_script(tmp_path):
         "    def step(self, a): return np.zeros(2, np.float32), float(self.size), True, False, {}\n"
         "gym.register('Mine-v0', entry_point=Env)\n")
     flags = ["--env-id", "my_envs:Mine-v0", "--env-kwargs", '{"size": 7}', "--total-timesteps", "16", "--num-envs", "2",
-             "--num-steps", "8", "--num-workers", "2", "--eval-episodes", "3", "--no-cuda"]
+             "--num-steps", "8", "--num-workers", "2", "--num-minibatches", "2", "--eval-episodes", "3", "--no-cuda"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    result = run_script(flags, environment, tmp_path)
+    result = run_script(flags, environment, tmp_path, name)
     assert result.returncode == 0, result.stderr
     assert "return" in result.stdout and "| 2 | 1 | 7 |" in result.stdout
     assert (run_path(tmp_path / "runs") / "eval.md").read_text().strip() in result.stdout
@@ -236,8 +253,9 @@ def test_evaluation_episodes(tmp_path):
 def test_shared_blocks_are_identical():
     """X6: the blocks that scripts share are the same bytes."""
     assert shared_blocks.compare(SCRIPT.parent) == []
-    names = list(shared_blocks.blocks(SCRIPT.read_text()))
-    assert names == ["environments", "ragged observations", "encoder", "action heads", "checkpoint and evaluation"]
+    for name in SCRIPTS:
+        names = list(shared_blocks.blocks((SCRIPT.parent / f"{name}.py").read_text()))
+        assert names == ["environments", "ragged observations", "encoder", "action heads", "checkpoint and evaluation"]
 
 
 def test_shared_blocks_tool(tmp_path):

@@ -4,8 +4,10 @@
 
 cleanrl/ppo_trxl/ppo_trxl.py of github.com/vwxyzjn/cleanrl is not part of this repository; its neighbour pom_env.py must
 lie beside it. It runs as it is: here its environment is registered, its flags are set and its printed lines are read.
-Those for ProofofMemory-v0 are the documented ones. For CartPole they are the same except for a larger network and
-longer rollouts: 16 environments x 256 steps, 4 layers of 128 with 4 heads, memory 32, absolute positions.
+Those for ProofofMemory-v0 are the documented ones. For CartPole none are documented: the same here, but with a larger
+network and longer rollouts (16 environments x 256 steps, 4 layers of 128 with 4 heads, memory 32, absolute positions),
+and, since its returns are larger, with discount 0.99, normalised advantages and no clipping of the value. Flags other
+than those below go to the script as they are, and win.
 
 The csv has one row per iteration; its wall time starts with the first reset, as in the script's own steps per second.
 """
@@ -19,7 +21,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -30,19 +32,18 @@ FLAGS = """--env-id ProofofMemory-v0 --num-envs 16 --num-steps 128 --num-minibat
     --trxl-num-layers 4 --trxl-num-heads 1 --trxl-dim 64 --trxl-memory-length 16 --trxl-positional-encoding none
     --vf-coef 0.1 --max-grad-norm 0.5 --init-lr 3e-4 --init-ent-coef 0.001 --clip-coef 0.2""".split()
 # of two equal flags the last one counts
-CARTPOLE_FLAGS = FLAGS + """--env-id MaskedCartPole-v1 --num-steps 256 --num-minibatches 4 --trxl-num-heads 4
-    --trxl-dim 128 --trxl-memory-length 32 --trxl-positional-encoding absolute --gamma 0.99 --norm-adv
-    --no-clip-vloss""".split()
+CARTPOLE_FLAGS = FLAGS + """--env-id MaskedCartPole-v1 --num-steps 256 --trxl-num-heads 4 --trxl-dim 128
+    --trxl-memory-length 32 --trxl-positional-encoding absolute --gamma 0.99 --norm-adv --no-clip-vloss""".split()
 
 
 @dataclass
 class Args:
     script: str
     """path of CleanRL's cleanrl/ppo_trxl/ppo_trxl.py"""
+    out: str
+    """csv to write"""
     task: Literal["cartpole", "proof-of-memory"] = "cartpole"
     """the environment"""
-    out: Optional[str] = None  # noqa: UP045 (tyro 0.8)
-    """csv to write"""
     seed: int = 1
     """seed of networks and environments"""
     episode_steps: int = 500
@@ -91,7 +92,7 @@ def main(args, more_flags):
         if mean_return >= args.target or rows[-1][1] >= args.max_seconds:
             sys.exit()
 
-    out = args.out and os.path.abspath(args.out)
+    out = os.path.abspath(args.out)
     with tempfile.TemporaryDirectory() as folder:  # for the script's TensorBoard log
         os.chdir(folder)
         try:
@@ -100,11 +101,10 @@ def main(args, more_flags):
             if not rows:
                 raise
     step, seconds, mean_return = rows[-1]
-    if out:
-        with open(out, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["step", "wall_seconds", "mean_return_100"])
-            writer.writerows([step, f"{seconds:.2f}", f"{mean_return:.2f}"] for step, seconds, mean_return in rows)
+    with open(out, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "wall_seconds", "mean_return_100"])
+        writer.writerows([step, f"{seconds:.2f}", f"{mean_return:.2f}"] for step, seconds, mean_return in rows)
     print(f"SPS {step / seconds:.0f}")
     print(f"mean return {mean_return:.3f} (last 100 episodes) after {step} steps, {seconds:.1f} s")
     print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")

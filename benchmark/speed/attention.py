@@ -1,0 +1,218 @@
+"""Speed of ppo_gtrxl.py: training time against memory length, and steps per second of whole trainings.
+
+    python benchmark/speed/attention.py --out benchmark/results/speed/attention
+    python benchmark/speed/attention.py --parts sps --peer-script PATH/ppo_trxl.py --out benchmark/results/speed/trxl
+
+1. Forward and backward through the memory of one minibatch, per step of it: the segment of ppo_gtrxl.py against one
+   window of cached layer inputs per step, whose keys and values every sample projects again (the way of most attention
+   PPOs; here with the same layers, weights and results, checked before the clock starts). The window way is left out
+   where what it must save for the backward pass would exceed --max-gb.
+2. Whole trainings on CartPole without velocities, 16 envs x 256 steps, 4 layers of 128 with 4 heads, memory 32,
+   8 minibatches, 4 epochs, episodes of at most 500 and 100 steps; with gates and without (CleanRL's ppo_trxl.py has
+   none). Beside it CleanRL's own script, if --peer-script is given; see benchmark/peers/cleanrl_trxl.py.
+
+Writes OUT.md, OUT.csv and OUT.png.
+"""
+
+import csv
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import matplotlib
+import numpy as np
+import torch
+import tyro
+from common import ROOT, in_turns, report
+from torch import Tensor
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+
+import ppo_gtrxl  # noqa: E402
+
+
+@dataclass
+class Args:
+    out: str | None = None
+    """path without ending of the results"""
+    parts: tuple[str, ...] = ("memory", "sps")
+    """which of the two parts to run"""
+    memory_lengths: tuple[int, ...] = (16, 64, 256, 1024)
+    """memory lengths of part 1"""
+    num_steps: int = 256
+    """steps of an env in a minibatch of part 1"""
+    num_envs: int = 2
+    """envs of a minibatch of part 1"""
+    dim: int = 64
+    """width of part 1"""
+    num_layers: int = 2
+    """layers of part 1"""
+    repeats: int = 5
+    """timings of part 1, of which the median counts"""
+    max_gb: float = 4
+    """largest memory that the window way may need"""
+    total_timesteps: int = 32_768
+    """steps of each training of part 2"""
+    rounds: int = 3
+    """trainings of each system in part 2"""
+    num_threads: int = 1
+    """threads of torch"""
+    peer_python: str = str(ROOT / ".venv-peers/bin/python")
+    """the Python that runs CleanRL's script"""
+    peer_script: str | None = None
+    """path of CleanRL's cleanrl/ppo_trxl/ppo_trxl.py"""
+
+
+def forward_windows(gtrxl: ppo_gtrxl.GTrXL, x: Tensor, windows: list[Tensor], age: Tensor) -> Tensor:
+    """The outputs [S, D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of its own, as stored."""
+    W = windows[0].shape[1]
+    far = torch.arange(W, -1, -1) > age[:, None]
+    for net, window in zip(gtrxl.layers, windows):
+        h = net.norm_attention(torch.cat([window, x[:, None]], 1))
+        k, v = (y.unflatten(-1, (net.num_heads, -1)) for y in net.kv(h).chunk(2, -1))
+        q = net.q(h[:, -1]).unflatten(-1, (net.num_heads, -1))
+        logits = torch.einsum("shd,swhd->shw", q + net.bias_key, k)
+        logits = logits + torch.einsum("shd,hdw->shw", q + net.bias_distance, net.distances(W))
+        weights = (logits / q.shape[-1] ** 0.5).masked_fill(far[:, None], -torch.inf).softmax(-1)
+        y = torch.einsum("shw,swhd->shd", weights, v).flatten(1)
+        x = net.gate_attention(x, net.out(y).relu())
+        x = net.gate_mlp(x, net.mlp(net.norm_mlp(x)).relu())
+    return x
+
+
+def median_seconds(step: Callable[[], None], repeats: int) -> float:
+    """Median of the time of `step`, without the first call. At most about 20 seconds are spent."""
+    seconds, end = [], time.perf_counter() + 20
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+        if time.perf_counter() > end:
+            break
+    return float(np.median(seconds[1:] or seconds))
+
+
+def memory_part(args: Args) -> list[dict]:
+    """One row per memory length: microseconds per step of forward and backward for both ways."""
+    rows, T, B = [], args.num_steps, args.num_envs
+    for W in args.memory_lengths:
+        torch.manual_seed(0)
+        gtrxl = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(dim=args.dim, num_layers=args.num_layers, memory_length=W))
+        x, memory = torch.randn(W + T, B, args.dim), ppo_gtrxl.Memory(gtrxl, B, W)
+        inputs, starts = [], np.zeros(B, bool)
+        with torch.no_grad():  # W steps before the segment, and the segment: all memories are full
+            for t in range(W + T):
+                if t == W:
+                    past = memory.past(memory.age)
+                gtrxl(x[t, None], memory.begin(starts), memory)
+                inputs.append(memory.inputs[:, memory.stop - 1])
+        inputs, age = torch.stack(inputs, 1), torch.arange(W, W + T)[:, None].expand(T, B)  # [layers, W + T, B, D]
+        samples, past = x[W:], past._replace(window=W)
+        expected = gtrxl(samples, age, past)
+
+        def segment() -> None:
+            gtrxl.zero_grad()
+            gtrxl(samples, age, past).square().mean().backward()
+
+        row = {"memory": W, "segment, us per step": 1e6 * median_seconds(segment, args.repeats) / (T * B)}
+        # saved for the backward pass, per layer and window entry: window, normalised window, keys and values
+        need = 4 * T * B * W * args.num_layers * (5 * args.dim) / 1e9
+        if need <= args.max_gb:
+            windows = [layer[:-1].unfold(0, W, 1).transpose(2, 3).flatten(0, 1).contiguous() for layer in inputs]
+            flat, ages = samples.flatten(0, 1), age.flatten()
+            torch.testing.assert_close(forward_windows(gtrxl, flat, windows, ages), expected.flatten(0, 1),
+                                       atol=1e-4, rtol=1e-4)
+
+            def window() -> None:
+                gtrxl.zero_grad()
+                forward_windows(gtrxl, flat, windows, ages).square().mean().backward()
+
+            row["windows, us per step"] = 1e6 * median_seconds(window, args.repeats) / (T * B)
+            del windows
+        rows.append(row | {"windows, estimated GB": need})
+        print(row, file=sys.stderr)
+    return rows
+
+
+def memory_table(rows: list[dict], args: Args) -> list[str]:
+    lines = [f"## Forward and backward of {args.num_envs} envs x {args.num_steps} steps, {args.num_layers} layers of "
+             f"{args.dim}, {args.num_threads} thread(s)", "",
+             "| memory | segment, us per step | windows, us per step | windows / segment | memory of the windows, GB |",
+             "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        ours, theirs = row["segment, us per step"], row.get("windows, us per step")
+        ratio = f"{theirs:.0f} | {theirs / ours:.0f}" if theirs else f"over {args.max_gb:g} GB, not run | "
+        lines.append(f"| {row['memory']} | {ours:.1f} | {ratio} | {row['windows, estimated GB']:.2f} |")
+    return lines
+
+
+def picture(rows: list[dict], path: str) -> None:
+    figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)
+    for name, label in (("windows, us per step", "one window per step"), ("segment, us per step", "segment (ours)")):
+        points = [(row["memory"], row[name]) for row in rows if name in row]
+        ax.plot(*zip(*points), "o-", label=label)
+    ax.set(xscale="log", yscale="log", xlabel="memory length", ylabel="training, microseconds per step",
+           xticks=[row["memory"] for row in rows], xticklabels=[str(row["memory"]) for row in rows])
+    ax.minorticks_off()
+    ax.grid(alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def sps_part(args: Args) -> list[str]:
+    lines = ["## Whole trainings on CartPole-v1 without velocities", "",
+             "16 envs x 256 steps, 4 layers of 128, 4 heads, memory 32, 8 minibatches, 4 epochs; "
+             f"{args.total_timesteps} steps, {args.num_threads} thread(s), {args.rounds} runs each: median (range)",
+             "", "| system | episodes up to | SPS | peak memory, MB | SPS / CleanRL's |",
+             "| --- | --- | --- | --- | --- |"]
+    flags = "--env-id CartPole-v1 --mask-obs 1,3 --num-envs 16 --num-steps 256 --num-layers 4 --num-heads 4 " \
+            "--dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 --hidden-dims 128 --eval-episodes 0 " \
+            f"--no-cuda --total-timesteps {args.total_timesteps}"
+    for steps in (500, 100):
+        ours = [sys.executable, str(ROOT / "cleanrl_graph/ppo_gtrxl.py"), *flags.split(),
+                "--env-kwargs", json.dumps({"max_episode_steps": steps})]
+        systems = {"ppo_gtrxl.py": ours, "ppo_gtrxl.py --gate none": [*ours, "--gate", "none"]}
+        if args.peer_script:
+            systems["CleanRL ppo_trxl.py"] = [
+                os.path.abspath(args.peer_python), str(ROOT / "benchmark/peers/cleanrl_trxl.py"), "--script",
+                os.path.abspath(args.peer_script), "--task", "cartpole", "--episode-steps", str(steps),
+                "--max-steps", str(args.total_timesteps), "--out", "cleanrl.csv"]
+        runs = in_turns(systems, args.rounds, args.num_threads)
+        peer = np.median([run.sps for run in runs["CleanRL ppo_trxl.py"]]) if args.peer_script else np.nan
+        for name, column in runs.items():
+            sps = np.array([run.sps for run in column])
+            ratio = f"{np.median(sps) / peer:.1f}" if args.peer_script else "not run"
+            lines.append(f"| {name} | {steps} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | "
+                         f"{np.median([run.peak_mb for run in column]):,.0f} | {ratio} |")
+    return lines
+
+
+def main(args: Args) -> None:
+    torch.set_num_threads(args.num_threads)
+    lines = ["# Attention memory"]
+    if "memory" in args.parts:
+        rows = memory_part(args)
+        lines += ["", *memory_table(rows, args)]
+        if args.out:
+            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+            picture(rows, f"{args.out}.png")
+            with open(f"{args.out}.csv", "w", newline="") as file:
+                writer = csv.DictWriter(file, ["memory", *(f"{way}, us per step" for way in ("segment", "windows")),
+                                               "windows, estimated GB"], restval="")
+                writer.writeheader()
+                writer.writerows(rows)
+    if "sps" in args.parts:
+        lines += ["", *sps_part(args)]
+    report("\n".join(lines), f"{args.out}.md" if args.out else None)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,1598 @@
+"""PPO with a gated Transformer-XL memory, on any observation of ppo_graph.py.
+
+    python cleanrl_graph/ppo_gtrxl.py --env-id CartPole-v1 --mask-obs 1,3 --memory-length 50 --num-envs 16
+    python cleanrl_graph/ppo_gtrxl.py --env-id envs:Recall-v0 --env-kwargs '{"length": 50}' --memory-length 64
+    python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --memory-length 100000 --prev-action --prev-reward
+
+Rooms: Args, environments, ragged observations, encoder, memory, action heads, PPO, checkpoint and evaluation, main.
+One token per step attends to itself and to the `memory_length` steps before it of its own episode. Collection computes
+one token per step and keeps its layer inputs, once. Training runs all steps of a rollout through the transformer at
+once: fresh keys and values in a sliding window that ends where the episode began, before the rollout the kept inputs.
+
+Papers: GTrXL (Parisotto et al. 2019, arXiv:1910.06764), Transformer-XL (Dai et al. 2019, arXiv:1901.02860), PPO
+(Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022, ICLR blog track), GAE (Schulman
+et al. 2015, arXiv:1506.02438); those of the encoder and of the action heads stand in ppo_graph.py.
+"""
+
+import contextlib
+import inspect
+import json
+import math
+import multiprocessing as mp
+import os
+import random
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cache, partial
+from operator import itemgetter
+from typing import Annotated, Any, Callable, Iterator, Literal, NamedTuple, Sequence
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from gymnasium import spaces
+from PIL import Image
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+from torch.utils.tensorboard import SummaryWriter
+from torch_geometric import nn as pyg
+from tqdm import tqdm
+
+Json = Annotated[dict, tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1, metavar="JSON", instance_from_str=lambda args: json.loads(args[0]),
+    is_instance=lambda value: isinstance(value, dict), str_from_instance=lambda value: [json.dumps(value)])]
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment; env i is seeded with seed + i"""
+    torch_deterministic: bool = True
+    """if toggled, `torch.backends.cudnn.deterministic=True`"""
+    cuda: bool = True
+    """if toggled, use CUDA when it is available"""
+    track: bool = False
+    """if toggled, track this experiment with Weights and Biases"""
+    wandb_project_name: str = "cleanrl_graph"
+    """the wandb's project name"""
+    wandb_entity: str | None = None
+    """the entity (team) of wandb's project"""
+    capture_video: bool = False
+    """if toggled, save a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
+    run_dir: str = "runs"
+    """folder that receives the TensorBoard log, the model and the evaluation table"""
+    save_model: bool = False
+    """if toggled, save the model to {run_dir}/{run_name}/model.pt when training ends"""
+    load_model: str | None = None
+    """start from the weights of this model.pt"""
+    eval_suite: str | None = None
+    """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
+    eval_episodes: int = 10
+    """greedy episodes played when training ends if there is no eval_suite; 0 turns the evaluation off"""
+    eval_samples: int = 16
+    """sampled episodes per entry of the eval_suite, beside the greedy one; the best of them is reported"""
+
+    # Environment
+    env_id: str = "envs:JobShop-v0"
+    """the id of the environment, `module:Name-v0` imports the module first"""
+    env_kwargs: Json = field(default_factory=dict)
+    """keyword arguments of the environment as JSON"""
+    mask_obs: str = ""
+    """indices of entries that are hidden from a Box vector observation, such as 1,3"""
+    norm_obs: bool = False
+    """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
+    num_workers: int = 0
+    """worker processes that step the environments; 0 steps them in this process (best for cheap environments)"""
+
+    # Network
+    hidden_dims: tuple[int, ...] = (256, 256)
+    """widths of the actor's and of the critic's MLP"""
+    activation: Literal["tanh", "relu", "elu", "gelu"] = "tanh"
+    """activation of all MLPs"""
+    gnn: Literal["gine", "gatv2", "transformer", "sage"] = "gine"
+    """message passing layer of graph observations"""
+    gnn_layers: int = 3
+    """number of message passing layers"""
+    gnn_dim: int = 64
+    """width of node, edge and set-element embeddings"""
+    gnn_aggr: Literal["sum", "mean", "max"] = "sum"
+    """how a node aggregates its incoming messages"""
+    readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
+    """how the nodes of a graph, or the elements of a set, become one vector"""
+    action_head: Literal["auto", "flat", "nodes", "avail_actions"] = "auto"
+    """what a Discrete action indexes: a fixed list, the elements that action_mask is aligned to, or avail_actions"""
+    autoregressive: bool = False
+    """if toggled, the parts of a composite action are drawn in sequence, each given those before it"""
+    state_dependent_std: bool = False
+    """if toggled, the log-std of Box actions is an output of the network instead of a parameter"""
+
+    # Memory
+    memory_length: int = 32
+    """previous steps of its episode that a step attends to; 0 is no memory, a huge number the whole episode so far"""
+    num_layers: int = 2
+    """number of transformer layers"""
+    num_heads: int = 4
+    """number of attention heads"""
+    dim: int = 64
+    """width of the transformer"""
+    gate: Literal["gru", "none"] = "gru"
+    """what joins a sublayer to the stream: GTrXL's gate, or none for a plain sum"""
+    prev_action: bool = False
+    """if toggled, the previous action is an input"""
+    prev_reward: bool = False
+    """if toggled, the previous reward is an input"""
+    attention: Literal["auto", "flex", "sdpa"] = "auto"
+    """kernel of the training: FlexAttention (CUDA) or scaled_dot_product_attention; auto is flex from 128 steps on"""
+    bf16: bool = False
+    """if toggled, the transformer computes in bfloat16 (CUDA); collection and training then agree within about 0.05"""
+
+    # Algorithm
+    total_timesteps: int = 500000
+    """total timesteps of the experiments"""
+    learning_rate: float = 2.5e-4
+    """the learning rate of the optimizer"""
+    num_envs: int = 4
+    """the number of parallel game environments"""
+    num_steps: int = 128
+    """the number of steps to run in each environment per policy rollout"""
+    anneal_lr: bool = True
+    """toggle learning rate annealing for policy and value networks"""
+    gamma: float = 0.99
+    """the discount factor gamma"""
+    gae_lambda: float = 0.95
+    """the lambda for the general advantage estimation"""
+    num_minibatches: int = 4
+    """the number of mini-batches; each holds whole rollouts of some of the envs"""
+    update_epochs: int = 4
+    """the K epochs to update the policy"""
+    norm_adv: bool = True
+    """toggles advantages normalization"""
+    clip_coef: float = 0.2
+    """the surrogate clipping coefficient"""
+    clip_vloss: bool = True
+    """toggles whether or not to use a clipped loss for the value function, as per the paper"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy"""
+    vf_coef: float = 0.5
+    """coefficient of the value function"""
+    max_grad_norm: float = 0.5
+    """the maximum norm for the gradient clipping"""
+    target_kl: float | None = None
+    """the target KL divergence threshold"""
+
+    # to be filled in runtime
+    batch_size: tyro.conf.Suppress[int] = 0
+    """the batch size (computed in runtime)"""
+    minibatch_size: tyro.conf.Suppress[int] = 0
+    """the mini-batch size (computed in runtime)"""
+    num_iterations: tyro.conf.Suppress[int] = 0
+    """the number of iterations (computed in runtime)"""
+
+
+# --- shared: environments ---
+# ---- Environments: the leaves of an observation, stepped in this process or in worker processes ----
+NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
+
+
+class Leaf(NamedTuple):
+    """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows per step; leaves of
+    one group have the same number. `shape`, `dtype` and `space` are those of one row (ragged) or one step (dense)."""
+
+    path: str  # "graph.nodes", "position"
+    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    group: str | None
+    space: gym.Space
+    get: Callable[[Any], Any]  # observation -> array
+
+
+def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs) -> list[Leaf]:
+    """The leaves of `space` in a fixed order. Raises TypeError for a space with no rule, naming it."""
+    name = path or "obs"  # the path of a space that is not inside another
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        return [leaf for k, child in children for leaf in leaves_of(
+            child, f"{path}.{k}" if path else str(k), (lambda obs, k=k: get(obs)[k]) if path else itemgetter(k))]
+    if isinstance(space, spaces.Graph):
+        nodes, edges = f"{name}.nodes", f"{name}.edge_links"
+
+        def optional(field: str, row_shape: tuple) -> Callable:
+            empty = np.zeros((0, *row_shape), np.int64)
+            return lambda obs: empty if (value := getattr(get(obs), field)) is None else value
+
+        leaves = [leaf._replace(group=nodes) for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)]
+        leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int64), edges, space, optional("edge_links", (2,))))
+        if space.edge_space is not None:
+            features = leaves_of(space.edge_space, f"{name}.edges", optional("edges", space.edge_space.shape))
+            leaves += [leaf._replace(group=edges) for leaf in features]
+        return leaves
+    if isinstance(space, spaces.Sequence):
+        rows = leaves_of(space.feature_space, name)
+        if any(leaf.group for leaf in rows):
+            raise TypeError(f"leaf '{name}': {space} is not supported, its rows must have a fixed shape")
+        if space.stack:
+            return [leaf._replace(group=name, get=lambda obs, g=leaf.get: g(get(obs))) for leaf in rows]
+        return [leaf._replace(group=name, get=lambda obs, leaf=leaf: np.array(
+            [leaf.get(row) for row in get(obs)] or np.zeros((0, *leaf.shape), leaf.dtype))) for leaf in rows]
+    if isinstance(space, spaces.Box):
+        pixels = space.shape[:2] if len(space.shape) == 3 and space.shape[2] < space.shape[0] else space.shape[1:]
+        kind = "image" if len(space.shape) == 3 and min(pixels) >= 8 else "vector"
+        small = {"f": np.dtype(np.float32), "u": np.dtype(np.int64)}  # torch knows no larger unsigned numbers
+        dtype = space.dtype if space.dtype == np.uint8 else small.get(space.dtype.kind, space.dtype)
+        return [Leaf(name, kind, space.shape, dtype, None, space, get)]
+    if isinstance(space, spaces.MultiBinary):
+        return [Leaf(name, "vector", tuple(space.shape), np.dtype(np.int8), None, space, get)]
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return [Leaf(name, type(space).__name__.lower(), space.shape, np.dtype(np.int64), None, space, get)]
+    raise TypeError(f"leaf '{name}': observation space {space} is not supported (Box, Discrete, MultiDiscrete, "
+                    "MultiBinary, Graph, Sequence, and Dict or Tuple of these are)")
+
+
+class InfoActionMask(gym.Wrapper):
+    """Moves `info["action_mask"]` into the observation, as key "action_mask"."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        mask = spaces.MultiBinary(parts_of(env.action_space, choice=False)[-1].mask.stop)
+        self.observation_space = spaces.Dict({"obs": env.observation_space, "action_mask": mask})
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, info
+
+    def step(self, action):
+        obs, *outcome, info = self.env.step(action)
+        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, *outcome, info
+
+
+def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
+    """The environment, without gymnasium's checker (every observation is checked below) and without the entries
+    `mask_obs` of its observation."""
+    env = gym.make(env_id, disable_env_checker=True, **env_kwargs)
+    if mask_obs:
+        space, hidden = env.observation_space, [int(entry) for entry in mask_obs.split(",")]
+        if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and set(hidden) <= set(range(space.shape[0]))):
+            raise ValueError(f"--mask-obs {mask_obs}: {space} is not a Box vector that has these entries")
+        low, high = np.delete(space.low, hidden), np.delete(space.high, hidden)
+        visible = spaces.Box(low, high, dtype=space.dtype)
+        env = gym.wrappers.TransformObservation(env, lambda obs: np.delete(obs, hidden), visible)
+    in_obs = isinstance(env.observation_space, spaces.Dict) and "action_mask" in env.observation_space.keys()
+    return InfoActionMask(env) if not in_obs and "action_mask" in env.reset()[1] else env
+
+
+class Step(NamedTuple):
+    """What N environments returned. The concatenation of `parts[k]` holds the rows of leaf k of all of them in order,
+    `counts[group]` how many each has, int64 [N] (ones for None, the dense leaves). Valid until the next step."""
+
+    parts: list[list[np.ndarray]]
+    counts: dict[str | None, np.ndarray]
+    reward: np.ndarray  # float32 [N]
+    terminated: np.ndarray  # bool [N]
+    truncated: np.ndarray  # bool [N]
+    finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
+    episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of episodes that ended
+
+
+def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]:
+    """`parts` and `counts` of a Step from one list of leaf arrays per observation."""
+    parts, counts = [], {None: np.ones(len(observations), np.int64)}
+    for leaf, arrays in zip(leaves, zip(*observations)):
+        if leaf.group not in counts:
+            counts[leaf.group] = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        parts.append([np.concatenate(arrays) if leaf.group else np.array(arrays)])
+    return parts, counts
+
+
+class Envs:
+    """N environments stepped one after the other in this process.
+
+    Autoreset in the same step: the observation after an episode's last step is the first of the next episode, and the
+    last one of a truncated episode is kept in `Step.finals`. ValueError names env, leaf, step and value of what is
+    wrong with an observation: shape, NaN or inf, edge to a missing node, category out of range, mask without a one."""
+
+    def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0):
+        self.envs = [make() for make in makers]
+        self.action_space, self.first_env, self.num_steps = self.envs[0].action_space, first_env, 0
+        leaves = leaves_of(self.envs[0].observation_space)
+        group = choice_group(self.action_space, leaves, action_head)
+        aligned = {"action_mask": group, "node_ids": id_group(leaves)}  # they share the rows that they are aligned to
+        self.leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT] + [
+            leaf._replace(group=aligned[leaf.path]) for leaf in leaves if leaf.path in NOT_INPUT]
+        self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
+        self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
+        self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
+
+    def reset(self, seed: int | None = None) -> Step:
+        """Starts new episodes; env i is seeded with seed + i."""
+        seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
+        observations = [self.flatten(i, env.reset(seed=seeds[i])[0]) for i, env in enumerate(self.envs)]
+        self.returns, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
+        return self.finish(observations, np.zeros((len(self.envs), 3)), [], [])
+
+    def step(self, actions: list) -> Step:
+        """Steps env i with actions[i], an element of its action space."""
+        self.num_steps += 1
+        observations, outcomes, finals, episodes = [], [], [], []
+        for i, (env, action) in enumerate(zip(self.envs, actions)):
+            obs, reward, terminated, truncated, info = env.step(action)
+            reward = float(reward)
+            if not math.isfinite(reward):
+                raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
+            self.returns[i] += reward
+            self.lengths[i] += 1
+            if terminated or truncated:
+                if not terminated:
+                    finals.append((i, [array.copy() for array in self.flatten(i, obs)]))
+                episodes.append((self.first_env + i, self.returns[i], self.lengths[i], info.get("eval", {})))
+                self.returns[i], self.lengths[i] = 0.0, 0
+                obs, _ = env.reset()
+            observations.append(self.flatten(i, obs))
+            outcomes.append((reward, terminated, truncated and not terminated))
+        return self.finish(observations, np.array(outcomes, np.float32), finals, episodes)
+
+    def finish(self, observations: list, outcomes: np.ndarray, finals: list, episodes: list) -> Step:
+        for i, arrays in finals:
+            self.check([i], *collate(self.leaves, [arrays]))
+        parts, counts = collate(self.leaves, observations)
+        self.check(range(len(observations)), parts, counts)
+        finals = [(self.first_env + i, arrays) for i, arrays in finals]
+        return Step(parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
+
+    def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
+        """The leaf arrays of one observation of env i."""
+        arrays, num_rows = [], {}
+        for leaf in self.leaves:
+            ragged = leaf.group is not None
+            try:
+                array = np.asarray(leaf.get(obs))
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise self.error(i, leaf, f"cannot be read: {type(error).__name__} {error}") from error
+            if array.dtype != leaf.dtype:
+                if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
+                    raise self.error(i, leaf, f"dtype {array.dtype} where {leaf.space.dtype} is declared")
+                array = array.astype(leaf.dtype)
+            if array.ndim != len(leaf.shape) + ragged or array.shape[ragged:] != leaf.shape:
+                raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
+            if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
+                raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
+            if leaf.path == "action_mask" and not (array.any(0).all() if ragged else all(
+                    array.ravel()[options].any() for options in self.options)):
+                raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
+            if leaf.path == "node_ids" and len(np.unique(array)) < len(array):
+                raise self.error(i, leaf, f"an id occurs twice: {array.tolist()}")
+            if leaf is self.choice and len(array) == 0:
+                raise self.error(i, leaf, "there is no row to choose from")
+            arrays.append(array)
+        return arrays
+
+    def check(self, envs: Sequence[int], parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+        """ValueError for the first value of `parts` that is out of range; row b of `counts` belongs to envs[b]."""
+        for leaf, (values,) in zip(self.leaves, parts):
+            num_nodes = counts.get(leaf.path.removesuffix("edge_links") + "nodes")
+            if leaf.dtype.kind == "f":
+                bad = ~np.isfinite(values)
+            elif leaf.kind == "links":
+                bad = (values < 0) | (values >= num_nodes.repeat(counts[leaf.group])[:, None])
+            elif leaf.kind in ("discrete", "multidiscrete"):
+                num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
+                bad = (values < leaf.space.start) | (values >= leaf.space.start + num)
+            else:
+                continue
+            if bad.any():
+                row, *where = first = np.argwhere(bad)[0].tolist()
+                ends = counts[leaf.group].cumsum()
+                i = int(np.searchsorted(ends, row, side="right"))
+                where = [row - int(ends[i] - counts[leaf.group][i])] * (leaf.group is not None) + where
+                graph = f" of a graph with {num_nodes[i]} nodes" if leaf.kind == "links" else ""
+                raise self.error(envs[i], leaf, f"value {values[tuple(first)]} at index {where}{graph}")
+
+    def error(self, i: int, leaf: Leaf, problem: str) -> ValueError:
+        return ValueError(f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}")
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def work(pipe, makers: list[Callable[[], gym.Env]], action_head: str, first_env: int) -> None:
+    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand (a new
+    buffer travels with the reply, as a file descriptor that nobody has to unlink)."""
+    buffer = torch.empty(0, dtype=torch.uint8)
+    try:
+        envs = Envs(makers, action_head, first_env)
+        while (request := pipe.recv()) is not None:
+            step = getattr(envs, request[0])(request[1])
+            arrays = [values for (values,) in step.parts]
+            offsets = np.cumsum([0] + [-(-values.nbytes // 64) * 64 for values in arrays]).tolist()
+            grown = offsets[-1] > len(buffer)
+            if grown:
+                buffer = torch.empty(2 * offsets[-1], dtype=torch.uint8).share_memory_()
+            for values, offset in zip(arrays, offsets):
+                np.ndarray(values.shape, values.dtype, buffer.numpy(), offset)[...] = values
+            layout = [(values.shape, offset) for values, offset in zip(arrays, offsets)]
+            pipe.send((buffer if grown else None, layout, step._replace(parts=[])))
+        envs.close()
+    except (KeyboardInterrupt, EOFError):
+        pass
+    except Exception:
+        pipe.send((None, traceback.format_exc(), None))
+
+
+class WorkerEnvs:
+    """The same N environments spread over worker processes. A worker's error is raised here, with its traceback."""
+
+    def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str = "auto"):
+        probe = Envs(makers[:1], action_head)
+        self.leaves, self.action_space = probe.leaves, probe.action_space
+        probe.close()
+        context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
+        self.workers, self.buffers = [], {}  # process -> the shared memory it writes to
+        for idx in np.array_split(np.arange(len(makers)), min(num_workers, len(makers))):
+            pipe, child = context.Pipe()
+            args = (child, [makers[i] for i in idx], action_head, int(idx[0]))
+            process = context.Process(target=work, args=args, daemon=True)
+            process.start()
+            child.close()
+            self.workers.append((process, pipe, slice(int(idx[0]), int(idx[-1]) + 1)))
+            self.buffers[process] = np.zeros(0, np.uint8)
+
+    def reset(self, seed: int | None = None) -> Step:
+        return self.ask([("reset", seed)] * len(self.workers))
+
+    def step(self, actions: list) -> Step:
+        return self.ask([("step", actions[envs]) for _, _, envs in self.workers])
+
+    def ask(self, requests: list) -> Step:
+        for (_, pipe, _), request in zip(self.workers, requests):
+            with contextlib.suppress(BrokenPipeError):  # what happened is seen below
+                pipe.send(request)
+        steps = []
+        for process, pipe, envs in self.workers:
+            try:
+                buffer, layout, step = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                process.join()
+                buffer, layout, step = None, f"it died with exit code {process.exitcode}", None
+            if step is None:
+                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}: {layout}")
+            if buffer is not None:
+                self.buffers[process] = buffer.numpy()
+            steps.append(step._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[process], offset)
+                                              for leaf, (shape, offset) in zip(self.leaves, layout)]))
+        counts = {group: np.concatenate([step.counts[group] for step in steps]) for group in steps[0].counts}
+        outcomes = [np.concatenate([step[k] for step in steps]) for k in (2, 3, 4)]
+        finals, episodes = (sum((getattr(step, name) for step in steps), []) for name in ("finals", "episodes"))
+        return Step(list(zip(*[step.parts for step in steps])), counts, *outcomes, finals, episodes)
+
+    def close(self) -> None:
+        for _, pipe, _ in self.workers:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send(None)
+        for process, _, _ in self.workers:
+            process.join(timeout=5)
+
+
+def element_groups(leaves: list[Leaf]) -> list[str]:
+    """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where there is no graph."""
+    groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.path.split(".")[0] not in NOT_INPUT)
+    return [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
+
+
+def id_group(leaves: list[Leaf]) -> str | None:
+    """The group whose rows `node_ids` names, None without ids. Raises ValueError if they do not fit the space."""
+    ids = [leaf for leaf in leaves if leaf.path.split(".")[0] == "node_ids"]
+    groups = [group for group in element_groups(leaves) if group != "avail_actions"]
+    fits = [leaf.path == "node_ids" and leaf.group and leaf.shape == () and leaf.dtype.kind == "i" for leaf in ids]
+    if ids and not (all(fits) and len(groups) == 1):
+        raise ValueError(f"leaf 'node_ids': {ids[0].space} must be a Sequence of integers, one per row of the only "
+                         f"graph or set; the graphs and sets are {groups}")
+    return groups[0] if ids else None
+
+
+def make_envs(makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str) -> Envs | WorkerEnvs:
+    return WorkerEnvs(makers, num_workers, action_head) if num_workers else Envs(makers, action_head)
+
+
+# --- end shared: environments ---
+
+
+# --- shared: ragged observations ---
+# ---- Ragged observations: flat storage of every step, minibatches by index arithmetic ----
+class Ragged(NamedTuple):
+    """Rows of B observations one after the other; observation b owns values[ptr[b]:ptr[b + 1]]. Nothing is padded.
+    Node indices ("edge_links") are offset already, so that they index the rows of the batch, as in PyG's Batch."""
+
+    values: Tensor  # [rows, ...]
+    ptr: Tensor  # int64 [B + 1]
+    batch: Tensor  # int64 [rows], the observation that a row belongs to
+
+
+Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
+
+
+class Storage:
+    """Observations of N envs, step by step: per leaf one flat tensor on `device` that doubles when full.
+
+    `append` adds one step (one contiguous copy per leaf), `latest` is that step as a batch of views, `gather` any
+    subset of all observations; observation t * N + i is that of step t and env i."""
+
+    def __init__(self, leaves: list[Leaf], device: torch.device):
+        self.leaves, self.device = leaves, device
+        self.values = [torch.from_numpy(np.zeros((0, *leaf.shape), leaf.dtype)).to(device) for leaf in leaves]
+        self.staging = [values.cpu() for values in self.values]  # pinned memory, used on CUDA
+        self.num_rows = [0] * len(leaves)
+        self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
+        self.clear()
+
+    def clear(self, keep: int = 0) -> None:
+        """Forgets all but the last `keep` steps. The memory stays allocated."""
+        self.steps = self.steps[max(0, len(self.steps) - keep):]
+        for k, leaf in enumerate(self.leaves):
+            stop, num = self.num_rows[k], sum(int(step[leaf.group].sum()) for step in self.steps)
+            self.values[k][:num] = self.values[k][stop - num:stop].clone()
+            self.num_rows[k] = num
+        self.num_kept, self.size = list(self.num_rows), sum(len(step[None]) for step in self.steps)
+        self.index: dict[str | None, tuple] = {}  # of all steps: rows per observation and first row, made when needed
+
+    def append(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+        """Adds the N observations of one step (see `Step`)."""
+        for k, arrays in enumerate(parts):
+            start, num = self.num_rows[k], sum(map(len, arrays))
+            stop = self.num_rows[k] = start + num
+            if stop > len(self.values[k]):
+                grown = self.values[k].new_empty((2 * stop, *self.values[k].shape[1:]))
+                grown[:start] = self.values[k][:start]
+                self.values[k] = grown
+            target = host = self.values[k][start:stop]
+            if self.device.type == "cuda":
+                if num > len(self.staging[k]):
+                    self.staging[k] = torch.empty((2 * num, *target.shape[1:]), dtype=target.dtype, pin_memory=True)
+                host = self.staging[k][:num]  # free again: the actions of the last step were waited for
+            np.concatenate(arrays, out=host.numpy())
+            if host is not target:
+                target.copy_(host, non_blocking=True)
+        self.steps.append(counts)
+        self.size += len(counts[None])
+        self.index = {}
+
+    def pop(self) -> None:
+        """Forgets the step that was appended last."""
+        counts = self.steps.pop()
+        self.num_rows = [num - int(counts[leaf.group].sum()) for num, leaf in zip(self.num_rows, self.leaves)]
+        self.size, self.index = self.size - len(counts[None]), {}
+
+    def latest(self) -> Obs:
+        """The step that was appended last, as views."""
+        num = {group: int(counts.sum()) for group, counts in self.steps[-1].items()}
+        ends = zip(self.values, self.num_rows, self.leaves)
+        return self.assemble([v[stop - num[leaf.group]:stop] for v, stop, leaf in ends], self.steps[-1])
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""
+        if not self.index:
+            for group in self.steps[0]:
+                num = np.concatenate([step[group] for step in self.steps])
+                self.index[group] = num, num.cumsum() - num
+        counts = {group: num[idx] for group, (num, _) in self.index.items()}
+        rows = {group: self.rows(first_row[idx], counts[group]) for group, (_, first_row) in self.index.items()}
+        return self.assemble([v.index_select(0, rows[leaf.group]) for v, leaf in zip(self.values, self.leaves)], counts)
+
+    def rows(self, first_row: np.ndarray, counts: np.ndarray) -> Tensor:
+        """The indices first_row[b], first_row[b] + 1, ... (counts[b] of them) for every b, on the device."""
+        shift = self.repeat(first_row - (counts.cumsum() - counts), counts)
+        return shift + torch.arange(len(shift), device=self.device)
+
+    def assemble(self, values: list[Tensor], counts: dict[str, np.ndarray]) -> Obs:
+        """Adds `ptr` and `batch` to the ragged leaves, and to the edges the index of their graph's first node."""
+        ptr = {group: np.concatenate([[0], num.cumsum()]) for group, num in counts.items() if group is not None}
+        views = {group: (self.to_device(ends), self.repeat(np.arange(len(ends) - 1), counts[group]))
+                 for group, ends in ptr.items()}
+        obs = {}
+        for leaf, rows in zip(self.leaves, values):
+            if leaf.kind == "links":
+                first_node = ptr[leaf.path.removesuffix("edge_links") + "nodes"][:-1]
+                rows = rows + self.repeat(first_node, counts[leaf.group])[:, None]
+            obs[leaf.path] = Ragged(rows, *views[leaf.group]) if leaf.group else rows
+        return obs
+
+    def repeat(self, values: np.ndarray, counts: np.ndarray) -> Tensor:
+        """values[b] counts[b] times, on the device; only [B] numbers are copied there."""
+        if self.device.type == "cpu":
+            return torch.from_numpy(values.repeat(counts))
+        return torch.repeat_interleave(self.to_device(values), self.to_device(counts), output_size=int(counts.sum()))
+
+    def to_device(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+    def stats(self) -> dict[str, float]:
+        """Bytes per observation, the share that padding to the largest one would have wasted, rows per group."""
+        stats, valid, padded = {}, 0, 0
+        for leaf, num in zip(self.leaves, self.num_rows):
+            row_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape))
+            largest = max(int(step[leaf.group].max()) for step in self.steps)
+            valid, padded = valid + num * row_bytes, padded + largest * self.size * row_bytes
+            if leaf.group:
+                stats[f"charts/rows/{leaf.group}"] = num / self.size
+        nodes = [num / self.size for leaf, num in zip(self.leaves, self.num_rows) if str(leaf.group).endswith(".nodes")]
+        if nodes:
+            stats["charts/nodes_per_graph"] = nodes[0]
+        stats["charts/obs_bytes_per_step"] = valid / self.size
+        return stats | {"charts/padding_avoided": 1 - valid / padded if padded else 0.0}
+
+
+# --- end shared: ragged observations ---
+
+
+# --- shared: encoder ---
+# ---- Encoder: one small network per leaf kind, concatenated ----
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
+
+
+def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.0) -> nn.Module:
+    torch.nn.init.orthogonal_(layer.weight, std)
+    torch.nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+def mlp(widths: list[int], activation: str) -> nn.Sequential:
+    """Linear layers, each followed by the activation."""
+    layers = [[layer_init(nn.Linear(i, o)), ACTIVATIONS[activation]()] for i, o in zip(widths, widths[1:])]
+    return nn.Sequential(*sum(layers, []))
+
+
+def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+    """Sums of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
+    return torch.segment_reduce(values, "sum", offsets=ptr, axis=0, unsafe=True)
+
+
+def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
+    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
+    empty = (ptr[1:] == ptr[:-1]).view(-1, *[1] * (values.dim() - 1))
+    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True).masked_fill(empty, 0.0)
+
+
+class Rows(nn.Module):
+    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more than 64). With
+    `norm_obs` Box vectors are normalised by mean and std of all rows that `observe` was given, and clipped to 10."""
+
+    def __init__(self, leaf: Leaf, norm_obs: bool = False):
+        super().__init__()
+        self.axes, self.embedding, self.dim = len(leaf.shape), None, int(np.prod(leaf.shape))
+        self.categorical = leaf.kind in ("discrete", "multidiscrete")
+        if self.categorical:
+            num = np.ravel(leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec)
+            shift = num.cumsum() - num - np.ravel(leaf.space.start)
+            self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
+            self.num = self.dim = int(num.sum())
+            if self.num > 64:
+                self.embedding, self.dim = nn.EmbeddingBag(self.num, 64, mode="sum"), 64
+        self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box) and not self.categorical
+        if self.norm_obs:
+            self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+            self.register_buffer("mean", torch.zeros(self.dim, dtype=torch.float64))
+            self.register_buffer("var", torch.ones(self.dim, dtype=torch.float64))
+
+    @torch.no_grad()
+    def observe(self, values: Tensor) -> None:
+        """Adds rows to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
+        if self.norm_obs and len(values):
+            values, num = values.reshape(-1, self.dim).double(), len(values)
+            delta, total = values.mean(0) - self.mean, self.count + num
+            spread = self.var * self.count + values.var(0, correction=0) * num + delta**2 * self.count * num / total
+            self.mean += delta * num / total
+            self.var.copy_(spread / total)
+            self.count.copy_(total)
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = values.flatten(1) if self.axes else values[:, None]
+        if self.norm_obs:
+            return ((values.float() - self.mean.float()) / (self.var + 1e-8).sqrt().float()).clamp(-10, 10)
+        if not self.categorical:
+            return values.float()
+        if self.embedding is not None:
+            return self.embedding(values + self.shift)
+        return torch.zeros(len(values), self.num, device=values.device).scatter_(1, values + self.shift, 1.0)
+
+
+class CNN(nn.Module):
+    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one), or of `num_frames` of them
+    [rows, num_frames, ...] as channels; uint8 is scaled to 0..1. The layers of Mnih et al. 2015 for images of at least
+    36 x 36, two layers of 3 x 3 for smaller ones."""
+
+    def __init__(self, leaf: Leaf, num_frames: int = 1):
+        super().__init__()
+        self.channels_last, self.dim = leaf.shape[2] < leaf.shape[0], 512
+        self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
+        c, h, w = (leaf.shape[2], *leaf.shape[:2]) if self.channels_last else leaf.shape
+        c = c * num_frames
+        spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(h, w) >= 36 else [(32, 3, 2), (64, 3, 1)]
+        convs = [layer_init(nn.Conv2d(i, o, k, s)) for i, (o, k, s) in zip([c, *(o for o, _, _ in spec)], spec)]
+        net = nn.Sequential(*sum([[conv, nn.ReLU()] for conv in convs], []), nn.Flatten())
+        self.net = net.extend([layer_init(nn.Linear(net(torch.zeros(1, c, h, w)).shape[1], self.dim)), nn.ReLU()])
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images.movedim(-1, -3) if self.channels_last else images
+        return self.net(images.flatten(1, -3).float() * self.scale)
+
+
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
+    """A PyG layer dim -> dim; any with forward(x, edge_index) or forward(x, edge_index, edge_attr) can stand here."""
+    if kind == "gine":
+        net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+        return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr) if edge_dim else pyg.GINConv(net, aggr=aggr)
+    if kind == "gatv2":
+        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+    if kind == "transformer":
+        return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+    return pyg.SAGEConv(dim, dim, aggr=aggr)
+
+
+class GNN(nn.Module):
+    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention: residual layers on normalised inputs."""
+
+    def __init__(self, node_dim: int, edge_dim: int | None, args):
+        super().__init__()
+        self.embed, layers = nn.Linear(node_dim, args.gnn_dim), range(args.gnn_layers)
+        self.convs = nn.ModuleList(make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers)
+        self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in layers)
+        self.takes_edge_attr = ["edge_attr" in inspect.signature(conv.forward).parameters for conv in self.convs]
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        h = self.embed(x)
+        for conv, norm, takes_edge_attr in zip(self.convs, self.norms, self.takes_edge_attr):
+            edges = (edge_index, edge_attr) if takes_edge_attr else (edge_index,)
+            h = h + conv(norm(h), *edges).relu()
+        return h
+
+
+class Encoder(nn.Module):
+    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}).
+
+    Dense leaves enter `features` as they are (images through a CNN); graphs go through a GNN and sets through an MLP
+    per row, followed by a readout. `action_mask` and `node_ids` are not inputs."""
+
+    def __init__(self, leaves: list[Leaf], args):
+        super().__init__()
+        leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT]
+        rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs) for leaf in leaves
+                if leaf.kind != "links"}
+        self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
+        self.dense = [leaf.path for leaf in leaves if leaf.group is None]
+        links = [leaf.path for leaf in leaves if leaf.kind == "links"]
+        self.links = {path.removesuffix("edge_links") + "nodes": path for path in links}
+        edges = {nodes: nodes.removesuffix("nodes") + "edges" for nodes in self.links}
+        self.edges = {nodes: path for nodes, path in edges.items() if path in rows}
+        self.groups = {}  # nodes of a graph, or a set -> its leaves
+        for leaf in leaves:
+            if leaf.group is not None and leaf.group not in self.links.values():
+                self.groups.setdefault(leaf.group, []).append(leaf.path)
+        self.nets = nn.ModuleDict()
+        for group, paths in self.groups.items():
+            dim = sum(rows[path].dim for path in paths)
+            edge_dim = rows[self.edges[group]].dim if group in self.edges else None
+            self.nets[key(group)] = (GNN(dim, edge_dim, args) if group in self.links else
+                                     mlp([dim, args.gnn_dim, args.gnn_dim], args.activation))
+        self.readout, self.element_dim = args.readout, args.gnn_dim
+        readout_dim = args.gnn_dim * (2 if args.readout == "meanmax" else 1) + 1
+        self.dim = sum(rows[path].dim for path in self.dense) + readout_dim * len(self.groups)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Tensor]]:
+        features, elements = [self.rows[key(path)](obs[path]) for path in self.dense], {}
+        for group, paths in self.groups.items():
+            x = torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+            graph = ()
+            if group in self.links:
+                graph = (obs[self.links[group]].values.t().contiguous(),)
+                if group in self.edges:
+                    graph += (self.rows[key(self.edges[group])](obs[self.edges[group]].values),)
+            elements[group] = self.nets[key(group)](x, *graph)
+            features.append(self.pool(elements[group], obs[paths[0]].ptr))
+        return torch.cat(features, 1), elements
+
+    def observe(self, storage: Storage) -> None:
+        """Adds the rows that came to `storage` since it was cleared to the statistics of --norm-obs."""
+        for leaf, values, start, stop in zip(storage.leaves, storage.values, storage.num_kept, storage.num_rows):
+            if key(leaf.path) in self.rows and leaf.kind != "image":
+                self.rows[key(leaf.path)].observe(values[start:stop])
+
+    def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
+        """[B, readout_dim]; the last column is log(1 + number of rows)."""
+        num = (ptr[1:] - ptr[:-1])[:, None].float()
+        parts = [num.log1p()]
+        if self.readout in ("max", "meanmax"):
+            parts.insert(0, segment_max(rows, ptr))
+        if self.readout != "max":
+            parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
+        return torch.cat(parts, 1)
+
+
+def key(path: str) -> str:
+    """A module name for a leaf path (module names must hold no dots and not be those of module attributes)."""
+    return "leaf/" + path.replace(".", "/")
+
+
+# --- end shared: encoder ---
+
+
+# ---- Memory: gated Transformer-XL; T steps, B envs, H heads, D = dim, W = largest distance attended to ----
+class Past(NamedTuple):
+    """What a segment of B envs remembers of the time before it. `extend` gives a layer what its tokens attend to."""
+
+    inputs: Tensor  # [layers, at most W, B, D], the inputs of each layer at the last steps, without gradient
+    window: int  # W, the largest distance at which something is attended to
+
+    def extend(self, layer: int, net: "GTrXLLayer", x: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(keys, values [W + T, B, D] of past and segment, encodings of the distances W, ..., 0)."""
+        past = net.kv(net.norm_attention(self.inputs[layer]))
+        past = F.pad(past, (0, 0, 0, 0, self.window - len(past), 0))
+        return *torch.cat([past, kv]).chunk(2, -1), net.distances(self.window)
+
+
+class Memory:
+    """The layer inputs of the last steps of N envs, one entry per step and layer, [layers, capacity, N, D], and their
+    keys and values under the present weights. `rebuild` makes new buffers that begin with what can still be attended
+    to: when the old ones are full, and when the weights changed."""
+
+    def __init__(self, gtrxl: "GTrXL", num_envs: int, memory_length: int):
+        self.gtrxl, self.memory_length, self.stop = gtrxl, memory_length, 0
+        self.age = np.zeros(num_envs, np.int64)  # steps of the present episode so far
+        self.inputs = next(gtrxl.parameters()).new_zeros(len(gtrxl.layers), 0, num_envs, gtrxl.dim)
+        self.rebuild()
+
+    @torch.no_grad()
+    def rebuild(self) -> None:
+        past = self.past(self.age)
+        self.stop, capacity = past.inputs.shape[1], 2 * past.window + 32
+        self.inputs, kept = self.inputs.new_zeros(len(past.inputs), capacity, *past.inputs.shape[2:]), past.inputs
+        self.inputs[:, :self.stop] = kept
+        self.keys, self.values = torch.zeros_like(self.inputs), torch.zeros_like(self.inputs)
+        for keys, values, inputs, net in zip(self.keys, self.values, kept, self.gtrxl.layers):
+            keys[:self.stop], values[:self.stop] = net.kv(net.norm_attention(inputs)).chunk(2, -1)
+        self.distances = [net.distances(capacity) for net in self.gtrxl.layers]
+
+    def past(self, age: np.ndarray, envs: Sequence[int] | slice = slice(None)) -> Past:
+        """The past of the next step of some envs, which have `age` steps of their episode behind them."""
+        window = min(self.memory_length, int(age.max()))
+        return Past(self.inputs[:, self.stop - window:self.stop, envs], window)
+
+    def begin(self, starts: np.ndarray) -> Tensor:
+        """Makes room for one more step, which forgets everything in the envs `starts`. Its ages, [1, N]."""
+        age = np.where(starts, 0, self.age)
+        if self.stop == self.inputs.shape[1]:
+            self.rebuild()
+        self.window, self.stop, self.age = min(self.memory_length, int(age.max())), self.stop + 1, age + 1
+        return torch.from_numpy(age).to(self.inputs.device)[None]
+
+    def extend(self, layer: int, net: "GTrXLLayer", x: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As Past.extend for the one step that began last, and keeps it."""
+        start, latest = self.stop - 1 - self.window, self.stop - 1
+        keys, values = self.keys[layer], self.values[layer]
+        self.inputs[layer, latest] = x[0]
+        keys[latest], values[latest] = kv[0].chunk(2, -1)
+        return keys[start:self.stop], values[start:self.stop], self.distances[layer][..., -self.window - 1:]
+
+
+class GRUGate(nn.Module):
+    """Joins a sublayer's output y to the stream x (Parisotto et al. 2019, section 3.2). The bias of 2 makes it begin
+    close to the identity."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.y, self.x = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        self.rx, self.bias = nn.Linear(dim, dim, bias=False), nn.Parameter(torch.full((dim,), 2.0))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        (r_y, z_y, h_y), (r_x, z_x) = self.y(y).chunk(3, -1), self.x(x).chunk(2, -1)
+        r, z = torch.sigmoid(r_y + r_x), torch.sigmoid(z_y + z_x - self.bias)
+        return x + z * (torch.tanh(h_y + self.rx(r * x)) - x)
+
+
+class Sum(nn.Module):
+    """--gate none: the residual connection of a plain transformer."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+class GTrXLLayer(nn.Module):
+    """Attention and MLP, each on the normalised stream, with a ReLU on its output and a gate."""
+
+    def __init__(self, dim: int, num_heads: int, gate: str):
+        super().__init__()
+        self.num_heads, self.dim = num_heads, dim
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.q, self.kv = nn.Linear(dim, dim, bias=False), nn.Linear(dim, 2 * dim, bias=False)
+        self.r, self.out = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.bias_key, self.bias_distance = (nn.Parameter(torch.zeros(num_heads, dim // num_heads)) for _ in range(2))
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+        self.gate_attention, self.gate_mlp = (GRUGate(dim) if gate == "gru" else Sum() for _ in range(2))
+
+    def distances(self, window: int) -> Tensor:
+        """Encodings of the distances window, ..., 0 (Dai et al. 2019, section 3.3), [H, D / H, window + 1]."""
+        distance = torch.arange(window, -1, -1, device=self.r.weight.device, dtype=self.r.weight.dtype)
+        frequency = 10000.0 ** (-torch.arange(0, self.dim, 2, device=distance.device).to(distance) / self.dim)
+        angle = distance[:, None] * frequency
+        return self.r(torch.cat([angle.sin(), angle.cos()], 1)).unflatten(1, (self.num_heads, -1)).permute(1, 2, 0)
+
+    def forward(self, x: Tensor, age: Tensor, layer: int, memory: Memory | Past, attend: Callable) -> Tensor:
+        h = self.norm_attention(x)
+        k, v, r = memory.extend(layer, self, x, self.kv(h))
+        q, k, v = (y.view(*y.shape[:2], self.num_heads, -1) for y in (self.q(h), k, v))
+        y = attend(q + self.bias_key, q + self.bias_distance, k, v, r, age).flatten(2)
+        x = self.gate_attention(x, self.out(y).relu())
+        return self.gate_mlp(x, self.mlp(self.norm_mlp(x)).relu())
+
+
+def attend_step(q_key: Tensor, q_distance: Tensor, k: Tensor, v: Tensor, r: Tensor, age: Tensor) -> Tensor:
+    """attend_in_chunks for T = 1, as fast as it is called often."""
+    (_, B, H, d), W = q_key.shape, len(k) - 1
+    far = torch.arange(W, -1, -1, device=age.device) > age[0, :, None]
+    bias = (q_distance[0].transpose(0, 1) @ r).transpose(0, 1).masked_fill(far[:, None], -torch.inf)
+    k, v = (x.view(W + 1, B * H, d).transpose(0, 1) for x in (k, v))
+    logits = torch.baddbmm(bias.reshape(B * H, 1, W + 1), q_key.view(B * H, 1, d), k.transpose(1, 2))
+    return ((logits / math.sqrt(d)).softmax(-1) @ v).view(1, B, H, d)
+
+
+def attend_in_chunks(q_key: Tensor, q_distance: Tensor, k: Tensor, v: Tensor, r: Tensor, age: Tensor) -> Tensor:
+    """Attention of each token to those at most min(W, its age) steps before it, [T, B, H, d] with d = D / H.
+
+    q_key, q_distance [T, B, H, d], k, v [W + T, B, H, d], r [H, d, W + 1], age [T, B]. The T queries are cut into
+    chunks of at least W, so that a chunk attends to itself and to the one before it: the cost is O(T W)."""
+    (T, B, H, d), W = q_key.shape, len(k) - len(q_key)
+    num = max(1, T // max(W, 16))
+    C = -(-T // num)  # tokens per chunk
+    P = W if num == 1 else C  # keys before a chunk
+    spare = num * C - T
+    age = pad_rows(age, 0, spare).view(num, C, B).transpose(1, 2)
+    q_key, q_distance = (pad_rows(q, 0, spare).view(num, C, B, H, d).permute(3, 0, 2, 1, 4)
+                         for q in (q_key, q_distance))
+    k, v = (pad_rows(x, P - W, spare) for x in (k, v))
+    if num > 1:
+        k, v = (torch.cat([x[:-C].view(num, C, B, H, d), x[C:].view(num, C, B, H, d)], 1) for x in (k, v))
+    k, v = (x.view(num, P + C, B, H, d).permute(3, 0, 2, 1, 4) for x in (k, v))
+    bias = (q_distance.flatten(1, 3) @ r).view(H, num, B, C, W + 1) / math.sqrt(d)  # column m: distance W - m
+    bias = bias.masked_fill(torch.arange(W, -1, -1, device=age.device) > age[..., None], -torch.inf)
+    # Row i of the chunk finds distance W - m at key P + i - W + m: each row moves one further to the right than the
+    # last, which a row length of one more than there are keys brings about. What is not in the window stays -inf.
+    bias = F.pad(bias, (P - W, C), value=-torch.inf).flatten(-2)[..., :C * (P + C)].view(H, num, B, C, P + C)
+    out = F.scaled_dot_product_attention(*(x.flatten(1, 2) for x in (q_key, k, v, bias)))
+    return out.view(H, num, B, C, d).permute(1, 3, 2, 0, 4).reshape(num * C, B, H, d)[:T]
+
+
+def pad_rows(x: Tensor, before: int, after: int) -> Tensor:
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (before, after)) if before or after else x
+
+
+def attend_flex(mask: flex.BlockMask, q_key: Tensor, q_distance: Tensor, k: Tensor, v: Tensor, r: Tensor, age: Tensor):
+    """attend_in_chunks with FlexAttention, which skips the blocks of keys that no query of a block attends to."""
+    W = len(k) - len(q_key)
+    q_key, q_distance, k, v = (x.to(k).permute(1, 2, 0, 3) for x in (q_key, q_distance, k, v))  # [B, H, T, d]
+    bias = q_distance @ r / math.sqrt(q_key.shape[3])  # [B, H, T, W + 1], column m: distance W - m
+
+    def add_bias(score, b, h, i, j):
+        return score + bias[b, h, i, (j - i).clamp(0, W)]
+
+    attention = compiled_flex() if age.is_cuda else flex.flex_attention
+    return attention(q_key, k, v, add_bias, mask).permute(2, 0, 1, 3)
+
+
+def window_mask(age: Tensor, W: int) -> flex.BlockMask:
+    def in_window(b, h, i, j):
+        distance = W + i - j
+        return (distance >= 0) & (distance <= W) & (distance <= age[i, b])
+
+    return flex.create_block_mask(in_window, age.shape[1], None, len(age), W + len(age), device=str(age.device))
+
+
+@cache
+def compiled_flex() -> Callable:
+    return torch.compile(flex.flex_attention, dynamic=True)
+
+
+class GTrXL(nn.Module):
+    """The gated Transformer-XL, [T, B, D] -> [T, B, D]; `age` [T, B] counts the steps of its episode before a token.
+    With a Memory it computes one more step and keeps it; with a Past a whole segment."""
+
+    def __init__(self, args):
+        super().__init__()
+        if args.dim % (2 * args.num_heads) or args.memory_length < 0:
+            raise ValueError(f"--dim {args.dim} must be a multiple of 2 x --num-heads {args.num_heads}, and "
+                             f"--memory-length {args.memory_length} at least 0")
+        self.layers = nn.ModuleList(GTrXLLayer(args.dim, args.num_heads, args.gate) for _ in range(args.num_layers))
+        self.dim, self.bf16, self.attention = args.dim, args.bf16, args.attention
+
+    def forward(self, x: Tensor, age: Tensor, memory: Memory | Past) -> Tensor:
+        attend = attend_step if isinstance(memory, Memory) else attend_in_chunks
+        # FlexAttention computes blocks of 128 keys, more than the chunks where W is less, and needs heads of 16
+        auto = x.is_cuda and memory.window >= 128 and self.dim >= 16 * len(self.layers[0].bias_key)
+        if isinstance(memory, Past) and (self.attention == "flex" or self.attention == "auto" and auto):
+            attend = partial(attend_flex, window_mask(age, memory.window))
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            for k, layer in enumerate(self.layers):
+                x = layer(x, age, k, memory, attend)
+        return x.float() if self.bf16 else x
+
+
+
+# --- shared: action heads ---
+# ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
+class Categorical:
+    """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
+
+    def __init__(self, logits: Tensor, mask: Tensor | None):
+        self.log_probs = (logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)).log_softmax(-1)
+
+    def sample(self, greedy: bool) -> Tensor:
+        return (self.log_probs if greedy else self.log_probs + gumbel_like(self.log_probs)).argmax(-1, keepdim=True)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, action).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST)).sum(-1)
+
+
+class RaggedCategorical:
+    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows] or None."""
+
+    def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
+        self.ptr, self.batch = rows.ptr, rows.batch
+        logits = logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log()[self.batch]
+
+    def sample(self, greedy: bool) -> Tensor:
+        score = self.log_probs if greedy else self.log_probs + gumbel_like(self.log_probs)
+        best = score == segment_max(score, self.ptr)[self.batch]
+        local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
+        return segment_max(torch.where(best, local, -1).double(), self.ptr).long()[:, None]
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
+
+    def entropy(self) -> Tensor:
+        return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
+
+
+class Independent:
+    """Independent variables of one torch distribution, [B, n]."""
+
+    def __init__(self, dist: torch.distributions.Distribution):
+        self.dist = dist
+
+    def sample(self, greedy: bool) -> Tensor:
+        mode = self.dist.mean.round() if self.dist.support.is_discrete else self.dist.mean
+        return mode if greedy else self.dist.sample()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.dist.log_prob(action.float()).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return self.dist.entropy().sum(-1)
+
+
+LOWEST = torch.finfo(torch.float32).min  # finite, so that a masked entry adds exactly 0 to an entropy
+
+
+def gumbel_like(log_probs: Tensor) -> Tensor:
+    """Gumbel noise: the argmax of log_probs + noise is a sample."""
+    return -torch.empty_like(log_probs).exponential_().log()
+
+
+class Part(NamedTuple):
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits" or "normal"."""
+
+    kind: str
+    size: int  # options, bits or dimensions
+    columns: slice  # of the action [B, columns]
+    mask: slice  # of a dense action_mask [B, entries]
+
+
+def parts_of(space: gym.Space, choice: bool) -> list[Part]:
+    """The factors of an action space, in order. Raises TypeError for a space with no rule, naming it."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        kinds = [part[:2] for child in (space.values() if isinstance(space, spaces.Dict) else space)
+                 for part in parts_of(child, choice)]
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        sizes = [space.n] if isinstance(space, spaces.Discrete) else space.nvec.ravel()
+        kinds = [("choice" if choice else "categorical", int(n)) for n in sizes]
+    elif isinstance(space, spaces.MultiBinary) or isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        kinds = [("normal" if isinstance(space, spaces.Box) else "bits", int(np.prod(space.shape)))]
+    else:
+        raise TypeError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, and "
+                        "Dict or Tuple of these are)")
+    parts, column, entry = [], 0, 0
+    for kind, size in kinds:
+        width = size if kind in ("bits", "normal") else 1
+        entries = size if kind == "categorical" else 0
+        parts.append(Part(kind, size, slice(column, column + width), slice(entry, entry + entries)))
+        column, entry = column + width, entry + entries
+    return parts
+
+
+def to_env_actions(space: gym.Space, columns: Iterator[np.ndarray]) -> list:
+    """Elements of `space` from the columns of actions, each [B]; Box actions are clipped to the bounds."""
+    if isinstance(space, spaces.Tuple):
+        return list(zip(*[to_env_actions(child, columns) for child in space]))
+    if isinstance(space, spaces.Dict):
+        children = [to_env_actions(child, columns) for child in space.values()]
+        return [dict(zip(space.keys(), row)) for row in zip(*children)]
+    if isinstance(space, spaces.Discrete):
+        return (next(columns).astype(np.int64) + space.start).tolist()
+    rows = np.stack([next(columns) for _ in range(int(np.prod(space.shape)))], 1).reshape(-1, *space.shape)
+    if isinstance(space, spaces.Box):
+        rows = rows.clip(space.low, space.high)
+    return list(rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0))
+
+
+def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
+    """The group whose rows the actions choose from, or None where they index a fixed list of options. Raises ValueError
+    if the action head or the action mask does not fit the spaces."""
+    parts, masks = parts_of(space, choice=False), [leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"]
+    groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf not in masks))
+    discrete = all(part.kind == "categorical" for part in parts)
+    if head == "auto":
+        head = ("flat" if not discrete else "avail_actions" if "avail_actions" in groups else
+                "nodes" if masks and masks[0].group else "flat")
+    avail = [group for group in groups if group == "avail_actions"]
+    found = {"flat": [None], "nodes": element_groups(leaves), "avail_actions": avail}[head]
+    if len(found) != 1 or (head != "flat" and not discrete):
+        raise ValueError(f"--action-head {head} needs Discrete actions and exactly one graph or set to choose from; "
+                         f"the action space is {space}, the ragged leaves are {groups}")
+    for mask in masks:
+        num_options, dense = parts[-1].mask.stop, int(np.prod(mask.shape))
+        fits = dense == num_options if head == "flat" else mask.shape in ((), (len(parts),))
+        if mask.path != "action_mask" or (mask.group is None) != (head == "flat") or not fits:
+            wanted = (f"of {num_options} options" if head == "flat" else
+                      f"that is a Sequence with one row, of shape () or ({len(parts)},), per row of '{found[0]}'")
+            raise ValueError(f"leaf 'action_mask': {mask.space} where --action-head {head} needs a mask {wanted}")
+    return found[0]
+
+
+class ActionHead(nn.Module):
+    """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
+
+    A "choice" scores element e with w . tanh(W e + U latent), so the cost is one row per element. With `autoregressive`
+    the latent of a part holds the embeddings of the parts before it, p(a) = p(a_1) p(a_2 | a_1) ..., and the entropy is
+    the sum of the conditional entropies along the given action (its expectation is the entropy of p)."""
+
+    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, element_dim: int, args):
+        super().__init__()
+        self.group = choice_group(space, leaves, args.action_head)
+        self.rows = next((leaf.path for leaf in leaves if leaf.group and leaf.group == self.group), None)
+        self.parts = parts_of(space, choice=self.group is not None)
+        self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
+        self.heads, self.choices, self.conditions = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
+        self.log_stds = nn.ParameterDict()
+        for k, (kind, size, _, _) in enumerate(self.parts):
+            width = element_dim if kind == "choice" else size
+            if kind == "normal" and not args.state_dependent_std:
+                self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
+            elif kind == "normal":
+                width *= 2
+            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 1.0 if kind == "choice" else 0.01)
+            if kind == "choice":
+                score = layer_init(nn.Linear(element_dim, 1), 0.01)
+                self.choices[str(k)] = nn.ModuleList([nn.Linear(element_dim, element_dim), score])
+            if args.autoregressive and k + 1 < len(self.parts):
+                self.conditions[str(k)] = nn.Linear(element_dim if kind == "choice" else size, dim)
+
+    def forward(self, latent: Tensor, elements: dict[str, Tensor], obs: Obs, action: Tensor | None = None,
+                greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
+        log_prob, entropy, columns = 0.0, 0.0, []
+        for k, part in enumerate(self.parts):
+            dist = self.distribution(k, latent, elements, obs)
+            a = dist.sample(greedy) if action is None else action[:, part.columns]
+            a = a if part.kind == "normal" else a.long()
+            log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
+            columns.append(a.to(self.dtype))
+            if str(k) in self.conditions:
+                latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
+        return torch.cat(columns, 1), log_prob, entropy
+
+    def distribution(self, k: int, latent: Tensor, elements: dict[str, Tensor], obs: Obs):
+        part, mask, out = self.parts[k], obs.get("action_mask"), self.heads[str(k)](latent)
+        if part.kind == "categorical":
+            return Categorical(out, None if mask is None else mask.flatten(1)[:, part.mask])
+        if part.kind == "bits":
+            return Independent(torch.distributions.Bernoulli(logits=out, validate_args=False))
+        if part.kind == "normal":
+            mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
+            return Independent(torch.distributions.Normal(mean, log_std.exp(), validate_args=False))
+        rows, (project, score) = obs[self.rows], self.choices[str(k)]
+        logits = score(torch.tanh(project(elements[self.group]) + out[rows.batch])).squeeze(1)
+        mask = mask if mask is None or mask.values.dim() == 1 else mask._replace(values=mask.values[:, k])
+        return RaggedCategorical(logits, None if mask is None else mask.values, rows)
+
+    def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
+        """What the later parts of an autoregressive action see of this one, [B, ...]."""
+        if part.kind == "choice":
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+        return F.one_hot(action.squeeze(1), part.size).float() if part.kind == "categorical" else action.float()
+
+
+# --- end shared: action heads ---
+
+
+# ---- Agent, rollout, GAE, PPO loss ----
+class Agent(nn.Module):
+    """Actor and critic: one encoder, one memory, an MLP each, and the action head."""
+
+    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
+        super().__init__()
+        self.encoder = Encoder(leaves, args)
+        self.gtrxl = GTrXL(args)
+        widths = [args.dim, *args.hidden_dims]
+        self.actor = mlp(widths, args.activation)
+        self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
+        self.head = ActionHead(action_space, leaves, widths[-1], self.encoder.element_dim, args)
+        action_dims = [self.encoder.element_dim if part.kind == "choice" else part.size for part in self.head.parts]
+        self.prev_action, self.action_dim = args.prev_action, args.prev_action * sum(action_dims)
+        self.previous_dim = self.action_dim + args.prev_reward
+        self.token = nn.Linear(self.encoder.dim + self.previous_dim, args.dim)
+
+    def remember(self, obs: Obs, previous: Tensor, age: Tensor, memory: Memory | Past):
+        """(what the transformer makes of the observations of T steps of B envs [T * B, D], elements)"""
+        features, elements = self.encoder(obs)
+        tokens = self.token(torch.cat([features, previous], 1))
+        return self.gtrxl(tokens.view(*age.shape, -1), age, memory).flatten(0, 1), elements
+
+    def forward(self, obs: Obs, previous: Tensor, age: Tensor, memory: Memory | Past, action: Tensor | None = None,
+                greedy: bool = False):
+        """(action [T * B, columns], log_prob, entropy, value [T * B], what the next step sees of the action)"""
+        latent, elements = self.remember(obs, previous, age, memory)
+        action, log_prob, entropy = self.head(self.actor(latent), elements, obs, action, greedy)
+        embedded = [latent[:, :0]]
+        for part in self.head.parts if self.prev_action else ():
+            a = action[:, part.columns]
+            embedded.append(self.head.embed(part, a if part.kind == "normal" else a.long(), elements, obs))
+        return action, log_prob, entropy, self.critic(latent).squeeze(1), torch.cat(embedded, 1)
+
+    def value(self, obs: Obs, previous: Tensor, age: Tensor, memory: Memory | Past) -> Tensor:
+        """V(observations and what came before them), [T * B]"""
+        return self.critic(self.remember(obs, previous, age, memory)[0]).squeeze(1)
+
+
+class Actor:
+    """Plays N envs step by step: the policy, its memory and the previous actions."""
+
+    def __init__(self, agent: Agent, leaves: list[Leaf], num_envs: int, args, device: torch.device):
+        self.agent, self.storage = agent, Storage(leaves, device)
+        self.memory = Memory(agent.gtrxl, num_envs, args.memory_length)
+        self.last_action, self.prev_reward = torch.zeros(num_envs, agent.action_dim, device=device), args.prev_reward
+
+    def __call__(self, step: Step, greedy: bool) -> Tensor:
+        """Actions [N, columns] for the observations of `step`."""
+        self.storage.clear()
+        self.storage.append(step.parts, step.counts)
+        return self.act(step, self.storage.latest(), greedy)[0]
+
+    def act(self, step: Step, obs: Obs, greedy: bool = False):
+        """(action, log_prob, value, previous action and reward, age) for the observations `obs` of `step`. An episode
+        that begins with them remembers nothing."""
+        previous, age = self.previous(step.reward), self.memory.begin(step.terminated | step.truncated)
+        previous = previous * (age[0] > 0)[:, None]
+        action, log_prob, _, value, self.last_action = self.agent(obs, previous, age, self.memory, greedy=greedy)
+        return action, log_prob, value, previous, age[0]
+
+    def previous(self, reward: np.ndarray) -> Tensor:
+        reward = torch.from_numpy(reward)[:, None].to(self.last_action)
+        return torch.cat([self.last_action, reward], 1) if self.prev_reward else self.last_action
+
+    def value(self, step: Step, obs: Obs, envs: Sequence[int]) -> Tensor:
+        """V(obs) of some envs after `step`, in the episode that was played so far; keeps nothing."""
+        age, previous = self.memory.age[envs], self.previous(step.reward)[envs]
+        return self.agent.value(obs, previous, self.storage.to_device(age)[None], self.memory.past(age, envs))
+
+
+class Rollout(NamedTuple):
+    """What the loss reads, on the training device; [T * N, ...] in the order of Storage."""
+
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    previous: Tensor  # action and reward of the step before
+    advantages: Tensor
+    returns: Tensor
+    age: Tensor  # [T, N]
+    past: Past  # of all N envs
+
+    def of_envs(self, envs: Tensor) -> "Rollout":
+        """All steps of some envs."""
+        T, N = self.age.shape
+        columns = [column.unflatten(0, (T, N)).index_select(1, envs).flatten(0, 1) for column in self[:6]]
+        past = self.past._replace(inputs=self.past.inputs.index_select(2, envs))
+        return Rollout(*columns, self.age.index_select(1, envs), past)
+
+
+@torch.no_grad()
+def collect(actor: Actor, envs: Envs, step: Step, storage: Storage, args, on_episode: Callable) -> tuple[Step, Rollout]:
+    """Steps the envs num_steps times from `step`. Returns the last step and the rollout; observations go to storage."""
+    T, N = args.num_steps, args.num_envs
+    rewards, dones = np.zeros((T, N), np.float32), np.zeros((T, N), bool)
+    records, extra, memory = [], Storage(storage.leaves, storage.device), actor.memory
+    storage.clear()
+    memory.rebuild()  # the weights changed
+    past, longest = memory.past(memory.age), 0
+    for t in range(T):
+        storage.append(step.parts, step.counts)
+        action, *record = actor.act(step, storage.latest())
+        records.append((action, *record))
+        longest = max(longest, memory.window)
+        step = envs.step(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)))
+        rewards[t], dones[t] = step.reward, step.terminated | step.truncated
+        if step.finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
+            where, observations = zip(*step.finals)
+            extra.clear()
+            extra.append(*collate(envs.leaves, observations))
+            rewards[t, where] += args.gamma * actor.value(step, extra.latest(), list(where)).cpu().numpy()
+        for episode in step.episodes:
+            on_episode((t + 1) * N, *episode)
+    actions, log_probs, values, previous, age = (torch.cat(column) for column in zip(*records))
+    extra.clear()
+    extra.append(step.parts, step.counts)
+    next_value = actor.value(step, extra.latest(), range(N)).cpu().numpy()
+    advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
+    advantages = storage.to_device(advantages.reshape(-1))
+    past = Past(past.inputs, longest)
+    return step, Rollout(actions, log_probs, values, previous, advantages, advantages + values, age.view(T, N), past)
+
+
+def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> np.ndarray:
+    """Advantages float32 [T, N] (Schulman et al. 2015, eq. 16), cut where an episode ends; `rewards` of truncated steps
+    hold the bootstrapped value already."""
+    advantages, last = np.zeros_like(rewards), np.zeros_like(next_value)
+    alive = 1.0 - dones.astype(np.float32)
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_value * alive[t] - values[t]
+        last = advantages[t] = delta + gamma * gae_lambda * alive[t] * last
+        next_value = values[t]
+    return advantages
+
+
+def ppo_loss(agent: Agent, obs: Obs, batch: Rollout, args) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) and what is logged of it."""
+    _, log_prob, entropy, value, _ = agent(obs, batch.previous, batch.age, batch.past, batch.actions)
+    logratio = log_prob - batch.log_probs
+    ratio = logratio.exp()
+    advantages = batch.advantages
+    if args.norm_adv and len(advantages) > 1:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    value_error = (value - batch.returns) ** 2
+    if args.clip_vloss:
+        clipped = batch.values + (value - batch.values).clamp(-args.clip_coef, args.clip_coef)
+        value_error = torch.max(value_error, (clipped - batch.returns) ** 2)
+    value_loss = 0.5 * value_error.mean()
+    entropy_loss = entropy.mean()
+    loss = policy_loss - args.ent_coef * entropy_loss + args.vf_coef * value_loss
+    with torch.no_grad():
+        logs = {"losses/value_loss": value_loss, "losses/policy_loss": policy_loss, "losses/entropy": entropy_loss,
+                "losses/old_approx_kl": (-logratio).mean(), "losses/approx_kl": ((ratio - 1) - logratio).mean(),
+                "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+                "debug/collection_mismatch": (ratio - 1).abs().max()}
+    return loss, {name: value.detach() for name, value in logs.items()}
+
+
+def update(agent: Agent, optimizer, storage: Storage, rollout: Rollout, rng: np.random.Generator, args) -> dict:
+    """One PPO update. Returns the logs of the last minibatch; collection_mismatch is that of the first, before the
+    first gradient step, where collection and training must agree."""
+    clipfracs = []
+    first = None
+    for _ in range(args.update_epochs):
+        for envs in np.array_split(rng.permutation(args.num_envs), args.num_minibatches):
+            batch = rollout.of_envs(storage.to_device(envs))
+            idx = (np.arange(args.num_steps)[:, None] * args.num_envs + envs).ravel()
+            loss, logs = ppo_loss(agent, storage.gather(idx), batch, args)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], args.max_grad_norm, foreach=True)
+            optimizer.step()
+            first = logs["debug/collection_mismatch"] if first is None else first
+            clipfracs.append(logs["losses/clipfrac"])
+        if args.target_kl is not None and logs["losses/approx_kl"] > args.target_kl:
+            break
+    explained = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
+    logs |= {"debug/collection_mismatch": first, "losses/clipfrac": torch.stack(clipfracs).mean(),
+             "losses/explained_variance": explained}
+    return {name: value.item() for name, value in logs.items()}
+
+
+# --- shared: checkpoint and evaluation ---
+# ---- Checkpoint, evaluation, logging ----
+def save_model(path: str, agent: nn.Module, args) -> None:
+    """Writes weights and Args; `load_model` reads them."""
+    torch.save({"model": agent.state_dict(), "args": vars(args)}, path + ".tmp")
+    os.replace(path + ".tmp", path)
+
+
+def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
+    weights = torch.load(path, map_location=device, weights_only=True)["model"]
+    try:
+        agent.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"--load-model {path}: its network is not the one that the flags describe: {error}") from None
+
+
+@torch.no_grad()
+def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, args, device) -> list[tuple]:
+    """(return, length, info["eval"]) of each environment's first episode."""
+    envs = make_envs(makers, 0, args.action_head)
+    act, step, results = Actor(agent, envs.leaves, len(makers), args, device), envs.reset(args.seed + 10_000), {}
+    while len(results) < len(makers):
+        step = envs.step(to_env_actions(envs.action_space, iter(act(step, greedy).cpu().numpy().T)))
+        for i, *episode in step.episodes:
+            results.setdefault(i, tuple(episode))
+    envs.close()
+    return [results[i] for i in range(len(makers))]
+
+
+def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
+    """One greedy episode as an animated GIF."""
+    env = make_env(args.env_id, args.env_kwargs | {"render_mode": "rgb_array"}, args.mask_obs)
+    env = gym.wrappers.RenderCollection(env, pop_frames=False, reset_clean=False)
+    play(agent, [lambda: env], True, args, device)
+    frames = [Image.fromarray(frame) for frame in env.frame_list[:-1]]  # the last one shows the next episode
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=[100] * (len(frames) - 1) + [3000], loop=0)
+
+
+def eval_entries(args) -> list[dict]:
+    """The env kwargs of --eval-suite. Raises ValueError if the env has no suite of that name."""
+    if args.eval_suite is None:
+        return []
+    env = make_env(args.env_id, args.env_kwargs, args.mask_obs)
+    suites = getattr(env.unwrapped, "eval_suites", {})
+    env.close()
+    if args.eval_suite not in suites:
+        raise ValueError(f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}")
+    return suites[args.eval_suite]
+
+
+def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
+    """Without --eval-suite one row per greedy episode. With it one row per entry: the cost (info["eval"]["cost"], else
+    minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and the env's other info["eval"]."""
+    if args.eval_suite is None:
+        makers = [partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.eval_episodes
+        episodes = play(agent, makers, True, args, device) if makers else []
+        return [{"episode": i, "length": length, "return": ret} for i, (ret, length, _) in enumerate(episodes)]
+    rows = []
+    for kwargs in tqdm(eval_entries(args), desc="evaluation", unit="entry", leave=False, mininterval=1):
+        row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
+        maker = partial(make_env, args.env_id, args.env_kwargs | kwargs, args.mask_obs)
+        for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
+            if num:
+                episodes = play(agent, [maker] * num, name == "greedy", args, device)
+                row[name] = min(info.get("cost", -ret) for ret, _, info in episodes)
+                references = {k: v for k, v in episodes[0][2].items() if k != "cost"}
+        rows.append(row | references)
+    return rows
+
+
+def eval_table(rows: list[dict]) -> str:
+    """A markdown table of `evaluate`'s rows, with means. Where the env reports "best_known", all other costs are given
+    as gaps to it in percent."""
+    fixed = ("instance", "episode", "best_known", "lower_bound")
+    names, is_gap = list(rows[0]), lambda k: "best_known" in rows[0] and k not in fixed
+    gaps = [{k: 100 * (v / row["best_known"] - 1) if is_gap(k) else v for k, v in row.items()} for row in rows]
+    mean = {k: float(np.mean([row[k] for row in gaps])) for k in names if k not in fixed}
+    show = lambda k, v: f"{v:.1f}" if is_gap(k) else f"{v:.5g}" if isinstance(v, float) else str(v)
+    cells = [[show(k, row[k]) for k in names] for row in gaps]
+    cells += [[f"**{show(k, mean[k])}**" if k in mean else "**mean**" if k == names[0] else "" for k in names]]
+    header = [f"{k} gap %" if is_gap(k) else k for k in names]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(names), *cells])
+
+
+class Logger:
+    """TensorBoard always, wandb with --track; a progress bar with step, SPS and the recent mean return."""
+
+    def __init__(self, args, run_name: str):
+        self.path = os.path.join(args.run_dir, run_name)
+        if args.track:
+            import wandb
+
+            wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, sync_tensorboard=True,
+                       config=vars(args), name=run_name, save_code=True)
+        self.writer = SummaryWriter(self.path, max_queue=1000)
+        table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+        self.bar = tqdm(total=args.total_timesteps, unit="step", unit_scale=True, dynamic_ncols=True)
+        self.recent, self.step, self.start = deque(maxlen=100), 0, time.time()
+
+    def episode(self, num_steps: int, env: int, episodic_return: float, length: int, info: dict) -> None:
+        self.recent.append(episodic_return)
+        self.writer.add_scalar("charts/episodic_return", episodic_return, self.step + num_steps)
+        self.writer.add_scalar("charts/episodic_length", length, self.step + num_steps)
+
+    def update(self, num_steps: int, scalars: dict[str, float]) -> None:
+        self.step += num_steps
+        scalars["charts/SPS"] = int(self.step / (time.time() - self.start))
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, self.step)
+        self.bar.update(num_steps)
+        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
+
+    def save_table(self, rows: list[dict]) -> None:
+        """Prints and logs the evaluation's table; eval.md holds it too, eval.csv the costs themselves."""
+        print(eval_table(rows))
+        self.writer.add_text("evaluation", eval_table(rows), self.step)
+        with open(os.path.join(self.path, "eval.md"), "w") as file:
+            file.write(eval_table(rows) + "\n")
+        with open(os.path.join(self.path, "eval.csv"), "w") as file:
+            file.writelines(",".join(map(str, line)) + "\n" for line in [rows[0], *(row.values() for row in rows)])
+
+    def close(self) -> None:
+        self.bar.close()
+        self.writer.close()
+
+
+# --- end shared: checkpoint and evaluation ---
+
+
+def main(args: Args) -> list[dict]:
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // args.batch_size
+    if 0 < args.total_timesteps < args.batch_size:
+        raise ValueError(f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_envs} envs x "
+                         f"{args.num_steps} steps; 0 only evaluates")
+    if args.num_minibatches > args.num_envs:
+        raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}: a minibatch "
+                         "holds the whole rollouts of some envs")
+    if not (torch.cuda.is_available() and args.cuda) and (args.bf16 or args.attention == "flex"):
+        raise ValueError("--bf16 and --attention flex need a CUDA device")
+    eval_entries(args)  # a wrong name is an error now and not after the training
+    run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    rng = np.random.default_rng(args.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+
+    # env setup
+    makers = [partial(make_env, args.env_id, args.env_kwargs, args.mask_obs) for _ in range(args.num_envs)]
+    envs = make_envs(makers, args.num_workers, args.action_head)
+    agent = Agent(envs.leaves, envs.action_space, args).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    if args.load_model:
+        load_model(args.load_model, agent, device)
+    storage, actor = Storage(envs.leaves, device), Actor(agent, envs.leaves, args.num_envs, args, device)
+    logger = Logger(args, run_name)
+
+    step = envs.reset(args.seed)
+    for iteration in range(1, args.num_iterations + 1):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1.0) / args.num_iterations)
+        step, rollout = collect(actor, envs, step, storage, args, logger.episode)
+        logs = update(agent, optimizer, storage, rollout, rng, args)
+        agent.encoder.observe(storage)  # after the update: it must see what collection saw
+        logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        logger.update(args.batch_size, logs | storage.stats())
+    envs.close()
+    logger.bar.close()
+
+    if args.save_model:
+        save_model(os.path.join(logger.path, "model.pt"), agent, args)
+    rows = evaluate(agent, args, device)
+    if rows:
+        logger.save_table(rows)
+    if args.capture_video:
+        save_video(os.path.join(logger.path, "episode.gif"), agent, args, device)
+    logger.close()
+    return rows
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1022,7 +1022,6 @@ class GTrXL(nn.Module):
         return x.float() if self.bf16 else x
 
 
-
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
 class Categorical:
@@ -1239,6 +1238,7 @@ class Agent(nn.Module):
         action_dims = [self.encoder.element_dim if part.kind == "choice" else part.size for part in self.head.parts]
         self.prev_action, self.action_dim = args.prev_action, args.prev_action * sum(action_dims)
         self.previous_dim = self.action_dim + args.prev_reward
+        # with a random bias: without one the layer norms would take the size of an observation of few numbers away
         self.token = nn.Linear(self.encoder.dim + self.previous_dim, args.dim)
 
     def remember(self, obs: Obs, previous: Tensor, age: Tensor, memory: Memory | Past):

@@ -114,6 +114,8 @@ class Args:
     """if toggled, the log-std of Box actions is an output of the network instead of a parameter"""
 
     # Memory
+    state_per_node: bool = True
+    """if toggled, and the observation has node_ids, each node has a state of its own; otherwise there is one per env"""
     lstm_dim: int = 128
     """width of the LSTM's hidden state"""
     prev_action: bool = False
@@ -1249,7 +1251,7 @@ class Agent(nn.Module):
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
         super().__init__()
         self.encoder = Encoder(leaves, args)
-        self.group = next((leaf.group for leaf in leaves if leaf.path == "node_ids"), None)
+        self.group = next((leaf.group for leaf in leaves if leaf.path == "node_ids" and args.state_per_node), None)
         links = self.encoder.links.get(self.group)
         if args.remember_edges and links is None:
             raise ValueError("--remember-edges needs a graph and the key 'node_ids' in the observation")

@@ -315,7 +315,7 @@ class Envs:
         seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
         observations = [self.flatten(i, env.reset(seed=seeds[i])[0]) for i, env in enumerate(self.envs)]
         self.returns, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
-        return self.finish(observations, np.zeros((len(self.envs), 3)), [], [])
+        return self.finish(observations, np.zeros((len(self.envs), 3), np.float32), [], [])
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""

@@ -53,20 +53,25 @@ for part in ${@:-ours peers table}; do
             ours frames_16 ppo_framestack "${ppo[@]}" --update-epochs 6 --total-timesteps 120000
             ours frames_1 ppo_framestack "${ppo[@]}" --update-epochs 6 --total-timesteps 120000 --obs-shifts 0 \
                 --action-shifts "" --reward-shifts ""
+            # actor and critic share the memory: a small --vf-coef keeps returns of 100 from ruling it
+            ours gtrxl ppo_gtrxl "${ppo[@]}" --num-envs 16 --num-steps 64 --num-minibatches 8 --memory-length 50 \
+                --num-layers 1 --vf-coef 0.002 --total-timesteps 150000
             ;;
         peers)
             rllib=${RLLIB_PYTHON:-$(environment .venv-rllib benchmark/peers/requirements-rllib.txt)}
             sb3=${PEER_PYTHON:-$(environment .venv-peers benchmark/requirements.txt)}
             peer "$sb3" sb3_recurrent_ppo sb3_lstm
             for model in framestack lstm attention; do
-                peer "$rllib" rllib_stateless_cartpole rllib_$model --model $model
+                peer "$rllib" rllib_stateless_cartpole rllib_$model --model $model --num-env-runners 0
             done
             ;;
         table)
             "$PYTHON" benchmark/time_to_target.py --target 475 --log-seconds --out $RESULTS/table \
                 "ppo_framestack.py, 16 frames=runs/StatelessCartPole-v1__frames_16__*" \
                 "ppo_framestack.py, 1 frame (control)=runs/StatelessCartPole-v1__frames_1__*" \
-                "RLlib, 16 frames=$RESULTS/peers/rllib_framestack_*.csv"
+                "ppo_gtrxl.py, memory 50=runs/StatelessCartPole-v1__gtrxl__*" \
+                "RLlib, 16 frames=$RESULTS/peers/rllib_framestack_*.csv" \
+                "RLlib, attention, memory 50=$RESULTS/peers/rllib_attention_*.csv"
             ;;
     esac
 done

@@ -43,30 +43,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--out", required=True, help="path without ending")
-    parser.add_argument("--labels", nargs="*", help="one per run; default: the folder's name")
+    parser.add_argument("--labels", nargs="*", help="one per run, runs of one label share a colour; default: the folder")
     parser.add_argument("--reference", type=float, help="a horizontal line, for example the optimum")
+    parser.add_argument("--reference-label", default="optimum")
     parser.add_argument("--ylabel", default="episodic return")
     args = parser.parse_args()
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, constrained_layout=True)
     with open(f"{args.out}.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, ["run", "step", "wall", "return", "length", "SPS"])
+        writer = csv.DictWriter(file, ["run", "folder", "step", "wall", "return", "length", "SPS"])
         writer.writeheader()
+        colours = {}
         for k, run in enumerate(args.runs):
             label, rows = args.labels[k] if args.labels else Path(run).name, load(run)
-            writer.writerows({"run": label} | row for row in rows)
+            writer.writerows({"run": label, "folder": Path(run).name} | row for row in rows)
             last = np.nanmean([row["return"] for row in rows[-10:]])
             print(f"{label}: mean return of the last 10 updates {last:.4g}, {rows[-1]['wall'] / 60:.1f} minutes")
             curve = smooth(np.array([row["return"] for row in rows]), max(1, len(rows) // 40))
-            axes[0].plot([row["step"] / 1000 for row in rows], curve, label=label, lw=1.4)
-            axes[1].plot([row["wall"] / 60 for row in rows], curve, lw=1.4)
+            known = label in colours
+            colour = colours.setdefault(label, f"C{len(colours)}")
+            steps, minutes = [row["step"] / 1000 for row in rows], [row["wall"] / 60 for row in rows]
+            axes[0].plot(steps, curve, color=colour, label=None if known else label, lw=1.4)
+            axes[1].plot(minutes, curve, color=colour, lw=1.4)
     axes[0].set(xlabel="environment steps (thousands)", ylabel=args.ylabel)
     axes[1].set(xlabel="minutes")
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
         if args.reference is not None:
-            ax.axhline(args.reference, color="black", lw=1, ls="--", label="optimum")
+            ax.axhline(args.reference, color="black", lw=1, ls="--", label=args.reference_label)
     axes[0].legend(frameon=False, fontsize=8)
     figure.savefig(f"{args.out}.png", dpi=130)
 

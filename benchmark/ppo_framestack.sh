@@ -23,7 +23,7 @@ for views in 3 2 1; do
         name=last_graphs_$views
         "$PYTHON" cleanrl_graph/ppo_framestack.py "${flags[@]}" --obs-shifts=-$((views - 1)):0 --seed $seed --exp-name $name
         folder=$(ls -dt runs/LastGraphs-v0__"${name}__${seed}"__* | head -n 1)
-        folders+=("$folder") labels+=("$views graph(s), seed $seed")
+        folders+=("$folder") labels+=("$views graph(s)")
         printf '| %s | %s | %s | 16 | 9.19 |\n' $views $seed "$(tail -n 1 "$folder/eval.md" | cut -d'|' -f4 | tr -d '* ')" \
             >> $RESULTS/last_graphs.md
     done

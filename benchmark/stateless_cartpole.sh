@@ -16,7 +16,7 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 mkdir -p $RESULTS/peers runs
 
 common=(--env-id envs:StatelessCartPole-v1 --eval-episodes 100)
-ppo=(--num-envs 8 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs)
+ppo=(--learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs)
 
 ours() {  # NAME SCRIPT FLAGS...
     local name=$1 script=$2 seed
@@ -50,10 +50,12 @@ for part in ${@:-ours peers table}; do
     case $part in
         ours)
             : > $RESULTS/commands.md
-            ours frames_16 ppo_framestack "${ppo[@]}" --update-epochs 6 --total-timesteps 120000
-            ours frames_1 ppo_framestack "${ppo[@]}" --update-epochs 6 --total-timesteps 120000 --obs-shifts 0 \
+            ours frames_16 ppo_framestack "${ppo[@]}" --num-envs 8 --update-epochs 6 --total-timesteps 120000
+            ours frames_1 ppo_framestack "${ppo[@]}" --num-envs 8 --update-epochs 6 --total-timesteps 120000 --obs-shifts 0 \
                 --action-shifts "" --reward-shifts ""
             # actor and critic share the memory: a small --vf-coef keeps returns of 100 from ruling it
+            ours lstm ppo_lstm_sparse "${ppo[@]}" --num-envs 16 --num-steps 32 --lstm-dim 64 --prev-action \
+                --vf-coef 0.002 --total-timesteps 130000
             ours gtrxl ppo_gtrxl "${ppo[@]}" --num-envs 16 --num-steps 64 --num-minibatches 8 --memory-length 50 \
                 --num-layers 1 --vf-coef 0.002 --total-timesteps 150000
             ;;
@@ -69,8 +71,11 @@ for part in ${@:-ours peers table}; do
             "$PYTHON" benchmark/time_to_target.py --target 475 --log-seconds --out $RESULTS/table \
                 "ppo_framestack.py, 16 frames=runs/StatelessCartPole-v1__frames_16__*" \
                 "ppo_framestack.py, 1 frame (control)=runs/StatelessCartPole-v1__frames_1__*" \
+                "ppo_lstm_sparse.py=runs/StatelessCartPole-v1__lstm__*" \
                 "ppo_gtrxl.py, memory 50=runs/StatelessCartPole-v1__gtrxl__*" \
                 "RLlib, 16 frames=$RESULTS/peers/rllib_framestack_*.csv" \
+                "Stable-Baselines3, RecurrentPPO=$RESULTS/peers/sb3_lstm_*.csv" \
+                "RLlib, LSTM=$RESULTS/peers/rllib_lstm_*.csv" \
                 "RLlib, attention, memory 50=$RESULTS/peers/rllib_attention_*.csv"
             ;;
     esac

@@ -1,13 +1,17 @@
 """PPO with an LSTM whose recurrent state is sparse and grows: one entry per node that the agent has ever seen.
 
-    python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --mask-obs 1,3 --total-timesteps 200000
-    python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges --save-model
+    python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --mask-obs 1,3 --norm-obs --prev-action \
+        --num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 3e-3 --ent-coef 0.002 --vf-coef 0.002 \
+        --hidden-dims 64 --lstm-dim 64 --total-timesteps 200000
+    python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --num-envs 16 --remember-edges --save-model
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-action --prev-reward
 
 Rooms: Args, environments, ragged observations, encoder, memory, action heads, PPO, checkpoint and evaluation, main.
 Observations with the key `node_ids` (an integer per node of the graph, or element of the set) have a memory per id: the
 LSTM runs on the nodes of the present observation only, all other entries stay as they are, and there is no entry
-for a node that was never seen. Without `node_ids` there is one entry per environment: the ordinary LSTM.
+for a node that was never seen. Without `node_ids` there is one entry per environment: the ordinary LSTM. Actor and
+critic share the memory, so where returns are large a small --vf-coef keeps the critic's gradient from drowning the
+actor's.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022, ICLR blog track),
 GAE (Schulman et al. 2015, arXiv:1506.02438), LSTM (Hochreiter and Schmidhuber 1997), stored recurrent state in R2D2
@@ -828,6 +832,9 @@ with --remember-edges "out" [nnz, lstm_dim]: h and the messages that the entry g
 "edge_ptr" [N + 1], "edge_index" [2, E]: keys of source and target, "edge_attr" [E, ...]: as observed first."""
 
 
+CACHED = 2**19  # numbers in the output of one fused LSTM call on the CPU
+
+
 def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """first[k], first[k] + 1, ...: counts[k] numbers for each k, one after the other."""
     return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
@@ -855,13 +862,15 @@ def select(state: State, envs: np.ndarray) -> State:
     return chosen
 
 
-def run_lstm(lstm: nn.LSTM, x: Tensor, lengths: np.ndarray, hx: tuple[Tensor, Tensor], detail: int = 2) -> Tensor:
-    """h [rows, H] of F ragged sequences that lie one after the other in x [rows, D]; hx: h and c [F, H] before them.
+def run_lstm(lstm: nn.LSTM, x: Tensor, events: np.ndarray, lengths: np.ndarray, hx: tuple[Tensor, Tensor],
+             detail: int = 1) -> Tensor:
+    """h [len(x), H] in the order of x, for F ragged sequences: the inputs of all, one sequence after the other, are
+    x[events], a permutation of x [rows, D]; hx: h and c [F, H] before them.
 
     The rows are put in the order of a PackedSequence: by time, at each time the longest sequence first. cuDNN runs
     that on CUDA. On the CPU, where it would go step by step, one fused call does all steps until the next sequence
     ends (a staircase). So that there are few stairs, at most 2**detail per octave, lengths are rounded up there; this
-    padding lives in this function only."""
+    padding lives in this function only. High stairs are cut into calls whose workspace fits the cache."""
     order = np.argsort(-lengths, kind="stable")
     first, num = (lengths.cumsum() - lengths)[order], lengths[order]
     unit = 1 if x.is_cuda else 2 ** (np.log2(num).astype(np.int64) - detail).clip(0)
@@ -869,19 +878,21 @@ def run_lstm(lstm: nn.LSTM, x: Tensor, lengths: np.ndarray, hx: tuple[Tensor, Te
     active = len(stairs) - np.searchsorted(stairs[::-1], np.arange(stairs[0]), side="right")
     time, sequence = np.arange(stairs[0]).repeat(active), ranges(np.zeros_like(active), active)
     valid = time < num[sequence]
-    source, target = np.where(valid, first[sequence] + time, len(x)), np.empty(len(x), np.int64)
+    source, target = np.full(len(valid), len(x)), np.empty(len(x), np.int64)
+    source[valid] = events[(first[sequence] + time)[valid]]
     target[source[valid]] = np.flatnonzero(valid)
     h, c = (take(values, order)[None] for values in hx)
     x = take(x if valid.all() else torch.cat([x, x.new_zeros(1, x.shape[1])]), source)
     if x.is_cuda:
         return take(lstm(nn.utils.rnn.PackedSequence(x, torch.from_numpy(active)), (h, c))[0].data, target)
-    outputs, row = [], 0
-    for start, stop in zip(ends := [0, *np.unique(stairs).tolist()], ends[1:]):
-        n, num_steps = int(active[start]), stop - start
+    outputs, start, row = [], 0, 0
+    while row < len(x):
+        n = int(active[start])
+        num_steps = min(int(stairs[n - 1]) - start, max(1, CACHED // (n * lstm.hidden_size)))
         stair = x[row:row + n * num_steps].view(num_steps, n, -1)
         output, (h, c) = lstm(stair, (h[:, :n], c[:, :n]))
         outputs.append(output.flatten(0, 1))
-        row += n * num_steps
+        start, row = start + num_steps, row + n * num_steps
     return take(torch.cat(outputs), target)
 
 
@@ -966,13 +977,12 @@ class Memory(nn.Module):
         begin = order[head[seen]].clip(max=num_kept)  # a row of the state, or of zeros for a new entry
         zero = x.new_zeros(1, self.lstm.hidden_size)
         h, c = (take(torch.cat([old[name], zero]), begin) for name in "hc")
-        x, back = take(x, events), np.argsort(events)
         if timeline.T > 1:
-            return take(run_lstm(self.lstm, x, lengths[seen], (h, c)), back), None
-        output, (_, c) = self.lstm(x[None], (h[None], c[None]))
+            return run_lstm(self.lstm, x, events, lengths[seen], (h, c)), None
+        output, (_, c) = self.lstm(take(x, events)[None], (h[None], c[None]))
         source = timeline.last.copy()
         source[seen] = num_kept + np.arange(len(seen))
-        return take(output[0], back), take(torch.cat([old["c"], c[0]]), source)
+        return take(output[0], np.argsort(events)), take(torch.cat([old["c"], c[0]]), source)
 
     def sum_up(self, out: Tensor, counts: np.ndarray, timeline: Timeline, old: Tensor) -> Tensor:
         """[M * T, H + 1]: mean or sum over all remembered entries at each observation, and log(1 + their number)."""
@@ -982,7 +992,7 @@ class Memory(nn.Module):
         kept = np.bincount(timeline.kept_envs, minlength=timeline.M)
         carried = segment_sum(old.double(), torch.from_numpy(pointer(kept)).to(out.device))
         # in double precision: what earlier segments added is subtracted again
-        sums = segment_sum(change.double(), ptr)
+        sums = segment_sum(change, ptr).double()
         begin = torch.arange(0, len(counts), timeline.T, device=out.device)
         sums = sums.index_add(0, begin, carried).cumsum(0)
         base = take(torch.cat([sums.new_zeros(1, out.shape[1]), sums]), timeline.first[timeline.segment])

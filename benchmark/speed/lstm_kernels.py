@@ -203,8 +203,8 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     systems = {
         "loop over steps": loop, "PackedSequence": packed,
         "zero-padded": lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[valid],
-        "staircase, exact": lambda: script.run_lstm(lstm, x, lengths, hx, detail=9),
-        "staircase, rounded (ours)": lambda: script.run_lstm(lstm, x, lengths, hx)}
+        "staircase, exact": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx, detail=9),
+        "staircase, rounded (ours)": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx)}
     return systems, list(lstm.parameters()), lengths
 
 

@@ -43,13 +43,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--out", required=True, help="path without ending")
-    parser.add_argument("--labels", nargs="*", help="one per run, runs of one label share a colour; default: the folder")
+    parser.add_argument("--labels", nargs="*", help="one per run, equal ones share a colour; default: the folder")
     parser.add_argument("--reference", type=float, help="a horizontal line, for example the optimum")
     parser.add_argument("--reference-label", default="optimum")
+    parser.add_argument("--steps-only", action="store_true", help="no axis of minutes (of runs that shared the machine)")
     parser.add_argument("--ylabel", default="episodic return")
     args = parser.parse_args()
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, constrained_layout=True)
+    num = 1 if args.steps_only else 2
+    figure, axes = plt.subplots(1, num, figsize=(3 + 3.5 * num, 3.6), sharey=True, squeeze=False, constrained_layout=True)
+    axes = axes[0]
     with open(f"{args.out}.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["run", "folder", "step", "wall", "return", "length", "SPS"])
         writer.writeheader()
@@ -64,9 +67,11 @@ def main() -> None:
             colour = colours.setdefault(label, f"C{len(colours)}")
             steps, minutes = [row["step"] / 1000 for row in rows], [row["wall"] / 60 for row in rows]
             axes[0].plot(steps, curve, color=colour, label=None if known else label, lw=1.4)
-            axes[1].plot(minutes, curve, color=colour, lw=1.4)
+            if num == 2:
+                axes[1].plot(minutes, curve, color=colour, lw=1.4)
     axes[0].set(xlabel="environment steps (thousands)", ylabel=args.ylabel)
-    axes[1].set(xlabel="minutes")
+    if num == 2:
+        axes[1].set(xlabel="minutes")
     for ax in axes:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)

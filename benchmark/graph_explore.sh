@@ -38,5 +38,5 @@ run no_memory ppo_graph
   printf '| depth first, perfect memory | | | 0.686 |\n| nearest frontier on the whole remembered map | | | 0.728 |\n'
   cat $RESULTS/rows.md; } > $RESULTS/table.md
 rm $RESULTS/rows.md
-"$PYTHON" benchmark/curves.py --out $RESULTS/curves --reference 0.686 --reference-label "depth first, perfect memory" \
+"$PYTHON" benchmark/curves.py --steps-only --out $RESULTS/curves --reference 0.686 --reference-label "depth first, perfect memory" \
     --labels "${labels[@]}" -- "${folders[@]}"

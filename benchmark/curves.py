@@ -46,13 +46,13 @@ def main() -> None:
     parser.add_argument("--labels", nargs="*", help="one per run, equal ones share a colour; default: the folder")
     parser.add_argument("--reference", type=float, help="a horizontal line, for example the optimum")
     parser.add_argument("--reference-label", default="optimum")
-    parser.add_argument("--steps-only", action="store_true", help="no axis of minutes (of runs that shared the machine)")
+    parser.add_argument("--steps-only", action="store_true", help="no axis of minutes")
     parser.add_argument("--ylabel", default="episodic return")
     args = parser.parse_args()
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     num = 1 if args.steps_only else 2
-    figure, axes = plt.subplots(1, num, figsize=(3 + 3.5 * num, 3.6), sharey=True, squeeze=False, constrained_layout=True)
-    axes = axes[0]
+    size = 3 + 3.5 * num, 3.6
+    figure, (axes,) = plt.subplots(1, num, figsize=size, sharey=True, squeeze=False, constrained_layout=True)
     with open(f"{args.out}.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["run", "folder", "step", "wall", "return", "length", "SPS"])
         writer.writeheader()

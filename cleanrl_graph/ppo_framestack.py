@@ -814,17 +814,17 @@ def key(path: str) -> str:
 
 
 # ---- Memory: views on past steps, each stored once ----
-def parse_shifts(text: str, newest: int) -> np.ndarray:
+def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
     """"-3:0" -> [-3, -2, -1, 0], "-8,-4,0" -> [-8, -4, 0], "" -> []. ValueError for shifts beyond `newest`."""
     bounds = text.split(":")
     try:
         shifts = (range(int(bounds[0]), int(bounds[1]) + 1) if len(bounds) == 2 else
                   [int(shift) for shift in text.split(",") if text])
     except ValueError:
-        raise ValueError(f"shifts '{text}': a range such as -15:0 or a list such as -8,-4,0 is needed") from None
+        raise ValueError(f"{flag} '{text}': a range such as -15:0 or a list such as -8,-4,0 is needed") from None
     shifts = np.array(sorted(set(shifts)), np.int64)
     if (shifts > newest).any() or (text and not len(shifts)):
-        raise ValueError(f"shifts '{text}' must not be empty, and none may be larger than {newest}")
+        raise ValueError(f"{flag} '{text}' must not be empty, and none may be larger than {newest}")
     return shifts
 
 
@@ -1151,9 +1151,12 @@ class Agent(nn.Module):
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
         super().__init__()
-        self.shifts = {"obs": parse_shifts(args.obs_shifts, 0), "actions": parse_shifts(args.action_shifts, -1),
-                       "rewards": parse_shifts(args.reward_shifts, -1)}
+        self.shifts = {"obs": parse_shifts(args.obs_shifts, 0, "--obs-shifts"),
+                       "actions": parse_shifts(args.action_shifts, -1, "--action-shifts"),
+                       "rewards": parse_shifts(args.reward_shifts, -1, "--reward-shifts")}
         num_frames = len(self.shifts["obs"])
+        if not any(map(len, self.shifts.values())):
+            raise ValueError("--obs-shifts, --action-shifts and --reward-shifts are all empty: the policy sees nothing")
         images = [leaf for leaf in leaves if leaf.kind == "image" and not leaf.group and args.image_views == "channels"]
         self.cnns = nn.ModuleDict({key(leaf.path): CNN(leaf, num_frames) for leaf in images if num_frames})
         self.encoder = Encoder([leaf for leaf in leaves if leaf not in images], args)

@@ -25,15 +25,22 @@ def fs_args(**kwargs):
     ("", -1, []), ("-3:-1", -1, [-3, -2, -1]), ("-1,-5,-1", -1, [-5, -1])])
 def test_shifts(text, newest, shifts):
     """T1: ranges with both ends, lists, none."""
-    assert ppo_framestack.parse_shifts(text, newest).tolist() == shifts
+    assert ppo_framestack.parse_shifts(text, newest, "--x").tolist() == shifts
 
 
 @pytest.mark.parametrize("text, newest", [("0", -1), ("1", 0), ("-3:1", 0), ("0:-3", 0), ("a", 0), ("-1;-2", 0),
                                           ("-3:-2:-1", 0), ("1.5", 0), ("-3:", 0), (",", 0)])
 def test_wrong_shifts(text, newest):
     """A view on the future, an empty range or a text that is no shifts is an error that quotes it."""
-    with pytest.raises(ValueError, match="shifts '" + text):
-        ppo_framestack.parse_shifts(text, newest)
+    with pytest.raises(ValueError, match="--obs-shifts '" + text):
+        ppo_framestack.parse_shifts(text, newest, "--obs-shifts")
+
+
+def test_no_views_at_all():
+    """A policy without any input is refused."""
+    envs = ppo_framestack.Envs([lambda: gym.make("CartPole-v1")])
+    with pytest.raises(ValueError, match="are all empty"):
+        ppo_framestack.Agent(envs.leaves, envs.action_space, fs_args(obs_shifts="", action_shifts="", reward_shifts=""))
 
 
 class Script(gym.Env):

@@ -508,6 +508,13 @@ class Ragged(NamedTuple):
 Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
 
 
+def select_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """values[rows]. Where no gradient is needed numpy does it on the CPU, 2 to 5 times faster than index_select."""
+    if values.requires_grad or values.device.type != "cpu":
+        return values.index_select(0, rows)
+    return torch.from_numpy(values.numpy().take(rows.numpy(), 0))
+
+
 class Storage:
     """Observations of N envs, step by step: per leaf one flat tensor on `device` that doubles when full.
 
@@ -566,14 +573,14 @@ class Storage:
         return self.assemble([v[stop - num[leaf.group]:stop] for v, stop, leaf in ends], self.steps[-1])
 
     def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], any order, repeats allowed): one index_select per leaf."""
+        """The observations `idx` (int64 [B], any order, repeats allowed): one selection of rows per leaf."""
         if not self.index:
             for group in self.steps[0]:
                 num = np.concatenate([step[group] for step in self.steps])
                 self.index[group] = num, num.cumsum() - num
         counts = {group: num[idx] for group, (num, _) in self.index.items()}
         rows = {group: self.rows(first_row[idx], counts[group]) for group, (_, first_row) in self.index.items()}
-        return self.assemble([v.index_select(0, rows[leaf.group]) for v, leaf in zip(self.values, self.leaves)], counts)
+        return self.assemble([select_rows(v, rows[leaf.group]) for v, leaf in zip(self.values, self.leaves)], counts)
 
     def rows(self, first_row: np.ndarray, counts: np.ndarray) -> Tensor:
         """The indices first_row[b], first_row[b] + 1, ... (counts[b] of them) for every b, on the device."""
@@ -930,7 +937,7 @@ class Memory:
 
     def views(self, rows: dict[str, np.ndarray], tables: dict[str, Tensor], frames: np.ndarray) -> Tensor:
         """All views side by side, [B, dim]; `frames` [B, shifts] are the rows of images that enter as channels."""
-        views = [tables[name].index_select(0, self.storage.to_device(r.ravel())).view(len(r), -1)
+        views = [select_rows(tables[name], self.storage.to_device(r.ravel())).view(len(r), -1)
                  for name, r in rows.items()]
         for k, leaf in enumerate(self.storage.leaves):
             if key(leaf.path) in self.agent.cnns:
@@ -939,9 +946,13 @@ class Memory:
 
     def images(self, k: int, frames: np.ndarray) -> Tensor:
         """The views of leaf k, [B, shifts, ...], from the one copy of each image."""
-        images = self.storage.values[k].index_select(0, self.storage.to_device(np.maximum(frames.ravel() - 1, 0)))
-        missing = self.storage.to_device(np.flatnonzero(frames == 0))
-        return images.index_fill_(0, missing, 0).view(*frames.shape, *images.shape[1:])
+        images = select_rows(self.storage.values[k], self.storage.to_device(np.maximum(frames.ravel() - 1, 0)))
+        missing = np.flatnonzero(frames == 0)
+        if images.device.type == "cpu":
+            images.numpy()[missing] = 0  # index_fill_ is 50 times slower there
+        else:
+            images.index_fill_(0, self.storage.to_device(missing), 0)
+        return images.view(*frames.shape, *images.shape[1:])
 
 
 # --- shared: action heads ---

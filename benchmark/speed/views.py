@@ -6,9 +6,9 @@ Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes pe
 of a script without memory, of ppo_framestack.py (with the steps before the rollout that views reach back to), and of a
 buffer that holds 16 observations for every step; "encodings" is the table of encoded steps that collection reads (a
 vector's encoding is its copy in float32, that of an image which enters as channels is empty). "Gather" makes the views
-of a random quarter of the rollout: by index, and by one index_select on the stacked buffer. A graph is gathered raw,
-each step that is read once (its encoding is what the 16 views share), where the stacked buffer yields 16 graphs per
-step. Medians over repeats that take turns.
+of a random quarter of the rollout: by index, and by one selection of rows of the stacked buffer (the same function). A
+graph is gathered raw, each step that is read once (its encoding is what the 16 views share), where the stacked buffer
+yields 16 graphs per step. Medians over repeats that take turns.
 """
 
 import sys
@@ -130,7 +130,7 @@ def measure(name, args):
         bytes_stacked = stacked.nbytes
 
         def by_stack(batch):
-            return stacked.index_select(0, torch.from_numpy(batch - first))
+            return ppo_framestack.select_rows(stacked, torch.from_numpy(batch - first))
 
         assert all(torch.equal(by_index(batch), by_stack(batch)) for batch in batches)
     turns = iter(np.tile(np.arange(8), 10**5))

@@ -17,14 +17,13 @@ run() {  # NAME SCRIPT TASK STEPS FLAGS...
         --learning-rate 5e-4 --ent-coef 0 --total-timesteps "$steps" --eval-episodes 100 --exp-name "$name" "$@"
 }
 
-run lstm ppo_lstm_sparse RepeatPreviousEasy 500000
-run lstm ppo_lstm_sparse RepeatFirstEasy 300000
+run lstm ppo_lstm_sparse RepeatPreviousEasy 500000 --prev-action
+run lstm ppo_lstm_sparse RepeatFirstEasy 300000 --prev-action
 run no_memory ppo_graph RepeatPreviousEasy 300000
 run no_memory ppo_graph RepeatFirstEasy 300000
 run gtrxl ppo_gtrxl RepeatPreviousEasy 300000 --num-layers 1
 for level in Easy Medium Hard; do
     run no_memory ppo_graph PositionOnlyCartPole$level 300000
-    run lstm ppo_lstm_sparse PositionOnlyCartPole$level 1000000
+    run lstm ppo_lstm_sparse PositionOnlyCartPole$level 1000000 --prev-action
 done
-run gtrxl ppo_gtrxl RepeatPreviousMedium 1000000 --num-layers 1 --memory-length 40
 "$PYTHON" benchmark/popgym_table.py --out benchmark/results/popgym/table

@@ -33,7 +33,7 @@ run() {  # NAME SCRIPT LENGTH STEPS FLAGS...
 for length in 10 50 200; do
     steps=$((length < 100 ? 150000 : 400000))
     run frames_16 ppo_framestack $length 150000 --action-shifts "" --reward-shifts ""
-    run lstm ppo_lstm_sparse $length $steps --hidden-dims 64
+    run lstm ppo_lstm_sparse $length $steps --hidden-dims 64 --forget-bias 5
     run gtrxl ppo_gtrxl $length $steps --hidden-dims 64 --num-layers 1 --memory-length $((length + 2))
 done
 { printf '    python SCRIPT'; printf ' %q' "${flags[@]}"

@@ -54,7 +54,7 @@ for part in ${@:-ours peers table}; do
             ours frames_1 ppo_framestack "${ppo[@]}" --num-envs 8 --update-epochs 6 --total-timesteps 120000 --obs-shifts 0 \
                 --action-shifts "" --reward-shifts ""
             # actor and critic share the memory: a small --vf-coef keeps returns of 100 from ruling it
-            ours lstm ppo_lstm_sparse "${ppo[@]}" --num-envs 16 --num-steps 32 --lstm-dim 64 --prev-action \
+            ours lstm ppo_lstm_sparse "${ppo[@]}" --num-envs 16 --num-steps 32 --lstm-dim 64 --forget-bias 0 --prev-action \
                 --vf-coef 0.002 --total-timesteps 130000
             ours gtrxl ppo_gtrxl "${ppo[@]}" --num-envs 16 --num-steps 64 --num-minibatches 8 --memory-length 50 \
                 --num-layers 1 --vf-coef 0.002 --total-timesteps 150000

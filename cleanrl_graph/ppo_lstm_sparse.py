@@ -122,6 +122,8 @@ class Args:
     """if toggled, and the observation has node_ids, each node has a state of its own; otherwise there is one per env"""
     lstm_dim: int = 128
     """width of the LSTM's hidden state"""
+    forget_bias: float = 1.0
+    """initial bias of the LSTM's forget gate (Jozefowicz et al. 2015); the larger, the longer a new state lasts"""
     prev_action: bool = False
     """if toggled, the action of the step before is an input of the LSTM"""
     prev_reward: bool = False
@@ -945,6 +947,7 @@ class Memory(nn.Module):
         self.dim = args.lstm_dim + per_node
         for name, parameter in self.lstm.named_parameters():
             nn.init.constant_(parameter, 0) if "bias" in name else nn.init.orthogonal_(parameter, 1.0)
+        nn.init.constant_(self.lstm.bias_ih_l0[args.lstm_dim:2 * args.lstm_dim], args.forget_bias)
         self.edge_rows, self.message = edge_rows, None
         if args.remember_edges:
             edge_dim = 0 if edge_rows is None else edge_rows.dim

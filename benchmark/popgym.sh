@@ -18,7 +18,7 @@ run() {  # NAME SCRIPT TASK STEPS FLAGS...
 }
 
 run lstm ppo_lstm_sparse RepeatPreviousEasy 500000 --prev-action
-run lstm ppo_lstm_sparse RepeatFirstEasy 300000 --prev-action
+run lstm ppo_lstm_sparse RepeatFirstEasy 300000 --prev-action --forget-bias 3
 run no_memory ppo_graph RepeatPreviousEasy 300000
 run no_memory ppo_graph RepeatFirstEasy 300000
 run gtrxl ppo_gtrxl RepeatPreviousEasy 300000 --num-layers 1

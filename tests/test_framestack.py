@@ -309,8 +309,8 @@ class Delay(gym.Env):
         return self.bits[-1], reward, False, self.t == 16, {}
 
 
-gym.register("Delay-v0", entry_point=Delay)
-LEARN = dict(env_id="Delay-v0", num_envs=8, num_steps=32, total_timesteps=12_000, learning_rate=3e-3, gamma=0.5,
+gym.register("DelayedBit-v0", entry_point=Delay)
+LEARN = dict(env_id="DelayedBit-v0", num_envs=8, num_steps=32, total_timesteps=12_000, learning_rate=3e-3, gamma=0.5,
              action_shifts="", reward_shifts="", eval_episodes=50)
 
 

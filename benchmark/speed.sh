@@ -1,5 +1,5 @@
 #!/bin/bash
-# All tables of benchmark/results/speed/, in about 20 minutes on 2 cores; leave the machine alone meanwhile.
+# All tables of benchmark/results/speed/, in about 25 minutes on 2 cores; leave the machine alone meanwhile.
 #
 #     bash benchmark/speed.sh
 #
@@ -32,4 +32,6 @@ fi
 "$PYTHON" benchmark/speed/sps.py --total-timesteps 24576 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
 "$PYTHON" benchmark/speed/sps.py --total-timesteps 24576 --num-threads 2 --num-envs 64 --peer-python "$PEER_PYTHON" \
     --out $RESULTS/sps_2_threads.md
+"$PYTHON" benchmark/speed/lstm_kernels.py --out $RESULTS/lstm_kernels.md
+"$PYTHON" benchmark/speed/attention.py --parts memory --out $RESULTS/attention
 "$PYTHON" benchmark/speed/cartpole_vs_cleanrl.py --cleanrl "$CLEANRL" --out $RESULTS/cartpole.md

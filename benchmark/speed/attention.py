@@ -198,6 +198,8 @@ def sps_part(args: Args) -> list[str]:
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     lines = ["# Attention memory"]
+    if "sps" in args.parts:  # first: a process starts with the peak memory of the one that started it
+        lines += ["", *sps_part(args)]
     if "memory" in args.parts:
         rows = memory_part(args)
         lines += ["", *memory_table(rows, args)]
@@ -209,8 +211,6 @@ def main(args: Args) -> None:
                                                "windows, estimated GB"], restval="")
                 writer.writeheader()
                 writer.writerows(rows)
-    if "sps" in args.parts:
-        lines += ["", *sps_part(args)]
     report("\n".join(lines), f"{args.out}.md" if args.out else None)
 
 

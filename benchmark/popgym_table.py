@@ -3,9 +3,9 @@
     python benchmark/popgym_table.py --out benchmark/results/popgym/table
 
 MMER is the paper's figure, the best mean episodic return of one training iteration of 65,536 steps (there over 15
-million steps and three trials). A maximum over the training is higher than what a policy keeps, so the last fifth of the
-training and 100 greedy episodes stand beside it. Published figures: Morad et al., ICLR 2023 (appendix), RepeatPreviousEasy
-with a GRU; read second-hand.
+million steps and three trials). A maximum over the training is higher than what a policy keeps, so the last fifth of
+the training and 100 greedy episodes stand beside it. Published figures: Morad et al., ICLR 2023 (appendix), with a GRU
+for RepeatPreviousEasy; read second-hand.
 """
 
 import argparse

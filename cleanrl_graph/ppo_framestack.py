@@ -1,9 +1,8 @@
 """PPO whose memory are views on the last steps: frame stacking that stores every step once, for any observation.
 
-    python cleanrl_graph/ppo_framestack.py --env-id envs:StatelessCartPole-v1 --num-envs 16 --learning-rate 1e-3
+    python cleanrl_graph/ppo_framestack.py --env-id envs:StatelessCartPole-v1 --norm-obs --learning-rate 1e-3
     python cleanrl_graph/ppo_framestack.py --env-id CartPole-v1 --mask-obs 1,3 --obs-shifts -8,-4,-2,-1,0
-    python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --action-shifts "" \\
-        --reward-shifts ""
+    python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --gamma 0.5
 
 Rooms: Args, environments, ragged observations, encoder, memory (views), action heads, PPO, checkpoint and evaluation,
 main. The policy sees the observations of steps t - 15 to t, the actions and rewards of t - 16 to t - 1 (flags). A step

@@ -1,8 +1,6 @@
 """PPO with an LSTM whose recurrent state is sparse and grows: one entry per node that the agent has ever seen.
 
-    python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --mask-obs 1,3 --norm-obs --prev-action \
-        --num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 3e-3 --ent-coef 0.002 --vf-coef 0.002 \
-        --hidden-dims 64 --lstm-dim 64 --total-timesteps 200000
+    python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --mask-obs 1,3 --norm-obs --prev-action --vf-coef 0.002
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --num-envs 16 --remember-edges --save-model
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-action --prev-reward
 

@@ -37,7 +37,7 @@ for length in 10 50 200; do
     run gtrxl ppo_gtrxl $length $steps --hidden-dims 64 --num-layers 1 --memory-length $((length + 2))
 done
 { printf '    python SCRIPT'; printf ' %q' "${flags[@]}"
-  printf ' --env-kwargs {"length": LENGTH}\n\nShare of right choices in 200 greedy episodes, per seed (%s); guessing gives 0.5.\n\n' "$SEEDS"
+  printf ' --env-kwargs {"length": LENGTH} --num-steps 128 (256 for 200)\n\nShare of right choices in 200 greedy episodes, per seed (%s); guessing gives 0.5.\n\n' "$SEEDS"
   printf '| corridor | script | steps | success |\n| --- | --- | --- | --- |\n'
   cat $RESULTS/rows.md; } > $RESULTS/table.md
 rm $RESULTS/rows.md

@@ -1059,8 +1059,6 @@ class Memory(nn.Module):
         return h + total / torch.from_numpy(num.clip(1)).to(h.device)[:, None], new
 
 
-
-
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
 class Categorical:

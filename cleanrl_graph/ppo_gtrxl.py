@@ -15,12 +15,20 @@ et al. 2015, arXiv:1506.02438); those of the encoder and of the action heads sta
 """
 
 import contextlib
+import copy
+import glob
+import hashlib
 import inspect
+import io
 import json
 import math
 import multiprocessing as mp
 import os
 import random
+import re
+import signal
+import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -72,6 +80,15 @@ class Args:
     """if toggled, save the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
     """start from the weights of this model.pt"""
+    checkpoint_every: int = 100
+    """updates between two checkpoints in {run_dir}/{run_name}; 0 writes one only where the training stops early"""
+    keep_checkpoints: int = 2
+    """number of checkpoints that are kept, the newest ones"""
+    resume: str | None = None
+    """go on from this checkpoint or from the newest one in this folder; `auto`: from the newest run with this env_id,
+    exp_name and seed in run_dir, or from the start if there is none"""
+    skip_nonfinite_updates: bool = False
+    """if toggled, a minibatch whose loss or gradient is NaN or inf is left out and counted, otherwise training stops"""
     eval_suite: str | None = None
     """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
     eval_episodes: int = 10
@@ -90,6 +107,11 @@ class Args:
     """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
     num_workers: int = 0
     """worker processes that step the environments; 0 steps them in this process (best for cheap environments)"""
+    on_env_error: Literal["raise", "restart"] = "raise"
+    """what an exception in an environment does, or a worker that died or hangs: stop the training, or truncate the
+    episode and make the environment anew"""
+    env_timeout: float = 300.0
+    """seconds after which a worker that does not answer counts as hanging; 0 waits forever"""
 
     # Network
     hidden_dims: tuple[int, ...] = (256, 256)
@@ -270,7 +292,8 @@ def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
 
 class Step(NamedTuple):
     """What N environments returned. The concatenation of `parts[k]` holds the rows of leaf k of all of them in order,
-    `counts[group]` how many each has, int64 [N] (ones for None, the dense leaves). Valid until the next step."""
+    `counts[group]` how many each has, int64 [N] (ones for None, the dense leaves). Valid until the next step. The
+    observation of an env begins an episode where it is `terminated` or `truncated`, as all are after a reset."""
 
     parts: list[list[np.ndarray]]
     counts: dict[str | None, np.ndarray]
@@ -279,6 +302,14 @@ class Step(NamedTuple):
     truncated: np.ndarray  # bool [N]
     finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
     episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of episodes that ended
+
+    def observations(self, leaves: list[Leaf]) -> list[list[np.ndarray]]:
+        """Copies of the leaf arrays of each environment."""
+        columns = []
+        for leaf, arrays in zip(leaves, self.parts):
+            rows = np.concatenate(arrays)  # a dense leaf has one row per environment
+            columns.append(np.split(rows, self.counts[leaf.group].cumsum()[:-1]) if leaf.group else list(rows))
+        return [list(map(np.copy, row)) for row in zip(*columns)]
 
 
 def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]:
@@ -291,16 +322,23 @@ def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarra
     return parts, counts
 
 
+MAX_RESTARTS = 10  # of one environment that ends no episode in between
+
+
 class Envs:
     """N environments stepped one after the other in this process.
 
     Autoreset in the same step: the observation after an episode's last step is the first of the next episode, and the
     last one of a truncated episode is kept in `Step.finals`. ValueError names env, leaf, step and value of what is
-    wrong with an observation: shape, NaN or inf, edge to a missing node, category out of range, mask without a one."""
+    wrong with an observation: shape, NaN or inf, edge to a missing node, category out of range, mask without a one.
+    RuntimeError names env, step and action of an exception in an environment; with `restart` that environment is made
+    anew instead, and its episode is truncated at the last observation that it returned."""
 
-    def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0):
+    def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", restart: bool = False,
+                 first_env: int = 0):
+        self.makers, self.restart, self.first_env, self.num_steps, self.seed = makers, restart, first_env, 0, None
         self.envs = [make() for make in makers]
-        self.action_space, self.first_env, self.num_steps = self.envs[0].action_space, first_env, 0
+        self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         group = choice_group(self.action_space, leaves, action_head)
         aligned = {"action_mask": group, "node_ids": id_group(leaves)}  # they share the rows that they are aligned to
@@ -309,31 +347,61 @@ class Envs:
         self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
+        self.restarts = [0] * len(makers)  # since the environment's last whole episode
+        self.last_step: Step | None = None
 
-    def reset(self, seed: int | None = None) -> Step:
+    def reset(self, seed: int | None = None, num_steps: int = 0) -> Step:
         """Starts new episodes; env i is seeded with seed + i."""
-        seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
-        observations = [self.flatten(i, env.reset(seed=seeds[i])[0]) for i, env in enumerate(self.envs)]
+        self.seed, self.num_steps = seed, num_steps
         self.returns, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
-        return self.finish(observations, np.zeros((len(self.envs), 3), np.float32), [], [])
+        seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
+        observations = [self.flatten(i, self.begin(i, seed)) for i, seed in enumerate(seeds)]
+        return self.finish(observations, np.array([[0, 1, 0]] * len(self.envs), np.float32), [], [])
+
+    def begin(self, i: int, seed: int | None = None) -> Any:
+        """The first observation of a new episode of env i."""
+        try:
+            return self.envs[i].reset(seed=seed)[0]
+        except Exception as error:
+            return self.remake(i, "reset", error)
+
+    def remake(self, i: int, doing: str, error: Exception) -> Any:
+        """The first observation of a new environment in the place of one that failed."""
+        message = f"env {self.first_env + i}, step {self.num_steps}, {doing}: {type(error).__name__}: {error}"
+        if not self.restart or self.restarts[i] == MAX_RESTARTS:
+            raise RuntimeError(message + f" (after {MAX_RESTARTS} restarts)" * self.restart) from error
+        print("".join(traceback.format_exception(error)) + message + ": restarted", file=sys.stderr, flush=True)
+        self.restarts[i] += 1
+        with contextlib.suppress(Exception):
+            self.envs[i].close()
+        self.envs[i] = self.makers[i]()
+        new = None if self.seed is None else self.seed + self.first_env + i + 1_000_003 * (self.num_steps + 1)
+        return self.begin(i, new)
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
         observations, outcomes, finals, episodes = [], [], [], []
-        for i, (env, action) in enumerate(zip(self.envs, actions)):
-            obs, reward, terminated, truncated, info = env.step(action)
+        before = self.last_step.observations(self.leaves) if self.restart else None
+        for i, action in enumerate(actions):
+            try:
+                obs, reward, terminated, truncated, info = self.envs[i].step(action)
+                first, failed = None, False
+            except Exception as error:
+                first, failed = self.remake(i, f"action {action}", error), True
+                reward, terminated, truncated, info = 0.0, False, True, {"eval": {"restarted": 1}}
             reward = float(reward)
             if not math.isfinite(reward):
                 raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
             self.returns[i] += reward
-            self.lengths[i] += 1
+            self.lengths[i] += not failed
             if terminated or truncated:
                 if not terminated:
-                    finals.append((i, [array.copy() for array in self.flatten(i, obs)]))
+                    finals.append((i, before[i] if failed else [array.copy() for array in self.flatten(i, obs)]))
                 episodes.append((self.first_env + i, self.returns[i], self.lengths[i], info.get("eval", {})))
                 self.returns[i], self.lengths[i] = 0.0, 0
-                obs, _ = env.reset()
+                self.restarts[i] *= failed
+                obs = first if failed else self.begin(i)
             observations.append(self.flatten(i, obs))
             outcomes.append((reward, terminated, truncated and not terminated))
         return self.finish(observations, np.array(outcomes, np.float32), finals, episodes)
@@ -344,7 +412,9 @@ class Envs:
         parts, counts = collate(self.leaves, observations)
         self.check(range(len(observations)), parts, counts)
         finals = [(self.first_env + i, arrays) for i, arrays in finals]
-        return Step(parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
+        self.last_step = Step(
+            parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
+        return self.last_step
 
     def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
@@ -397,20 +467,81 @@ class Envs:
     def error(self, i: int, leaf: Leaf, problem: str) -> ValueError:
         return ValueError(f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}")
 
+    def state(self) -> list[dict]:
+        """Per environment what `restore` continues from. "env" is None for one without get_state and set_state, whose
+        episode begins anew there."""
+        states = []
+        for i, (env, observation) in enumerate(zip(self.envs, self.last_step.observations(self.leaves))):
+            limit, inner = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped
+            try:
+                inner = pack(inner.get_state()) if hasattr(inner, "set_state") else None
+            except TypeError as error:
+                print(f"env {self.first_env + i}: the state {error}", file=sys.stderr)
+                inner = None
+            states.append({
+                "env": inner, "rng": env.unwrapped.np_random.bit_generator.state,
+                "elapsed": limit and limit._elapsed_steps,
+                "observation": observation, "reward": float(self.last_step.reward[i]),
+                "ends": [bool(self.last_step.terminated[i]), bool(self.last_step.truncated[i])],
+                "return": self.returns[i], "length": self.lengths[i], "restarts": self.restarts[i]})
+        return states
+
+    def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
+        """Continues from the (seed, num_steps, state()) of a run that stopped."""
+        self.seed, self.num_steps, states = saved
+        observations, outcomes = [], []
+        for i, (env, state) in enumerate(zip(self.envs, states)):
+            self.restarts[i] = state["restarts"]
+            if state["env"] is None:
+                env.unwrapped.np_random.bit_generator.state = state["rng"]
+                state |= {"observation": self.flatten(i, self.begin(i)), "reward": 0.0, "ends": [True, False],
+                          "return": 0.0, "length": 0}
+            else:
+                self.begin(i, 0)
+                env.unwrapped.set_state(unpack(state["env"]))
+                if (limit := find_wrapper(env, gym.wrappers.TimeLimit)) is not None:
+                    limit._elapsed_steps = state["elapsed"]
+            self.returns[i], self.lengths[i] = state["return"], state["length"]
+            observations.append([np.asarray(array, leaf.dtype) for array, leaf in
+                                 zip(state["observation"], self.leaves)])
+            outcomes.append((state["reward"], *state["ends"]))
+        return self.finish(observations, np.array(outcomes, np.float32), [], [])
+
     def close(self) -> None:
         for env in self.envs:
             env.close()
 
 
-def work(pipe, makers: list[Callable[[], gym.Env]], action_head: str, first_env: int) -> None:
+def find_wrapper(env: gym.Env, kind: type) -> gym.Wrapper | None:
+    while isinstance(env, gym.Wrapper) and not isinstance(env, kind):
+        env = env.env
+    return env if isinstance(env, kind) else None
+
+
+def work(pipe, unused: list, parent: int, *args) -> None:
     """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand (a new
-    buffer travels with the reply, as a file descriptor that nobody has to unlink)."""
+    buffer travels with the reply, as a file descriptor that nobody has to unlink). It leaves when its parent is gone,
+    even from within an environment's step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for inherited in unused:
+        inherited.close()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
     buffer = torch.empty(0, dtype=torch.uint8)
     try:
-        envs = Envs(makers, action_head, first_env)
+        envs = Envs(*args)
         while (request := pipe.recv()) is not None:
-            step = getattr(envs, request[0])(request[1])
-            arrays = [values for (values,) in step.parts]
+            reply = getattr(envs, request[0])(*request[1:])
+            if not isinstance(reply, Step):
+                pipe.send((None, None, reply))
+                continue
+            arrays = [values for (values,) in reply.parts]
             offsets = np.cumsum([0] + [-(-values.nbytes // 64) * 64 for values in arrays]).tolist()
             grown = offsets[-1] > len(buffer)
             if grown:
@@ -418,66 +549,145 @@ def work(pipe, makers: list[Callable[[], gym.Env]], action_head: str, first_env:
             for values, offset in zip(arrays, offsets):
                 np.ndarray(values.shape, values.dtype, buffer.numpy(), offset)[...] = values
             layout = [(values.shape, offset) for values, offset in zip(arrays, offsets)]
-            pipe.send((buffer if grown else None, layout, step._replace(parts=[])))
+            pipe.send((buffer if grown else None, layout, reply._replace(parts=[])))
         envs.close()
-    except (KeyboardInterrupt, EOFError):
+    except (BrokenPipeError, EOFError):
         pass
     except Exception:
         pipe.send((None, traceback.format_exc(), None))
 
 
-class WorkerEnvs:
-    """The same N environments spread over worker processes. A worker's error is raised here, with its traceback."""
+class WorkerLost(RuntimeError):
+    """A worker process died or hangs."""
 
-    def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str = "auto"):
+
+class WorkerEnvs:
+    """The same N environments spread over worker processes. A worker's error is raised here, with its traceback, as is
+    one that died or did not answer within `timeout` seconds (0: any time); with `restart` there is a new worker for
+    the latter two, and the episodes of its environments are truncated."""
+
+    def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str = "auto",
+                 restart: bool = False, timeout: float = 0.0):
         probe = Envs(makers[:1], action_head)
         self.leaves, self.action_space = probe.leaves, probe.action_space
         probe.close()
-        context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
-        self.workers, self.buffers = [], {}  # process -> the shared memory it writes to
+        self.makers, self.action_head, self.restart, self.timeout = makers, action_head, restart, timeout or None
+        self.seed, self.num_steps, self.last_step = None, 0, None
+        self.returns, self.lengths = np.zeros(len(makers)), np.zeros(len(makers), np.int64)
+        self.workers: list[tuple] = []  # (process, pipe, slice of envs)
+        self.buffers: list[np.ndarray] = []  # the shared memory that each worker writes to
+        self.restarts: list[int] = []  # of each worker since it answered last
         for idx in np.array_split(np.arange(len(makers)), min(num_workers, len(makers))):
-            pipe, child = context.Pipe()
-            args = (child, [makers[i] for i in idx], action_head, int(idx[0]))
-            process = context.Process(target=work, args=args, daemon=True)
-            process.start()
-            child.close()
-            self.workers.append((process, pipe, slice(int(idx[0]), int(idx[-1]) + 1)))
-            self.buffers[process] = np.zeros(0, np.uint8)
+            self.workers.append((None, None, slice(int(idx[0]), int(idx[-1]) + 1)))
+            self.buffers.append(np.zeros(0, np.uint8))
+            self.restarts.append(0)
+            self.start(len(self.workers) - 1)
+
+    def start(self, k: int) -> None:
+        """Starts worker k, in the place of the one that was there."""
+        fork = "fork" in mp.get_all_start_methods()
+        context, envs = mp.get_context("fork" if fork else "spawn"), self.workers[k][2]
+        pipe, child = context.Pipe()
+        unused = [pipe, *(other for _, other, _ in self.workers if other)] if fork else []
+        args = (child, unused, os.getpid(), self.makers[envs], self.action_head, self.restart, envs.start)
+        process = context.Process(target=work, args=args, daemon=True)
+        process.start()
+        child.close()
+        self.workers[k] = process, pipe, envs
 
     def reset(self, seed: int | None = None) -> Step:
-        return self.ask([("reset", seed)] * len(self.workers))
+        self.seed, self.num_steps = seed, 0
+        for k in range(len(self.workers)):
+            self.ask(k, "reset", seed)
+        return self.join([self.answer(k) for k in range(len(self.workers))])
 
     def step(self, actions: list) -> Step:
-        return self.ask([("step", actions[envs]) for _, _, envs in self.workers])
-
-    def ask(self, requests: list) -> Step:
-        for (_, pipe, _), request in zip(self.workers, requests):
-            with contextlib.suppress(BrokenPipeError):  # what happened is seen below
-                pipe.send(request)
+        self.num_steps += 1
+        before = self.last_step.observations(self.leaves) if self.restart else []
+        for k, (_, _, envs) in enumerate(self.workers):
+            self.ask(k, "step", actions[envs])
         steps = []
-        for process, pipe, envs in self.workers:
+        for k in range(len(self.workers)):
             try:
-                buffer, layout, step = pipe.recv()
-            except (EOFError, ConnectionResetError):
-                process.join()
-                buffer, layout, step = None, f"it died with exit code {process.exitcode}", None
-            if step is None:
-                raise RuntimeError(f"in the worker of envs {envs.start} to {envs.stop - 1}: {layout}")
-            if buffer is not None:
-                self.buffers[process] = buffer.numpy()
-            steps.append(step._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[process], offset)
-                                              for leaf, (shape, offset) in zip(self.leaves, layout)]))
+                steps.append(self.answer(k))
+                self.restarts[k] = 0
+            except WorkerLost as error:
+                if not self.restart or self.restarts[k] == MAX_RESTARTS:
+                    raise
+                print(f"{error}: restarted", file=sys.stderr, flush=True)
+                self.restarts[k] += 1
+                steps.append(self.replace(k, before))
+        return self.join(steps)
+
+    def replace(self, k: int, before: list[list[np.ndarray]]) -> Step:
+        """The first step of a new worker k; `before` are the last observations of all environments."""
+        process, pipe, envs = self.workers[k]
+        process.kill()
+        pipe.close()
+        self.start(k)
+        idx = range(envs.start, envs.stop)
+        seed = None if self.seed is None else self.seed + 1_000_003 * (self.num_steps + 1)
+        self.ask(k, "reset", seed, self.num_steps)
+        step = self.answer(k)
+        return step._replace(terminated=~step.terminated, truncated=step.terminated, finals=[
+            (i, before[i]) for i in idx], episodes=[
+            (i, float(self.returns[i]), int(self.lengths[i]), {"restarted": 1}) for i in idx])
+
+    def ask(self, k: int, *request) -> None:
+        with contextlib.suppress(BrokenPipeError):  # what happened is seen in the answer
+            self.workers[k][1].send(request)
+
+    def answer(self, k: int) -> Any:
+        """The reply of worker k, a Step or what else was asked for. RuntimeError where it reports an error,
+        WorkerLost where it does not reply."""
+        process, pipe, envs = self.workers[k]
+        name = f"worker of envs {envs.start} to {envs.stop - 1}"
+        try:
+            if not pipe.poll(self.timeout):
+                raise WorkerLost(f"the {name} did not answer within {self.timeout:g} s in step {self.num_steps}")
+            buffer, layout, reply = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            process.join()
+            raise WorkerLost(f"the {name} died with exit code {process.exitcode} in step {self.num_steps}") from None
+        if reply is None:
+            raise RuntimeError(f"in the {name}: {layout}")
+        if not isinstance(reply, Step):
+            return reply
+        if buffer is not None:
+            self.buffers[k] = buffer.numpy()
+        return reply._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[k], offset)
+                                     for leaf, (shape, offset) in zip(self.leaves, layout)])
+
+    def join(self, steps: list[Step]) -> Step:
         counts = {group: np.concatenate([step.counts[group] for step in steps]) for group in steps[0].counts}
-        outcomes = [np.concatenate([step[k] for step in steps]) for k in (2, 3, 4)]
+        reward, terminated, truncated = (np.concatenate([step[k] for step in steps]) for k in (2, 3, 4))
         finals, episodes = (sum((getattr(step, name) for step in steps), []) for name in ("finals", "episodes"))
-        return Step(list(zip(*[step.parts for step in steps])), counts, *outcomes, finals, episodes)
+        going_on = ~(terminated | truncated)
+        self.returns, self.lengths = (self.returns + reward) * going_on, (self.lengths + 1) * going_on
+        self.last_step = Step(
+            list(zip(*[step.parts for step in steps])), counts, reward, terminated, truncated, finals, episodes)
+        return self.last_step
+
+    def state(self) -> list[dict]:
+        for k in range(len(self.workers)):
+            self.ask(k, "state")
+        return sum((self.answer(k) for k in range(len(self.workers))), [])
+
+    def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
+        self.seed, self.num_steps, states = saved
+        for k, (_, _, envs) in enumerate(self.workers):
+            self.ask(k, "restore", (self.seed, self.num_steps, states[envs]))
+        step = self.join([self.answer(k) for k in range(len(self.workers))])
+        self.returns, self.lengths = (np.array([state[name] for state in states]) for name in ("return", "length"))
+        return step
 
     def close(self) -> None:
-        for _, pipe, _ in self.workers:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.send(None)
+        for k in range(len(self.workers)):
+            with contextlib.suppress(OSError):
+                self.workers[k][1].send(None)
         for process, _, _ in self.workers:
             process.join(timeout=5)
+            process.kill()
 
 
 def element_groups(leaves: list[Leaf]) -> list[str]:
@@ -497,8 +707,11 @@ def id_group(leaves: list[Leaf]) -> str | None:
     return groups[0] if ids else None
 
 
-def make_envs(makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str) -> Envs | WorkerEnvs:
-    return WorkerEnvs(makers, num_workers, action_head) if num_workers else Envs(makers, action_head)
+def make_envs(makers: list[Callable[[], gym.Env]], args) -> Envs | WorkerEnvs:
+    restart = args.on_env_error == "restart"
+    if args.num_workers:
+        return WorkerEnvs(makers, args.num_workers, args.action_head, restart, args.env_timeout)
+    return Envs(makers, args.action_head, restart)
 
 
 # --- end shared: environments ---
@@ -575,6 +788,15 @@ class Storage:
         counts = self.steps.pop()
         self.num_rows = [num - int(counts[leaf.group].sum()) for num, leaf in zip(self.num_rows, self.leaves)]
         self.size, self.index = self.size - len(counts[None]), {}
+
+    def last(self, num: int) -> list[tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]]:
+        """(parts, counts) of the last `num` steps or of all that there are, as `append` takes them."""
+        steps, stops = [], list(self.num_rows)
+        for counts in self.steps[::-1][:num]:
+            starts = [stop - int(counts[leaf.group].sum()) for stop, leaf in zip(stops, self.leaves)]
+            steps.insert(0, ([[v[a:b].cpu().numpy()] for v, a, b in zip(self.values, starts, stops)], counts))
+            stops = starts
+        return steps
 
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
@@ -1060,7 +1282,7 @@ class RaggedCategorical:
         score = self.log_probs if greedy else self.log_probs + gumbel_like(self.log_probs)
         best = score == segment_max(score, self.ptr)[self.batch]
         local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
-        return segment_max(torch.where(best, local, -1).double(), self.ptr).long()[:, None]
+        return segment_max(torch.where(best, local, 0).double(), self.ptr).long()[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
@@ -1230,7 +1452,7 @@ class ActionHead(nn.Module):
 # --- end shared: action heads ---
 
 
-# ---- Agent, rollout, GAE, PPO loss ----
+# ---- Agent: the networks, and what plays with them ----
 class Agent(nn.Module):
     """Actor and critic: one encoder, one memory, an MLP each, and the action head."""
 
@@ -1271,88 +1493,114 @@ class Agent(nn.Module):
 
 
 class Actor:
-    """Plays N envs step by step: the policy, its memory and the previous actions."""
+    """The agent in N envs: the observations of the present rollout, the memory and the previous actions.
+
+    `begin` starts a rollout, `act` and `value` collect it, `minibatches` yields what `ppo_loss` reads of it; `state`
+    and `restore` are for checkpoints."""
 
     def __init__(self, agent: Agent, leaves: list[Leaf], num_envs: int, args, device: torch.device):
-        self.agent, self.storage = agent, Storage(leaves, device)
+        self.agent, self.storage, self.extra = agent, Storage(leaves, device), Storage(leaves, device)
         self.memory = Memory(agent.gtrxl, num_envs, args.memory_length)
         self.last_action, self.prev_reward = torch.zeros(num_envs, agent.action_dim, device=device), args.prev_reward
 
-    def __call__(self, step: Step, greedy: bool) -> Tensor:
-        """Actions [N, columns] for the observations of `step`."""
+    def begin(self) -> None:
         self.storage.clear()
-        self.storage.append(step.parts, step.counts)
-        return self.act(step, self.storage.latest(), greedy)[0]
+        self.memory.rebuild()  # the weights changed
+        self.past = self.memory.past(self.memory.age)._replace(window=0)  # of the rollout, all N envs
 
-    def act(self, step: Step, obs: Obs, greedy: bool = False):
-        """(action, log_prob, value, previous action and reward, age) for the observations `obs` of `step`. An episode
-        that begins with them remembers nothing."""
+    def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """(action [N, columns], log_prob [N], value [N], what else the loss needs) for the observations of `step`. An
+        episode that begins with them remembers nothing."""
+        self.storage.append(step.parts, step.counts)
         previous, age = self.previous(step.reward), self.memory.begin(step.terminated | step.truncated)
         previous = previous * (age[0] > 0)[:, None]
-        action, log_prob, _, value, self.last_action = self.agent(obs, previous, age, self.memory, greedy=greedy)
-        return action, log_prob, value, previous, age[0]
+        action, log_prob, _, value, self.last_action = self.agent(
+            self.storage.latest(), previous, age, self.memory, greedy=greedy)
+        self.past = self.past._replace(window=max(self.past.window, self.memory.window))
+        return action, log_prob, value, {"previous": previous, "age": age[0]}
 
     def previous(self, reward: np.ndarray) -> Tensor:
         reward = torch.from_numpy(reward)[:, None].to(self.last_action)
         return torch.cat([self.last_action, reward], 1) if self.prev_reward else self.last_action
 
-    def value(self, step: Step, obs: Obs, envs: Sequence[int]) -> Tensor:
-        """V(obs) of some envs after `step`, in the episode that was played so far; keeps nothing."""
+    def value(self, step: Step, parts: list, counts: dict, envs: np.ndarray) -> Tensor:
+        """V [B] of the observations (`parts`, `counts`) to which the last actions of `envs` led."""
+        self.extra.clear()
+        self.extra.append(parts, counts)
         age, previous = self.memory.age[envs], self.previous(step.reward)[envs]
-        return self.agent.value(obs, previous, self.storage.to_device(age)[None], self.memory.past(age, envs))
+        past = self.memory.past(age, envs)
+        return self.agent.value(self.extra.latest(), previous, self.storage.to_device(age)[None], past)
+
+    def minibatches(self, rollout: "Rollout", rng: np.random.Generator, args) -> Iterator[tuple[tuple, "Rollout"]]:
+        """(arguments of the agent before the action, rows of the rollout) of all steps of some envs, [T * B, ...]."""
+        for envs in np.array_split(rng.permutation(args.num_envs), args.num_minibatches):
+            idx = (np.arange(args.num_steps)[:, None] * args.num_envs + envs).ravel()
+            batch = rollout.select(self.storage.to_device(idx))
+            past = self.past._replace(inputs=self.past.inputs.index_select(2, self.storage.to_device(envs)))
+            age = batch.inputs["age"].view(args.num_steps, -1)
+            yield (self.storage.gather(idx), batch.inputs["previous"], age, past), batch
+
+    def state(self) -> dict:
+        past = self.memory.past(self.memory.age)
+        return {"inputs": past.inputs, "age": self.memory.age, "last_action": self.last_action}
+
+    def restore(self, state: dict) -> None:
+        inputs = state["inputs"].to(self.memory.inputs.device)
+        self.memory.inputs, self.memory.stop, self.memory.age = inputs, inputs.shape[1], state["age"]
+        self.last_action = state["last_action"].to(self.last_action.device)
+        self.memory.rebuild()
 
 
+def check_flags(args) -> None:
+    """ValueError for flags that do not go together."""
+    if args.num_minibatches > args.num_envs:
+        raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}: a minibatch "
+                         "holds the whole rollouts of some envs")
+    if not (torch.cuda.is_available() and args.cuda) and (args.bf16 or args.attention == "flex"):
+        raise ValueError("--bf16 and --attention flex need a CUDA device")
+
+
+# --- shared: PPO ---
+# ---- PPO: rollout, GAE, loss, update ----
 class Rollout(NamedTuple):
     """What the loss reads, on the training device; [T * N, ...] in the order of Storage."""
 
     actions: Tensor
     log_probs: Tensor
     values: Tensor
-    previous: Tensor  # action and reward of the step before
     advantages: Tensor
     returns: Tensor
-    age: Tensor  # [T, N]
-    past: Past  # of all N envs
+    inputs: dict[str, Tensor]  # what else the agent saw
 
-    def of_envs(self, envs: Tensor) -> "Rollout":
-        """All steps of some envs."""
-        T, N = self.age.shape
-        columns = [column.unflatten(0, (T, N)).index_select(1, envs).flatten(0, 1) for column in self[:6]]
-        past = self.past._replace(inputs=self.past.inputs.index_select(2, envs))
-        return Rollout(*columns, self.age.index_select(1, envs), past)
+    def select(self, rows: Tensor) -> "Rollout":
+        inputs = {name: values.index_select(0, rows) for name, values in self.inputs.items()}
+        return Rollout(*(values.index_select(0, rows) for values in self[:-1]), inputs)
 
 
 @torch.no_grad()
-def collect(actor: Actor, envs: Envs, step: Step, storage: Storage, args, on_episode: Callable) -> tuple[Step, Rollout]:
-    """Steps the envs num_steps times from `step`. Returns the last step and the rollout; observations go to storage."""
+def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
+    """Steps the envs num_steps times from their last step."""
     T, N = args.num_steps, args.num_envs
     rewards, dones = np.zeros((T, N), np.float32), np.zeros((T, N), bool)
-    records, extra, memory = [], Storage(storage.leaves, storage.device), actor.memory
-    storage.clear()
-    memory.rebuild()  # the weights changed
-    past, longest = memory.past(memory.age), 0
+    records, step = [], envs.last_step
+    actor.begin()
     for t in range(T):
-        storage.append(step.parts, step.counts)
-        action, *record = actor.act(step, storage.latest())
-        records.append((action, *record))
-        longest = max(longest, memory.window)
+        action, log_prob, value, inputs = actor.act(step)
+        records.append((action, log_prob, value, *inputs.values()))
         step = envs.step(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)))
         rewards[t], dones[t] = step.reward, step.terminated | step.truncated
+        for episode in step.episodes:
+            on_episode(envs.num_steps * N, *episode)
         if step.finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
             where, observations = zip(*step.finals)
-            extra.clear()
-            extra.append(*collate(envs.leaves, observations))
-            rewards[t, where] += args.gamma * actor.value(step, extra.latest(), list(where)).cpu().numpy()
-        for episode in step.episodes:
-            on_episode((t + 1) * N, *episode)
-    actions, log_probs, values, previous, age = (torch.cat(column) for column in zip(*records))
-    extra.clear()
-    extra.append(step.parts, step.counts)
-    next_value = actor.value(step, extra.latest(), range(N)).cpu().numpy()
+            bootstrap = actor.value(step, *collate(envs.leaves, observations), np.array(where))
+            rewards[t, where] += args.gamma * bootstrap.cpu().numpy()
+        signals.check()
+    next_value = actor.value(step, step.parts, step.counts, np.arange(N)).cpu().numpy()
+    actions, log_probs, values, *others = (torch.cat(column) for column in zip(*records))
     advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
-    advantages = storage.to_device(advantages.reshape(-1))
-    past = Past(past.inputs, longest)
-    return step, Rollout(actions, log_probs, values, previous, advantages, advantages + values, age.view(T, N), past)
+    advantages = actor.storage.to_device(advantages.reshape(-1))
+    return Rollout(actions, log_probs, values, advantages, advantages + values, dict(zip(inputs, others)))
 
 
 def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> np.ndarray:
@@ -1367,9 +1615,9 @@ def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> 
     return advantages
 
 
-def ppo_loss(agent: Agent, obs: Obs, batch: Rollout, args) -> tuple[Tensor, dict[str, Tensor]]:
+def ppo_loss(agent: Agent, inputs: tuple, batch: Rollout, args) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) and what is logged of it."""
-    _, log_prob, entropy, value, _ = agent(obs, batch.previous, batch.age, batch.past, batch.actions)
+    _, log_prob, entropy, value, *_ = agent(*inputs, action=batch.actions)
     logratio = log_prob - batch.log_probs
     ratio = logratio.exp()
     advantages = batch.advantages
@@ -1392,28 +1640,50 @@ def ppo_loss(agent: Agent, obs: Obs, batch: Rollout, args) -> tuple[Tensor, dict
     return loss, {name: value.detach() for name, value in logs.items()}
 
 
-def update(agent: Agent, optimizer, storage: Storage, rollout: Rollout, rng: np.random.Generator, args) -> dict:
+def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.random.Generator, args) -> dict:
     """One PPO update. Returns the logs of the last minibatch; collection_mismatch is that of the first, before the
-    first gradient step, where collection and training must agree."""
-    clipfracs = []
-    first = None
+    first gradient step, where collection and training must agree. A minibatch whose loss or gradient is not finite
+    changes nothing; FloatingPointError names the first one, unless they are to be skipped."""
+    params = dict(agent.named_parameters())
+    finite, clipfracs, first = [], [], None
     for _ in range(args.update_epochs):
-        for envs in np.array_split(rng.permutation(args.num_envs), args.num_minibatches):
-            batch = rollout.of_envs(storage.to_device(envs))
-            idx = (np.arange(args.num_steps)[:, None] * args.num_envs + envs).ravel()
-            loss, logs = ppo_loss(agent, storage.gather(idx), batch, args)
+        for inputs, batch in actor.minibatches(rollout, rng, args):
+            loss, logs = ppo_loss(agent, inputs, batch, args)
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], args.max_grad_norm, foreach=True)
+            names = [name for name, param in params.items() if param.grad is not None]
+            norms = torch.stack(torch._foreach_norm([params[name].grad for name in names]))
+            nn.utils.clip_grads_with_norm_(params.values(), args.max_grad_norm, norms.norm(), foreach=True)
+            finite.append(torch.cat([torch.stack([*logs.values(), loss.detach()]), norms]).isfinite())
+            optimizer.found_inf = 1.0 - finite[-1].all().float()  # a fused optimizer reads it on the device
             optimizer.step()
             first = logs["debug/collection_mismatch"] if first is None else first
             clipfracs.append(logs["losses/clipfrac"])
         if args.target_kl is not None and logs["losses/approx_kl"] > args.target_kl:
             break
+    finite = torch.stack(finite).cpu().numpy()
+    if not finite.all() and not args.skip_nonfinite_updates:
+        names = [*logs, "loss", *(f"gradient of {name}" for name in names)]
+        raise FloatingPointError(blame(finite, names, rollout, args))
     explained = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
     logs |= {"debug/collection_mismatch": first, "losses/clipfrac": torch.stack(clipfracs).mean(),
              "losses/explained_variance": explained}
-    return {name: value.item() for name, value in logs.items()}
+    return {name: value.item() for name, value in logs.items()} | {
+        "charts/skipped_minibatches": float((~finite.all(1)).sum())}
+
+
+def blame(finite: np.ndarray, names: list[str], rollout: Rollout, args) -> str:
+    """A sentence on the first tensor that is not finite: a column of the rollout, else a term of a minibatch."""
+    for name, values in zip(rollout._fields, rollout[:-1]):
+        bad = (~values.isfinite()).flatten(1).any(1) if values.dim() > 1 else ~values.isfinite()
+        if bad.any():
+            t, i = divmod(int(bad.nonzero()[0]), args.num_envs)
+            return f"{name} of env {i} in step {t} of the rollout: {values[t * args.num_envs + i].tolist()}"
+    minibatch, term = np.argwhere(~finite)[0].tolist()
+    return f"{names[term]} of minibatch {minibatch} is NaN or inf"
+
+
+# --- end shared: PPO ---
 
 
 # --- shared: checkpoint and evaluation ---
@@ -1432,15 +1702,168 @@ def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
         raise ValueError(f"--load-model {path}: its network is not the one that the flags describe: {error}") from None
 
 
+class Stopped(Exception):
+    """SIGINT or SIGTERM was received; holds its number."""
+
+
+class Signals:
+    """Notes SIGINT and SIGTERM, for the loops to stop after the present step; the second one leaves at once."""
+
+    received: int | None = None
+
+    def listen(self) -> None:
+        self.received = None
+        if threading.current_thread() is threading.main_thread():
+            self.handlers = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(self, number: int, frame) -> None:
+        if self.received:
+            os._exit(128 + number)
+        self.received = number
+        print(f"\n{signal.Signals(number).name}: stopping after this step; once more leaves at once", file=sys.stderr)
+
+    def check(self) -> None:
+        if self.received:
+            raise Stopped(self.received)
+
+    def ignore(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler)
+
+
+signals = Signals()
+CHECKPOINT = "cleanrl_graph-checkpoint-1"  # the first word of the file, with the version of its format
+
+
+def pack(value: Any) -> Any:
+    """Nested values as torch.load(weights_only=True) reads them: arrays and tuples become tagged tuples."""
+    if isinstance(value, dict):
+        return {k: pack(v) for k, v in value.items()}
+    if isinstance(value, (list, deque)):
+        return [pack(v) for v in value]
+    if isinstance(value, tuple):
+        return ("tuple", *map(pack, value))
+    if isinstance(value, np.ndarray):
+        return "array", torch.from_numpy(np.array(value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"has a {type(value).__name__}, which cannot be saved in a checkpoint: {value!r}")
+
+
+def unpack(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: unpack(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [unpack(v) for v in value]
+    if isinstance(value, tuple):
+        return value[1].numpy() if value[0] == "array" else tuple(map(unpack, value[1:]))
+    return value
+
+
+def save_checkpoint(path: str, state: dict) -> None:
+    """Writes nested dicts, lists, tuples, tensors, arrays and plain values, whole or not at all."""
+    buffer = io.BytesIO()
+    torch.save(pack(state), buffer)
+    with open(path + ".tmp", "wb") as file:
+        file.write(f"{CHECKPOINT} {hashlib.sha256(buffer.getvalue()).hexdigest()}\n".encode())
+        file.write(buffer.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)
+
+
+def load_checkpoint(path: str) -> dict:
+    """What save_checkpoint wrote. ValueError for a file that is something else or damaged."""
+    with open(path, "rb") as file:
+        header, data = file.readline(200).split(), file.read()
+    if len(header) != 2 or not header[0].startswith(CHECKPOINT[:-1].encode()):
+        raise ValueError(f"{path} is not a checkpoint")
+    if header[0] != CHECKPOINT.encode():
+        raise ValueError(f"{path} has the format {header[0].decode()}, this script reads {CHECKPOINT}")
+    if hashlib.sha256(data).hexdigest().encode() != header[1]:
+        raise ValueError(f"{path} is damaged: its checksum does not fit")
+    return unpack(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+
+
+def checkpoints_in(folder: str) -> list[str]:
+    """The checkpoints of a run, the newest first."""
+    return sorted(glob.glob(os.path.join(glob.escape(folder), "checkpoint_*.ckpt")), reverse=True)
+
+
+def find_checkpoint(args) -> tuple[str, dict] | None:
+    """(folder of the run, state) of the newest whole checkpoint that --resume names; None to start from scratch.
+    ValueError if it cannot be gone on from."""
+    if args.resume is None:
+        return None
+    paths = checkpoints_in(args.resume)
+    if args.resume == "auto":
+        prefix = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__"
+        folders = glob.glob(os.path.join(glob.escape(args.run_dir), glob.escape(prefix) + "*"))
+        folders = sorted((folder for folder in folders if checkpoints_in(folder)), key=os.path.getmtime)
+        if not folders:
+            print(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew", file=sys.stderr)
+            return None
+        paths = checkpoints_in(folders[-1])
+    elif not paths:
+        older = checkpoints_in(os.path.dirname(args.resume) or ".")
+        paths = [args.resume, *(path for path in older if os.path.basename(path) < os.path.basename(args.resume))]
+    for path in paths:
+        try:
+            state = load_checkpoint(path)
+        except (OSError, ValueError) as error:
+            print(f"--resume: {error}", file=sys.stderr)
+            continue
+        compare_flags(path, state["args"], args)
+        return os.path.dirname(path), state
+    raise ValueError(f"--resume {args.resume}: there is no checkpoint that can be read")
+
+
+def compare_flags(path: str, saved: dict, args) -> None:
+    """Prints the flags that are not those of the checkpoint; ValueError where it cannot be gone on from with them."""
+    flag = lambda name, value: f"--{name.replace('_', '-')} {value}"
+    changed = [name for name, value in vars(args).items() if saved.get(name) != value and name != "resume"]
+    for name in changed:
+        print(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}", file=sys.stderr)
+    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs") if name in changed]
+    if fixed:
+        raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
+                         f"{saved.get(fixed[0])}")
+
+
+def random_state(rng: np.random.Generator) -> dict:
+    """The state of all random generators outside the environments."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda,
+            "minibatches": rng.bit_generator.state}
+
+
+def set_random_state(state: dict, rng: np.random.Generator) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    rng.bit_generator.state = state["minibatches"]
+
+
 @torch.no_grad()
 def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, args, device) -> list[tuple]:
     """(return, length, info["eval"]) of each environment's first episode."""
-    envs = make_envs(makers, 0, args.action_head)
-    act, step, results = Actor(agent, envs.leaves, len(makers), args, device), envs.reset(args.seed + 10_000), {}
+    envs = Envs(makers, args.action_head)
+    actor, step, results = Actor(agent, envs.leaves, len(makers), args, device), envs.reset(args.seed + 10_000), {}
     while len(results) < len(makers):
-        step = envs.step(to_env_actions(envs.action_space, iter(act(step, greedy).cpu().numpy().T)))
+        if envs.num_steps % args.num_steps == 0:
+            actor.begin()
+        action = actor.act(step, greedy)[0]
+        step = envs.step(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)))
         for i, *episode in step.episodes:
             results.setdefault(i, tuple(episode))
+        signals.check()
     envs.close()
     return [results[i] for i in range(len(makers))]
 
@@ -1501,65 +1924,104 @@ def eval_table(rows: list[dict]) -> str:
 
 
 class Logger:
-    """TensorBoard always, wandb with --track; a progress bar with step, SPS and the recent mean return."""
+    """TensorBoard always, wandb with --track; a progress bar with step, SPS and the recent mean return. Files that
+    cannot be written (a full disk) are reported once and tried again at every update; training goes on."""
 
-    def __init__(self, args, run_name: str):
-        self.path = os.path.join(args.run_dir, run_name)
+    def __init__(self, args, path: str, step: int = 0, state: dict | None = None):
+        self.path, self.purge_step, self.writer, self.failing, self.pending = path, step or None, None, False, []
+        self.recent, self.restarts, self.seconds = deque(maxlen=100), 0, 0.0
+        if state is not None:
+            self.recent.extend(state["recent"])
+            self.restarts, self.seconds = state["restarts"], state["seconds"]
         if args.track:
             import wandb
 
+            run_name = os.path.basename(path)
             wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, sync_tensorboard=True,
-                       config=vars(args), name=run_name, save_code=True)
-        self.writer = SummaryWriter(self.path, max_queue=1000)
+                       config=vars(args), name=run_name, save_code=True, resume="allow",
+                       id=re.sub("[^A-Za-z0-9_-]", "-", run_name)[-64:])
         table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
-        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
-        self.bar = tqdm(total=args.total_timesteps, unit="step", unit_scale=True, dynamic_ncols=True)
-        self.recent, self.step, self.start = deque(maxlen=100), 0, time.time()
+        self.pending.append(("add_text", "hyperparameters", f"|param|value|\n|-|-|\n{table}", step))
+        self.write(lambda: None)
+        self.bar = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, dynamic_ncols=True)
+        self.start = time.time() - self.seconds
 
-    def episode(self, num_steps: int, env: int, episodic_return: float, length: int, info: dict) -> None:
+    def episode(self, step: int, env: int, episodic_return: float, length: int, info: dict) -> None:
         self.recent.append(episodic_return)
-        self.writer.add_scalar("charts/episodic_return", episodic_return, self.step + num_steps)
-        self.writer.add_scalar("charts/episodic_length", length, self.step + num_steps)
+        self.restarts += info.get("restarted", 0)
+        self.pending.append(("add_scalar", "charts/episodic_return", episodic_return, step))
+        self.pending.append(("add_scalar", "charts/episodic_length", length, step))
 
-    def update(self, num_steps: int, scalars: dict[str, float]) -> None:
-        self.step += num_steps
-        scalars["charts/SPS"] = int(self.step / (time.time() - self.start))
-        for name, value in scalars.items():
-            self.writer.add_scalar(name, value, self.step)
-        self.bar.update(num_steps)
+    def update(self, step: int, scalars: dict[str, float]) -> None:
+        scalars["charts/SPS"], scalars["charts/env_restarts"] = int(step / (time.time() - self.start)), self.restarts
+        self.pending += [("add_scalar", name, value, step) for name, value in scalars.items()]
+        self.write(lambda: None)
+        self.bar.update(step - self.bar.n)
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
 
-    def save_table(self, rows: list[dict]) -> None:
+    def write(self, action: Callable[[], None]) -> bool:
+        """Writes what is pending to the log, and runs `action`, which may write files. False if that failed."""
+        try:
+            if self.writer is None:
+                self.writer = SummaryWriter(self.path, max_queue=1000, purge_step=self.purge_step)
+            for method, *values in self.pending:
+                getattr(self.writer, method)(*values)
+            self.writer.flush()
+            self.pending.clear()
+            action()
+        except OSError as error:
+            if not self.failing:
+                tqdm.write(f"cannot write to {self.path}: {error}; training goes on, and the files will be tried again",
+                           file=sys.stderr)
+            self.writer, self.failing = None, True
+            return False
+        self.failing = False
+        return True
+
+    def checkpoint(self, step: int, state: dict, keep: int) -> None:
+        """Saves `state` as the newest of `keep` checkpoints."""
+        state["logger"] = {"recent": list(self.recent), "restarts": self.restarts, "seconds": time.time() - self.start}
+        path = os.path.join(self.path, f"checkpoint_{step:012d}.ckpt")
+        if self.write(lambda: save_checkpoint(path, state)):
+            for old in checkpoints_in(self.path)[max(keep, 1):]:
+                os.remove(old)
+
+    def save_table(self, rows: list[dict], step: int) -> None:
         """Prints and logs the evaluation's table; eval.md holds it too, eval.csv the costs themselves."""
         print(eval_table(rows))
-        self.writer.add_text("evaluation", eval_table(rows), self.step)
-        with open(os.path.join(self.path, "eval.md"), "w") as file:
-            file.write(eval_table(rows) + "\n")
-        with open(os.path.join(self.path, "eval.csv"), "w") as file:
-            file.writelines(",".join(map(str, line)) + "\n" for line in [rows[0], *(row.values() for row in rows)])
+        self.pending.append(("add_text", "evaluation", eval_table(rows), step))
+
+        def files() -> None:
+            with open(os.path.join(self.path, "eval.md"), "w") as file:
+                file.write(eval_table(rows) + "\n")
+            with open(os.path.join(self.path, "eval.csv"), "w") as file:
+                file.writelines(",".join(map(str, line)) + "\n" for line in [rows[0], *(row.values() for row in rows)])
+
+        self.write(files)
 
     def close(self) -> None:
         self.bar.close()
-        self.writer.close()
+        if self.write(lambda: None):
+            self.writer.close()
 
 
 # --- end shared: checkpoint and evaluation ---
 
 
+# --- shared: main ---
 def main(args: Args) -> list[dict]:
+    """Trains, evaluates, and returns the rows of the evaluation's table. A checkpoint is saved before an error is
+    raised, and before the SystemExit (130 or 143) that follows SIGINT or SIGTERM."""
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // args.batch_size
     if 0 < args.total_timesteps < args.batch_size:
         raise ValueError(f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_envs} envs x "
                          f"{args.num_steps} steps; 0 only evaluates")
-    if args.num_minibatches > args.num_envs:
-        raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}: a minibatch "
-                         "holds the whole rollouts of some envs")
-    if not (torch.cuda.is_available() and args.cuda) and (args.bf16 or args.attention == "flex"):
-        raise ValueError("--bf16 and --attention flex need a CUDA device")
+    check_flags(args)
     eval_entries(args)  # a wrong name is an error now and not after the training
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+    folder, saved = find_checkpoint(args) or (os.path.join(args.run_dir, run_name), None)
 
     random.seed(args.seed)
     np.random.seed(args.seed)
@@ -1569,36 +2031,90 @@ def main(args: Args) -> list[dict]:
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     # env setup
-    makers = [partial(make_env, args.env_id, args.env_kwargs, args.mask_obs) for _ in range(args.num_envs)]
-    envs = make_envs(makers, args.num_workers, args.action_head)
+    envs = make_envs([partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.num_envs, args)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     if args.load_model:
         load_model(args.load_model, agent, device)
-    storage, actor = Storage(envs.leaves, device), Actor(agent, envs.leaves, args.num_envs, args, device)
-    logger = Logger(args, run_name)
+    actor, iteration = Actor(agent, envs.leaves, args.num_envs, args, device), 0
+    if saved is None:
+        envs.reset(args.seed)
+    else:
+        iteration = restore(saved, agent, optimizer, actor, envs, rng, args)
+    logger = Logger(args, folder, envs.num_steps * args.num_envs, saved and saved["logger"])
 
-    step = envs.reset(args.seed)
-    for iteration in range(1, args.num_iterations + 1):
-        if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - (iteration - 1.0) / args.num_iterations)
-        step, rollout = collect(actor, envs, step, storage, args, logger.episode)
-        logs = update(agent, optimizer, storage, rollout, rng, args)
-        agent.encoder.observe(storage)  # after the update: it must see what collection saw
-        logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        logger.update(args.batch_size, logs | storage.stats())
-    envs.close()
-    logger.bar.close()
+    def checkpoint(weights: tuple | None = None, whole: bool = True) -> None:
+        model, optim = weights or (agent.state_dict(), optimizer.state_dict())
+        logger.checkpoint(envs.num_steps * args.num_envs, {
+            "args": vars(args), "iteration": iteration, "num_steps": envs.num_steps, "model": model, "optimizer": optim,
+            "random": random_state(rng), "envs": envs.state() if whole else None,
+            "actor": actor.state() if whole else None}, args.keep_checkpoints)
 
-    if args.save_model:
-        save_model(os.path.join(logger.path, "model.pt"), agent, args)
-    rows = evaluate(agent, args, device)
-    if rows:
-        logger.save_table(rows)
-    if args.capture_video:
-        save_video(os.path.join(logger.path, "episode.gif"), agent, args, device)
-    logger.close()
-    return rows
+    signals.listen()
+    try:
+        while iteration < args.num_iterations:
+            if args.anneal_lr:
+                optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - iteration / args.num_iterations)
+            before = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
+            rollout = collect(actor, envs, args, logger.episode)
+            logs = update(agent, optimizer, actor, rollout, rng, args)
+            agent.encoder.observe(actor.storage)  # after the update: it must see what collection saw
+            iteration += 1
+            logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            logger.update(envs.num_steps * args.num_envs, logs | actor.storage.stats())
+            if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == args.num_iterations):
+                checkpoint()
+        logger.bar.close()
+        if args.save_model:
+            logger.write(lambda: save_model(os.path.join(folder, "model.pt"), agent, args))
+        rows = evaluate(agent, args, device)
+        if rows:
+            logger.save_table(rows, envs.num_steps * args.num_envs)
+        if args.capture_video:
+            logger.write(lambda: save_video(os.path.join(folder, "episode.gif"), agent, args, device))
+        return rows
+    except Stopped as stop:
+        checkpoint()
+        raise SystemExit(128 + stop.args[0]) from None
+    except FloatingPointError as error:
+        checkpoint(before)  # from before the bad update
+        raise FloatingPointError(f"update {iteration + 1}, after {envs.num_steps} steps of {args.num_envs} envs: "
+                                 f"{error}; the checkpoint in {folder} is from before it") from None
+    except Exception:
+        if iteration < args.num_iterations:
+            checkpoint(before, whole=False)  # the environments begin anew
+        if signals.received:  # it reached the workers, too
+            raise SystemExit(128 + signals.received) from None
+        raise
+    finally:
+        envs.close()
+        logger.close()
+        signals.ignore()
+
+
+def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng: np.random.Generator, args) -> int:
+    """Puts everything back to where a checkpoint was written. Returns the number of updates that were made."""
+    try:
+        agent.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"--resume {args.resume}: its network is not that of the flags: {error}") from None
+    states = saved["envs"]
+    lost = args.num_envs if states is None else sum(state["env"] is None for state in states)
+    if lost:
+        print(f"--resume: {lost} of {args.num_envs} environments cannot restore their state and begin a new episode",
+              file=sys.stderr)
+    if states is None:
+        envs.reset(args.seed + 1_000_003 * (saved["num_steps"] + 1))
+        envs.num_steps = saved["num_steps"]
+    else:
+        envs.restore((args.seed, saved["num_steps"], states))
+        actor.restore(saved["actor"])
+    set_random_state(saved["random"], rng)
+    return saved["iteration"]
+
+
+# --- end shared: main ---
 
 
 if __name__ == "__main__":

@@ -131,7 +131,8 @@ def test_fault_is_named(fault, workers):
     head = "avail_actions" if leaf == "avail_actions" else "auto"
     play(ppo_graph.Envs(makers_of(space, action_space, good, good), head))  # without the fault all is well
     with pytest.raises(RuntimeError if workers else ValueError) as error:
-        play(ppo_graph.make_envs(makers_of(space, action_space, good, bad), workers, head))
+        args = small_args(num_workers=workers, action_head=head)
+        play(ppo_graph.make_envs(makers_of(space, action_space, good, bad), args))
     message = str(error.value)
     for word in ["env 2", f"'{leaf}'", "step 2", *words]:
         assert word in message, message
@@ -163,7 +164,8 @@ def test_final_observation_is_checked(bad, workers):
             return obs, reward, False, self.t == 2, {}
 
     zero = np.zeros(2, np.float32)
-    envs = ppo_graph.make_envs([lambda: Ends(vector(2), [zero, zero, np.array(bad, np.float32)])], workers, "auto")
+    makers = [lambda: Ends(vector(2), [zero, zero, np.array(bad, np.float32)])]
+    envs = ppo_graph.make_envs(makers, small_args(num_workers=workers))
     try:
         envs.reset(0)
         envs.step([0])

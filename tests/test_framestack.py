@@ -50,7 +50,7 @@ class Script(gym.Env):
     def __init__(self, space, lengths, seed, action_space=None):
         self.observation_space, self.lengths, self.rng = space, lengths, np.random.default_rng(seed)
         self.action_space = action_space or spaces.Discrete(3)
-        self.episode, self.count, self.log, self.finals = -1, 0, [], []
+        self.episode, self.count, self.log, self.finals, self.truncated = -1, 0, [], [], {}
 
     def observe(self):
         return sample(self.observation_space, self.rng, lambda rng: rng.integers(1, 5))
@@ -68,24 +68,31 @@ class Script(gym.Env):
         obs, ended = self.observe(), self.t == length
         if ended:
             self.finals.append((len(self.log) - 1, obs))
+            self.truncated[len(self.log) - 1] = length % 2 == 0
         else:
             self.log.append([False, obs, None, None])
         return obs, float(self.count), ended and length % 2 == 1, ended and length % 2 == 0, {}
 
 
-def play(space, lengths, args, num_rollouts=3, **kwargs):
-    """(agent, memory, envs, rollout) after some rollouts, without updates but with new weights for each."""
+def play(space, lengths, args, num_rollouts=3, values=None, **kwargs):
+    """(agent, memory, envs, rollout) after some rollouts, without updates but with new weights for each. `values`
+    receives (envs, V) of every bootstrap of the last rollout."""
     games = [Script(space, row, seed, **kwargs) for seed, row in enumerate(lengths)]
     envs = ppo_framestack.Envs([lambda game=game: game for game in games], args.action_head)
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, args)
-    memory = ppo_framestack.Memory(agent, envs.leaves, len(games), args, CPU)
+    actor = ppo_framestack.Actor(agent, envs.leaves, len(games), args, CPU)
     with torch.no_grad():
-        memory.append(envs.reset(0))
+        envs.reset(0)
         for _ in range(num_rollouts):
             for parameter in agent.parameters():
                 parameter += 0.01 * torch.randn_like(parameter)
-            rollout = ppo_framestack.collect(agent, envs, memory, args, lambda *episode: None)
-    return agent, memory, games, rollout
+            original, calls = ppo_framestack.Actor.value, []
+            actor.value = lambda step, parts, counts, which: calls.append(
+                (which.tolist(), original(actor, step, parts, counts, which))) or calls[-1][1]
+            rollout = ppo_framestack.collect(actor, envs, args, lambda *episode: None)
+    if values is not None:
+        values.extend(calls)
+    return agent, actor.memory, games, rollout
 
 
 def window(log, position, shift):
@@ -139,7 +146,7 @@ def test_views_against_plain_loops(kind, image_views):
     args = fs_args(num_envs=3, num_steps=7, image_views=image_views)
     agent, memory, games, _ = play(OBSERVATIONS[kind], LENGTHS, args)
     envs = ppo_framestack.Envs([lambda: games[0]])
-    start = memory.storage.size - args.num_envs * (args.num_steps + 1)
+    start = memory.storage.size - args.num_envs * args.num_steps
     idx = start + np.random.default_rng(0).permutation(args.num_envs * args.num_steps)
     views, _, _ = memory.minibatch(idx)
     for row, i in zip(views, idx - start):
@@ -151,21 +158,21 @@ def test_views_against_plain_loops(kind, image_views):
 def test_final_observations_have_the_views_of_their_episode():
     """V of a truncated episode's last observation sees the steps of that episode and not of the next."""
     for kind in ("vector", "image_hwc", "graph_edges"):
-        args = fs_args(num_envs=3, num_steps=7)
-        agent, memory, games, _ = play(OBSERVATIONS[kind], LENGTHS, args)
+        args, calls = fs_args(num_envs=3, num_steps=7), []
+        agent, _, games, _ = play(OBSERVATIONS[kind], LENGTHS, args, values=calls)
         envs = ppo_framestack.Envs([lambda games=games: games[0]])
-        start = memory.storage.size - args.num_envs * (args.num_steps + 1)
+        assert calls[-1][0] == [0, 1, 2] and len(calls) > 2
         for env, game in enumerate(games):
+            values = [value[which.index(env)] for which, value in calls[:-1] if env in which]
             inside = [(position, obs) for position, obs in game.finals if 14 <= position < 21]
-            if not inside:
-                continue
-            idx = np.array([start + (position - 14) * 3 + env for position, _ in inside])
-            values = memory.value([envs.flatten(0, obs) for _, obs in inside], idx)
-            expected = [agent.critic(reference_views(agent, envs, game.log + [[False] * 4], position + 1, obs)[None])
-                        if position + 1 == len(game.log) else
-                        agent.critic(reference_final(agent, envs, game.log, position, obs)[None])
-                        for position, obs in inside]
-            torch.testing.assert_close(values, torch.cat(expected)[:, 0], atol=1e-5, rtol=1e-5)
+            inside = [(position, obs) for position, obs in inside if game.truncated[position]]
+            expected = [agent.critic(reference_final(agent, envs, game.log, position, obs)) for position, obs in inside]
+            assert len(values) == len(expected)
+            if not game.log[21][0]:  # the rollout ends within an episode
+                values.append(calls[-1][1][env])
+                expected.append(agent.critic(reference_views(agent, envs, game.log, 21)))
+            if values:
+                torch.testing.assert_close(torch.stack(values), torch.cat(expected), atol=1e-5, rtol=1e-5)
 
 
 def reference_final(agent, envs, log, position, obs):
@@ -180,7 +187,7 @@ def test_views_never_cross_an_episode(lengths, num_steps, shifts):
     """T1: the row that a view reads is of the same env and episode, whatever the lengths; it is row 0 otherwise."""
     args = fs_args(num_envs=len(lengths), num_steps=num_steps, obs_shifts=shifts)
     _, memory, games, _ = play(vector(2), lengths, args)
-    episodes = [np.cumsum([entry[0] for entry in game.log]) for game in games]
+    episodes = [np.cumsum([entry[0] for entry in game.log[:-1]]) for game in games]  # all but the newest step
     N, size = len(lengths), memory.storage.size
     for name, rows in memory.rows(np.arange(size), memory.age[:size]).items():
         total = size // N
@@ -242,7 +249,7 @@ def test_each_step_is_stored_once(kind):
     """T1, G1: the stored bytes are those of a run without views, plus the steps that views reach back to."""
     args = fs_args(num_envs=3, num_steps=7)
     _, memory, games, _ = play(OBSERVATIONS[kind], LENGTHS, args)
-    logs = [game.log[-(memory.depth + args.num_steps + 1):] for game in games]
+    logs = [game.log[-(memory.depth + args.num_steps + 1):-1] for game in games]
     envs = ppo_graph.Envs([lambda: games[0]])
     plain = ppo_graph.Storage(envs.leaves, CPU)
     for row in zip(*logs):
@@ -259,7 +266,7 @@ def test_each_step_is_encoded_once(monkeypatch):
     encoded, original = [], ppo_framestack.Encoder.forward
     monkeypatch.setattr(ppo_framestack.Encoder, "forward", lambda self, obs: encoded.append(
         len(obs["obs.nodes"].ptr) - 1) or original(self, obs))
-    start = memory.storage.size - 3 * 8
+    start = memory.storage.size - 3 * 7
     idx = start + np.array([18, 9, 6, 20])
     read = set(memory.rows(idx, memory.age[idx])["obs"].ravel().tolist()) - {0}
     memory.minibatch(idx)
@@ -270,26 +277,28 @@ def test_gradient_reaches_the_encoder_through_all_views():
     """T5: a graph that is only seen through a view on the past trains the encoder."""
     args = fs_args(num_envs=1, num_steps=5, obs_shifts="-2", action_shifts="", reward_shifts="")
     agent, memory, _, _ = play(graph_space(), [[100]], args)
-    views, _, _ = memory.minibatch(np.array([memory.storage.size - 2]))
+    views, _, _ = memory.minibatch(np.array([memory.storage.size - 1]))
     views.sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in agent.encoder.parameters())
 
 
 @torch.no_grad()
 def test_long_episodes_in_evaluation():
-    """The memory of an Actor stays bounded, and the views stay right when it forgets."""
+    """The memory of an Actor stays bounded, and the views stay right when it forgets at `begin`."""
     args = fs_args(num_envs=2, num_steps=3)
     games = [Script(vector(2), [50], seed) for seed in range(2)]
     envs = ppo_framestack.Envs([lambda game=game: game for game in games])
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, args)
-    act, step = ppo_framestack.Actor(agent, envs.leaves, 2, args, CPU), envs.reset(0)
+    actor, step = ppo_framestack.Actor(agent, envs.leaves, 2, args, CPU), envs.reset(0)
     for t in range(40):
-        action = act(step, greedy=True)
-        views = act.memory.latest()
+        if t % args.num_steps == 0:
+            actor.begin()
+        action = actor.act(step, greedy=True)[0]
+        views = actor.memory.latest()
         for i, game in enumerate(games):
             torch.testing.assert_close(views[i], reference_views(agent, envs, game.log, t))
         step = envs.step(action[:, 0].tolist())
-    assert len(act.memory.age) == 2 * (4 + 3 + 1) and act.memory.storage.values[0].shape[0] <= 4 * 8
+    assert len(actor.memory.age) == 2 * (4 + 3) and actor.storage.values[0].shape[0] <= 4 * 8
 
 
 class Delay(gym.Env):

@@ -339,40 +339,41 @@ class Counter(gym.Env):
 
 
 def counter_rollouts(num_rollouts=3, lengths=(5, 13, 3), **kwargs):
-    """(agent, storage, rollout, args, calls of Actor.value: (step of the rollout, envs, obs, values))."""
+    """(agent, actor, rollout, args, calls of Actor.value: (step of the rollout, envs, obs, previous, values))."""
     args = small_args(num_steps=16, prev_action=True, prev_reward=True, **kwargs)
     envs = ppo_gtrxl.Envs([lambda n=n: Counter(n) for n in lengths])
     agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
     for parameter in agent.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
-    storage, actor, calls = ppo_gtrxl.Storage(envs.leaves, CPU), ppo_gtrxl.Actor(agent, envs.leaves, 3, args, CPU), []
+    actor, calls = ppo_gtrxl.Actor(agent, envs.leaves, 3, args, CPU), []
     original = actor.value
 
-    def value(step, obs, which):
-        result = original(step, obs, which)
-        calls.append((len(storage.steps), list(which), obs["obs"].clone(), actor.previous(step.reward)[which], result))
+    def value(step, parts, counts, which):
+        result, obs = original(step, parts, counts, which), torch.from_numpy(np.concatenate(parts[0]))
+        calls.append((len(actor.storage.steps), list(which), obs, actor.previous(step.reward)[which], result))
         return result
 
-    actor.value, step = value, envs.reset(0)
+    actor.value = value
+    envs.reset(0)
     for _ in range(num_rollouts):
         calls.clear()
-        step, rollout = ppo_gtrxl.collect(actor, envs, step, storage, args, lambda *episode: None)
-    return agent, storage, rollout, args, calls
+        rollout = ppo_gtrxl.collect(actor, envs, args, lambda *episode: None)
+    return agent, actor, rollout, args, calls
 
 
 @pytest.mark.parametrize("memory_length", [0, 4, 50])
 def test_bootstrap_remembers_the_episode(memory_length):
     """V of a truncated episode's last observation, and of the one after the rollout, has the memory of its episode: it
     is the value that a segment with one more token gives, and no step's memory changes by asking for it."""
-    agent, storage, rollout, args, calls = counter_rollouts(memory_length=memory_length)
-    obs = storage.gather(np.arange(storage.size))["obs"].view(16, 3, -1)
-    previous = rollout.previous.view(16, 3, -1)
+    agent, actor, rollout, args, calls = counter_rollouts(memory_length=memory_length)
+    obs = actor.storage.gather(np.arange(actor.storage.size))["obs"].view(16, 3, -1)
+    previous, ages = rollout.inputs["previous"].view(16, 3, -1), rollout.inputs["age"].view(16, 3)
     assert len(calls) > 4
     for t, envs, final, inputs, values in calls:
         for row, i in enumerate(envs):
             tokens = torch.cat([obs[:t, i], final[row, None]]), torch.cat([previous[:t, i], inputs[row, None]])
-            age = torch.cat([rollout.age[:t, i], rollout.age[t - 1, i, None] + 1])[:, None]
-            past = ppo_gtrxl.Past(rollout.past.inputs[:, :, i:i + 1], min(args.memory_length, int(age.max())))
+            age = torch.cat([ages[:t, i], ages[t - 1, i, None] + 1])[:, None]
+            past = ppo_gtrxl.Past(actor.past.inputs[:, :, i:i + 1], min(args.memory_length, int(age.max())))
             with torch.no_grad():
                 expected = agent.value({"obs": tokens[0]}, tokens[1], age, past)[-1]
             torch.testing.assert_close(values[row], expected, atol=1e-5, rtol=1e-5)
@@ -382,7 +383,8 @@ def test_bootstrap_remembers_the_episode(memory_length):
 def test_previous_action_and_reward():
     """The inputs beside the observation: one-hot action and reward of the step before, zeros at an episode's start."""
     _, _, rollout, _, _ = counter_rollouts()
-    previous, age, actions = rollout.previous.view(16, 3, 4), rollout.age, rollout.actions.view(16, 3)
+    previous, age = rollout.inputs["previous"].view(16, 3, 4), rollout.inputs["age"].view(16, 3)
+    actions = rollout.actions.view(16, 3)
     assert (previous[age == 0] == 0).all()
     for t, i in zip(*np.nonzero(age[1:].numpy())):
         assert previous[t + 1, i, :3].argmax() == actions[t, i] and previous[t + 1, i, :3].sum() == 1
@@ -393,21 +395,25 @@ def test_ages_of_a_rollout():
     """The age of a token is its step in the episode, which the rollout's start does not cut."""
     _, _, rollout, _, _ = counter_rollouts(num_rollouts=2, lengths=(5, 13, 100))
     times = np.arange(16, 32)
-    assert rollout.age.T.tolist() == [(times % n).tolist() for n in (5, 13, 100)]
+    assert rollout.inputs["age"].view(16, 3).T.tolist() == [(times % n).tolist() for n in (5, 13, 100)]
 
 
 def test_minibatches_are_envs(monkeypatch):
     """Each epoch sees the whole rollout of each env once, and the columns of a minibatch belong together."""
-    agent, storage, rollout, args, _ = counter_rollouts(num_minibatches=2)
-    seen, original = [], storage.gather
-    monkeypatch.setattr(storage, "gather", lambda idx: seen.append(idx) or original(idx))
-    ppo_gtrxl.update(agent, torch.optim.Adam(agent.parameters()), storage, rollout, np.random.default_rng(0), args)
+    agent, actor, rollout, args, _ = counter_rollouts(num_minibatches=2)
+    seen, original = [], actor.storage.gather
+    monkeypatch.setattr(actor.storage, "gather", lambda idx: seen.append(idx) or original(idx))
+    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
+    ppo_gtrxl.update(agent, optimizer, actor, rollout, np.random.default_rng(0), args)
     assert [len(idx) for idx in seen] == [32, 16] * args.update_epochs
     for k in range(0, len(seen), 2):
         assert sorted(np.concatenate(seen[k:k + 2])) == list(range(48))
-    batch = rollout.of_envs(torch.tensor([2, 0]))
-    assert torch.equal(batch.values.view(16, 2), rollout.values.view(16, 3)[:, [2, 0]])
-    assert torch.equal(batch.age, rollout.age[:, [2, 0]])
+    args.num_minibatches = 1
+    ((obs, previous, age, past), batch), = actor.minibatches(rollout, np.random.default_rng(0), args)
+    order = np.random.default_rng(0).permutation(3)
+    assert torch.equal(batch.values.view(16, 3), rollout.values.view(16, 3)[:, order])
+    assert torch.equal(age, rollout.inputs["age"].view(16, 3)[:, order]) and previous is batch.inputs["previous"]
+    assert torch.equal(past.inputs, actor.past.inputs[:, :, order])
 
 
 @pytest.mark.parametrize("flags, message", [

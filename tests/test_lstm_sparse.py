@@ -1,6 +1,5 @@
 """The sparse recurrent state of ppo_lstm_sparse.py: its dense oracle, its kernel, collection against training."""
 
-import io
 from unittest.mock import patch
 
 import gymnasium as gym
@@ -307,23 +306,23 @@ def test_collection_and_training_agree(with_ids, case, tmp_path, monkeypatch):
 
 
 def rollout_of(makers, seed=0, steps=None, agent=None, **kwargs):
-    """(agent, storage, first state, last step, last state, rollout, args) of the second rollout in these envs."""
+    """(agent, actor, last step, rollout, args) of the second rollout in these envs."""
     args = small_args(num_envs=len(makers), **kwargs)
     envs = script.Envs(makers, args.action_head)
     torch.manual_seed(seed)
     agent = lively(script.Agent(envs.leaves, envs.action_space, args)) if agent is None else agent
-    storage, step, state = script.Storage(envs.leaves, CPU), envs.reset(3), agent.first_state(len(makers))
+    actor = script.Actor(agent, envs.leaves, len(makers), args, CPU)
+    envs.reset(3)
     for _ in range(2):
-        before = state
-        step, state, rollout = script.collect(agent, envs, step, state, storage, args, lambda *episode: None)
-    return agent, storage, before, step, state, rollout, args
+        rollout = script.collect(actor, envs, args, lambda *episode: None)
+    return agent, actor, envs.last_step, rollout, args
 
 
-def mismatch(agent, storage, state, rollout, args):
+def mismatch(agent, actor, rollout, args):
     """Largest |ratio - 1| that the first minibatch of an update without learning shows."""
-    optimizer = torch.optim.SGD(agent.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.0, fused=True)
     args.num_minibatches = args.update_epochs = 1
-    logs = script.update(agent, optimizer, storage, rollout, state, np.random.default_rng(0), args)
+    logs = script.update(agent, optimizer, actor, rollout, np.random.default_rng(0), args)
     return logs["debug/collection_mismatch"]
 
 
@@ -336,16 +335,15 @@ PLAIN = [RandomEnv] * 5
 def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
     """X2: memory that leaks over an episode's end while collecting, and a state that was stored one step late, show as
     a ratio that is not 1."""
-    collected = rollout_of(makers, **flags)
-    agent, storage, state, _, _, rollout, args = collected
-    assert rollout.starts.any() and not rollout.starts.all()
-    assert mismatch(agent, storage, state, rollout, args) < 1e-5
+    agent, actor, _, rollout, args = rollout_of(makers, **flags)
+    assert rollout.inputs["starts"].any() and not rollout.inputs["starts"].all()
+    assert mismatch(agent, actor, rollout, args) < 1e-5
 
-    one_step = storage.gather(np.arange(args.num_envs))
-    first = [column[:args.num_envs] for column in (rollout.starts, rollout.prev_rewards, rollout.actions)]
+    one_step = actor.storage.gather(np.arange(args.num_envs))
+    first = [column[:args.num_envs] for column in (*rollout.inputs.values(), rollout.actions)]
     with torch.no_grad():
-        late = agent(one_step, state, *first)[-1]
-    assert mismatch(agent, storage, late, rollout, args) > 1e-3
+        actor.first_memory = agent(one_step, actor.first_memory, *first)[-1]
+    assert mismatch(agent, actor, rollout, args) > 1e-3
 
     class Leaking(script.Agent):
         def forward(self, obs, state, starts, *rest, **kwargs):
@@ -353,8 +351,8 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
             return super().forward(obs, state, starts, *rest, **kwargs)
 
     monkeypatch.setattr(script, "Agent", Leaking)
-    agent, storage, state, _, _, rollout, args = rollout_of(makers, **flags)
-    assert mismatch(agent, storage, state, rollout, args) > 1e-3
+    agent, actor, _, rollout, args = rollout_of(makers, **flags)
+    assert mismatch(agent, actor, rollout, args) > 1e-3
 
 
 def corridor_advantages(**kwargs):
@@ -362,8 +360,7 @@ def corridor_advantages(**kwargs):
     T, rng = 12, np.random.default_rng(0)
     ends = [[(int(rng.integers(1, 8)), bool(rng.integers(2))) for _ in range(40)] for _ in range(4)]
     makers = [lambda ends=ends: Corridor(ends) for ends in ends]
-    agent, _, _, _, _, rollout, args = rollout_of(makers, num_steps=T, gamma=0.9, gae_lambda=0.8, prev_reward=True,
-                                                  **kwargs)
+    agent, _, _, rollout, args = rollout_of(makers, num_steps=T, gamma=0.9, gae_lambda=0.8, prev_reward=True, **kwargs)
     expected = []
     for episodes in ends:
         advantages, done = [], 0
@@ -391,45 +388,45 @@ def test_values_of_cut_off_episodes(monkeypatch):
     """X2: V of the final observation of a truncated episode, and of the one after the rollout, comes from the memory of
     their own episode; memory that leaks into the next episode while collecting and training alike shows here."""
     torch.testing.assert_close(*corridor_advantages(), atol=1e-4, rtol=1e-4)
-    honest = script.context
-    monkeypatch.setattr(script, "context", lambda *args: (torch.zeros_like(honest(*args)[0]), honest(*args)[1]))
+    honest, never = script.Actor.act, np.zeros(4, bool)
+    monkeypatch.setattr(script.Actor, "act", lambda self, step: honest(
+        self, step._replace(terminated=never, truncated=never)))
     result, expected = corridor_advantages()
     assert (result - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("makers", [PLAIN, GRAPHS], ids=["one", "ids"])
 def test_actor_equals_collection(makers):
-    """T2: an Actor takes the steps that collection takes, and remembers the same."""
-    agent, _, _, last, expected, rollout, args = rollout_of(makers, num_steps=10, **MEMORY)
+    """T2: an Actor that only plays takes the steps that collection takes, and remembers the same."""
+    agent, collected, last, rollout, args = rollout_of(makers, num_steps=10, **MEMORY)
     envs = script.Envs(makers)
-    act, step, actions = script.Actor(agent, envs.leaves, len(makers), args, CPU), envs.reset(3), []
+    actor, step, actions = script.Actor(agent, envs.leaves, len(makers), args, CPU), envs.reset(3), []
     torch.manual_seed(0)
     lively(script.Agent(envs.leaves, envs.action_space, args))  # draws the random numbers that rollout_of drew
     with torch.no_grad():
         for _ in range(20):
-            actions.append(act(step, greedy=False))
+            actions.append(actor.act(step)[0])
             step = envs.step(script.to_env_actions(envs.action_space, iter(actions[-1].numpy().T)))
     assert torch.equal(torch.cat(actions[10:]), rollout.actions) and (step.reward == last.reward).all()
-    for name, value in expected.items():
-        assert value.dtype == act.state[name].dtype
-        torch.testing.assert_close(value, act.state[name])
+    for name, value in collected.memory.items():
+        assert value.dtype == actor.memory[name].dtype
+        torch.testing.assert_close(value, actor.memory[name])
 
 
-def test_state_keeps_its_types():
+def test_state_keeps_its_types(tmp_path):
     """R1, R4: the state grows from nothing, forgets at an episode's end, and survives a checkpoint bit by bit: integers
     beyond 2**53 stay what they are, edge features keep their dtype."""
     makers = [lambda: IdEnv("graph_categories", "discrete")] * 5
-    agent, _, _, step, state, _, _ = rollout_of(makers, remember_edges=True, **MEMORY)
+    agent, actor, _, _, _ = rollout_of(makers, remember_edges=True, **MEMORY)
+    state = actor.memory
     empty = agent.first_state(5)
     assert {name: value.dtype for name, value in state.items()} == {name: value.dtype for name, value in empty.items()}
     for name in ("ptr", "keys", "edge_ptr", "edge_index", "edge_attr"):
         assert state[name].dtype == torch.int64
     assert len(empty["keys"]) == 0 < len(state["keys"]) and (state["keys"] >= 2**60).all()
     assert state["edge_index"].shape == (2, len(state["edge_attr"])) and (state["edge_index"] >= 2**60).all()
-    file = io.BytesIO()
-    torch.save({"state": state}, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=True)["state"]
+    script.save_checkpoint(str(tmp_path / "state.ckpt"), {"state": state})
+    loaded = script.load_checkpoint(str(tmp_path / "state.ckpt"))["state"]
     assert all(torch.equal(value, loaded[name]) and value.dtype == loaded[name].dtype for name, value in state.items())
     part = script.select(state, np.array([3, 0]))
     owned = [slice(*state["ptr"][i:i + 2].tolist()) for i in (3, 0)]
@@ -442,7 +439,8 @@ def test_inputs_of_the_memory():
     """T2: the previous action and reward change the policy if their flag is set, except in an episode's first step."""
     for name, flag in (("action", "prev_action"), ("reward", "prev_reward")):
         for on in (False, True):
-            agent, _, _, step, state, _, args = rollout_of(PLAIN, **{flag: on})
+            agent, actor, _, _, _ = rollout_of(PLAIN, **{flag: on})
+            state = actor.memory
             obs, rewards = {"obs": torch.randn(5, 4)}, torch.ones(5)
             changed = state | {"action": state["action"] + 1} if name == "action" else state
             starts = torch.tensor([False] * 4 + [True])

@@ -255,19 +255,20 @@ def test_shared_blocks_are_identical():
     assert shared_blocks.compare(SCRIPT.parent) == []
     for name in SCRIPTS:
         names = list(shared_blocks.blocks((SCRIPT.parent / f"{name}.py").read_text()))
-        assert names == ["environments", "ragged observations", "encoder", "action heads", "checkpoint and evaluation"]
+        assert names == ["environments", "ragged observations", "encoder", "action heads", "PPO",
+                         "checkpoint and evaluation", "main"]
 
 
 def test_shared_blocks_tool(tmp_path):
     """X6: a script whose block was changed is reported and repaired; the rest of it stays."""
     text = SCRIPT.read_text()
     (tmp_path / "ppo_graph.py").write_text(text)
-    doctored = text.replace("class Rows(nn.Module)", "class Lines(nn.Module)").replace("def gae(", "def mine(")
+    doctored = text.replace("class Rows(nn.Module)", "class Lines(nn.Module)").replace("def check_flags(", "def mine(")
     assert doctored.count("class Lines(") == 1
     (tmp_path / "ppo_other.py").write_text(doctored)
     assert shared_blocks.compare(tmp_path) == ["ppo_other.py: block 'encoder' differs from ppo_graph.py"]
     assert len(shared_blocks.compare(tmp_path, write=True)) == 1
-    assert (tmp_path / "ppo_other.py").read_text() == text.replace("def gae(", "def mine(")
+    assert (tmp_path / "ppo_other.py").read_text() == text.replace("def check_flags(", "def mine(")
     assert (tmp_path / "ppo_graph.py").read_text() == text and shared_blocks.compare(tmp_path) == []
     (tmp_path / "ppo_odd.py").write_text("# --- shared: encoder ---\nno end\n")
     with pytest.raises(ValueError, match="1 marker lines for 0 blocks"):

@@ -51,13 +51,14 @@ CORRIDORS = [[(3, False), (4, True)], [(2, True), (5, False), (1, True), (1, Fal
 
 
 def corridor_rollout(num_steps=12, reuse=False, **kwargs):
-    """(envs, agent, storage, step, rollout, episodes) of one collection in the corridors."""
+    """(envs, agent, actor, step, rollout, episodes, args) of one collection in the corridors."""
     args = small_args(num_envs=len(CORRIDORS), num_steps=num_steps, gamma=0.9, gae_lambda=0.8, **kwargs)
     envs = ppo_graph.Envs([lambda ends=ends: Corridor(ends, reuse) for ends in CORRIDORS])
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
-    storage, episodes = ppo_graph.Storage(envs.leaves, CPU), []
-    step, rollout = ppo_graph.collect(agent, envs, envs.reset(0), storage, args, lambda *e: episodes.append(e))
-    return envs, agent, storage, step, rollout, episodes, args
+    actor, episodes = ppo_graph.Actor(agent, envs.leaves, len(CORRIDORS), args, CPU), []
+    envs.reset(0)
+    rollout = ppo_graph.collect(actor, envs, args, lambda *e: episodes.append(e))
+    return envs, agent, actor, envs.last_step, rollout, episodes, args
 
 
 def reference_advantages(agent, ends, num_steps, gamma, lam):
@@ -107,8 +108,8 @@ def test_gae_of_random_numbers():
 
 def test_autoreset_makes_no_transition_of_its_own():
     """The observation after an episode's end is the first of the next; every stored transition was a step."""
-    envs, _, storage, step, _, episodes, _ = corridor_rollout()
-    positions = storage.gather(np.arange(storage.size))["obs"].view(12, -1).T.tolist()
+    envs, _, actor, step, _, episodes, _ = corridor_rollout()
+    positions = actor.storage.gather(np.arange(actor.storage.size))["obs"].view(12, -1).T.tolist()
     assert positions[0] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert positions[1] == [0, 1, 0, 1, 2, 3, 4, 0, 0, 0, 1, 2]
     assert [env.steps for env in envs.envs] == [12] * 4
@@ -396,18 +397,20 @@ def test_mask_in_info_beside_parts_without_one():
 
     envs = ppo_graph.Envs([lambda: ppo_graph.InfoActionMask(Mixed())] * 2)
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, small_args(num_envs=2))
-    storage = ppo_graph.Storage(envs.leaves, CPU)
-    ppo_graph.collect(agent, envs, envs.reset(0), storage, small_args(num_envs=2), lambda *episode: None)
-    assert storage.gather(np.arange(16))["action_mask"].shape == (16, 5)
+    actor = ppo_graph.Actor(agent, envs.leaves, 2, small_args(), CPU)
+    envs.reset(0)
+    ppo_graph.collect(actor, envs, small_args(num_envs=2), lambda *episode: None)
+    assert actor.storage.gather(np.arange(16))["action_mask"].shape == (16, 5)
 
 
 def test_minibatches_cover_the_rollout(monkeypatch):
     """Each epoch sees every step once."""
-    envs, agent, storage, _, rollout, _, args = corridor_rollout(num_minibatches=5)
+    envs, agent, actor, _, rollout, _, args = corridor_rollout(num_minibatches=5)
     seen = []
-    original = storage.gather
-    monkeypatch.setattr(storage, "gather", lambda idx: seen.append(idx) or original(idx))
-    ppo_graph.update(agent, torch.optim.Adam(agent.parameters()), storage, rollout, np.random.default_rng(0), args)
+    original = actor.storage.gather
+    monkeypatch.setattr(actor.storage, "gather", lambda idx: seen.append(idx) or original(idx))
+    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
+    ppo_graph.update(agent, optimizer, actor, rollout, np.random.default_rng(0), args)
     assert len(seen) == 5 * args.update_epochs
     for epoch in range(args.update_epochs):
         assert sorted(np.concatenate(seen[5 * epoch:5 * epoch + 5])) == list(range(48))
@@ -416,11 +419,11 @@ def test_minibatches_cover_the_rollout(monkeypatch):
 def test_loss_against_the_formulas():
     """The clipped objective, the clipped value loss, KL and clip fraction, from the formulas written out per sample."""
     torch.manual_seed(3)
-    envs, agent, storage, _, rollout, _, args = corridor_rollout()
-    idx = np.arange(20)
-    batch = ppo_graph.Rollout(*(column[:20] for column in rollout))
+    envs, agent, actor, _, rollout, _, args = corridor_rollout()
+    idx, storage = np.arange(20), actor.storage
+    batch = rollout.select(torch.arange(20))
     batch = batch._replace(log_probs=batch.log_probs + 0.5 * torch.randn(20), values=batch.values + torch.randn(20))
-    loss, logs = ppo_graph.ppo_loss(agent, storage.gather(idx), batch, args)
+    loss, logs = ppo_graph.ppo_loss(agent, (storage.gather(idx),), batch, args)
     with torch.no_grad():
         _, log_prob, entropy, value = agent(storage.gather(idx), batch.actions)
     advantages = batch.advantages.numpy().astype(np.float64)

@@ -38,11 +38,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any, Callable, Iterator, Literal, NamedTuple, Sequence
+from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, NamedTuple, Sequence
 
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 import tyro
@@ -160,7 +161,7 @@ class Args:
     learning_rate: float = 2.5e-4
     """the learning rate of the optimizer"""
     num_envs: int = 4
-    """the number of parallel game environments"""
+    """the number of parallel game environments (of each rank, with torchrun)"""
     num_steps: int = 128
     """the number of steps to run in each environment per policy rollout"""
     anneal_lr: bool = True
@@ -175,6 +176,8 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
+    norm_adv_global: bool = False
+    """if toggled, torchrun's ranks normalise advantages over all their minibatches and not each over its own"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -193,6 +196,8 @@ class Args:
     """the batch size (computed in runtime)"""
     minibatch_size: tyro.conf.Suppress[int] = 0
     """the mini-batch size (computed in runtime)"""
+    world_size: tyro.conf.Suppress[int] = 1
+    """the number of torchrun's processes (computed in runtime)"""
     num_iterations: tyro.conf.Suppress[int] = 0
     """the number of iterations (computed in runtime)"""
 
@@ -473,12 +478,12 @@ class Envs:
         for i, (env, observation) in enumerate(zip(self.envs, self.last_step.observations(self.leaves))):
             limit, inner = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped
             try:
-                inner = pack(inner.get_state()) if hasattr(inner, "set_state") else None
+                pack(saved := inner.get_state() if hasattr(inner, "set_state") else None)
             except TypeError as error:
                 print(f"env {self.first_env + i}: the state {error}", file=sys.stderr)
-                inner = None
+                saved = None
             states.append({
-                "env": inner, "rng": env.unwrapped.np_random.bit_generator.state,
+                "env": saved, "rng": env.unwrapped.np_random.bit_generator.state,
                 "elapsed": limit and limit._elapsed_steps,
                 "observation": observation, "reward": float(self.last_step.reward[i]),
                 "ends": [bool(self.last_step.terminated[i]), bool(self.last_step.truncated[i])],
@@ -497,7 +502,7 @@ class Envs:
                           "return": 0.0, "length": 0}
             else:
                 self.begin(i, 0)
-                env.unwrapped.set_state(unpack(state["env"]))
+                env.unwrapped.set_state(state["env"])
                 if (limit := find_wrapper(env, gym.wrappers.TimeLimit)) is not None:
                     limit._elapsed_steps = state["elapsed"]
             self.returns[i], self.lengths[i] = state["return"], state["length"]
@@ -911,14 +916,19 @@ class Rows(nn.Module):
 
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
-        """Adds rows to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
-        if self.norm_obs and len(values):
-            values, num = values.reshape(-1, self.dim).double(), len(values)
-            delta, total = values.mean(0) - self.mean, self.count + num
-            spread = self.var * self.count + values.var(0, correction=0) * num + delta**2 * self.count * num / total
+        """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
+        if not self.norm_obs:
+            return
+        values = values.reshape(-1, self.dim).double()
+        num = values.new_full((1,), len(values))
+        var, mean = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
+        for moments in ranks.gather_tensor(torch.cat([num, mean, var])):
+            num, (mean, var) = moments[0], moments[1:].view(2, -1)
+            delta, total = mean - self.mean, (self.count + num).clamp(min=1)
+            spread = self.var * self.count + var * num + delta**2 * self.count * num / total
             self.mean += delta * num / total
-            self.var.copy_(spread / total)
-            self.count.copy_(total)
+            self.var.copy_(torch.where(self.count + num > 0, spread / total, self.var))
+            self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.flatten(1) if self.axes else values[:, None]
@@ -1633,7 +1643,70 @@ def check_flags(args) -> None:
 
 
 # --- shared: PPO ---
-# ---- PPO: rollout, GAE, loss, update ----
+# ---- PPO: ranks, rollout, GAE, loss, update ----
+class Ranks:
+    """The processes that torchrun started, each with its own environments; without torchrun one that is alone."""
+
+    rank, local, size = (int(os.environ.get(name, default)) for name, default in
+                         (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
+
+    def start(self, cuda: bool) -> torch.device:
+        """Joins the others. The device of this rank."""
+        device = torch.device("cuda", self.local) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        if self.size > 1 and not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        return device
+
+    def stop(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def average_gradients(self, params: Iterable[nn.Parameter], loss: Tensor) -> Tensor:
+        """One all-reduce of all gradients; the mean of the losses, so that one that is not finite is known to all."""
+        if self.size == 1:
+            return loss
+        params = list(params)
+        grads = [(torch.zeros_like(param) if param.grad is None else param.grad).view(-1) for param in params]
+        *grads, loss = self.mean(torch.cat([*grads, loss.view(1)])).split([*map(len, grads), 1])
+        for param, grad in zip(params, grads):
+            param.grad = grad.view_as(param)
+        return loss
+
+    def mean(self, values: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(values := values.clone())
+            values /= self.size
+        return values
+
+    def gather_tensor(self, values: Tensor) -> list[Tensor]:
+        """The values of all ranks, on all ranks."""
+        if self.size == 1:
+            return [values]
+        gathered = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(gathered, values)
+        return gathered
+
+    def gather(self, value: Any) -> list:
+        """The values of all ranks, on rank 0; a list of None on the others."""
+        gathered = [None] * self.size
+        if self.size == 1:
+            return [value]
+        dist.gather_object(value, gathered if self.rank == 0 else None)
+        return gathered
+
+    def share(self, value: Any) -> Any:
+        """The value of rank 0, on all ranks."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values)
+        return values[0]
+
+
+ranks = Ranks()
+
+
 class Rollout(NamedTuple):
     """What the loss reads, on the training device; [T * N, ...] in the order of Storage."""
 
@@ -1662,12 +1735,13 @@ def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
         step = envs.step(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)))
         rewards[t], dones[t] = step.reward, step.terminated | step.truncated
         for episode in step.episodes:
-            on_episode(envs.num_steps * N, *episode)
+            on_episode(envs.num_steps * N * ranks.size, *episode)
         if step.finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
             where, observations = zip(*step.finals)
             bootstrap = actor.value(step, *collate(envs.leaves, observations), np.array(where))
             rewards[t, where] += args.gamma * bootstrap.cpu().numpy()
-        signals.check()
+        if ranks.size == 1:  # several ranks stop together, at the end of an update
+            signals.check()
     next_value = actor.value(step, step.parts, step.counts, np.arange(N)).cpu().numpy()
     actions, log_probs, values, *others = (torch.cat(column) for column in zip(*records))
     advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
@@ -1694,7 +1768,12 @@ def ppo_loss(agent: Agent, inputs: tuple, batch: Rollout, args) -> tuple[Tensor,
     ratio = logratio.exp()
     advantages = batch.advantages
     if args.norm_adv and len(advantages) > 1:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        mean, std = advantages.mean(), advantages.std()
+        if args.norm_adv_global:
+            num = len(advantages) * ranks.size
+            mean = ranks.mean(mean)
+            std = (ranks.mean(((advantages - mean) ** 2).mean()) * num / (num - 1)).sqrt()
+        advantages = (advantages - mean) / (std + 1e-8)
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
     value_error = (value - batch.returns) ** 2
@@ -1723,19 +1802,20 @@ def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.rand
             loss, logs = ppo_loss(agent, inputs, batch, args)
             optimizer.zero_grad()
             loss.backward()
+            loss = ranks.average_gradients(params.values(), loss.detach())
             names = [name for name, param in params.items() if param.grad is not None]
             norms = torch.stack(torch._foreach_norm([params[name].grad for name in names]))
             nn.utils.clip_grads_with_norm_(params.values(), args.max_grad_norm, norms.norm(), foreach=True)
-            finite.append(torch.cat([torch.stack([*logs.values(), loss.detach()]), norms]).isfinite())
+            finite.append(torch.cat([loss.view(1), norms]).isfinite())
             optimizer.found_inf = 1.0 - finite[-1].all().float()  # a fused optimizer reads it on the device
             optimizer.step()
             first = logs["debug/collection_mismatch"] if first is None else first
             clipfracs.append(logs["losses/clipfrac"])
-        if args.target_kl is not None and logs["losses/approx_kl"] > args.target_kl:
+        if args.target_kl is not None and ranks.mean(logs["losses/approx_kl"]) > args.target_kl:
             break
     finite = torch.stack(finite).cpu().numpy()
     if not finite.all() and not args.skip_nonfinite_updates:
-        names = [*logs, "loss", *(f"gradient of {name}" for name in names)]
+        names = ["loss", *(f"gradient of {name}" for name in names)]
         raise FloatingPointError(blame(finite, names, rollout, args))
     explained = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
     logs |= {"debug/collection_mismatch": first, "losses/clipfrac": torch.stack(clipfracs).mean(),
@@ -1797,6 +1877,11 @@ class Signals:
     def check(self) -> None:
         if self.received:
             raise Stopped(self.received)
+
+    def agree(self) -> None:
+        """Stops all ranks if one of them was told to."""
+        self.received = max(ranks.gather_tensor(torch.tensor(self.received or 0))).item() or None
+        self.check()
 
     def ignore(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -1901,7 +1986,7 @@ def compare_flags(path: str, saved: dict, args) -> None:
     changed = [name for name, value in vars(args).items() if saved.get(name) != value and name != "resume"]
     for name in changed:
         print(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}", file=sys.stderr)
-    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs") if name in changed]
+    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "world_size") if name in changed]
     if fixed:
         raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
                          f"{saved.get(fixed[0])}")
@@ -2001,11 +2086,11 @@ class Logger:
 
     def __init__(self, args, path: str, step: int = 0, state: dict | None = None):
         self.path, self.purge_step, self.writer, self.failing, self.pending = path, step or None, None, False, []
-        self.recent, self.restarts, self.seconds = deque(maxlen=100), 0, 0.0
+        self.recent, self.restarts, self.seconds, self.silent = deque(maxlen=100), 0, 0.0, ranks.rank > 0
         if state is not None:
             self.recent.extend(state["recent"])
             self.restarts, self.seconds = state["restarts"], state["seconds"]
-        if args.track:
+        if args.track and not self.silent:
             import wandb
 
             run_name = os.path.basename(path)
@@ -2015,7 +2100,8 @@ class Logger:
         table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         self.pending.append(("add_text", "hyperparameters", f"|param|value|\n|-|-|\n{table}", step))
         self.write(lambda: None)
-        self.bar = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, dynamic_ncols=True)
+        self.bar = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, dynamic_ncols=True,
+                        disable=self.silent)
         self.start = time.time() - self.seconds
 
     def episode(self, step: int, env: int, episodic_return: float, length: int, info: dict) -> None:
@@ -2032,7 +2118,11 @@ class Logger:
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
 
     def write(self, action: Callable[[], None]) -> bool:
-        """Writes what is pending to the log, and runs `action`, which may write files. False if that failed."""
+        """Writes what is pending to the log, and runs `action`, which may write files. False if that failed. Only rank
+        0 does so."""
+        if self.silent:
+            self.pending.clear()
+            return True
         try:
             if self.writer is None:
                 self.writer = SummaryWriter(self.path, max_queue=1000, purge_step=self.purge_step)
@@ -2054,7 +2144,7 @@ class Logger:
         """Saves `state` as the newest of `keep` checkpoints."""
         state["logger"] = {"recent": list(self.recent), "restarts": self.restarts, "seconds": time.time() - self.start}
         path = os.path.join(self.path, f"checkpoint_{step:012d}.ckpt")
-        if self.write(lambda: save_checkpoint(path, state)):
+        if self.write(lambda: save_checkpoint(path, state)) and not self.silent:
             for old in checkpoints_in(self.path)[max(keep, 1):]:
                 os.remove(old)
 
@@ -2073,7 +2163,7 @@ class Logger:
 
     def close(self) -> None:
         self.bar.close()
-        if self.write(lambda: None):
+        if self.write(lambda: None) and self.writer:
             self.writer.close()
 
 
@@ -2084,23 +2174,25 @@ class Logger:
 def main(args: Args) -> list[dict]:
     """Trains, evaluates, and returns the rows of the evaluation's table. A checkpoint is saved before an error is
     raised, and before the SystemExit (130 or 143) that follows SIGINT or SIGTERM."""
+    args.world_size = ranks.size
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
-    args.num_iterations = args.total_timesteps // args.batch_size
-    if 0 < args.total_timesteps < args.batch_size:
+    args.num_iterations = args.total_timesteps // (args.batch_size * args.world_size)
+    if args.total_timesteps > 0 and args.num_iterations == 0:
         raise ValueError(f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_envs} envs x "
                          f"{args.num_steps} steps; 0 only evaluates")
     check_flags(args)
     eval_entries(args)  # a wrong name is an error now and not after the training
+    device = ranks.start(torch.cuda.is_available() and args.cuda)
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
-    folder, saved = find_checkpoint(args) or (os.path.join(args.run_dir, run_name), None)
+    folder, saved = ranks.share(find_checkpoint(args) if ranks.rank == 0 else None) or (
+        ranks.share(os.path.join(args.run_dir, run_name)), None)
 
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    random.seed(args.seed + ranks.rank)
+    np.random.seed(args.seed + ranks.rank)
+    torch.manual_seed(args.seed)  # for the same weights on all ranks
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    rng = np.random.default_rng(args.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
+    rng = np.random.default_rng(args.seed + ranks.rank)
 
     # env setup
     envs = make_envs([partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.num_envs, args)
@@ -2108,19 +2200,22 @@ def main(args: Args) -> list[dict]:
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     if args.load_model:
         load_model(args.load_model, agent, device)
+    if ranks.rank > 0:
+        torch.manual_seed(args.seed + ranks.rank)
     actor, iteration = Actor(agent, envs.leaves, args.num_envs, args, device), 0
     if saved is None:
-        envs.reset(args.seed)
+        envs.reset(args.seed + ranks.rank * args.num_envs)
     else:
         iteration = restore(saved, agent, optimizer, actor, envs, rng, args)
-    logger = Logger(args, folder, envs.num_steps * args.num_envs, saved and saved["logger"])
+    global_step = lambda: envs.num_steps * args.num_envs * ranks.size
+    logger = Logger(args, folder, global_step(), saved and saved["logger"])
 
     def checkpoint(weights: tuple | None = None, whole: bool = True) -> None:
         model, optim = weights or (agent.state_dict(), optimizer.state_dict())
-        logger.checkpoint(envs.num_steps * args.num_envs, {
+        mine = {"envs": envs.state(), "actor": actor.state(), "random": random_state(rng)} if whole else None
+        logger.checkpoint(global_step(), {
             "args": vars(args), "iteration": iteration, "num_steps": envs.num_steps, "model": model, "optimizer": optim,
-            "random": random_state(rng), "envs": envs.state() if whole else None,
-            "actor": actor.state() if whole else None}, args.keep_checkpoints)
+            "ranks": ranks.gather(mine) if whole else None}, args.keep_checkpoints)
 
     signals.listen()
     try:
@@ -2133,20 +2228,24 @@ def main(args: Args) -> list[dict]:
             agent.encoder.observe(actor.storage)  # after the update: it must see what collection saw
             iteration += 1
             logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-            logger.update(envs.num_steps * args.num_envs, logs | actor.storage.stats())
+            logger.update(global_step(), logs | actor.storage.stats())
             if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == args.num_iterations):
                 checkpoint()
+            signals.agree()
         logger.bar.close()
+        if ranks.rank > 0:
+            return []
         if args.save_model:
             logger.write(lambda: save_model(os.path.join(folder, "model.pt"), agent, args))
         rows = evaluate(agent, args, device)
         if rows:
-            logger.save_table(rows, envs.num_steps * args.num_envs)
+            logger.save_table(rows, global_step())
         if args.capture_video:
             logger.write(lambda: save_video(os.path.join(folder, "episode.gif"), agent, args, device))
         return rows
     except Stopped as stop:
-        checkpoint()
+        if iteration < args.num_iterations:
+            checkpoint()
         raise SystemExit(128 + stop.args[0]) from None
     except FloatingPointError as error:
         checkpoint(before)  # from before the bad update
@@ -2162,6 +2261,7 @@ def main(args: Args) -> list[dict]:
         envs.close()
         logger.close()
         signals.ignore()
+        ranks.stop()
 
 
 def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng: np.random.Generator, args) -> int:
@@ -2171,18 +2271,18 @@ def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng:
         optimizer.load_state_dict(saved["optimizer"])
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"--resume {args.resume}: its network is not that of the flags: {error}") from None
-    states = saved["envs"]
-    lost = args.num_envs if states is None else sum(state["env"] is None for state in states)
+    mine = saved["ranks"] and saved["ranks"][ranks.rank]
+    lost = sum(state["env"] is None for state in mine["envs"]) if mine else args.num_envs
     if lost:
         print(f"--resume: {lost} of {args.num_envs} environments cannot restore their state and begin a new episode",
               file=sys.stderr)
-    if states is None:
-        envs.reset(args.seed + 1_000_003 * (saved["num_steps"] + 1))
-        envs.num_steps = saved["num_steps"]
+    if mine:
+        envs.restore((args.seed + ranks.rank * args.num_envs, saved["num_steps"], mine["envs"]))
+        actor.restore(mine["actor"])
+        set_random_state(mine["random"], rng)
     else:
-        envs.restore((args.seed, saved["num_steps"], states))
-        actor.restore(saved["actor"])
-    set_random_state(saved["random"], rng)
+        envs.reset(args.seed + ranks.rank * args.num_envs + 1_000_003 * (saved["num_steps"] + 1))
+        envs.num_steps = saved["num_steps"]
     return saved["iteration"]
 
 

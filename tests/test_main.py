@@ -25,7 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 SCRIPT = Path(ppo_graph.__file__)
 SCRIPTS = sorted(path.stem for path in SCRIPT.parent.glob("ppo_*.py"))
 FIELDS = [field.name for field in dataclasses.fields(ppo_graph.Args)]
-RUNTIME = ["batch_size", "minibatch_size", "num_iterations"]
+RUNTIME = ["batch_size", "minibatch_size", "world_size", "num_iterations"]
 
 
 def run_path(folder):

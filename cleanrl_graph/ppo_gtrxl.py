@@ -108,6 +108,8 @@ class Args:
     """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
     num_workers: int = 0
     """worker processes that step the environments; 0 steps them in this process (best for cheap environments)"""
+    double_buffer: bool = False
+    """if toggled, the policy serves one half of the environments while the workers step the other half"""
     on_env_error: Literal["raise", "restart"] = "raise"
     """what an exception in an environment does, or a worker that died or hangs: stop the training, or truncate the
     episode and make the environment anew"""
@@ -353,7 +355,7 @@ class Envs:
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
         self.restarts = [0] * len(makers)  # since the environment's last whole episode
-        self.last_step: Step | None = None
+        self.last_steps: list[Step] = [None]  # one, as there is one lane
 
     def reset(self, seed: int | None = None, num_steps: int = 0) -> Step:
         """Starts new episodes; env i is seeded with seed + i."""
@@ -387,7 +389,7 @@ class Envs:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
         observations, outcomes, finals, episodes = [], [], [], []
-        before = self.last_step.observations(self.leaves) if self.restart else None
+        before = self.last_steps[0].observations(self.leaves) if self.restart else None
         for i, action in enumerate(actions):
             try:
                 obs, reward, terminated, truncated, info = self.envs[i].step(action)
@@ -417,9 +419,16 @@ class Envs:
         parts, counts = collate(self.leaves, observations)
         self.check(range(len(observations)), parts, counts)
         finals = [(self.first_env + i, arrays) for i, arrays in finals]
-        self.last_step = Step(
-            parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
-        return self.last_step
+        step = Step(parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
+        self.last_steps = [step]
+        return step
+
+    def send(self, actions: list, lane: int = 0) -> None:
+        """With `receive` the two halves of a step, as in WorkerEnvs."""
+        self.actions = actions
+
+    def receive(self, lane: int = 0) -> Step:
+        return self.step(self.actions)
 
     def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
@@ -475,8 +484,8 @@ class Envs:
     def state(self) -> list[dict]:
         """Per environment what `restore` continues from. "env" is None for one without get_state and set_state, whose
         episode begins anew there."""
-        states = []
-        for i, (env, observation) in enumerate(zip(self.envs, self.last_step.observations(self.leaves))):
+        states, step = [], self.last_steps[0]
+        for i, (env, observation) in enumerate(zip(self.envs, step.observations(self.leaves))):
             limit, inner = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped
             try:
                 pack(saved := inner.get_state() if hasattr(inner, "set_state") else None)
@@ -486,8 +495,8 @@ class Envs:
             states.append({
                 "env": saved, "rng": env.unwrapped.np_random.bit_generator.state,
                 "elapsed": limit and limit._elapsed_steps,
-                "observation": observation, "reward": float(self.last_step.reward[i]),
-                "ends": [bool(self.last_step.terminated[i]), bool(self.last_step.truncated[i])],
+                "observation": observation, "reward": float(step.reward[i]),
+                "ends": [bool(step.terminated[i]), bool(step.truncated[i])],
                 "return": self.returns[i], "length": self.lengths[i], "restarts": self.restarts[i]})
         return states
 
@@ -569,24 +578,31 @@ class WorkerLost(RuntimeError):
 class WorkerEnvs:
     """The same N environments spread over worker processes. A worker's error is raised here, with its traceback, as is
     one that died or did not answer within `timeout` seconds (0: any time); with `restart` there is a new worker for
-    the latter two, and the episodes of its environments are truncated."""
+    the latter two, and the episodes of its environments are truncated. Each of `num_lanes` groups of environments can
+    be stepped on its own: `send` returns at once, and while its workers step, the others can be served."""
 
     def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str = "auto",
-                 restart: bool = False, timeout: float = 0.0):
+                 restart: bool = False, timeout: float = 0.0, num_lanes: int = 1):
         probe = Envs(makers[:1], action_head)
         self.leaves, self.action_space = probe.leaves, probe.action_space
         probe.close()
         self.makers, self.action_head, self.restart, self.timeout = makers, action_head, restart, timeout or None
-        self.seed, self.num_steps, self.last_step = None, 0, None
+        self.seed, self.num_steps = None, 0
         self.returns, self.lengths = np.zeros(len(makers)), np.zeros(len(makers), np.int64)
         self.workers: list[tuple] = []  # (process, pipe, slice of envs)
         self.buffers: list[np.ndarray] = []  # the shared memory that each worker writes to
         self.restarts: list[int] = []  # of each worker since it answered last
-        for idx in np.array_split(np.arange(len(makers)), min(num_workers, len(makers))):
-            self.workers.append((None, None, slice(int(idx[0]), int(idx[-1]) + 1)))
-            self.buffers.append(np.zeros(0, np.uint8))
-            self.restarts.append(0)
-            self.start(len(self.workers) - 1)
+        self.lanes: list[list[int]] = []  # the workers of each lane
+        for lane in np.array_split(np.arange(len(makers)), num_lanes):
+            self.lanes.append([])
+            for idx in np.array_split(lane, min(num_workers // num_lanes, len(lane))):
+                self.lanes[-1].append(len(self.workers))
+                self.workers.append((None, None, slice(int(idx[0]), int(idx[-1]) + 1)))
+                self.buffers.append(np.zeros(0, np.uint8))
+                self.restarts.append(0)
+                self.start(self.lanes[-1][-1])
+        self.last_steps: list[Step] = [None] * num_lanes  # of each lane
+        self.before: list[list] = [[]] * num_lanes  # with `restart`, the observations of each lane at its last step
 
     def start(self, k: int) -> None:
         """Starts worker k, in the place of the one that was there."""
@@ -601,18 +617,36 @@ class WorkerEnvs:
         self.workers[k] = process, pipe, envs
 
     def reset(self, seed: int | None = None) -> Step:
+        """Starts new episodes; env i is seeded with seed + i."""
         self.seed, self.num_steps = seed, 0
         for k in range(len(self.workers)):
             self.ask(k, "reset", seed)
-        return self.join([self.answer(k) for k in range(len(self.workers))])
+        return self.join([self.join([self.answer(k) for k in ks], lane) for lane, ks in enumerate(self.lanes)])
 
     def step(self, actions: list) -> Step:
-        self.num_steps += 1
-        before = self.last_step.observations(self.leaves) if self.restart else []
-        for k, (_, _, envs) in enumerate(self.workers):
-            self.ask(k, "step", actions[envs])
+        """Steps env i with actions[i], an element of its action space."""
+        for lane in range(len(self.lanes)):
+            self.send(actions[self.span(lane)], lane)
+        return self.join([self.receive(lane) for lane in range(len(self.lanes))])
+
+    def span(self, lane: int) -> slice:
+        """The environments of a lane."""
+        return slice(self.workers[self.lanes[lane][0]][2].start, self.workers[self.lanes[lane][-1]][2].stop)
+
+    def send(self, actions: list, lane: int = 0) -> None:
+        """Begins a step of the environments of a lane."""
+        self.num_steps += lane == 0
+        first = self.span(lane).start
+        if self.restart:
+            self.before[lane] = self.last_steps[lane].observations(self.leaves)
+        for k in self.lanes[lane]:
+            envs = self.workers[k][2]
+            self.ask(k, "step", actions[envs.start - first:envs.stop - first])
+
+    def receive(self, lane: int = 0) -> Step:
+        """What the environments of a lane returned; the envs in `finals` and `episodes` are counted over all lanes."""
         steps = []
-        for k in range(len(self.workers)):
+        for k in self.lanes[lane]:
             try:
                 steps.append(self.answer(k))
                 self.restarts[k] = 0
@@ -621,11 +655,11 @@ class WorkerEnvs:
                     raise
                 print(f"{error}: restarted", file=sys.stderr, flush=True)
                 self.restarts[k] += 1
-                steps.append(self.replace(k, before))
-        return self.join(steps)
+                steps.append(self.replace(k, self.before[lane], self.span(lane).start))
+        return self.join(steps, lane)
 
-    def replace(self, k: int, before: list[list[np.ndarray]]) -> Step:
-        """The first step of a new worker k; `before` are the last observations of all environments."""
+    def replace(self, k: int, before: list[list[np.ndarray]], first: int) -> Step:
+        """The first step of a new worker k; before[i] is the last observation of env first + i."""
         process, pipe, envs = self.workers[k]
         process.kill()
         pipe.close()
@@ -635,7 +669,7 @@ class WorkerEnvs:
         self.ask(k, "reset", seed, self.num_steps)
         step = self.answer(k)
         return step._replace(terminated=~step.terminated, truncated=step.terminated, finals=[
-            (i, before[i]) for i in idx], episodes=[
+            (i, before[i - first]) for i in idx], episodes=[
             (i, float(self.returns[i]), int(self.lengths[i]), {"restarted": 1}) for i in idx])
 
     def ask(self, k: int, *request) -> None:
@@ -660,18 +694,21 @@ class WorkerEnvs:
             return reply
         if buffer is not None:
             self.buffers[k] = buffer.numpy()
-        return reply._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[k], offset)
+        return reply._replace(parts=[[np.ndarray(shape, leaf.dtype, self.buffers[k], offset)]
                                      for leaf, (shape, offset) in zip(self.leaves, layout)])
 
-    def join(self, steps: list[Step]) -> Step:
+    def join(self, steps: list[Step], lane: int | None = None) -> Step:
+        """One step of all these environments, which are those of a lane."""
         counts = {group: np.concatenate([step.counts[group] for step in steps]) for group in steps[0].counts}
         reward, terminated, truncated = (np.concatenate([step[k] for step in steps]) for k in (2, 3, 4))
         finals, episodes = (sum((getattr(step, name) for step in steps), []) for name in ("finals", "episodes"))
-        going_on = ~(terminated | truncated)
-        self.returns, self.lengths = (self.returns + reward) * going_on, (self.lengths + 1) * going_on
-        self.last_step = Step(
-            list(zip(*[step.parts for step in steps])), counts, reward, terminated, truncated, finals, episodes)
-        return self.last_step
+        parts = [sum(arrays, []) for arrays in zip(*[step.parts for step in steps])]
+        step = Step(parts, counts, reward, terminated, truncated, finals, episodes)
+        if lane is not None:
+            envs, going_on, self.last_steps[lane] = self.span(lane), ~(terminated | truncated), step
+            self.returns[envs] = (self.returns[envs] + reward) * going_on
+            self.lengths[envs] = (self.lengths[envs] + 1) * going_on
+        return step
 
     def state(self) -> list[dict]:
         for k in range(len(self.workers)):
@@ -682,7 +719,7 @@ class WorkerEnvs:
         self.seed, self.num_steps, states = saved
         for k, (_, _, envs) in enumerate(self.workers):
             self.ask(k, "restore", (self.seed, self.num_steps, states[envs]))
-        step = self.join([self.answer(k) for k in range(len(self.workers))])
+        step = self.join([self.join([self.answer(k) for k in ks], lane) for lane, ks in enumerate(self.lanes)])
         self.returns, self.lengths = (np.array([state[name] for state in states]) for name in ("return", "length"))
         return step
 
@@ -713,9 +750,13 @@ def id_group(leaves: list[Leaf]) -> str | None:
 
 
 def make_envs(makers: list[Callable[[], gym.Env]], args) -> Envs | WorkerEnvs:
-    restart = args.on_env_error == "restart"
+    """Steps in this process or in --num-workers others. ValueError if --double-buffer has no two equal halves."""
+    restart, num_lanes = args.on_env_error == "restart", 2 if args.double_buffer else 1
+    if num_lanes == 2 and (args.num_workers < 2 or args.num_envs % 2):
+        raise ValueError(f"--double-buffer needs at least 2 --num-workers, not {args.num_workers}, and an even "
+                         f"--num-envs, not {args.num_envs}")
     if args.num_workers:
-        return WorkerEnvs(makers, args.num_workers, args.action_head, restart, args.env_timeout)
+        return WorkerEnvs(makers, args.num_workers, args.action_head, restart, args.env_timeout, num_lanes)
     return Envs(makers, args.action_head, restart)
 
 
@@ -1508,37 +1549,45 @@ class Actor:
     `begin` starts a rollout, `act` and `value` collect it, `minibatches` yields what `ppo_loss` reads of it; `state`
     and `restore` are for checkpoints."""
 
-    def __init__(self, agent: Agent, leaves: list[Leaf], num_envs: int, args, device: torch.device):
+    def __init__(self, agent: Agent, leaves: list[Leaf], num_envs: int, args, device: torch.device, num_lanes: int = 1):
         self.agent, self.storage, self.extra = agent, Storage(leaves, device), Storage(leaves, device)
-        self.memory = Memory(agent.gtrxl, num_envs, args.memory_length)
-        self.last_action, self.prev_reward = torch.zeros(num_envs, agent.action_dim, device=device), args.prev_reward
+        self.memory = [Memory(agent.gtrxl, num_envs // num_lanes, args.memory_length) for _ in range(num_lanes)]
+        last_action = torch.zeros(num_envs // num_lanes, agent.action_dim, device=device)
+        self.last_action, self.prev_reward = [last_action] * num_lanes, args.prev_reward
 
     def begin(self) -> None:
         self.storage.clear()
-        self.memory.rebuild()  # the weights changed
-        self.past = self.memory.past(self.memory.age)._replace(window=0)  # of the rollout, all N envs
+        for memory in self.memory:
+            memory.rebuild()  # the weights changed
+        inputs = [memory.past(memory.age).inputs for memory in self.memory]
+        longest = max(x.shape[1] for x in inputs)
+        inputs = [F.pad(x, (0, 0, 0, 0, longest - x.shape[1], 0)) for x in inputs]
+        self.past = Past(torch.cat(inputs, 2), 0)  # of the rollout, all N envs
 
-    def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """(action [N, columns], log_prob [N], value [N], what else the loss needs) for the observations of `step`. An
+    def act(self, step: Step, greedy: bool = False, lane: int = 0) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """(action [N, columns], log_prob [N], value [N], what else the loss needs) for the observations of `step`, of
+        all environments or of those of one lane. An
         episode that begins with them remembers nothing."""
         self.storage.append(step.parts, step.counts)
-        previous, age = self.previous(step.reward), self.memory.begin(step.terminated | step.truncated)
+        memory = self.memory[lane]
+        previous, age = self.previous(step.reward, lane), memory.begin(step.terminated | step.truncated)
         previous = previous * (age[0] > 0)[:, None]
-        action, log_prob, _, value, self.last_action = self.agent(
-            self.storage.latest(), previous, age, self.memory, greedy=greedy)
-        self.past = self.past._replace(window=max(self.past.window, self.memory.window))
+        action, log_prob, _, value, self.last_action[lane] = self.agent(
+            self.storage.latest(), previous, age, memory, greedy=greedy)
+        self.past = self.past._replace(window=max(self.past.window, memory.window))
         return action, log_prob, value, {"previous": previous, "age": age[0]}
 
-    def previous(self, reward: np.ndarray) -> Tensor:
-        reward = torch.from_numpy(reward)[:, None].to(self.last_action)
-        return torch.cat([self.last_action, reward], 1) if self.prev_reward else self.last_action
+    def previous(self, reward: np.ndarray, lane: int) -> Tensor:
+        action = self.last_action[lane]
+        reward = torch.from_numpy(reward)[:, None].to(action)
+        return torch.cat([action, reward], 1) if self.prev_reward else action
 
-    def value(self, step: Step, parts: list, counts: dict, envs: np.ndarray) -> Tensor:
-        """V [B] of the observations (`parts`, `counts`) to which the last actions of `envs` led."""
+    def value(self, step: Step, parts: list, counts: dict, envs: np.ndarray, lane: int = 0) -> Tensor:
+        """V [B] of the observations (`parts`, `counts`) to which the last actions of `envs` of the lane led."""
         self.extra.clear()
         self.extra.append(parts, counts)
-        age, previous = self.memory.age[envs], self.previous(step.reward)[envs]
-        past = self.memory.past(age, envs)
+        age, previous = self.memory[lane].age[envs], self.previous(step.reward, lane)[envs]
+        past = self.memory[lane].past(age, envs)
         return self.agent.value(self.extra.latest(), previous, self.storage.to_device(age)[None], past)
 
     def minibatches(self, rollout: "Rollout", rng: np.random.Generator, args) -> Iterator[tuple[tuple, "Rollout"]]:
@@ -1551,14 +1600,14 @@ class Actor:
             yield (self.storage.gather(idx), batch.inputs["previous"], age, past), batch
 
     def state(self) -> dict:
-        past = self.memory.past(self.memory.age)
-        return {"inputs": past.inputs, "age": self.memory.age, "last_action": self.last_action}
+        lanes = [(memory.past(memory.age).inputs, memory.age) for memory in self.memory]
+        return {"lanes": lanes, "last_action": self.last_action}
 
     def restore(self, state: dict) -> None:
-        inputs = state["inputs"].to(self.memory.inputs.device)
-        self.memory.inputs, self.memory.stop, self.memory.age = inputs, inputs.shape[1], state["age"]
-        self.last_action = state["last_action"].to(self.last_action.device)
-        self.memory.rebuild()
+        for memory, (inputs, age) in zip(self.memory, state["lanes"]):
+            memory.inputs, memory.stop, memory.age = inputs.to(memory.inputs.device), inputs.shape[1], age
+            memory.rebuild()
+        self.last_action = [last.to(old.device) for last, old in zip(state["last_action"], self.last_action)]
 
 
 def check_flags(args) -> None:
@@ -1652,25 +1701,37 @@ class Rollout(NamedTuple):
 
 @torch.no_grad()
 def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
-    """Steps the envs num_steps times from their last step."""
-    T, N = args.num_steps, args.num_envs
-    rewards, dones = np.zeros((T, N), np.float32), np.zeros((T, N), bool)
-    records, step = [], envs.last_step
+    """Steps the envs num_steps times from their last steps, lane by lane: while the policy serves one lane, workers can
+    step the other one."""
+    T, N, num_lanes, start = args.num_steps, args.num_envs, len(envs.last_steps), envs.num_steps
+    rewards, dones, next_value = np.zeros((T, N), np.float32), np.zeros((T, N), bool), np.zeros(N, np.float32)
+    records, M = [], N // num_lanes
     actor.begin()
-    for t in range(T):
-        action, log_prob, value, inputs = actor.act(step)
-        records.append((action, log_prob, value, *inputs.values()))
-        step = envs.step(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)))
-        rewards[t], dones[t] = step.reward, step.terminated | step.truncated
-        for episode in step.episodes:
-            on_episode(envs.num_steps * N * ranks.size, *episode)
-        if step.finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
-            where, observations = zip(*step.finals)
-            bootstrap = actor.value(step, *collate(envs.leaves, observations), np.array(where))
-            rewards[t, where] += args.gamma * bootstrap.cpu().numpy()
-        if ranks.size == 1:  # several ranks stop together, at the end of an update
-            signals.check()
-    next_value = actor.value(step, step.parts, step.counts, np.arange(N)).cpu().numpy()
+    for t in range(T + 1):
+        ends = t == T or (signals.received and ranks.size == 1)  # several ranks stop together, after an update
+        for lane in range(num_lanes):
+            mine = slice(lane * M, lane * M + M)
+            if t > 0:
+                step = envs.receive(lane)
+                rewards[t - 1, mine], dones[t - 1, mine] = step.reward, step.terminated | step.truncated
+                for episode in step.episodes:
+                    on_episode((start + t) * N * ranks.size, *episode)
+                if step.finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
+                    where, observations = zip(*step.finals)
+                    final = collate(envs.leaves, observations)
+                    bootstrap = actor.value(step, *final, np.array(where) - mine.start, lane)
+                    rewards[t - 1, where] += args.gamma * bootstrap.cpu().numpy()
+            if ends:
+                step = envs.last_steps[lane]
+                next_value[mine] = actor.value(step, step.parts, step.counts, np.arange(M), lane).cpu().numpy()
+            else:
+                action, log_prob, value, inputs = actor.act(envs.last_steps[lane], lane=lane)
+                records.append((action, log_prob, value, *inputs.values()))
+                envs.send(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)), lane)
+        if ends:
+            break
+    if t < T:
+        signals.check()
     actions, log_probs, values, *others = (torch.cat(column) for column in zip(*records))
     advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
     advantages = actor.storage.to_device(advantages.reshape(-1))
@@ -1914,7 +1975,8 @@ def compare_flags(path: str, saved: dict, args) -> None:
     changed = [name for name, value in vars(args).items() if saved.get(name) != value and name != "resume"]
     for name in changed:
         print(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}", file=sys.stderr)
-    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "world_size") if name in changed]
+    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "double_buffer", "world_size")
+             if name in changed]
     if fixed:
         raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
                          f"{saved.get(fixed[0])}")
@@ -2130,7 +2192,7 @@ def main(args: Args) -> list[dict]:
         load_model(args.load_model, agent, device)
     if ranks.rank > 0:
         torch.manual_seed(args.seed + ranks.rank)
-    actor, iteration = Actor(agent, envs.leaves, args.num_envs, args, device), 0
+    actor, iteration = Actor(agent, envs.leaves, args.num_envs, args, device, len(envs.last_steps)), 0
     if saved is None:
         envs.reset(args.seed + ranks.rank * args.num_envs)
     else:

@@ -87,7 +87,7 @@ def play(space, lengths, args, num_rollouts=3, values=None, **kwargs):
             for parameter in agent.parameters():
                 parameter += 0.01 * torch.randn_like(parameter)
             original, calls = ppo_framestack.Actor.value, []
-            actor.value = lambda step, parts, counts, which: calls.append(
+            actor.value = lambda step, parts, counts, which, lane: calls.append(
                 (which.tolist(), original(actor, step, parts, counts, which))) or calls[-1][1]
             rollout = ppo_framestack.collect(actor, envs, args, lambda *episode: None)
     if values is not None:

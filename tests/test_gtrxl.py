@@ -348,9 +348,9 @@ def counter_rollouts(num_rollouts=3, lengths=(5, 13, 3), **kwargs):
     actor, calls = ppo_gtrxl.Actor(agent, envs.leaves, 3, args, CPU), []
     original = actor.value
 
-    def value(step, parts, counts, which):
+    def value(step, parts, counts, which, lane):
         result, obs = original(step, parts, counts, which), torch.from_numpy(np.concatenate(parts[0]))
-        calls.append((len(actor.storage.steps), list(which), obs, actor.previous(step.reward)[which], result))
+        calls.append((len(actor.storage.steps), list(which), obs, actor.previous(step.reward, 0)[which], result))
         return result
 
     actor.value = value

@@ -389,7 +389,7 @@ def test_values_of_cut_off_episodes(monkeypatch):
     their own episode; memory that leaks into the next episode while collecting and training alike shows here."""
     torch.testing.assert_close(*corridor_advantages(), atol=1e-4, rtol=1e-4)
     honest, never = script.Actor.act, np.zeros(4, bool)
-    monkeypatch.setattr(script.Actor, "act", lambda self, step: honest(
+    monkeypatch.setattr(script.Actor, "act", lambda self, step, **kwargs: honest(
         self, step._replace(terminated=never, truncated=never)))
     result, expected = corridor_advantages()
     assert (result - expected).abs().max() > 1e-3
@@ -408,9 +408,9 @@ def test_actor_equals_collection(makers):
             actions.append(actor.act(step)[0])
             step = envs.step(script.to_env_actions(envs.action_space, iter(actions[-1].numpy().T)))
     assert torch.equal(torch.cat(actions[10:]), rollout.actions) and (step.reward == last.reward).all()
-    for name, value in collected.memory.items():
-        assert value.dtype == actor.memory[name].dtype
-        torch.testing.assert_close(value, actor.memory[name])
+    for name, value in collected.memory[0].items():
+        assert value.dtype == actor.memory[0][name].dtype
+        torch.testing.assert_close(value, actor.memory[0][name])
 
 
 def test_state_keeps_its_types(tmp_path):
@@ -418,7 +418,7 @@ def test_state_keeps_its_types(tmp_path):
     beyond 2**53 stay what they are, edge features keep their dtype."""
     makers = [lambda: IdEnv("graph_categories", "discrete")] * 5
     agent, actor, _, _, _ = rollout_of(makers, remember_edges=True, **MEMORY)
-    state = actor.memory
+    (state,) = actor.memory
     empty = agent.first_state(5)
     assert {name: value.dtype for name, value in state.items()} == {name: value.dtype for name, value in empty.items()}
     for name in ("ptr", "keys", "edge_ptr", "edge_index", "edge_attr"):
@@ -440,7 +440,7 @@ def test_inputs_of_the_memory():
     for name, flag in (("action", "prev_action"), ("reward", "prev_reward")):
         for on in (False, True):
             agent, actor, _, _, _ = rollout_of(PLAIN, **{flag: on})
-            state = actor.memory
+            (state,) = actor.memory
             obs, rewards = {"obs": torch.randn(5, 4)}, torch.ones(5)
             changed = state | {"action": state["action"] + 1} if name == "action" else state
             starts = torch.tensor([False] * 4 + [True])

@@ -35,6 +35,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, NamedTuple, Sequence
 
 import gymnasium as gym
@@ -66,6 +67,10 @@ class Args:
     """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
     """if toggled, use CUDA when it is available"""
+    compile: Literal["no", "default", "reduce-overhead"] = "no"
+    """mode of torch.compile for encoder and MLPs; batches are filled up to few sizes, with at most 1/8 more rows"""
+    profile: bool = False
+    """if toggled, write where the time goes to {run_dir}/{run_name}/profile.md, and a trace of the third update"""
     track: bool = False
     """if toggled, track this experiment with Weights and Biases"""
     wandb_project_name: str = "cleanrl_graph"
@@ -186,6 +191,31 @@ class Args:
 
 # --- shared: environments ---
 # ---- Environments: the leaves of an observation, stepped in this process or in worker processes ----
+class section(contextlib.ContextDecorator):
+    """--profile: adds the time inside, without that of sections inside it, to the seconds of `name`."""
+
+    on, inner, seconds, calls = False, [], {}, {}
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __enter__(self) -> None:
+        if section.on:
+            range_ = torch.profiler.record_function(self.name)
+            range_.__enter__()
+            section.inner.append([range_, time.perf_counter(), 0.0])
+
+    def __exit__(self, *exception) -> None:
+        if section.inner:
+            range_, start, inside = section.inner.pop()
+            seconds = time.perf_counter() - start
+            section.seconds[self.name] = section.seconds.get(self.name, 0.0) + seconds - inside
+            section.calls[self.name] = section.calls.get(self.name, 0) + 1
+            if section.inner:
+                section.inner[-1][2] += seconds
+            range_.__exit__(*exception)
+
+
 NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
 
 
@@ -298,6 +328,7 @@ class Step(NamedTuple):
         return [list(map(np.copy, row)) for row in zip(*columns)]
 
 
+@section("collate")
 def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]:
     """`parts` and `counts` of a Step from one list of leaf arrays per observation."""
     parts, counts = [], {None: np.ones(len(observations), np.int64)}
@@ -406,6 +437,7 @@ class Envs:
         """With `receive` the two halves of a step, as in WorkerEnvs."""
         self.actions = actions
 
+    @section("environments")
     def receive(self, lane: int = 0) -> Step:
         return self.step(self.actions)
 
@@ -436,6 +468,7 @@ class Envs:
             arrays.append(array)
         return arrays
 
+    @section("check")
     def check(self, envs: Sequence[int], parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
         """ValueError for the first value of `parts` that is out of range; row b of `counts` belongs to envs[b]."""
         for leaf, (values,) in zip(self.leaves, parts):
@@ -622,6 +655,7 @@ class WorkerEnvs:
             envs = self.workers[k][2]
             self.ask(k, "step", actions[envs.start - first:envs.stop - first])
 
+    @section("environments")
     def receive(self, lane: int = 0) -> Step:
         """What the environments of a lane returned; the envs in `finals` and `episodes` are counted over all lanes."""
         steps = []
@@ -787,6 +821,7 @@ class Storage:
         self.num_kept, self.size = list(self.num_rows), sum(len(step[None]) for step in self.steps)
         self.index: dict[str | None, tuple] = {}  # of all steps: rows per observation and first row, made when needed
 
+    @section("storage")
     def append(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
         """Adds the N observations of one step (see `Step`)."""
         for k, arrays in enumerate(parts):
@@ -829,6 +864,7 @@ class Storage:
         ends = zip(self.values, self.num_rows, self.leaves)
         return self.assemble([v[stop - num[leaf.group]:stop] for v, stop, leaf in ends], self.steps[-1])
 
+    @section("gather")
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], any order, repeats allowed): one selection of rows per leaf."""
         if not self.index:
@@ -1025,6 +1061,7 @@ class Encoder(nn.Module):
         rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs) for leaf in leaves
                 if leaf.kind != "links"}
         self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
+        self.fill = {leaf.path: getattr(leaf.space, "start", 0) for leaf in leaves}  # a value that each leaf can have
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         links = [leaf.path for leaf in leaves if leaf.kind == "links"]
         self.links = {path.removesuffix("edge_links") + "nodes": path for path in links}
@@ -1072,6 +1109,80 @@ class Encoder(nn.Module):
         if self.readout != "max":
             parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
         return torch.cat(parts, 1)
+
+
+MAX_SHAPES = 64  # that a network is compiled for; batches of other shapes run as they are
+
+
+def bucket(num: int) -> int:
+    """`num` rounded up to a multiple of 1/8 of the power of two below it."""
+    step = 1 << max(0, num.bit_length() - 4)
+    return -(-num // step) * step
+
+
+def num_rows(leaf: Tensor | Ragged) -> int:
+    return len(leaf.values if isinstance(leaf, Ragged) else leaf)
+
+
+def fill_up(obs: Obs, fill: dict[str, Any]) -> Obs:
+    """The leaves `fill` of the observations with as many more as make their number, and the rows of each leaf, fill a
+    bucket. The first of these observations owns all spare rows, which hold fill[path]; spare edges join its first node
+    to itself."""
+    leaf = next(iter(obs.values()))
+    num, filled = len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf), {}
+    more = bucket(num + 1) - num
+    for path, value in fill.items():
+        leaf, ragged = obs[path], isinstance(obs[path], Ragged)
+        if path.endswith("edge_links"):
+            value = num_rows(obs[path.removesuffix("edge_links") + "nodes"])
+        values = leaf.values if ragged else leaf
+        spare = bucket(len(values) + 1) - len(values) if ragged else more
+        row = torch.as_tensor(value, dtype=values.dtype, device=values.device).expand(spare, *values.shape[1:])
+        filled[path] = values = torch.cat([values, row])
+        if ragged:
+            ends, owner = leaf.ptr.new_full((more,), len(values)), leaf.batch.new_full((spare,), num)
+            filled[path] = Ragged(values, torch.cat([leaf.ptr, ends]), torch.cat([leaf.batch, owner]))
+    return filled
+
+
+class Compiled:
+    """Stands for the forward of an encoder, or of a network of rows [B, dim], and compiles it for few sizes."""
+
+    def __init__(self, module: nn.Module, mode: str):
+        torch._dynamo.config.recompile_limit = 4 * MAX_SHAPES
+        self.module, self.eager = module, module.forward
+        self.compiled = torch.compile(self.eager, dynamic=False, mode=None if mode == "default" else mode)
+        self.shapes, self.valid, self.filled = set(), 0, 0  # seen; rows that came in, and with the spare ones
+
+    def __call__(self, inputs: Obs | Tensor):
+        if isinstance(self.module, Encoder):
+            filled = fill_up(inputs, self.module.fill)
+            before, after = [num_rows(inputs[path]) for path in filled], [num_rows(leaf) for leaf in filled.values()]
+        else:
+            filled = F.pad(inputs, (0, 0, 0, bucket(len(inputs)) - len(inputs)))
+            before, after = [len(inputs)], [len(filled)]
+        shape = (*after, torch.is_grad_enabled())
+        if shape not in self.shapes and len(self.shapes) == MAX_SHAPES:
+            return self.eager(inputs)
+        self.shapes.add(shape)
+        self.valid, self.filled = self.valid + sum(before), self.filled + sum(after)
+        result = self.compiled(filled)  # copied below: the memory of a captured graph is used again
+        if not isinstance(self.module, Encoder):
+            return result[:len(inputs)].clone()
+        features, elements = result
+        leaf = next(iter(inputs.values()))
+        num = len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf)
+        return features[:num].clone(), {group: rows[:num_rows(inputs[self.module.groups[group][0]])].clone()
+                                        for group, rows in elements.items()}
+
+
+def compile_networks(agent: nn.Module, mode: str) -> list[Compiled]:
+    """Compiles encoder, actor and critic in place."""
+    networks = [agent.encoder, agent.actor, agent.critic] if mode != "no" else []
+    networks = [module for module in networks if any(True for _ in module.parameters())]
+    for module in networks:
+        module.forward = Compiled(module, mode)
+    return [module.forward for module in networks]
 
 
 def key(path: str) -> str:
@@ -1455,9 +1566,11 @@ def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
                 step = envs.last_steps[lane]
                 next_value[mine] = actor.value(step, step.parts, step.counts, np.arange(M), lane).cpu().numpy()
             else:
-                action, log_prob, value, inputs = actor.act(envs.last_steps[lane], lane=lane)
+                with section("policy"):
+                    action, log_prob, value, inputs = actor.act(envs.last_steps[lane], lane=lane)
+                    actions = to_env_actions(envs.action_space, iter(action.cpu().numpy().T))
                 records.append((action, log_prob, value, *inputs.values()))
-                envs.send(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)), lane)
+                envs.send(actions, lane)
         if ends:
             break
     if t < T:
@@ -1468,6 +1581,7 @@ def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
     return Rollout(actions, log_probs, values, advantages, advantages + values, dict(zip(inputs, others)))
 
 
+@section("gae")
 def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> np.ndarray:
     """Advantages float32 [T, N] (Schulman et al. 2015, eq. 16), cut where an episode ends; `rewards` of truncated steps
     hold the bootstrapped value already."""
@@ -1480,6 +1594,7 @@ def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> 
     return advantages
 
 
+@section("forward")
 def ppo_loss(agent: Agent, inputs: tuple, batch: Rollout, args) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) and what is logged of it."""
     _, log_prob, entropy, value, *_ = agent(*inputs, action=batch.actions)
@@ -1520,14 +1635,17 @@ def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.rand
         for inputs, batch in actor.minibatches(rollout, rng, args):
             loss, logs = ppo_loss(agent, inputs, batch, args)
             optimizer.zero_grad()
-            loss.backward()
-            loss = ranks.average_gradients(params.values(), loss.detach())
-            names = [name for name, param in params.items() if param.grad is not None]
-            norms = torch.stack(torch._foreach_norm([params[name].grad for name in names]))
-            nn.utils.clip_grads_with_norm_(params.values(), args.max_grad_norm, norms.norm(), foreach=True)
-            finite.append(torch.cat([loss.view(1), norms]).isfinite())
-            optimizer.found_inf = 1.0 - finite[-1].all().float()  # a fused optimizer reads it on the device
-            optimizer.step()
+            with section("backward"):
+                loss.backward()
+            with section("all-reduce"):
+                loss = ranks.average_gradients(params.values(), loss.detach())
+            with section("optimizer"):
+                names = [name for name, param in params.items() if param.grad is not None]
+                norms = torch.stack(torch._foreach_norm([params[name].grad for name in names]))
+                nn.utils.clip_grads_with_norm_(params.values(), args.max_grad_norm, norms.norm(), foreach=True)
+                finite.append(torch.cat([loss.view(1), norms]).isfinite())
+                optimizer.found_inf = 1.0 - finite[-1].all().float()  # a fused optimizer reads it on the device
+                optimizer.step()
             first = logs["debug/collection_mismatch"] if first is None else first
             clipfracs.append(logs["losses/clipfrac"])
         if args.target_kl is not None and ranks.mean(logs["losses/approx_kl"]) > args.target_kl:
@@ -1830,6 +1948,7 @@ class Logger:
         self.pending.append(("add_scalar", "charts/episodic_return", episodic_return, step))
         self.pending.append(("add_scalar", "charts/episodic_length", length, step))
 
+    @section("logging")
     def update(self, step: int, scalars: dict[str, float]) -> None:
         scalars["charts/SPS"], scalars["charts/env_restarts"] = int(step / (time.time() - self.start)), self.restarts
         self.pending += [("add_scalar", name, value, step) for name, value in scalars.items()]
@@ -1881,6 +2000,16 @@ class Logger:
 
         self.write(files)
 
+    def save_profile(self) -> None:
+        """Prints the seconds of each section of the training, profile.md holds them too."""
+        total = time.time() - self.start - self.seconds
+        rows = sorted(section.seconds.items(), key=itemgetter(1), reverse=True)
+        rows.append(("everything else", total - sum(section.seconds.values())))
+        table = ["| section | calls | seconds | share |", "| --- | --- | --- | --- |"]
+        table += [f"| {k} | {section.calls.get(k, '')} | {v:.2f} | {v / total:.1%} |" for k, v in rows]
+        print("\n".join(table))
+        self.write(lambda: Path(self.path, "profile.md").write_text("\n".join(table) + "\n"))
+
     def close(self) -> None:
         self.bar.close()
         if self.write(lambda: None) and self.writer:
@@ -1920,6 +2049,7 @@ def main(args: Args) -> list[dict]:
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     if args.load_model:
         load_model(args.load_model, agent, device)
+    compiled = compile_networks(agent, args.compile)
     if ranks.rank > 0:
         torch.manual_seed(args.seed + ranks.rank)
     actor, iteration = Actor(agent, envs.leaves, args.num_envs, args, device, len(envs.last_steps)), 0
@@ -1938,8 +2068,12 @@ def main(args: Args) -> list[dict]:
             "ranks": ranks.gather(mine) if whole else None}, args.keep_checkpoints)
 
     signals.listen()
+    first, trace = iteration, torch.profiler.profile() if args.profile and ranks.rank == 0 else None
+    section.on = args.profile
     try:
         while iteration < args.num_iterations:
+            if trace and iteration == first + 2:
+                trace.start()
             if args.anneal_lr:
                 optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - iteration / args.num_iterations)
             before = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
@@ -1948,11 +2082,20 @@ def main(args: Args) -> list[dict]:
             agent.encoder.observe(actor.storage)  # after the update: it must see what collection saw
             iteration += 1
             logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            if compiled:
+                logs["charts/compilations"] = sum(len(network.shapes) for network in compiled)
+                logs["charts/spare_rows"] = 1 - sum(n.valid for n in compiled) / sum(n.filled for n in compiled)
             logger.update(global_step(), logs | actor.storage.stats())
             if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == args.num_iterations):
                 checkpoint()
+            if trace and iteration == first + 3:
+                trace.stop()
+                logger.write(partial(trace.export_chrome_trace, os.path.join(folder, "trace.json")))
             signals.agree()
         logger.bar.close()
+        section.on = False
+        if args.profile:
+            logger.save_profile()
         if ranks.rank > 0:
             return []
         if args.save_model:

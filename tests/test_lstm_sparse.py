@@ -315,7 +315,7 @@ def rollout_of(makers, seed=0, steps=None, agent=None, **kwargs):
     envs.reset(3)
     for _ in range(2):
         rollout = script.collect(actor, envs, args, lambda *episode: None)
-    return agent, actor, envs.last_step, rollout, args
+    return agent, actor, envs.last_steps[0], rollout, args
 
 
 def mismatch(agent, actor, rollout, args):

@@ -58,7 +58,7 @@ def corridor_rollout(num_steps=12, reuse=False, **kwargs):
     actor, episodes = ppo_graph.Actor(agent, envs.leaves, len(CORRIDORS), args, CPU), []
     envs.reset(0)
     rollout = ppo_graph.collect(actor, envs, args, lambda *e: episodes.append(e))
-    return envs, agent, actor, envs.last_step, rollout, episodes, args
+    return envs, agent, actor, envs.last_steps[0], rollout, episodes, args
 
 
 def reference_advantages(agent, ends, num_steps, gamma, lam):

@@ -1,15 +1,16 @@
 """Where the time of a training goes: environments, networks, and everything else.
 
     python benchmark/speed/breakdown.py --out benchmark/results/speed/breakdown.md
-    python benchmark/speed/breakdown.py --tasks cartpole --cartpole-timesteps 20000
+    python benchmark/speed/breakdown.py --tasks cartpole --scale 0.2
 
-Runs ppo_graph.py in this process on the CPU, first as it is (also the warm-up), then with timers around its functions.
+Runs a script in this process on the CPU, first as it is (also the warm-up), then with timers around its functions.
 A section's time is its own, without the timed functions that it calls. Every timer costs time, part of it inside the
 section and part inside its caller; both are measured on an empty function before the run and subtracted, and the line
 below a table says how much that was, beside the wall time of the run without timers.
 """
 
 import functools
+import importlib
 import sys
 import tempfile
 import time
@@ -23,45 +24,55 @@ from unittest.mock import patch
 import torch
 import tyro
 from common import report
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
 
-import ppo_graph  # noqa: E402
-
-TASKS = {
-    "poisson": dict(env_id="envs:PoissonGraph-v0", num_envs=8, gnn_layers=2, gnn_dim=64, hidden_dims=(64, 64)),
-    "jobshop": dict(env_id="envs:JobShop-v0", num_envs=64, gamma=1.0,
-                    env_kwargs={"jobs": [3, 10], "machines": [3, 10]}),
-    "cartpole": dict(env_id="CartPole-v1", num_envs=4, hidden_dims=(64, 64)),
+CARTPOLE = dict(env_id="envs:StatelessCartPole-v1", num_envs=16, num_minibatches=4, update_epochs=4)
+TASKS = {  # name: (script, steps of each of the two trainings, flags)
+    "poisson": ("ppo_graph", 61_440, dict(env_id="envs:PoissonGraph-v0", num_envs=16, gnn_layers=2)),
+    "jobshop": ("ppo_graph", 24_576, dict(env_id="envs:JobShop-v0", num_envs=64, gamma=1.0,
+                                          env_kwargs={"jobs": [3, 10], "machines": [3, 10]})),
+    "cartpole": ("ppo_graph", 102_400, dict(env_id="CartPole-v1", num_envs=4, hidden_dims=(64, 64))),
+    "framestack": ("ppo_framestack", 40_960, CARTPOLE),
+    "lstm": ("ppo_lstm_sparse", 40_960, CARTPOLE | dict(prev_action=True)),
+    "lstm_nodes": ("ppo_lstm_sparse", 24_576, dict(env_id="envs:GraphExplore-v0", num_envs=16, num_steps=64)),
+    "gtrxl": ("ppo_gtrxl", 20_480, CARTPOLE | dict(memory_length=50, num_layers=1, dim=64)),
 }
-ROOTS = [(ppo_graph, "collect", "rest of collect"), (ppo_graph, "update", "rest of update"),
-         (ppo_graph.Storage, "stats", "logging"), (ppo_graph.Logger, "update", "logging")]
-TIMED = [
-    (ppo_graph.Agent, "forward", "forward"), (ppo_graph.Agent, "value", "policy forward"),
-    (ppo_graph, "ppo_loss", "loss"), (torch.Tensor, "backward", "backward"),
-    (torch.optim.Optimizer, "zero_grad", "optimizer, clipping"), (torch.optim.Adam, "step", "optimizer, clipping"),
-    (torch.nn.utils, "clip_grad_norm_", "optimizer, clipping"),
-    (ppo_graph.Envs, "step", "rest of Envs.step"), (ppo_graph.Envs, "flatten", "Envs.flatten"),
-    (ppo_graph.Envs, "check", "Envs.check"),
-    (ppo_graph.Envs, "finish", "rest of Envs.step"), (ppo_graph, "collate", "collate"),
-    (ppo_graph.Storage, "append", "Storage.append"), (ppo_graph.Storage, "latest", "Storage.latest"),
-    (ppo_graph.Storage, "gather", "Storage.gather"), (ppo_graph.Storage, "assemble", "Storage.assemble"),
-    (ppo_graph, "to_env_actions", "to_env_actions"), (ppo_graph, "gae", "gae"),
-    (ppo_graph.Logger, "episode", "logging"),
-]
 NETWORKS_AND_ENVS = ["environments", "policy forward", "update forward", "loss", "backward", "optimizer, clipping"]
+
+
+def roots_of(script) -> list[tuple]:
+    return [(script, "collect", "rest of collect"), (script, "update", "rest of update"),
+            (script.Storage, "stats", "logging"), (script.Logger, "update", "logging")]
+
+
+def timed_in(script) -> list[tuple]:
+    """(owner, name of the function, section)"""
+    memory = [(script.Memory, name, "memory") for name in ("begin", "append", "rebuild", "minibatch", "views", "rows")
+              if name in vars(getattr(script, "Memory", object))]
+    if script.__name__ == "ppo_framestack":  # the views are gathered outside of the agent
+        memory += [(script.Agent, "encode", "forward"), (script.Agent, "embed", "forward")]
+    return memory + [
+        (script.Agent, "forward", "forward"), (script.Agent, "value", "forward"),
+        (script, "ppo_loss", "loss"), (torch.Tensor, "backward", "backward"),
+        (torch.optim.Optimizer, "zero_grad", "optimizer, clipping"), (torch.optim.Adam, "step", "optimizer, clipping"),
+        (torch.nn.utils, "clip_grads_with_norm_", "optimizer, clipping"),
+        (torch, "_foreach_norm", "optimizer, clipping"), (script.Actor, "value", "rest of collect"),
+        (script.Envs, "step", "rest of Envs.step"), (script.Envs, "flatten", "Envs.flatten"),
+        (script.Envs, "check", "Envs.check"),
+        (script.Envs, "finish", "rest of Envs.step"), (script, "collate", "collate"),
+        (script.Storage, "append", "Storage.append"), (script.Storage, "latest", "Storage.latest"),
+        (script.Storage, "gather", "Storage.gather"), (script.Storage, "assemble", "Storage.assemble"),
+        (script, "to_env_actions", "to_env_actions"), (script, "gae", "gae"), (script.Logger, "episode", "logging")]
 
 
 @dataclass
 class Args:
     tasks: tuple[str, ...] = tuple(TASKS)
-    """which of poisson, jobshop and cartpole to run"""
-    poisson_timesteps: int = 30_720
-    """steps of each of the two trainings on PoissonGraph-v0, 8 envs x 128"""
-    jobshop_timesteps: int = 24_576
-    """the same on JobShop-v0, 64 envs x 128, 3 to 10 jobs and machines"""
-    cartpole_timesteps: int = 102_400
-    """the same on CartPole-v1, 4 envs x 128"""
+    """which of TASKS to run"""
+    scale: float = 1.0
+    """factor of the steps of each training"""
     num_threads: int = 1
     """threads of torch"""
     out: str | None = None
@@ -86,7 +97,7 @@ class Clock:
                 return function(*args, **kwargs)
             name = section
             if name == "forward":
-                name = "update forward" if self.stack[-1][0] == "loss" else "policy forward"
+                name = "update forward" if torch.is_grad_enabled() else "policy forward"
             self.stack.append(frame := [name, 0.0, 0])
             start = time.perf_counter()
             try:
@@ -121,38 +132,42 @@ class Clock:
         return self.seconds[section] - self.inside * self.calls[section] - self.outside * self.calls_below[section]
 
 
-def run(task: dict, clock: Clock, timed: list, run_dir: str) -> None:
-    """One training of ppo_graph.py; the functions in `timed` report to the clock."""
+def run(script, task: dict, clock: Clock, timed: list, run_dir: str) -> None:
+    """One training; the functions in `timed` report to the clock."""
 
     def make_env(*args):
         env = make(*args)
         env.step, env.reset = clock.wrap("environments", env.step), clock.wrap("environments", env.reset)
         return env
 
-    make = ppo_graph.make_env
+    make, roots = script.make_env, roots_of(script)
     with ExitStack() as patches, redirect_stdout(sys.stderr):
-        for owner, name, section in ROOTS + timed:
-            wrapped = clock.wrap(section, getattr(owner, name), is_root=(owner, name, section) in ROOTS)
+        for owner, name, section in roots + timed:
+            wrapped = clock.wrap(section, getattr(owner, name), is_root=(owner, name, section) in roots)
             patches.enter_context(patch.object(owner, name, wrapped))
         if timed:
-            patches.enter_context(patch.object(ppo_graph, "make_env", make_env))
-        ppo_graph.main(ppo_graph.Args(**task, cuda=False, eval_episodes=0, run_dir=run_dir))
+            patches.enter_context(patch.object(script, "make_env", make_env))
+        script.main(script.Args(**task, cuda=False, eval_episodes=0, run_dir=run_dir))
 
 
-def breakdown(name: str, task: dict) -> list[str]:
+def breakdown(name: str, scale: float) -> list[str]:
     """Markdown: one table of the training loop's seconds by section."""
     plain, clock = Clock(), Clock()
+    script, num_steps, flags = TASKS[name]
+    task = {"num_steps": 128} | flags | {"total_timesteps": int(num_steps * scale)}
+    script = importlib.import_module(script)
     with tempfile.TemporaryDirectory() as run_dir:
-        run(task, plain, [], run_dir)
+        run(script, task, plain, [], run_dir)
         clock.calibrate()
-        run(task, clock, TIMED, run_dir)
+        run(script, task, clock, timed_in(script), run_dir)
     overhead = (clock.inside + clock.outside) * sum(clock.calls.values())
     wall = clock.end - clock.begin - overhead
     seconds = {section: clock.corrected(section) for section in clock.seconds}
     seconds["rest of main"] = wall - sum(seconds.values())
     others = sorted(set(seconds) - set(NETWORKS_AND_ENVS), key=seconds.get, reverse=True)
 
-    lines = [f"## {name}: {', '.join(f'{key} {value}' for key, value in task.items())}", "",
+    flags = ", ".join(f"{key} {value}" for key, value in task.items())
+    lines = [f"## {name}: {script.__name__}.py, {flags}", "",
              "| section | calls | us per call | seconds | share |", "| --- | --- | --- | --- | --- |"]
     for section in [*NETWORKS_AND_ENVS, "**everything else**", *others]:
         own = seconds.get(section, sum(map(seconds.get, others)))
@@ -160,19 +175,24 @@ def breakdown(name: str, task: dict) -> list[str]:
         us = f"{own / calls * 1e6:,.1f}" if calls else ""
         lines.append(f"| {section} | {f'{calls:,}' if calls else ''} | {us} | {own:.2f} | {own / wall:.1%} |")
     plain_wall = plain.end - plain.begin
-    num_steps = task["total_timesteps"] // (task["num_envs"] * 128) * task["num_envs"] * 128
+    rollout = task["num_envs"] * task["num_steps"]
+    num_steps = task["total_timesteps"] // rollout * rollout
     lines += ["", f"Training loop: {num_steps:,} steps in {wall:.2f} s after subtracting {overhead:.2f} s of timers "
                   f"({sum(clock.calls.values()):,} calls of {1e6 * (clock.inside + clock.outside):.2f} us); without "
                   f"timers {plain_wall:.2f} s, {num_steps / plain_wall:,.0f} steps per second.", ""]
-    return lines
+    inside = 1 - sum(map(seconds.get, others)) / wall
+    return lines, f"| {name} | {script.__name__}.py | {task['env_id']} | {inside:.1%} |"
 
 
 def main(args):
     torch.set_num_threads(args.num_threads)
     lines = ["# Where the time of a training goes", "",
              f"One training each, {args.num_threads} thread(s). The rows below \"everything else\" add up to it.", ""]
-    for name in args.tasks:
-        lines += breakdown(name, TASKS[name] | {"total_timesteps": getattr(args, f"{name}_timesteps")})
+    rows = ["| task | script | environment | environments, networks, loss, optimizer |", "| --- | --- | --- | --- |"]
+    for name in tqdm(args.tasks, unit="task"):
+        more, row = breakdown(name, args.scale)
+        lines, rows = lines + more, [*rows, row]
+    lines[4:4] = [*rows, ""]
     report("\n".join(lines), args.out)
 
 

@@ -65,7 +65,7 @@ def test_two_ranks_learn(tmp_path):
     log.Reload()
     returns = log.Scalars("charts/episodic_return")
     assert np.mean([event.value for event in returns[-20:]]) > 100
-    assert log.Scalars("charts/SPS")[-1].step == 30720 and result.stderr.count("30.7k/30.7k") <= 2
+    assert log.Scalars("charts/SPS")[-1].step == 30720 and result.stderr.count("  0%|") == 1
 
 
 def test_two_ranks_resume(tmp_path):

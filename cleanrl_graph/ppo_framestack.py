@@ -315,6 +315,12 @@ def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarra
     return parts, counts
 
 
+def say(text: str, file=None) -> None:
+    """Prints to stderr. Where that is a file on a full disk, or a screen that is gone, the run goes on."""
+    with contextlib.suppress(OSError):
+        print(text, file=file or sys.stderr, flush=True)
+
+
 MAX_RESTARTS = 10  # of one environment that ends no episode in between
 
 
@@ -364,7 +370,7 @@ class Envs:
             message = f"env {self.first_env + i}, step {self.num_steps}, {doing}: {type(error).__name__}: {error}"
             if not self.restart or self.restarts[i] == MAX_RESTARTS:
                 raise RuntimeError(message + f" (after {MAX_RESTARTS} restarts)" * self.restart) from error
-            print("".join(traceback.format_exception(error)) + message + ": restarted", file=sys.stderr, flush=True)
+            say("".join(traceback.format_exception(error)) + message + ": restarted")
             self.restarts[i] += 1
             with contextlib.suppress(Exception):
                 self.envs[i].close()
@@ -476,7 +482,7 @@ class Envs:
             try:  # some have a set_state with another meaning, but then no get_state
                 inner = pack(inner.get_state()) if hasattr(inner, "get_state") and hasattr(inner, "set_state") else None
             except Exception as error:
-                print(f"env {self.first_env + i}, get_state: {type(error).__name__}: {error}", file=sys.stderr)
+                say(f"env {self.first_env + i}, get_state: {type(error).__name__}: {error}")
                 inner = None
             states.append({
                 "env": inner, "rng": env.unwrapped.np_random.bit_generator.state,
@@ -514,7 +520,7 @@ class Envs:
             try:
                 env.close()
             except Exception as error:  # it must not hide the error that led here
-                print(f"env {self.first_env + i}, close: {type(error).__name__}: {error}", file=sys.stderr)
+                say(f"env {self.first_env + i}, close: {type(error).__name__}: {error}")
 
 
 def find_wrapper(env: gym.Env, kind: type) -> gym.Wrapper | None:
@@ -629,7 +635,7 @@ class WorkerEnvs:
         while step is None:
             if not self.restart or self.restarts[k] == MAX_RESTARTS:
                 raise WorkerLost(f"{error}" + f" (after {MAX_RESTARTS} restarts)" * self.restart) from None
-            print(f"{error}: restarted", file=sys.stderr, flush=True)
+            say(f"{error}: restarted")
             self.restarts[k] += 1
             self.workers[k][1].close()
             self.start(k)
@@ -689,7 +695,7 @@ class WorkerEnvs:
             try:
                 states += self.answer(k)
             except WorkerLost as error:
-                print(error, file=sys.stderr)
+                say(error)
                 states += [{"env": None, "rng": None} for _ in range(envs.start, envs.stop)]
         return states
 
@@ -1686,7 +1692,8 @@ class Signals:
             os._exit(128 + number)
         self.received = number
         text = f"\n{signal.Signals(number).name}: stopping after this step; once more leaves at once\n"
-        os.write(2, text.encode())  # print could be in the middle of another print
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())  # print could be in the middle of another print
 
     def check(self) -> None:
         if self.received:
@@ -1768,7 +1775,7 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
         folders = glob.glob(os.path.join(glob.escape(args.run_dir), glob.escape(prefix) + "*"))
         folders = sorted((folder for folder in folders if checkpoints_in(folder)), key=os.path.getmtime)
         if not folders:
-            print(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew", file=sys.stderr)
+            say(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew")
             return None
         paths = checkpoints_in(folders[-1])
     elif os.path.isdir(args.resume) and not paths:
@@ -1780,7 +1787,7 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
         try:
             state = load_checkpoint(path)
         except (OSError, ValueError) as error:
-            print(f"--resume: {error}", file=sys.stderr)
+            say(f"--resume: {error}")
             continue
         compare_flags(path, state["args"], args)
         return os.path.dirname(path), state
@@ -1793,7 +1800,7 @@ def compare_flags(path: str, saved: dict, args) -> None:
     runtime = ("resume", "batch_size", "minibatch_size", "num_iterations")
     changed = [name for name, value in vars(args).items() if saved.get(name) != value and name not in runtime]
     for name in changed:
-        print(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}", file=sys.stderr)
+        say(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}")
     fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs") if name in changed]
     if fixed:
         raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
@@ -1924,8 +1931,9 @@ class Logger:
         scalars["charts/SPS"], scalars["charts/env_restarts"] = int(step / (time.time() - self.start)), self.restarts
         self.pending += [("add_scalar", name, value, step) for name, value in scalars.items()]
         self.write()
-        self.bar.update(step - self.bar.n)
-        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
+        with contextlib.suppress(OSError):
+            self.bar.update(step - self.bar.n)
+            self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
 
     def write(self, *files: Callable[[], None]) -> bool:
         """Writes what is pending to the log, and calls `files`, which write files. False if that failed; it is tried
@@ -1944,8 +1952,7 @@ class Logger:
                 self.files.pop(0)
         except OSError as error:
             if not self.failing:
-                tqdm.write(f"cannot write to {self.path}: {error}; training goes on, and the files will be tried again",
-                           file=sys.stderr)
+                say(f"\ncannot write to {self.path}: {error}; training goes on, and the files will be tried again")
             self.failing = True
             self.abandon()
             return False
@@ -1989,7 +1996,7 @@ class Logger:
 
     def save_table(self, rows: list[dict], step: int) -> None:
         """Prints and logs the evaluation's table; eval.md holds it too, eval.csv the costs themselves."""
-        print(eval_table(rows))
+        say(eval_table(rows), sys.stdout)
         self.pending.append(("add_text", "evaluation", eval_table(rows), step))
 
         def files() -> None:
@@ -2000,13 +2007,16 @@ class Logger:
 
         self.write(files)
 
+    def end_bar(self) -> None:
+        with contextlib.suppress(OSError):
+            self.bar.close()
+
     def close(self) -> None:
-        self.bar.close()
+        self.end_bar()
         if self.write():
             self.writer.close()
         else:
-            print(f"{self.path}: {len(self.pending)} entries of the log and {len(self.files)} files are lost",
-                  file=sys.stderr)
+            say(f"{self.path}: {len(self.pending)} entries of the log and {len(self.files)} files are lost")
 
 
 # --- end shared: checkpoint and evaluation ---
@@ -2076,7 +2086,7 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
             due |= args.checkpoint_every > 0 and iteration % args.checkpoint_every == 0
             due |= args.checkpoint_every > 0 and iteration == args.num_iterations
             due = due and not checkpoint()  # one that could not be written stays due
-        logger.bar.close()
+        logger.end_bar()
         if args.save_model:
             logger.write(lambda: save_model(os.path.join(folder, "model.pt"), agent, args))
         rows = evaluate(agent, args, device)
@@ -2134,8 +2144,7 @@ def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng:
     states = saved["envs"]
     lost = args.num_envs if states is None else sum(state["env"] is None for state in states)
     if lost:
-        print(f"--resume: {lost} of {args.num_envs} environments cannot restore their state and begin a new episode",
-              file=sys.stderr)
+        say(f"--resume: {lost} of {args.num_envs} environments cannot restore their state and begin a new episode")
     if states is None:
         envs.reset(args.seed + 1_000_003 * (saved["num_steps"] + 1))
         envs.num_steps = saved["num_steps"]

@@ -2121,6 +2121,10 @@ class Logger:
     def open(self) -> SummaryWriter:
         """A new file of the log, which takes back what the others hold beyond `flushed`. It must sort after them, by
         the second in its name."""
+        if self.failing:  # a trial, so that failures do not leave files behind
+            os.makedirs(self.path, exist_ok=True)
+            write_file(trial := os.path.join(self.path, "trial"), bytes(2**16))
+            os.remove(trial)
         pattern = os.path.join(glob.escape(self.path), "events.out.tfevents.{:010d}.*")
         while glob.glob(pattern.format(int(time.time()))):
             time.sleep(0.05)
@@ -2133,10 +2137,6 @@ class Logger:
             if self.writer is not None:
                 self.writer.close()
         self.writer = None
-        for path in glob.glob(os.path.join(glob.escape(self.path), "events.out.tfevents.*")):
-            with contextlib.suppress(OSError):
-                if os.path.getsize(path) == 0:
-                    os.remove(path)
 
     def checkpoint(self, step: int, state: dict, keep: int) -> bool:
         """Saves `state` as the newest of `keep` checkpoints. False if that failed; then it is not tried again."""

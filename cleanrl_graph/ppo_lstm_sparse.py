@@ -19,6 +19,7 @@ arXiv:1703.06114), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
 
 import contextlib
 import copy
+import ctypes
 import glob
 import hashlib
 import inspect
@@ -27,6 +28,7 @@ import json
 import math
 import multiprocessing as mp
 import os
+import pickle
 import random
 import re
 import signal
@@ -316,8 +318,10 @@ def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
     `mask_obs` of its observation."""
     env = gym.make(env_id, disable_env_checker=True, **env_kwargs)
     if mask_obs:
-        space, hidden = env.observation_space, [int(entry) for entry in mask_obs.split(",")]
-        if not (isinstance(space, spaces.Box) and len(space.shape) == 1 and set(hidden) <= set(range(space.shape[0]))):
+        space, entries = env.observation_space, mask_obs.split(",")
+        hidden = [int(entry) for entry in entries if entry.strip().isdigit()]
+        if len(hidden) < len(entries) or not (
+                isinstance(space, spaces.Box) and len(space.shape) == 1 and max(hidden) < space.shape[0]):
             raise ValueError(f"--mask-obs {mask_obs}: {space} is not a Box vector that has these entries")
         low, high = np.delete(space.low, hidden), np.delete(space.high, hidden)
         visible = spaces.Box(low, high, dtype=space.dtype)
@@ -357,6 +361,12 @@ def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarra
             counts[leaf.group] = np.fromiter(map(len, arrays), np.int64, len(arrays))
         parts.append([np.concatenate(arrays) if leaf.group else np.array(arrays)])
     return parts, counts
+
+
+def say(text: str, file=None) -> None:
+    """Prints to stderr. Where that is a file on a full disk, or a screen that is gone, the run goes on."""
+    with contextlib.suppress(OSError):
+        print(text, file=file or sys.stderr, flush=True)
 
 
 MAX_RESTARTS = 10  # of one environment that ends no episode in between
@@ -404,16 +414,23 @@ class Envs:
 
     def remake(self, i: int, doing: str, error: Exception) -> Any:
         """The first observation of a new environment in the place of one that failed."""
-        message = f"env {self.first_env + i}, step {self.num_steps}, {doing}: {type(error).__name__}: {error}"
-        if not self.restart or self.restarts[i] == MAX_RESTARTS:
-            raise RuntimeError(message + f" (after {MAX_RESTARTS} restarts)" * self.restart) from error
-        print("".join(traceback.format_exception(error)) + message + ": restarted", file=sys.stderr, flush=True)
-        self.restarts[i] += 1
-        with contextlib.suppress(Exception):
-            self.envs[i].close()
-        self.envs[i] = self.makers[i]()
-        new = None if self.seed is None else self.seed + self.first_env + i + 1_000_003 * (self.num_steps + 1)
-        return self.begin(i, new)
+        while True:
+            message = f"env {self.first_env + i}, step {self.num_steps}, {doing}: {type(error).__name__}: {error}"
+            if not self.restart or self.restarts[i] == MAX_RESTARTS:
+                raise RuntimeError(message + f" (after {MAX_RESTARTS} restarts)" * self.restart) from error
+            say("".join(traceback.format_exception(error)) + message + ": restarted")
+            self.restarts[i] += 1
+            with contextlib.suppress(Exception):
+                self.envs[i].close()
+            try:
+                self.envs[i] = self.makers[i]()
+                return self.envs[i].reset(seed=self.new_seed(i, self.restarts[i]))[0]
+            except Exception as again:
+                doing, error = "restart", again
+
+    def new_seed(self, i: int, num: int) -> int | None:
+        """A seed for env i when it begins anew in this step for the num-th time."""
+        return None if self.seed is None else self.seed + self.first_env + i + 1_000_003 * (self.num_steps + num)
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
@@ -519,10 +536,11 @@ class Envs:
         states, step = [], self.last_steps[0]
         for i, (env, observation) in enumerate(zip(self.envs, step.observations(self.leaves))):
             limit, inner = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped
-            try:
-                pack(saved := inner.get_state() if hasattr(inner, "set_state") else None)
-            except TypeError as error:
-                print(f"env {self.first_env + i}: the state {error}", file=sys.stderr)
+            try:  # some have a set_state with another meaning, but then no get_state
+                both = hasattr(inner, "get_state") and hasattr(inner, "set_state")
+                pack(saved := inner.get_state() if both else None)
+            except Exception as error:
+                say(f"env {self.first_env + i}, get_state: {type(error).__name__}: {error}")
                 saved = None
             states.append({
                 "env": saved, "rng": env.unwrapped.np_random.bit_generator.state,
@@ -537,10 +555,12 @@ class Envs:
         self.seed, self.num_steps, states = saved
         observations, outcomes = [], []
         for i, (env, state) in enumerate(zip(self.envs, states)):
-            self.restarts[i] = state["restarts"]
+            self.restarts[i] = state.get("restarts", 0)
             if state["env"] is None:
-                env.unwrapped.np_random.bit_generator.state = state["rng"]
-                state |= {"observation": self.flatten(i, self.begin(i)), "reward": 0.0, "ends": [True, False],
+                if state["rng"] is not None:
+                    env.unwrapped.np_random.bit_generator.state = state["rng"]
+                first = self.begin(i, None if state["rng"] else self.new_seed(i, 1))
+                state |= {"observation": self.flatten(i, first), "reward": 0.0, "ends": [True, False],
                           "return": 0.0, "length": 0}
             else:
                 self.begin(i, 0)
@@ -554,8 +574,11 @@ class Envs:
         return self.finish(observations, np.array(outcomes, np.float32), [], [])
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except Exception as error:  # it must not hide the error that led here
+                say(f"env {self.first_env + i}, close: {type(error).__name__}: {error}")
 
 
 def find_wrapper(env: gym.Env, kind: type) -> gym.Wrapper | None:
@@ -568,8 +591,11 @@ def work(pipe, unused: list, parent: int, *args) -> None:
     """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand (a new
     buffer travels with the reply, as a file descriptor that nobody has to unlink). It leaves when its parent is gone,
     even from within an environment's step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Signals to the whole group arrive here, too, but the parent decides; it needs the workers for its last checkpoint
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(30))
+    if sys.platform == "linux":  # PR_SET_PDEATHSIG works even while an environment holds the interpreter's lock
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     for inherited in unused:
         inherited.close()
 
@@ -682,31 +708,34 @@ class WorkerEnvs:
         for k in self.lanes[lane]:
             try:
                 steps.append(self.answer(k))
-                self.restarts[k] = 0
+                self.restarts[k] *= not steps[-1].episodes
             except WorkerLost as error:
-                if not self.restart or self.restarts[k] == MAX_RESTARTS:
-                    raise
-                print(f"{error}: restarted", file=sys.stderr, flush=True)
-                self.restarts[k] += 1
-                steps.append(self.replace(k, self.before[lane], self.span(lane).start))
+                steps.append(self.replace(k, self.before[lane], self.span(lane).start, error))
         return self.join(steps, lane)
 
-    def replace(self, k: int, before: list[list[np.ndarray]], first: int) -> Step:
+    def replace(self, k: int, before: list[list[np.ndarray]], first: int, error: WorkerLost) -> Step:
         """The first step of a new worker k; before[i] is the last observation of env first + i."""
-        process, pipe, envs = self.workers[k]
-        process.kill()
-        pipe.close()
-        self.start(k)
+        step, envs = None, self.workers[k][2]
+        while step is None:
+            if not self.restart or self.restarts[k] == MAX_RESTARTS:
+                raise WorkerLost(f"{error}" + f" (after {MAX_RESTARTS} restarts)" * self.restart) from None
+            say(f"{error}: restarted")
+            self.restarts[k] += 1
+            self.workers[k][1].close()
+            self.start(k)
+            seed = None if self.seed is None else self.seed + 1_000_003 * (self.num_steps + self.restarts[k])
+            self.ask(k, "reset", seed, self.num_steps)
+            try:
+                step = self.answer(k)
+            except WorkerLost as again:
+                error = again
         idx = range(envs.start, envs.stop)
-        seed = None if self.seed is None else self.seed + 1_000_003 * (self.num_steps + 1)
-        self.ask(k, "reset", seed, self.num_steps)
-        step = self.answer(k)
         return step._replace(terminated=~step.terminated, truncated=step.terminated, finals=[
             (i, before[i - first]) for i in idx], episodes=[
             (i, float(self.returns[i]), int(self.lengths[i]), {"restarted": 1}) for i in idx])
 
     def ask(self, k: int, *request) -> None:
-        with contextlib.suppress(BrokenPipeError):  # what happened is seen in the answer
+        with contextlib.suppress(OSError):  # what happened is seen in the answer
             self.workers[k][1].send(request)
 
     def answer(self, k: int) -> Any:
@@ -716,6 +745,7 @@ class WorkerEnvs:
         name = f"worker of envs {envs.start} to {envs.stop - 1}"
         try:
             if not pipe.poll(self.timeout):
+                process.kill()  # or its answer would be taken for that to a later question
                 raise WorkerLost(f"the {name} did not answer within {self.timeout:g} s in step {self.num_steps}")
             buffer, layout, reply = pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -744,16 +774,25 @@ class WorkerEnvs:
         return step
 
     def state(self) -> list[dict]:
+        """As Envs.state. The environments of a worker that is lost have none; the next step deals with it."""
         for k in range(len(self.workers)):
             self.ask(k, "state")
-        return sum((self.answer(k) for k in range(len(self.workers))), [])
+        states = []
+        for k, (_, _, envs) in enumerate(self.workers):
+            try:
+                states += self.answer(k)
+            except WorkerLost as error:
+                say(error)
+                states += [{"env": None, "rng": None} for _ in range(envs.start, envs.stop)]
+        return states
 
     def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
         self.seed, self.num_steps, states = saved
         for k, (_, _, envs) in enumerate(self.workers):
             self.ask(k, "restore", (self.seed, self.num_steps, states[envs]))
         step = self.join([self.join([self.answer(k) for k in ks], lane) for lane, ks in enumerate(self.lanes)])
-        self.returns, self.lengths = (np.array([state[name] for state in states]) for name in ("return", "length"))
+        self.returns, self.lengths = (np.array([0 if state["env"] is None else state[name] for state in states])
+                                      for name in ("return", "length"))
         return step
 
     def close(self) -> None:
@@ -1978,7 +2017,7 @@ def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.rand
     first gradient step, where collection and training must agree. A minibatch whose loss or gradient is not finite
     changes nothing; FloatingPointError names the first one, unless they are to be skipped."""
     params = dict(agent.named_parameters())
-    finite, clipfracs, first = [], [], None
+    finite, terms, clipfracs, first = [], [], [], None
     for _ in range(args.update_epochs):
         for inputs, batch in actor.minibatches(rollout, rng, args):
             loss, logs = ppo_loss(agent, inputs, batch, args)
@@ -1991,8 +2030,10 @@ def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.rand
                 names = [name for name, param in params.items() if param.grad is not None]
                 norms = torch.stack(torch._foreach_norm([params[name].grad for name in names]))
                 nn.utils.clip_grads_with_norm_(params.values(), args.max_grad_norm, norms.norm(), foreach=True)
-                finite.append(torch.cat([loss.view(1), norms]).isfinite())
-                optimizer.found_inf = 1.0 - finite[-1].all().float()  # a fused optimizer reads it on the device
+                is_finite = torch.cat([loss.view(1), norms]).isfinite()
+                finite.append(is_finite.all())
+                terms.append((["loss", *(f"gradient of {name}" for name in names)], is_finite))
+                optimizer.found_inf = 1.0 - finite[-1].float()  # a fused optimizer reads it on the device
                 optimizer.step()
             first = logs["debug/collection_mismatch"] if first is None else first
             clipfracs.append(logs["losses/clipfrac"])
@@ -2000,24 +2041,23 @@ def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.rand
             break
     finite = torch.stack(finite).cpu().numpy()
     if not finite.all() and not args.skip_nonfinite_updates:
-        names = ["loss", *(f"gradient of {name}" for name in names)]
-        raise FloatingPointError(blame(finite, names, rollout, args))
+        raise FloatingPointError(blame(int(finite.argmin()), terms, rollout, args))
     explained = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
     logs |= {"debug/collection_mismatch": first, "losses/clipfrac": torch.stack(clipfracs).mean(),
              "losses/explained_variance": explained}
     return {name: value.item() for name, value in logs.items()} | {
-        "charts/skipped_minibatches": float((~finite.all(1)).sum())}
+        "charts/skipped_minibatches": float((~finite).sum())}
 
 
-def blame(finite: np.ndarray, names: list[str], rollout: Rollout, args) -> str:
-    """A sentence on the first tensor that is not finite: a column of the rollout, else a term of a minibatch."""
+def blame(minibatch: int, terms: list[tuple[list[str], Tensor]], rollout: Rollout, args) -> str:
+    """A sentence on the first tensor that is not finite: a column of the rollout, else a term of the minibatch."""
     for name, values in zip(rollout._fields, rollout[:-1]):
         bad = (~values.isfinite()).flatten(1).any(1) if values.dim() > 1 else ~values.isfinite()
         if bad.any():
             t, i = divmod(int(bad.nonzero()[0]), args.num_envs)
             return f"{name} of env {i} in step {t} of the rollout: {values[t * args.num_envs + i].tolist()}"
-    minibatch, term = np.argwhere(~finite)[0].tolist()
-    return f"{names[term]} of minibatch {minibatch} is NaN or inf"
+    names, is_finite = terms[minibatch]
+    return f"{names[int((~is_finite).nonzero()[0])]} of minibatch {minibatch} is NaN or inf"
 
 
 # --- end shared: PPO ---
@@ -2027,12 +2067,31 @@ def blame(finite: np.ndarray, names: list[str], rollout: Rollout, args) -> str:
 # ---- Checkpoint, evaluation, logging ----
 def save_model(path: str, agent: nn.Module, args) -> None:
     """Writes weights and Args; `load_model` reads them."""
-    torch.save({"model": agent.state_dict(), "args": vars(args)}, path + ".tmp")
-    os.replace(path + ".tmp", path)
+    buffer = io.BytesIO()
+    torch.save({"model": agent.state_dict(), "args": vars(args)}, buffer)
+    write_file(path, buffer.getvalue())
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Writes a file whole or not at all, also where the machine stops in between."""
+    temporary = os.path.join(os.path.dirname(path), "unfinished.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
 
 
 def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
-    weights = torch.load(path, map_location=device, weights_only=True)["model"]
+    try:
+        weights = torch.load(path, map_location=device, weights_only=True)["model"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+        raise ValueError(f"--load-model {path} is not a model.pt of --save-model: {error}") from None
     try:
         agent.load_state_dict(weights)
     except RuntimeError as error:
@@ -2057,7 +2116,9 @@ class Signals:
         if self.received:
             os._exit(128 + number)
         self.received = number
-        print(f"\n{signal.Signals(number).name}: stopping after this step; once more leaves at once", file=sys.stderr)
+        text = f"\n{signal.Signals(number).name}: stopping after this step; once more leaves at once\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())  # print could be in the middle of another print
 
     def check(self) -> None:
         if self.received:
@@ -2111,12 +2172,8 @@ def save_checkpoint(path: str, state: dict) -> None:
     """Writes nested dicts, lists, tuples, tensors, arrays and plain values, whole or not at all."""
     buffer = io.BytesIO()
     torch.save(pack(state), buffer)
-    with open(path + ".tmp", "wb") as file:
-        file.write(f"{CHECKPOINT} {hashlib.sha256(buffer.getvalue()).hexdigest()}\n".encode())
-        file.write(buffer.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)
+    header = f"{CHECKPOINT} {hashlib.sha256(buffer.getvalue()).hexdigest()}\n".encode()
+    write_file(path, header + buffer.getvalue())
 
 
 def load_checkpoint(path: str) -> dict:
@@ -2148,9 +2205,11 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
         folders = glob.glob(os.path.join(glob.escape(args.run_dir), glob.escape(prefix) + "*"))
         folders = sorted((folder for folder in folders if checkpoints_in(folder)), key=os.path.getmtime)
         if not folders:
-            print(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew", file=sys.stderr)
+            say(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew")
             return None
         paths = checkpoints_in(folders[-1])
+    elif os.path.isdir(args.resume) and not paths:
+        raise ValueError(f"--resume {args.resume}: there is no checkpoint in this folder")
     elif not paths:
         older = checkpoints_in(os.path.dirname(args.resume) or ".")
         paths = [args.resume, *(path for path in older if os.path.basename(path) < os.path.basename(args.resume))]
@@ -2158,7 +2217,7 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
         try:
             state = load_checkpoint(path)
         except (OSError, ValueError) as error:
-            print(f"--resume: {error}", file=sys.stderr)
+            say(f"--resume: {error}")
             continue
         compare_flags(path, state["args"], args)
         return os.path.dirname(path), state
@@ -2168,9 +2227,10 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
 def compare_flags(path: str, saved: dict, args) -> None:
     """Prints the flags that are not those of the checkpoint; ValueError where it cannot be gone on from with them."""
     flag = lambda name, value: f"--{name.replace('_', '-')} {value}"
-    changed = [name for name, value in vars(args).items() if saved.get(name) != value and name != "resume"]
+    runtime = ("resume", "batch_size", "minibatch_size", "num_iterations")
+    changed = [name for name, value in vars(args).items() if saved.get(name) != value and name not in runtime]
     for name in changed:
-        print(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}", file=sys.stderr)
+        say(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}")
     fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "double_buffer", "world_size")
              if name in changed]
     if fixed:
@@ -2271,8 +2331,11 @@ class Logger:
     cannot be written (a full disk) are reported once and tried again at every update; training goes on."""
 
     def __init__(self, args, path: str, step: int = 0, state: dict | None = None):
-        self.path, self.purge_step, self.writer, self.failing, self.pending = path, step or None, None, False, []
-        self.recent, self.restarts, self.seconds, self.silent = deque(maxlen=100), 0, 0.0, ranks.rank > 0
+        self.path, self.writer, self.failing, self.silent = path, None, False, ranks.rank > 0
+        self.pending: list[tuple] = []  # entries of the log that are not in its file yet
+        self.files: list[Callable[[], None]] = []  # what writes files that are not written yet
+        self.flushed = None if state is None else step  # what a log file holds beyond this step is not valid
+        self.recent, self.restarts, self.seconds = deque(maxlen=100), 0, 0.0
         if state is not None:
             self.recent.extend(state["recent"])
             self.restarts, self.seconds = state["restarts"], state["seconds"]
@@ -2285,7 +2348,7 @@ class Logger:
                        id=re.sub("[^A-Za-z0-9_-]", "-", run_name)[-64:])
         table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         self.pending.append(("add_text", "hyperparameters", f"|param|value|\n|-|-|\n{table}", step))
-        self.write(lambda: None)
+        self.write()
         self.bar = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, dynamic_ncols=True,
                         disable=self.silent)
         self.start = time.time() - self.seconds
@@ -2300,44 +2363,76 @@ class Logger:
     def update(self, step: int, scalars: dict[str, float]) -> None:
         scalars["charts/SPS"], scalars["charts/env_restarts"] = int(step / (time.time() - self.start)), self.restarts
         self.pending += [("add_scalar", name, value, step) for name, value in scalars.items()]
-        self.write(lambda: None)
-        self.bar.update(step - self.bar.n)
-        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
+        self.write()
+        with contextlib.suppress(OSError):
+            self.bar.update(step - self.bar.n)
+            self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
 
-    def write(self, action: Callable[[], None]) -> bool:
-        """Writes what is pending to the log, and runs `action`, which may write files. False if that failed. Only rank
-        0 does so."""
+    def write(self, *files: Callable[[], None]) -> bool:
+        """Writes what is pending to the log, and calls `files`, which write files. False if that failed; it is tried
+        again at the next call. Only rank 0 writes."""
         if self.silent:
             self.pending.clear()
             return True
+        self.files += files
         try:
             if self.writer is None:
-                self.writer = SummaryWriter(self.path, max_queue=1000, purge_step=self.purge_step)
+                self.writer = self.open()
             for method, *values in self.pending:
                 getattr(self.writer, method)(*values)
             self.writer.flush()
+            self.flushed = self.pending[-1][-1] if self.pending else self.flushed
             self.pending.clear()
-            action()
+            while self.files:
+                self.files[0]()
+                self.files.pop(0)
         except OSError as error:
             if not self.failing:
-                tqdm.write(f"cannot write to {self.path}: {error}; training goes on, and the files will be tried again",
-                           file=sys.stderr)
-            self.writer, self.failing = None, True
+                say(f"\ncannot write to {self.path}: {error}; training goes on, and the files will be tried again")
+            self.failing = True
+            self.abandon()
             return False
         self.failing = False
         return True
 
-    def checkpoint(self, step: int, state: dict, keep: int) -> None:
-        """Saves `state` as the newest of `keep` checkpoints."""
+    def open(self) -> SummaryWriter:
+        """A new file of the log, which takes back what the others hold beyond `flushed`. It must sort after them, by
+        the second in its name."""
+        if self.failing:  # a trial, so that failures do not leave files behind
+            os.makedirs(self.path, exist_ok=True)
+            write_file(trial := os.path.join(self.path, "trial"), bytes(2**16))
+            os.remove(trial)
+        pattern = os.path.join(glob.escape(self.path), "events.out.tfevents.{:010d}.*")
+        while glob.glob(pattern.format(int(time.time()))):
+            time.sleep(0.05)
+        return SummaryWriter(self.path, max_queue=1000, purge_step=None if self.flushed is None else self.flushed + 1)
+
+    def abandon(self) -> None:
+        """Gives up the present file of the log, in which some of what is pending may be."""
+        self.flushed = -1 if self.flushed is None else self.flushed
+        with contextlib.suppress(OSError):
+            if self.writer is not None:
+                self.writer.close()
+        self.writer = None
+
+    def checkpoint(self, step: int, state: dict, keep: int) -> bool:
+        """Saves `state` as the newest of `keep` checkpoints. False if that failed; then it is not tried again."""
         state["logger"] = {"recent": list(self.recent), "restarts": self.restarts, "seconds": time.time() - self.start}
         path = os.path.join(self.path, f"checkpoint_{step:012d}.ckpt")
-        if self.write(lambda: save_checkpoint(path, state)) and not self.silent:
-            for old in checkpoints_in(self.path)[max(keep, 1):]:
+
+        def replace_oldest() -> None:
+            save_checkpoint(path, state)
+            for old in checkpoints_in(self.path)[keep:]:
                 os.remove(old)
+
+        saved = self.write(replace_oldest)
+        if not saved:
+            self.files.pop()
+        return saved
 
     def save_table(self, rows: list[dict], step: int) -> None:
         """Prints and logs the evaluation's table; eval.md holds it too, eval.csv the costs themselves."""
-        print(eval_table(rows))
+        say(eval_table(rows), sys.stdout)
         self.pending.append(("add_text", "evaluation", eval_table(rows), step))
 
         def files() -> None:
@@ -2355,13 +2450,20 @@ class Logger:
         rows.append(("everything else", total - sum(section.seconds.values())))
         table = ["| section | calls | seconds | share |", "| --- | --- | --- | --- |"]
         table += [f"| {k} | {section.calls.get(k, '')} | {v:.2f} | {v / total:.1%} |" for k, v in rows]
-        print("\n".join(table))
+        say("\n".join(table), sys.stdout)
         self.write(lambda: Path(self.path, "profile.md").write_text("\n".join(table) + "\n"))
 
+    def end_bar(self) -> None:
+        with contextlib.suppress(OSError):
+            self.bar.close()
+
     def close(self) -> None:
-        self.bar.close()
-        if self.write(lambda: None) and self.writer:
-            self.writer.close()
+        self.end_bar()
+        if self.write():
+            if self.writer is not None:
+                self.writer.close()
+        else:
+            say(f"{self.path}: {len(self.pending)} entries of the log and {len(self.files)} files are lost")
 
 
 # --- end shared: checkpoint and evaluation ---
@@ -2371,6 +2473,7 @@ class Logger:
 def main(args: Args) -> list[dict]:
     """Trains, evaluates, and returns the rows of the evaluation's table. A checkpoint is saved before an error is
     raised, and before the SystemExit (130 or 143) that follows SIGINT or SIGTERM."""
+    check_numbers(args)
     args.world_size = ranks.size
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
@@ -2391,8 +2494,13 @@ def main(args: Args) -> list[dict]:
     torch.backends.cudnn.deterministic = args.torch_deterministic
     rng = np.random.default_rng(args.seed + ranks.rank)
 
-    # env setup
     envs = make_envs([partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.num_envs, args)
+    with contextlib.closing(envs):
+        return train(envs, folder, saved, rng, device, args)
+
+
+def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.random.Generator, device, args) -> list:
+    """Training and evaluation, from the start or from what was `saved`."""
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     if args.load_model:
@@ -2408,13 +2516,14 @@ def main(args: Args) -> list[dict]:
     global_step = lambda: envs.num_steps * args.num_envs * ranks.size
     logger = Logger(args, folder, global_step(), saved and saved["logger"])
 
-    def checkpoint(weights: tuple | None = None, whole: bool = True) -> None:
-        model, optim = weights or (agent.state_dict(), optimizer.state_dict())
+    def checkpoint(before: tuple | None = None, whole: bool = True) -> bool:
+        number, model, optim = before or (iteration, agent.state_dict(), optimizer.state_dict())
         mine = {"envs": envs.state(), "actor": actor.state(), "random": random_state(rng)} if whole else None
-        logger.checkpoint(global_step(), {
-            "args": vars(args), "iteration": iteration, "num_steps": envs.num_steps, "model": model, "optimizer": optim,
+        return logger.checkpoint(global_step(), {
+            "args": vars(args), "iteration": number, "num_steps": envs.num_steps, "model": model, "optimizer": optim,
             "ranks": ranks.gather(mine) if whole else None}, args.keep_checkpoints)
 
+    due, before = False, None
     signals.listen()
     first, trace = iteration, torch.profiler.profile() if args.profile and ranks.rank == 0 else None
     section.on = args.profile
@@ -2424,7 +2533,7 @@ def main(args: Args) -> list[dict]:
                 trace.start()
             if args.anneal_lr:
                 optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - iteration / args.num_iterations)
-            before = copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
+            before = iteration, *copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
             rollout = collect(actor, envs, args, logger.episode)
             logs = update(agent, optimizer, actor, rollout, rng, args)
             agent.encoder.observe(actor.storage)  # after the update: it must see what collection saw
@@ -2434,13 +2543,14 @@ def main(args: Args) -> list[dict]:
                 logs["charts/compilations"] = sum(len(network.shapes) for network in compiled)
                 logs["charts/spare_rows"] = 1 - sum(n.valid for n in compiled) / sum(n.filled for n in compiled)
             logger.update(global_step(), logs | actor.storage.stats())
-            if args.checkpoint_every and (iteration % args.checkpoint_every == 0 or iteration == args.num_iterations):
-                checkpoint()
+            due |= args.checkpoint_every > 0 and iteration % args.checkpoint_every == 0
+            due |= args.checkpoint_every > 0 and iteration == args.num_iterations
+            due = due and not ranks.share(checkpoint())  # one that could not be written stays due
             if trace and iteration == first + 3:
                 trace.stop()
                 logger.write(partial(trace.export_chrome_trace, os.path.join(folder, "trace.json")))
             signals.agree()
-        logger.bar.close()
+        logger.end_bar()
         section.on = False
         if args.profile:
             logger.save_profile()
@@ -2469,10 +2579,29 @@ def main(args: Args) -> list[dict]:
             raise SystemExit(128 + signals.received) from None
         raise
     finally:
-        envs.close()
         logger.close()
         signals.ignore()
         ranks.stop()
+
+
+def check_numbers(args) -> None:
+    """ValueError for a number that makes no sense in any script."""
+    at_least = {0: ["num_workers", "env_timeout", "checkpoint_every", "total_timesteps", "eval_episodes",
+                    "eval_samples", "learning_rate", "gamma", "gae_lambda", "clip_coef", "max_grad_norm"],
+                1: ["num_envs", "num_steps", "num_minibatches", "update_epochs", "keep_checkpoints", "gnn_layers",
+                    "gnn_dim"],
+                -math.inf: ["ent_coef", "vf_coef"]}
+    for least, names in at_least.items():
+        for name in names:
+            value, most = getattr(args, name), 1.0 if name in ("gamma", "gae_lambda") else math.inf
+            if not least <= value <= most or math.isinf(value) and name != "max_grad_norm":
+                limits = f"at least {least}" + f" and at most {most:g}" * (most < math.inf)
+                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed" +
+                                 f", {limits}" * (least > -math.inf))
+    if min(args.hidden_dims, default=1) < 1:
+        raise ValueError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
+    if args.seed < 0:
+        raise ValueError(f"--seed {args.seed}: it must be at least 0")
 
 
 def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng: np.random.Generator, args) -> int:
@@ -2480,13 +2609,13 @@ def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng:
     try:
         agent.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
+        optimizer.param_groups[0]["lr"] = args.learning_rate
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"--resume {args.resume}: its network is not that of the flags: {error}") from None
     mine = saved["ranks"] and saved["ranks"][ranks.rank]
     lost = sum(state["env"] is None for state in mine["envs"]) if mine else args.num_envs
     if lost:
-        print(f"--resume: {lost} of {args.num_envs} environments cannot restore their state and begin a new episode",
-              file=sys.stderr)
+        say(f"--resume: {lost} of {args.num_envs} environments cannot restore their state and begin a new episode")
     if mine:
         envs.restore((args.seed + ranks.rank * args.num_envs, saved["num_steps"], mine["envs"]))
         actor.restore(mine["actor"])

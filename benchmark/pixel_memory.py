@@ -34,7 +34,7 @@ class CachedPixels(RGBImgPartialObsWrapper):
         return {**obs, "image": FRAMES[key]}
 
 
-def pixel_memory(size: int = 7, agent_view_size: int = 3, tile_size: int = 12, **kwargs) -> gym.Env:
+def pixel_memory(size: int = 7, agent_view_size: int = 3, tile_size: int = 4, **kwargs) -> gym.Env:
     """MemoryEnv in pixels, with the three movements as actions; size is odd and at least 7."""
     env = MemoryEnv(size=size, agent_view_size=agent_view_size, **kwargs)
     env = ImgObsWrapper(CachedPixels(env, tile_size))

@@ -29,7 +29,7 @@ run() {  # NAME SEEDS SCRIPT FLAGS...
 run transformer "1 2 3" ppo_gtrxl --num-layers 1 --memory-length 32 --gate none
 run gated_transformer 1 ppo_gtrxl --num-layers 1 --memory-length 32
 run lstm 1 ppo_lstm_sparse
-run no_memory "1 2" ppo_graph
+run no_memory 1 ppo_graph
 
 "$PYTHON" benchmark/curves.py --out $RESULTS/curves --reference 0.5 --reference-label "best without memory" \
     --ylabel "return (success: 0.97)" --labels "${labels[@]}" -- "${folders[@]}"

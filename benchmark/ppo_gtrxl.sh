@@ -12,24 +12,27 @@ export OMP_NUM_THREADS=1 PYTHONPATH=benchmark${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p $RESULTS runs
 
 flags=(--env-id pixel_memory:PixelMemory-v0 --num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3
-    --activation relu --gae-lambda 1 --ent-coef 0.05 --vf-coef 1 --no-clip-vloss --total-timesteps 250000
-    --eval-episodes 200 --capture-video)
+    --activation relu --gae-lambda 1 --ent-coef 0.05 --vf-coef 1 --no-clip-vloss --eval-episodes 200
+    --capture-video)
 folders=() labels=() rows=()
-run() {  # NAME SEEDS SCRIPT FLAGS...
-    local name=$1 seeds=$2 script=$3 seed
-    shift 3
+run() {  # NAME SEEDS STEPS SCRIPT FLAGS...
+    local name=$1 seeds=$2 steps=$3 script=$4 seed
+    shift 4
     for seed in $seeds; do
         compgen -G "runs/PixelMemory-v0__${name}__${seed}__*/eval.csv" > /dev/null ||
-            "$PYTHON" cleanrl_graph/"$script".py "${flags[@]}" "$@" --exp-name "$name" --seed "$seed"
+            "$PYTHON" cleanrl_graph/"$script".py "${flags[@]}" --total-timesteps "$steps" "$@" --exp-name "$name" \
+                --seed "$seed"
         folders+=("$(ls -dt runs/PixelMemory-v0__"${name}__${seed}"__* | head -n 1)")
         labels+=("${name//_/ }") rows+=("| \`$script.py${*:+ $*}\` | $seed |")
     done
 }
 
-run transformer "1 2 3" ppo_gtrxl --num-layers 1 --memory-length 32 --gate none
-run gated_transformer 1 ppo_gtrxl --num-layers 1 --memory-length 32
-run lstm 1 ppo_lstm_sparse
-run no_memory 1 ppo_graph
+transformer=(ppo_gtrxl --num-layers 1 --memory-length 32)
+run transformer "1 2 3" 250000 "${transformer[@]}" --gate none
+run transformer_400k 3 400000 "${transformer[@]}" --gate none
+run gated_transformer_400k 1 400000 "${transformer[@]}"
+run lstm 1 250000 ppo_lstm_sparse
+run no_memory 1 250000 ppo_graph
 
 "$PYTHON" benchmark/curves.py --out $RESULTS/curves --reference 0.5 --reference-label "best without memory" \
     --ylabel "return (success: 0.97)" --labels "${labels[@]}" -- "${folders[@]}"

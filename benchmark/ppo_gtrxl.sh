@@ -38,7 +38,7 @@ run no_memory 1 250000 ppo_graph
     --ylabel "return (success: 0.97)" --labels "${labels[@]}" -- "${folders[@]}"
 { printf '    PYTHONPATH=benchmark python cleanrl_graph/SCRIPT'; printf ' %q' "${flags[@]}"
   printf '\n\nA view of 3 x 3 tiles in 12 x 12 pixels, three actions, a room and a junction two steps from it (size 7); at\n'
-  printf 'most 0.5 of the episodes end well without memory. One of 2 cores of an AMD EPYC, shared by two runs and\nother jobs.\n'
+  printf 'most 0.5 of the episodes end well without memory. One of 2 cores of an Intel Xeon, shared by two runs and\nother jobs.\n'
   printf 'Sampled: the last 10 updates of the training; greedy: 200 episodes.\n\n'
   printf '| script | seed | steps | minutes | return, sampled | return, greedy | success, greedy |\n'
   printf '| --- | --- | --- | --- | --- | --- | --- |\n'

@@ -53,7 +53,7 @@ def timed_in(script) -> list[tuple]:
               if name in vars(getattr(script, "Memory", object))]
     if script.__name__ == "ppo_framestack":  # the views are gathered outside of the agent
         memory += [(script.Agent, "encode", "forward"), (script.Agent, "embed", "forward")]
-    return memory + [
+    timed = memory + [
         (script.Agent, "forward", "forward"), (script.Agent, "value", "forward"),
         (script, "ppo_loss", "loss"), (torch.Tensor, "backward", "backward"),
         (torch.optim.Optimizer, "zero_grad", "optimizer, clipping"), (torch.optim.Adam, "step", "optimizer, clipping"),
@@ -65,6 +65,7 @@ def timed_in(script) -> list[tuple]:
         (script.Storage, "append", "Storage.append"), (script.Storage, "latest", "Storage.latest"),
         (script.Storage, "gather", "Storage.gather"), (script.Storage, "assemble", "Storage.assemble"),
         (script, "to_env_actions", "to_env_actions"), (script, "gae", "gae"), (script.Logger, "episode", "logging")]
+    return [entry for entry in timed if hasattr(*entry[:2])]
 
 
 @dataclass

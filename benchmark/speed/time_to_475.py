@@ -78,8 +78,8 @@ def main(args):
             rows.append(f"| {seed} | {' | '.join(cells)} | {pair[1][0] / pair[0][0]:.1f} |")
     ours, theirs = np.median(seconds, 0)
     lines = [f"# CartPole-v1: time to a mean return of {args.target:g}", "",
-             "| seed | ppo_graph.py | CleanRL ppo.py, defaults | ratio of seconds |", "| --- | --- | --- | --- |"] + rows
-    lines += [f"| **median** | {ours:.1f} s | {theirs:.1f} s | **{theirs / ours:.1f}** |", "",
+             "| seed | ppo_graph.py | CleanRL ppo.py, defaults | ratio of seconds |", "| --- | --- | --- | --- |"]
+    lines += [*rows, f"| **median** | {ours:.1f} s | {theirs:.1f} s | **{theirs / ours:.1f}** |", "",
               f"ppo_graph.py: `{FLAGS}`."]
     report("\n".join(lines), args.out)
 

@@ -12,10 +12,10 @@ appear in benchmark/results/TABLE/runs (each written beside and renamed):
 - .json: command, commit, versions, machine, start, duration, exit code, eval (the columns of the script's eval.csv). A
   failed run has the end of its stderr and counts as not run. A run is finished when its exit code here is 0.
 
-The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that was resumed) are merged,
-the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep all that is finished; the same command goes on
-from there. A killed runner (SIGKILL) takes its runs with it on Linux. Exit code: 0 all is finished, 1 a run failed, 3 time
-was up with runs left, 130 interrupted. Each run has one thread and, where the system can, a core of its own.
+The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that was resumed) are
+merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep all that is finished; the same command
+goes on from there. A killed runner (SIGKILL) takes its runs with it on Linux. Exit code: 0 all is finished, 1 a run
+failed, 3 time was up with runs left, 130 interrupted. Each run has one thread and, where the system can, its own core.
 """
 
 import csv
@@ -81,7 +81,7 @@ class Run(NamedTuple):
 
 
 def normalise(tokens: list[str]) -> list[str]:
-    """`tokens` with flags as "--a-b" in alphabetical order, each with its values: equal for commands that do the same."""
+    """`tokens` with flags as "--a-b" in alphabetical order, each with its values."""
     script, flags = [], []
     for token in tokens:
         if re.match(r"--[A-Za-z]", token):
@@ -190,7 +190,8 @@ def machine() -> dict:
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"model name\s*: (.*)", info)
     gpu = output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return {"commit": commit, "versions": versions, "cpu": model[1] if model else platform.processor(), "gpu": gpu or None}
+    cpu = model[1] if model else platform.processor()
+    return {"commit": commit, "versions": versions, "cpu": cpu, "gpu": gpu or None}
 
 
 # ---- Processes ----
@@ -249,8 +250,9 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
     """Writes the files of a run that has ended."""
     folder, results = Path(args.run_dir) / args.table / run.key, Path(args.results) / args.table / "runs"
     results.mkdir(parents=True, exist_ok=True)
-    settings = {"name": run.name, "env_id": run.env_id, "seed": run.seed, "command": shlex.join(["python", *run.command]),
-                **about, "started": datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds"),
+    settings = {"name": run.name, "env_id": run.env_id, "seed": run.seed,
+                "command": shlex.join(["python", *run.command]), **about,
+                "started": datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds"),
                 "duration": round(time.time() - began, 1), "exit_code": exit_code}
     if exit_code == 0:
         write(results / f"{run.key}.csv", csv_text(*events_of(folder), args.max_rows))

@@ -1,10 +1,10 @@
 """The table and the picture of benchmark/results/TABLE from the files of its runs (benchmark/run.py) and nothing else.
 
-    python benchmark/report.py --table stateless_cartpole --target 475 --systems "LSTM=lstm_*" "RLlib=../peers/rllib_lstm_*"
+    python benchmark/report.py --table stateless_cartpole --target 475 --systems "LSTM=lstm_*" "RLlib=../peers/rllib_*"
 
 Writes TABLE/table.md, table.csv (one row per run) and table.png: learning curves against steps (sample efficiency) and
-against wall time, the interquartile mean over seeds with its 95% stratified bootstrap interval (rliable; a curve of fewer
-than three seeds has no band). The picture needs benchmark/requirements.txt, the table (--no-plot) does not.
+against wall time, the interquartile mean over seeds with its 95% bootstrap interval (rliable; a curve of fewer than
+three seeds has no band). The picture needs benchmark/requirements.txt, the table (--no-plot) does not.
 
 A csv of a peer has the columns step, wall_seconds and mean_return_100 instead of one row per episode.
 """
@@ -28,8 +28,8 @@ class Args:
     table: str
     """folder in --results"""
     systems: tuple[str, ...] = ("*",)
-    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the csv files in TABLE/runs (no ending); PANEL is the environment by default;
-    a PATTERN alone takes the names of the runs as labels"""
+    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the csv files in TABLE/runs (no ending); PANEL is the environment by
+    default; a PATTERN alone takes the names of the runs as labels"""
     columns: tuple[str, ...] = ("seeds", "steps", "SPS", "final", "greedy")
     """columns of the table: seeds, steps, SPS, minutes, final, best, MMER, greedy"""
     target: float | None = None
@@ -65,8 +65,8 @@ class Args:
 
 
 class Run(NamedTuple):
-    """After `steps` and `seconds`: the mean of the last episodes. `ended` and `returns` are the number of episodes of each
-    row and their mean (of a peer: None)."""
+    """After `steps` and `seconds`: the mean of the last episodes. `ended` and `returns` are the number of episodes of
+    each row and their mean (of a peer: None)."""
 
     panel: str
     label: str
@@ -81,8 +81,8 @@ class Run(NamedTuple):
 
 # ---- Files ----
 def running_mean(returns: np.ndarray, ended: np.ndarray, window: int) -> np.ndarray:
-    """After each row the mean over the last `window` episodes; over a few more where a row holds several, over all where
-    they are fewer."""
+    """After each row the mean over the last `window` episodes; over a few more where a row holds several, over all
+    where they are fewer."""
     num, total = np.cumsum(ended), np.cumsum(ended * returns)
     before = np.searchsorted(num, num - window, side="right")  # rows that are not in the window
     num_before, total_before = np.append(0, num)[before], np.append(0, total)[before]
@@ -259,17 +259,18 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     seconds = sum(entry["duration"] for entry in settings)
     parts = [f"    bash benchmark/{args.table.removesuffix('_long')}.sh"]
     if settings:
-        parts += [f"{unique(entry['cpu'] for entry in settings)}{unique(entry['gpu'] for entry in settings)}, one core per run, "
+        parts += [f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run, "
                   f"torch {unique(entry['versions'].get('torch') for entry in settings)}, "
-                  f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} minutes of one "
-                  "core altogether. One csv and one json (command, commit, versions) per run in [runs](runs)."]
+                  f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} "
+                  "minutes of one core altogether. One csv and one json (command, commit, versions) per run in [runs](runs)."]
     parts += args.note
     main = table(groups, args)
     parts += [markdown(main)]
-    meaning = [MEANING[name].format(episodes=args.episodes, iteration=args.iteration) for name in main[0] if name in MEANING]
+    meaning = [MEANING[name].format(episodes=args.episodes, iteration=args.iteration)
+               for name in main[0] if name in MEANING]
     if args.target is not None:
-        meaning.append(f"steps and seconds of training until the mean return of {args.episodes} episodes is {args.target:g}: "
-                       "median (each seed)")
+        meaning.append(f"steps and seconds of training until the mean return of {args.episodes} episodes is "
+                       f"{args.target:g}: median (each seed)")
     parts += [f"± is the standard error over seeds. {'; '.join(meaning)}."]
     if args.bounds:
         parts += [markdown(aggregate(groups, args))]
@@ -285,8 +286,8 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
 
 # ---- Picture ----
 def curves(runs: list[Run], x: str) -> tuple[np.ndarray, np.ndarray]:
-    """Grid, and for each run the mean return after the points of the grid (NaN before the first episode). A run that ends
-    earlier than the longest one keeps its last value."""
+    """Grid, and for each run the mean return after the points of the grid (NaN before the first episode). A run that
+    ends earlier than the longest one keeps its last value."""
     points = [getattr(run, x) for run in runs]
     grid = np.linspace(0, max(p[-1] for p in points), NUM_POINTS + 1)[1:]
     index = [np.searchsorted(p, grid, side="right") - 1 for p in points]
@@ -340,7 +341,7 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
     beside_each_other = 1 if len(panels) <= 3 else 2
     rows = -(-len(panels) // beside_each_other)
     size = (9.6 if len(panels) == 1 else 7.6 * beside_each_other), (3.4 if rows == 1 else 2.5 * rows + 0.4)
-    figure, axes = plt.subplots(rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False, sharey="none")
+    figure, axes = plt.subplots(rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False)
     axes = axes.reshape(-1, 2)
     for pair in axes[len(panels):]:
         for axis in pair:

@@ -9,13 +9,17 @@ PYTHON=${PYTHON:-python}
 
 flags="cleanrl_graph/ppo_graph.py --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3
     --learning-rate 1e-3 --gamma 1 --gae-lambda 0.98 --save-model"
-run() { "$PYTHON" benchmark/run.py --env-ids envs:JobShop-v0 "$@"; }
+run() {  # TABLE FLAGS...
+    "$PYTHON" benchmark/run.py --env-ids envs:JobShop-v0 --table "$@"
+    "$PYTHON" benchmark/report.py --table "$1" --columns seeds steps SPS final --ylabel "(bound - makespan) / bound" \
+        --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training."
+}
 
 for part in ${PARTS:-quick long}; do
     case $part in
-        quick) run --table job_shop --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$flags --total-timesteps 400000 --eval-suite la
+        quick) run job_shop --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$flags --total-timesteps 400000 --eval-suite la
             --env-kwargs '{\"jobs\": [3, 10], \"machines\": [3, 10]}' --capture-video" ;;
-        long) run --table job_shop_long --seeds ${SEEDS:-1} "$@" --commands "long=$flags --total-timesteps 1500000
+        long) run job_shop_long --seeds ${SEEDS:-1} "$@" --commands "long=$flags --total-timesteps 1500000
             --eval-suite ta15x15 --eval-samples 128 --env-kwargs '{\"jobs\": [5, 15], \"machines\": [5, 15]}'" ;;
     esac
 done

@@ -20,3 +20,11 @@ for length in ${LENGTHS:-10 50}; do
     )
 done
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:Recall-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
+
+systems=()
+for length in ${LENGTHS:-10 50}; do
+    systems+=("corridor of $length steps|ppo_framestack.py, 16 frames=frames_${length}_*"
+        "corridor of $length steps|ppo_lstm_sparse.py=lstm_${length}_*" "corridor of $length steps|ppo_gtrxl.py=gtrxl_${length}_*")
+done
+"$PYTHON" benchmark/report.py --table $TABLE --scale 0.5 --offset 0.5 --target 0.95 --ylabel "share of right choices" \
+    --systems "${systems[@]}" --note "Return: the share of right choices; guessing gives 0.5."

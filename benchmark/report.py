@@ -3,8 +3,8 @@
     python benchmark/report.py --table stateless_cartpole --target 475 --systems "LSTM=lstm_*" "RLlib=../peers/rllib_*"
 
 Writes TABLE/table.md, table.csv (one row per run) and table.png: learning curves against steps (sample efficiency) and
-against wall time, the interquartile mean over seeds with its 95% bootstrap interval (rliable; a curve of fewer than
-three seeds has no band). The picture needs benchmark/requirements.txt, the table (--no-plot) does not.
+against wall time, the interquartile mean over seeds with its 95% bootstrap interval (scipy; a curve of fewer than three
+seeds has no band). The picture needs benchmark/requirements.txt, the table (--no-plot) does not.
 
 A csv of a peer has the columns step, wall_seconds and mean_return_100 instead of one row per episode.
 """
@@ -136,7 +136,7 @@ def beside(args: Args, name: str | None) -> list[dict]:
 
 # ---- Figures ----
 def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over axis 0: without the lowest and the highest quarter (rounded down), as rliable does."""
+    """Interquartile mean over axis 0: without the lowest and the highest quarter, rounded down as in scipy's trim_mean."""
     cut = len(values) // 4
     return np.sort(values, 0)[cut:len(values) - cut].mean(0)
 
@@ -174,15 +174,14 @@ def stats(run: Run, args: Args) -> dict[str, float]:
     return out
 
 
-def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 20 else f"{value:.3f}"
-
-
 def mean_and_error(values: list[float]) -> str:
-    """Mean ± standard error over seeds."""
-    if len(values) < 2:
-        return number(values[0]) if values else ""
-    return f"{number(np.mean(values))} ± {number(np.std(values, ddof=1) / np.sqrt(len(values)))}"
+    """Mean ± standard error over seeds, with the same number of digits."""
+    if not values:
+        return ""
+    mean = np.mean(values)
+    digits = 0 if abs(mean) >= 1000 else 1 if abs(mean) >= 20 else 3
+    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):,.{digits}f}" if len(values) > 1 else ""
+    return f"{mean:,.{digits}f}{error}"
 
 
 def times(values: list[float], ends: list[float], digits: int) -> str:
@@ -216,7 +215,7 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
         row = dict(zip(("task", "system"), key)) | {"seeds": str(len(runs) or "")}
         for name in args.columns[1:] if args.columns[0] == "seeds" else args.columns:
             values = [figure[name] for figure in figures if name in figure]
-            row[name] = number(np.mean(values)) if name in ("steps", "SPS") and values else mean_and_error(values)
+            row[name] = f"{np.mean(values):,.0f}" if name in ("steps", "SPS") and values else mean_and_error(values)
         for name, end, digits in zip(targets, ("steps", "minutes"), (0, 1)):
             ends = [figure[end] * (60 if end == "minutes" else 1) for figure in figures]
             row[name] = times([figure[name] for figure in figures], ends, digits) if figures else ""
@@ -262,7 +261,7 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
         parts += [f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run, "
                   f"torch {unique(entry['versions'].get('torch') for entry in settings)}, "
                   f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} "
-                  "minutes of one core altogether. One csv and one json (command, commit, versions) per run in [runs](runs)."]
+                  "minutes of one core altogether. A csv and a json (command, commit, versions) per run: [runs](runs)."]
     parts += args.note
     main = table(groups, args)
     parts += [markdown(main)]
@@ -295,12 +294,12 @@ def curves(runs: list[Run], x: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def interval(values: np.ndarray) -> np.ndarray:
-    """[2, points]: 95% bootstrap interval of the interquartile mean over runs."""
-    from rliable import library
+    """[2, points]: 95% percentile bootstrap interval of the interquartile mean over runs."""
+    from scipy.stats import bootstrap, trim_mean
 
-    _, bounds = library.get_interval_estimates(
-        {"": values[:, None]}, lambda scores: iqm(scores[:, 0]), method="percentile", reps=RESAMPLES)
-    return bounds[""]
+    result = bootstrap((values,), lambda x, axis: trim_mean(x, 0.25, axis), axis=0, vectorized=True, batch=100,
+                       n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0))
+    return np.array(result.confidence_interval)
 
 
 def draw(axis, runs: list[Run], x: str, colour: str, style: str) -> float:

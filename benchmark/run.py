@@ -14,8 +14,9 @@ appear in benchmark/results/TABLE/runs (each written beside and renamed):
 
 The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that was resumed) are
 merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep all that is finished; the same
-command goes on from there. A killed runner (SIGKILL) takes its runs with it on Linux. Exit code: 0 all is finished, 1 a run
-failed, 3 time was up with runs left, 130 interrupted. Each run has one thread and, where the system can, its own core.
+command goes on from there. A killed runner (SIGKILL) takes its runs with it on Linux. Exit code: 0 all is
+finished, 1 a run failed, 3 time was up with runs left, 130 interrupted. Each run has one thread and, where the system
+can, a core of its own.
 """
 
 import csv

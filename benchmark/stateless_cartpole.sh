@@ -59,7 +59,7 @@ for part in ${PARTS:-ours peers table}; do
                 "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py, memory 50=gtrxl_*" \
                 "RLlib, 16 frames=../peers/rllib_framestack_*" "RLlib, LSTM=../peers/rllib_lstm_*" \
                 "RLlib, attention, memory 50=../peers/rllib_attention_*" \
-                "Stable-Baselines3, RecurrentPPO=../peers/sb3_lstm_*"
+                "Stable-Baselines3, RecurrentPPO=../peers/sb3_lstm_*" ${NOTE:+--note "$NOTE"}
             ;;
     esac
 done

@@ -24,7 +24,7 @@ run "${others[@]}" --commands "lstm=$lstm 196608"
 run $first --commands "lstm=$lstm 196608 --forget-bias 3"
 run "${cartpoles[@]}" --commands "lstm=$lstm 524288"
 
-"$PYTHON" benchmark/report.py --table $TABLE --columns seeds steps SPS MMER final greedy --beside published.csv \
+"$PYTHON" benchmark/report.py --table $TABLE --columns steps SPS MMER final greedy --beside published.csv \
     --bounds bounds.csv --normalise MMER --systems "ppo_framestack.py, 16 frames=framestack_*" "ppo_lstm_sparse.py=lstm_*" \
     "ppo_gtrxl.py, 1 layer=gtrxl_*" "ppo_graph.py (no memory)=memoryless_*" \
     --note "MMER is the figure of the POPGym paper. Published: Morad et al., POPGym: Benchmarking Partially Observable

@@ -30,8 +30,8 @@ class Args:
     systems: tuple[str, ...] = ("*",)
     """LABEL=PATTERN or PANEL|LABEL=PATTERN of the csv files in TABLE/runs (no ending); PANEL is the environment by
     default; a PATTERN alone takes the names of the runs as labels"""
-    columns: tuple[str, ...] = ("seeds", "steps", "SPS", "final", "greedy")
-    """columns of the table: seeds, steps, SPS, minutes, final, best, MMER, greedy"""
+    columns: tuple[str, ...] = ("steps", "SPS", "final", "greedy")
+    """columns of the table: steps, SPS, minutes, final, best, MMER, greedy"""
     target: float | None = None
     """adds the steps and seconds until the mean of --episodes reaches it"""
     episodes: int = 100
@@ -91,8 +91,7 @@ def running_mean(returns: np.ndarray, ended: np.ndarray, window: int) -> np.ndar
 
 def load(path: Path, panel: str | None, label: str | None, args: Args) -> Run | None:
     """None if the run is not finished."""
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read(path)
     column = lambda name: np.array([float(row[name]) for row in rows])
     shown = lambda values: args.scale * values + args.offset
     if not rows:
@@ -127,16 +126,14 @@ def load_all(args: Args) -> list[Run]:
     return runs
 
 
-def beside(args: Args, name: str | None) -> list[dict]:
-    if name is None:
-        return []
-    with open(Path(args.results) / args.table / name, newline="") as file:
+def read(path: Path) -> list[dict]:
+    with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
 # ---- Figures ----
 def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over axis 0: without the lowest and the highest quarter, rounded down as in scipy's trim_mean."""
+    """Interquartile mean over axis 0: without the lowest and highest quarter, rounded down as in scipy's trim_mean."""
     cut = len(values) // 4
     return np.sort(values, 0)[cut:len(values) - cut].mean(0)
 
@@ -205,7 +202,7 @@ MEANING = {
 
 def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
     """Header and rows: one per panel and system."""
-    extra, rows = beside(args, args.beside), []
+    extra, rows = read(Path(args.results) / args.table / args.beside) if args.beside else [], []
     titles = [name for name in (extra[0] if extra else {}) if name not in ("panel", "label")]
     more = {(row["panel"], row["label"]): row for row in extra}
     targets = ["steps to target", "seconds to target"] if args.target is not None else []
@@ -213,7 +210,7 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
         runs = groups.get(key, [])
         figures = [stats(run, args) for run in runs]
         row = dict(zip(("task", "system"), key)) | {"seeds": str(len(runs) or "")}
-        for name in args.columns[1:] if args.columns[0] == "seeds" else args.columns:
+        for name in args.columns:
             values = [figure[name] for figure in figures if name in figure]
             row[name] = f"{np.mean(values):,.0f}" if name in ("steps", "SPS") and values else mean_and_error(values)
         for name, end, digits in zip(targets, ("steps", "minutes"), (0, 1)):
@@ -227,7 +224,8 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
 
 def aggregate(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
     """Mean and interquartile mean over all tasks and seeds of (x - low) / (high - low), for systems with all tasks."""
-    bounds = {row["panel"]: (float(row["low"]), float(row["high"])) for row in beside(args, args.bounds)}
+    bounds = {row["panel"]: (float(row["low"]), float(row["high"]))
+              for row in read(Path(args.results) / args.table / args.bounds)}
     rows = [["system", "tasks", f"mean normalised {args.normalise}", "interquartile mean"]]
     for label in dict.fromkeys(label for _, label in groups):
         scores = [(stats(run, args)[args.normalise] - bounds[panel][0]) / (bounds[panel][1] - bounds[panel][0])
@@ -277,9 +275,8 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
         parts += [markdown(gap_table(groups))]
     if args.plot:
         parts += ["![learning curves](table.png)"]
-    commands = [(run, re.sub(r" --seed \d+", "", run.settings["command"]))
-                for runs in groups.values() for run in runs[:1] if run.settings]
-    parts += ["Commands:", "\n".join(f"    {command}" for command in dict.fromkeys(command for _, command in commands))]
+    commands = dict.fromkeys(re.sub(r" --seed \d+", "", entry["command"]) for entry in settings)
+    parts += ["Commands (with --seed):", "\n".join(f"    {command}" for command in commands)]
     return "\n\n".join(parts) + "\n"
 
 

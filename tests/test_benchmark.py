@@ -224,7 +224,7 @@ def groups_of(args):
 
 def test_figures_of_a_table(results):
     """Against values computed here: the mean of the last 10 returns after k episodes is 10 s (k - 4.5) for k >= 10."""
-    args = report_args(results, target=600.0, columns=("seeds", "steps", "SPS", "final", "best", "MMER", "greedy"))
+    args = report_args(results, target=600.0, columns=("steps", "SPS", "final", "best", "MMER", "greedy"))
     groups = groups_of(args)
     assert {key: len(runs) for key, runs in groups.items()} == {("A", "ours"): 3, ("B", "ours"): 3, ("A", "peer"): 1}
     for found in groups["A", "ours"]:
@@ -265,7 +265,7 @@ def test_running_mean_and_mmer_of_thinned_rows():
 def test_aggregate_and_columns_beside(results):
     (results / "t" / "beside.csv").write_text("panel,label,published\nA,ours,0.5\nA,rule,0.7\n")
     (results / "t" / "bounds.csv").write_text("panel,low,high\nA,0,1000\nB,-1000,1000\n")
-    args = report_args(results, beside="beside.csv", bounds="bounds.csv", columns=("seeds", "final"))
+    args = report_args(results, beside="beside.csv", bounds="bounds.csv", columns=("final",))
     header, *rows = report.table(groups_of(args), args)
     rows = [dict(zip(header, row)) for row in rows]
     assert [(row["task"], row["system"], row["published"]) for row in rows] == [

@@ -20,6 +20,7 @@ import numpy as np
 import tyro
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"  # Okabe and Ito
+UNITS = {1000: "environment steps (thousands)", 60: "minutes of training", 1: "seconds of training"}
 NUM_POINTS, RESAMPLES = 150, 2000
 
 
@@ -36,18 +37,16 @@ class Args:
     """adds the steps and seconds until the mean of --episodes reaches it"""
     episodes: int = 100
     """episodes of a running mean"""
-    iteration: int = 65_536
-    """steps of an iteration of MMER"""
     scale: float = 1.0
-    """returns are shown as scale * return + offset"""
+    """returns are shown as scale * return + --offset"""
     offset: float = 0.0
     """see --scale"""
     beside: str | None = None
     """csv in TABLE with the columns panel, label and further ones, which are put beside the rows of the table"""
     bounds: str | None = None
-    """csv in TABLE with the columns panel, low, high: adds the mean over tasks of normalised --normalise"""
+    """csv in TABLE with the columns panel, low, high: adds means over tasks of the normalised column --normalise"""
     normalise: str = "final"
-    """the column that is normalised"""
+    """see --bounds"""
     note: tuple[str, ...] = ()
     """paragraphs above the table"""
     ylabel: str = "episodic return"
@@ -100,8 +99,7 @@ def load(path: Path, panel: str | None, label: str | None, args: Args) -> Run | 
         curve = column("step"), column("wall_seconds"), shown(column("mean_return_100"))
         keep = np.isfinite(curve[2])
         return Run(panel or "", label or path.stem, path.stem.split("_")[-1], *(x[keep] for x in curve), None, None, {})
-    settings = path.with_suffix(".json")
-    settings = json.loads(settings.read_text()) if settings.exists() else {"exit_code": None}
+    settings = json.loads(path.with_suffix(".json").read_text())
     if settings["exit_code"] != 0:
         return None
     returns, ended = shown(column("return")), column("episodes")
@@ -138,7 +136,7 @@ def iqm(values: np.ndarray) -> np.ndarray:
     return np.sort(values, 0)[cut:len(values) - cut].mean(0)
 
 
-def mmer(run: Run, iteration: int) -> float:
+def mmer(run: Run, iteration: int = 65_536) -> float:
     """Maximum over iterations of the mean return of the episodes that ended in it (POPGym)."""
     index = ((run.steps - 1) // iteration).astype(int)
     num, total = np.bincount(index, run.ended), np.bincount(index, run.ended * run.returns)
@@ -161,7 +159,7 @@ def stats(run: Run, args: Args) -> dict[str, float]:
     valid = run.means if run.ended is None else np.where(np.cumsum(run.ended) >= args.episodes, run.means, -np.inf)
     out["best"] = valid.max() if np.isfinite(valid.max()) else run.means.max()
     if run.ended is not None:
-        out["MMER"] = mmer(run, args.iteration)
+        out["MMER"] = mmer(run)
     if "return" in (run.settings.get("eval") or {}):
         out["greedy"] = args.scale * np.mean(run.settings["eval"]["return"]) + args.offset
     if args.target is not None:
@@ -183,11 +181,11 @@ def mean_and_error(values: list[float]) -> str:
 
 def times(values: list[float], ends: list[float], digits: int) -> str:
     """Median over seeds, and each seed."""
+    if np.isinf(values).all():
+        return "not in " + " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (min(ends), max(ends))))
     each = " / ".join(f"{v:,.{digits}f}" if np.isfinite(v) else f"not in {end:,.0f}" for v, end in zip(values, ends))
     median = np.median(values)
-    if len(values) == 1:
-        return each
-    return f"{f'**{median:,.{digits}f}**' if np.isfinite(median) else '**not reached**'} ({each})"
+    return each if len(values) == 1 else f"{f'{median:,.{digits}f}' if np.isfinite(median) else 'not reached'} ({each})"
 
 
 MEANING = {
@@ -195,7 +193,7 @@ MEANING = {
     "SPS": "SPS: steps per second of training, everything included",
     "final": "final: mean return of the last {episodes} episodes of the training (sampled actions)",
     "best": "best: the highest mean return of {episodes} consecutive episodes of the training",
-    "MMER": "MMER: the highest mean return of an iteration of {iteration:,} steps",
+    "MMER": "MMER: the highest mean return of an iteration of 65,536 steps",
     "greedy": "greedy: mean return of the evaluation after the training (greedy actions)",
 }
 
@@ -263,8 +261,7 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     parts += args.note
     main = table(groups, args)
     parts += [markdown(main)]
-    meaning = [MEANING[name].format(episodes=args.episodes, iteration=args.iteration)
-               for name in main[0] if name in MEANING]
+    meaning = [MEANING[name].format(episodes=args.episodes) for name in main[0] if name in MEANING]
     if args.target is not None:
         meaning.append(f"steps and seconds of training until the mean return of {args.episodes} episodes is "
                        f"{args.target:g}: median (each seed)")
@@ -299,11 +296,11 @@ def interval(values: np.ndarray) -> np.ndarray:
     return np.array(result.confidence_interval)
 
 
-def draw(axis, runs: list[Run], x: str, colour: str, style: str) -> float:
+def draw(axis, runs: list[Run], x: str, unit: float, colour: str, style: str) -> float:
     """Draws a system and returns its last value."""
     grid, values = curves(runs, x)
     known = np.isfinite(values).all(0)
-    grid, values = grid[known] / {"steps": 1000, "seconds": 60}[x], values[:, known]
+    grid, values = grid[known] / unit, values[:, known]
     axis.plot(grid, iqm(values), color=colour, ls=style, lw=1.6)
     if len(values) > 2:
         axis.fill_between(grid, *interval(values), color=colour, alpha=0.18, lw=0)
@@ -339,14 +336,14 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
     size = (9.6 if len(panels) == 1 else 7.6 * beside_each_other), (3.4 if rows == 1 else 2.5 * rows + 0.4)
     figure, axes = plt.subplots(rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False)
     axes = axes.reshape(-1, 2)
-    for pair in axes[len(panels):]:
-        for axis in pair:
-            axis.set_visible(False)
+    for axis in axes[len(panels):].flat:
+        axis.set_visible(False)
     for panel, pair in zip(panels, axes):
         pair[1].sharey(pair[0])
-        for axis, x in zip(pair, ("steps", "seconds")):
-            ends = {label: draw(axis, runs, x, *look[label]) for (p, label), runs in groups.items() if p == panel}
-            axis.set(xlabel={"steps": "environment steps (thousands)", "seconds": "minutes of training"}[x])
+        long = max(run.seconds[-1] for (p, _), runs in groups.items() if p == panel for run in runs) > 100
+        for axis, x, unit in zip(pair, ("steps", "seconds"), (1000, 60 if long else 1)):
+            ends = {label: draw(axis, runs, x, unit, *look[label]) for (p, label), runs in groups.items() if p == panel}
+            axis.set(xlabel=UNITS[unit])
             if args.log_seconds:
                 axis.set_xscale("log")
                 axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -355,8 +352,8 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
             for value, name in ((args.reference, args.reference_label), (args.target, "target")):
                 if value is not None:
                     axis.axhline(value, color="black", lw=0.8, ls=":")
-                    axis.annotate(name, (0.01, value), xycoords=("axes fraction", "data"), xytext=(0, 2),
-                                  textcoords="offset points", fontsize=7.5)
+                    axis.annotate(name, (1, value), xycoords=("axes fraction", "data"), xytext=(0, -2), ha="right",
+                                  va="top", textcoords="offset points", fontsize=7.5)
         pair[0].set(ylabel=args.ylabel)
         pair[0].set_title(panel, loc="left", fontsize=10)
         pair[1].tick_params(labelleft=False)
@@ -385,8 +382,7 @@ def main(args: Args) -> None:
                 writer.writerow({"task": panel, "system": label, "seed": run.seed} | figures)
     if args.plot:
         plot(groups, args)
-    print(text)
-    print(f"{folder / 'table.md'}")
+    print(f"{text}\n{folder / 'table.md'}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ peer() {  # PYTHON SCRIPT NAME FLAGS...
         mkdir -p $PEERS
         "$python" benchmark/peers/"$script".py "$@" --seed "$seed" --max-seconds "$MAX_SECONDS" --out $PEERS/unfinished.csv
         mv $PEERS/unfinished.csv "$PEERS/${name}_$seed.csv"
+        rm -f $PEERS/note.md  # it says where older files of the peers were measured
     done
 }
 
@@ -59,7 +60,8 @@ for part in ${PARTS:-ours peers table}; do
                 "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py, memory 50=gtrxl_*" \
                 "RLlib, 16 frames=../peers/rllib_framestack_*" "RLlib, LSTM=../peers/rllib_lstm_*" \
                 "RLlib, attention, memory 50=../peers/rllib_attention_*" \
-                "Stable-Baselines3, RecurrentPPO=../peers/sb3_lstm_*" ${NOTE:+--note "$NOTE"}
+                "Stable-Baselines3, RecurrentPPO=../peers/sb3_lstm_*" \
+                --note "$(cat $PEERS/note.md 2> /dev/null || echo "All systems ran on this machine.")"
             ;;
     esac
 done

@@ -352,8 +352,8 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
             for value, name in ((args.reference, args.reference_label), (args.target, "target")):
                 if value is not None:
                     axis.axhline(value, color="black", lw=0.8, ls=":")
-                    axis.annotate(name, (1, value), xycoords=("axes fraction", "data"), xytext=(0, -2), ha="right",
-                                  va="top", textcoords="offset points", fontsize=7.5)
+                    at, ha, va = (0.01, "left", "bottom") if args.log_seconds else (1, "right", "top")
+                    axis.annotate(name, (at, value), xycoords=("axes fraction", "data"), ha=ha, va=va, fontsize=7.5)
         pair[0].set(ylabel=args.ylabel)
         pair[0].set_title(panel, loc="left", fontsize=10)
         pair[1].tick_params(labelleft=False)

@@ -36,10 +36,15 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import tyro
 from tqdm import tqdm
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
 
 ROOT = Path(__file__).parents[1]
 FAILED, LEFT, INTERRUPTED = 1, 3, 130
@@ -196,6 +201,19 @@ def machine() -> dict:
 
 
 # ---- Processes ----
+def lock(folder: Path) -> TextIO | None:
+    """A file that only one living process has open like this. Raises SystemExit if another runner has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        return None
+    file = open(folder / "lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"another runner works in {folder}") from None
+    return file
+
+
 def start(run: Run, core: int | None, args: Args) -> subprocess.Popen:
     """The run in a session of its own, so that Ctrl-C does not reach it before this process does."""
     folder = Path(args.run_dir) / args.table / run.key
@@ -276,6 +294,7 @@ def main(args: Args) -> int:
     print(f"{args.table}: {len(runs) - len(queue)} of {len(runs)} runs are finished already")
     if not queue:
         return 0
+    locked = lock(Path(args.run_dir) / args.table)  # noqa: F841  until this function ends
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None]
     deadline, about, failed, code = time.monotonic() + 60 * args.max_minutes, machine(), [], 0
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn

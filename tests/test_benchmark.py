@@ -148,6 +148,13 @@ def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
     assert "no such luck" in capsys.readouterr().out
 
 
+def test_two_runners_of_a_table(tmp_path):
+    held = run.lock(tmp_path / "runs" / "t")
+    with pytest.raises(SystemExit, match="another runner works in"):
+        run.main(arguments(tmp_path, ["fake=fake.py"]))
+    held.close()
+
+
 def test_max_minutes_leaves_runs_in_the_queue(tmp_path, capsys):
     args = arguments(tmp_path, [f"fake={fake(tmp_path, 'time.sleep(600)')}"], env_ids=(), max_minutes=0.01)
     assert run.main(args) == run.LEFT

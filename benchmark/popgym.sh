@@ -25,7 +25,7 @@ run $first --commands "lstm=$lstm 196608 --forget-bias 3"
 run "${cartpoles[@]}" --commands "lstm=$lstm 524288"
 
 "$PYTHON" benchmark/report.py --table $TABLE --columns steps SPS MMER final greedy --beside published.csv \
-    --bounds bounds.csv --normalise MMER --systems "ppo_framestack.py, 16 frames=framestack_*" "ppo_lstm_sparse.py=lstm_*" \
+    --bounds bounds.csv --systems "ppo_framestack.py, 16 frames=framestack_*" "ppo_lstm_sparse.py=lstm_*" \
     "ppo_gtrxl.py, 1 layer=gtrxl_*" "ppo_graph.py (no memory)=memoryless_*" \
     --note "MMER is the figure of the POPGym paper. Published: Morad et al., POPGym: Benchmarking Partially Observable
 Reinforcement Learning (ICLR 2023), appendix, three trials of 15 million steps each, which is 29 to 76 times the training

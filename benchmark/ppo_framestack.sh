@@ -16,7 +16,7 @@ for views in 3 2 1; do
     commands+=("graphs_$views=cleanrl_graph/ppo_framestack.py $flags --obs-shifts=-$((views - 1)):0")
 done
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:LastGraphs-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
-"$PYTHON" benchmark/report.py --table $TABLE --reference 16 --ylabel "right answers of 16" \
+"$PYTHON" benchmark/report.py --table $TABLE --reference 16 optimum --ylabel "right answers of 16" \
     --systems "last 3 graphs=graphs_3_*" "last 2 graphs=graphs_2_*" "1 graph=graphs_1_*" \
     --note "LastGraphs-v0, 16 answers per episode: the optimum is 16, the best without memory 9.19. One row per number of
 graphs that the policy sees (--obs-shifts). Bytes and time of views: [views.md](views.md)."

@@ -14,8 +14,8 @@ flags="--num-envs 16 --learning-rate 1e-3 --gnn-layers 1 --total-timesteps 25000
     "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64" \
     "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64 --no-state-per-node --prev-action" \
     "no_memory=cleanrl_graph/ppo_graph.py $flags"
-"$PYTHON" benchmark/report.py --table $TABLE --episodes 500 --beside reference.csv --reference 0.686 \
-    --reference-label "depth first, perfect memory" --ylabel "share of new nodes" \
+"$PYTHON" benchmark/report.py --table $TABLE --episodes 500 --beside reference.csv \
+    --reference 0.686 "depth first, perfect memory" --ylabel "share of new nodes" \
     --systems "one LSTM state per node=per_node_*" "one LSTM state per environment=per_env_*" \
     "no memory (ppo_graph.py)=no_memory_*" \
     --note "Share of the 64 steps that reach a node for the first time. Reference policies: 1,000 episodes."

@@ -44,17 +44,13 @@ class Args:
     beside: str | None = None
     """csv in TABLE with the columns panel, label and further ones, which are put beside the rows of the table"""
     bounds: str | None = None
-    """csv in TABLE with the columns panel, low, high: adds means over tasks of the normalised column --normalise"""
-    normalise: str = "final"
-    """see --bounds"""
+    """csv in TABLE with the columns panel, low, high: adds means over tasks of the normalised MMER"""
     note: tuple[str, ...] = ()
     """paragraphs above the table"""
     ylabel: str = "episodic return"
     """of the picture"""
-    reference: float | None = None
-    """a horizontal line"""
-    reference_label: str = "optimum"
-    """its name"""
+    reference: tuple[float, str] | None = None
+    """height and name of a horizontal line"""
     log_seconds: bool = False
     """logarithmic axes of steps and wall time"""
     plot: bool = True
@@ -224,13 +220,15 @@ def aggregate(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
     """Mean and interquartile mean over all tasks and seeds of (x - low) / (high - low), for systems with all tasks."""
     bounds = {row["panel"]: (float(row["low"]), float(row["high"]))
               for row in read(Path(args.results) / args.table / args.bounds)}
-    rows = [["system", "tasks", f"mean normalised {args.normalise}", "interquartile mean"]]
-    for label in dict.fromkeys(label for _, label in groups):
-        scores = [(stats(run, args)[args.normalise] - bounds[panel][0]) / (bounds[panel][1] - bounds[panel][0])
-                  for (panel, other), runs in groups.items() if other == label and panel in bounds for run in runs]
-        tasks = sum(other == label and panel in bounds for panel, other in groups)
-        if tasks == len(bounds):
-            rows.append([label, str(tasks), f"{np.mean(scores):.3f}", f"{iqm(np.array(scores)):.3f}"])
+    rows, scores = [["system", "tasks", "mean of normalised MMER", "interquartile mean"]], {}
+    for (panel, label), runs in groups.items():
+        if panel in bounds and runs[0].ended is not None:
+            low, high = bounds[panel]
+            scores.setdefault(label, []).append([(mmer(run) - low) / (high - low) for run in runs])
+    for label, tasks in scores.items():
+        if len(tasks) == len(bounds):
+            values = np.concatenate(tasks)
+            rows.append([label, str(len(tasks)), f"{values.mean():.3f}", f"{iqm(values):.3f}"])
     return rows
 
 
@@ -278,15 +276,6 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
 
 
 # ---- Picture ----
-def curves(runs: list[Run], x: str) -> tuple[np.ndarray, np.ndarray]:
-    """Grid, and for each run the mean return after the points of the grid (NaN before the first episode). A run that
-    ends earlier than the longest one keeps its last value."""
-    points = [getattr(run, x) for run in runs]
-    grid = np.linspace(0, max(p[-1] for p in points), NUM_POINTS + 1)[1:]
-    index = [np.searchsorted(p, grid, side="right") - 1 for p in points]
-    return grid, np.array([np.where(i < 0, np.nan, run.means[i.clip(0)]) for i, run in zip(index, runs)])
-
-
 def interval(values: np.ndarray) -> np.ndarray:
     """[2, points]: 95% percentile bootstrap interval of the interquartile mean over runs."""
     from scipy.stats import bootstrap, trim_mean
@@ -297,13 +286,15 @@ def interval(values: np.ndarray) -> np.ndarray:
 
 
 def draw(axis, runs: list[Run], x: str, unit: float, colour: str, style: str) -> float:
-    """Draws a system and returns its last value."""
-    grid, values = curves(runs, x)
-    known = np.isfinite(values).all(0)
-    grid, values = grid[known] / unit, values[:, known]
-    axis.plot(grid, iqm(values), color=colour, ls=style, lw=1.6)
+    """Draws a system from the step or second on at which all its runs have a mean, and returns the last value. A run
+    that ends earlier than the longest one keeps its last value."""
+    points = [getattr(run, x) for run in runs]
+    grid = np.linspace(0, max(p[-1] for p in points), NUM_POINTS + 1)[1:]
+    grid = grid[grid >= max(p[0] for p in points)]
+    values = np.array([run.means[np.searchsorted(p, grid, side="right") - 1] for p, run in zip(points, runs)])
+    axis.plot(grid / unit, iqm(values), color=colour, ls=style, lw=1.6)
     if len(values) > 2:
-        axis.fill_between(grid, *interval(values), color=colour, alpha=0.18, lw=0)
+        axis.fill_between(grid / unit, *interval(values), color=colour, alpha=0.18, lw=0)
     return iqm(values)[-1]
 
 
@@ -311,16 +302,14 @@ def name_curves(axis, ends: dict[str, float], look: dict[str, tuple]) -> None:
     """Names beside the right border, each as near as it may be to the end of its curve."""
     low, high = axis.get_ylim()
     gap, order = 0.075 * (high - low), sorted(ends, key=ends.get)
-    places = []
+    places = [low - gap]
     for label in order:
-        places.append(max(ends[label], places[-1] + gap if places else low))
-    for k in reversed(range(len(places))):
-        places[k] = min(places[k], (places[k + 1] if k + 1 < len(places) else high + gap) - gap)
-    for label, place in zip(order, places):
-        place = (place - low) / (high - low)
-        axis.plot([1.02, 1.07], [place] * 2, color=look[label][0], ls=look[label][1], lw=1.6, clip_on=False,
-                  transform=axis.transAxes)
-        axis.text(1.085, place, label, color=look[label][0], va="center", fontsize=8.5, transform=axis.transAxes)
+        places.append(max(ends[label], places[-1] + gap))
+    for k, label in enumerate(order):
+        place = (min(places[k + 1], high - gap * (len(order) - 1 - k)) - low) / (high - low)
+        colour, style = look[label]
+        axis.plot([1.02, 1.07], [place] * 2, color=colour, ls=style, lw=1.6, clip_on=False, transform=axis.transAxes)
+        axis.text(1.085, place, label, color=colour, va="center", fontsize=8.5, transform=axis.transAxes)
 
 
 def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
@@ -349,7 +338,7 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
                 axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
             axis.grid(alpha=0.25, lw=0.6)
             axis.spines[["top", "right"]].set_visible(False)
-            for value, name in ((args.reference, args.reference_label), (args.target, "target")):
+            for value, name in (args.reference or (None, ""), (args.target, "target")):
                 if value is not None:
                     axis.axhline(value, color="black", lw=0.8, ls=":")
                     at, ha, va = (0.01, "left", "bottom") if args.log_seconds else (1, "right", "top")
@@ -372,14 +361,13 @@ def main(args: Args) -> None:
     folder = Path(args.results) / args.table
     text = document(groups, args)
     (folder / "table.md").write_text(text)
+    figures = [(run, stats(run, args)) for runs in groups.values() for run in runs]
+    rows = [{"task": run.panel, "system": run.label, "seed": run.seed} | {k: f"{v:.6g}" for k, v in values.items()}
+            for run, values in figures]
     with open(folder / "table.csv", "w", newline="") as file:
-        names = list(dict.fromkeys(name for runs in groups.values() for run in runs for name in stats(run, args)))
-        writer = csv.DictWriter(file, ["task", "system", "seed", *names], restval="")
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), restval="")
         writer.writeheader()
-        for (panel, label), runs in groups.items():
-            for run in runs:
-                figures = {name: f"{value:.6g}" for name, value in stats(run, args).items()}
-                writer.writerow({"task": panel, "system": label, "seed": run.seed} | figures)
+        writer.writerows(rows)
     if args.plot:
         plot(groups, args)
     print(f"{text}\n{folder / 'table.md'}")

@@ -355,8 +355,9 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
 
 
 def main(args: Args) -> None:
-    groups = {}
-    for run in load_all(args):
+    groups, runs = {}, load_all(args)
+    panels = list(dict.fromkeys(run.panel for run in runs))
+    for run in sorted(runs, key=lambda run: panels.index(run.panel)):
         groups.setdefault((run.panel, run.label), []).append(run)
     folder = Path(args.results) / args.table
     text = document(groups, args)

@@ -10,10 +10,10 @@ TABLE=ppo_graph
 flags="cleanrl_graph/ppo_graph.py --num-envs 16 --learning-rate 1e-3 --gnn-layers 2 --eval-episodes 200"
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1} "$@" --commands \
     "poisson_1_hop=$flags --env-id envs:PoissonGraph-v0 --total-timesteps 200000" \
-    "poisson_2_hops=$flags --env-id envs:PoissonGraph-v0 --env-kwargs '{\"hops\": 2}' --total-timesteps 800000" \
-    "best_of_set=$flags --env-id envs:BestOfSet-v0 --total-timesteps 800000" \
     "autoregressive=$flags --env-id envs:PairNodes-v0 --total-timesteps 200000 --autoregressive" \
-    "independent=$flags --env-id envs:PairNodes-v0 --total-timesteps 200000"
+    "independent=$flags --env-id envs:PairNodes-v0 --total-timesteps 200000" \
+    "poisson_2_hops=$flags --env-id envs:PoissonGraph-v0 --env-kwargs '{\"hops\": 2}' --total-timesteps 800000" \
+    "best_of_set=$flags --env-id envs:BestOfSet-v0 --total-timesteps 800000"
 # the optimum of PairNodes is that of sampled actions: what a policy without memory can reach at all, and what one with
 # independent heads can (see PairNodesEnv)
 "$PYTHON" benchmark/report.py --table $TABLE --beside optimum.csv --systems "PoissonGraph, 1 hop|ppo_graph.py=poisson_1_hop_*" \

@@ -215,7 +215,7 @@ def lock(folder: Path) -> TextIO | None:
 
 
 def start(run: Run, core: int | None, args: Args) -> subprocess.Popen:
-    """The run in a session of its own, so that Ctrl-C does not reach it before this process does."""
+    """The run in a process group of its own, so that Ctrl-C does not reach it before this process does."""
     folder = Path(args.run_dir) / args.table / run.key
     shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
     folder.mkdir(parents=True)

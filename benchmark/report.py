@@ -341,8 +341,9 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
             for value, name in (args.reference or (None, ""), (args.target, "target")):
                 if value is not None:
                     axis.axhline(value, color="black", lw=0.8, ls=":")
-                    at, ha, va = (0.01, "left", "bottom") if args.log_seconds else (1, "right", "top")
-                    pair[1].annotate(name, (at, value), xycoords=("axes fraction", "data"), ha=ha, va=va, fontsize=7.5)
+                    at, ha, va, dy = (0.01, "left", "bottom", 1) if args.log_seconds else (1, "right", "top", -3)
+                    pair[1].annotate(name if axis is pair[1] else "", (at, value), (0, dy), ("axes fraction", "data"),
+                                     "offset points", ha=ha, va=va, fontsize=7.5)
         pair[0].set(ylabel=args.ylabel)
         pair[0].set_title(panel, loc="left", fontsize=10)
         pair[1].tick_params(labelleft=False)

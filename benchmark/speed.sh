@@ -1,37 +1,53 @@
 #!/bin/bash
-# All tables of benchmark/results/speed/, in about 25 minutes on 2 cores; leave the machine alone meanwhile.
+# All tables of benchmark/results/speed/, within 20 minutes on 2 cores, and their ratios at the end; leave the machine alone
+# meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
 #
 #     bash benchmark/speed.sh
 #
-# PYTHON runs this repository, PEER_PYTHON the peers (made in .venv-peers if missing), CLEANRL is the absolute path of
-# CleanRL's ppo.py (downloaded at a fixed commit if not given).
+# PYTHON runs this repository, PEER_PYTHON and TRXL_PYTHON the peers (made in .venv-peers and .venv-trxl if missing, not
+# counted in the 20 minutes). CLEANRL is a folder with CleanRL's ppo.py, ppo_trxl.py and pom_env.py (downloaded at a fixed
+# commit if not given).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
 PYTHON=${PYTHON:-python}
 RESULTS=benchmark/results/speed
 export OMP_NUM_THREADS=1
 
-if [ -z "${PEER_PYTHON:-}" ]; then
-    PEER_PYTHON=.venv-peers/bin/python
-    if [ ! -x "$PEER_PYTHON" ]; then
-        "$PYTHON" -m venv .venv-peers
-        "$PEER_PYTHON" -m pip install -r benchmark/requirements.txt
-    fi
-    PEER_PYTHON=$PWD/$PEER_PYTHON
-fi
+environment() {  # FOLDER REQUIREMENTS -> path of its python, made if missing
+    [ -x "$1/bin/python" ] || { "$PYTHON" -m venv "$1" && "$1/bin/python" -m pip install -q -r "$2"; } >&2
+    echo "$PWD/$1/bin/python"
+}
+PEER_PYTHON=${PEER_PYTHON:-$(environment .venv-peers benchmark/peers/requirements-sb3.txt)}
+TRXL_PYTHON=${TRXL_PYTHON:-$(environment .venv-trxl benchmark/peers/requirements-trxl.txt)}
 if [ -z "${CLEANRL:-}" ]; then
-    CLEANRL=$(mktemp -d)/ppo.py
-    curl -fsSL -o "$CLEANRL" \
-        https://raw.githubusercontent.com/vwxyzjn/cleanrl/fe8d8a03c41a7ef5b523e2e354bd01c363e786bb/cleanrl/ppo.py
+    CLEANRL=$(mktemp -d)
+    for file in ppo.py ppo_trxl/ppo_trxl.py ppo_trxl/pom_env.py; do
+        curl -fsSL -o "$CLEANRL/$(basename $file)" \
+            https://raw.githubusercontent.com/vwxyzjn/cleanrl/fe8d8a03c41a7ef5b523e2e354bd01c363e786bb/cleanrl/$file
+    done
 fi
 
-"$PYTHON" benchmark/speed/layout.py --out $RESULTS/layout.md
-"$PYTHON" benchmark/speed/layout.py --tenfold --repeats 7 --out $RESULTS/layout_tenfold.md
-"$PYTHON" benchmark/speed/breakdown.py --out $RESULTS/breakdown.md
-"$PYTHON" benchmark/speed/sps.py --total-timesteps 24576 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
-"$PYTHON" benchmark/speed/sps.py --total-timesteps 24576 --num-threads 2 --num-envs 64 --peer-python "$PEER_PYTHON" \
+SECONDS=0
+measure() {
+    echo "== $((SECONDS / 60)) min: $1" >&2
+    "$PYTHON" benchmark/speed/"$@"
+}
+measure layout.py --repeats 11 --out $RESULTS/layout.md
+measure layout.py --tenfold --repeats 5 --out $RESULTS/layout_tenfold.md
+measure breakdown.py --out $RESULTS/breakdown.md
+measure sps.py --total-timesteps 24576 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
+measure sps.py --total-timesteps 24576 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
     --out $RESULTS/sps_2_threads.md
-"$PYTHON" benchmark/speed/lstm_kernels.py --out $RESULTS/lstm_kernels.md
-"$PYTHON" benchmark/speed/attention.py --parts memory --out $RESULTS/attention
-"$PYTHON" benchmark/speed/cartpole_vs_cleanrl.py --cleanrl "$CLEANRL" --out $RESULTS/cartpole.md
+measure lstm_kernels.py --repeats 5 --out $RESULTS/lstm_kernels.md
+measure attention.py --parts memory --out $RESULTS/attention
+measure attention.py --parts sps --rounds 2 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \
+    --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/trxl
+measure cartpole_vs_cleanrl.py --rounds 2 --total-timesteps 300000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
+
+echo
+echo "All tables after $((SECONDS / 60)) min $((SECONDS % 60)) s, in $RESULTS:"
+for name in layout sps sps_2_threads trxl cartpole attention lstm_kernels; do
+    echo
+    echo "$RESULTS/$name.md"
+    grep '^[|#]' $RESULTS/$name.md
+done

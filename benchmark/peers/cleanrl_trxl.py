@@ -1,5 +1,6 @@
 """CleanRL's ppo_trxl.py on its ProofofMemory-v0 and on CartPole-v1 without its velocities: a system to compare with.
 
+    pip install -r benchmark/peers/requirements-trxl.txt    # in a virtual environment of its own
     python benchmark/peers/cleanrl_trxl.py --script PATH/ppo_trxl.py --task cartpole --max-seconds 60 --out FILE.csv
 
 cleanrl/ppo_trxl/ppo_trxl.py of github.com/vwxyzjn/cleanrl is not part of this repository; its neighbour pom_env.py must

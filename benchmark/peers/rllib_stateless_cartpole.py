@@ -1,5 +1,6 @@
 """RLlib 2.40 (old API stack, PPO) on CartPole-v1 without its velocities: a system to compare with.
 
+    pip install -r benchmark/peers/requirements-rllib.txt    # in a virtual environment of its own
     python benchmark/peers/rllib_stateless_cartpole.py --model attention --seed 1 --max-seconds 600 --out FILE.csv
 
 RLlib's three memories, each with a core of two hidden layers of 256: the last 16 observations, actions and rewards

@@ -1,5 +1,6 @@
 """Stable-Baselines3 (MaskablePPO) on zero-padded graph observations: a system to compare with.
 
+    pip install -r benchmark/peers/requirements-sb3.txt    # in a virtual environment of its own
     python benchmark/peers/sb3_padded_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
 
 Stable-Baselines3 stores arrays of fixed shape, so each graph is padded to the largest one that the environment

@@ -1,5 +1,6 @@
 """RecurrentPPO of Stable-Baselines3 (sb3-contrib) on CartPole-v1 without its velocities: a system to compare with.
 
+    pip install -r benchmark/peers/requirements-sb3.txt    # in a virtual environment of its own
     python benchmark/peers/sb3_recurrent_ppo.py --seed 1 --max-seconds 600 --out FILE.csv
 
 The settings are those that RL Baselines3 Zoo has tuned for this task (CartPoleNoVel-v1 in hyperparams/ppo_lstm.yml at

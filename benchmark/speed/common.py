@@ -19,10 +19,12 @@ PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
 
 def report(markdown: str, out: str | None) -> None:
-    """Prints the markdown; writes it to `out`, if given, below the command line and the machine."""
+    """Prints the markdown; writes it to `out`, if given, below the command line (absolute paths: their names only) and
+    the machine."""
     print(markdown)
     if out:
-        command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(sys.argv[1:])}"
+        flags = [os.path.basename(flag) if os.path.isabs(flag) else flag for flag in sys.argv[1:]]
+        command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
         machine = f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, " \
                   f"torch {torch.__version__}"
         Path(out).parent.mkdir(parents=True, exist_ok=True)

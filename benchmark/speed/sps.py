@@ -7,7 +7,7 @@ ppo_graph.py, list_of_data_ppo.py (torch_geometric's Batch.from_data_list) and s
 MaskablePPO on padded graphs) train the same network with the same settings of PPO, in turns A B C A B C ..., each as a
 process of its own. Steps per second are those that each script prints, without imports and set-up; a ratio compares the
 runs of one round, the table has medians over the rounds. Stable-Baselines3 needs its own virtual environment:
-pip install -r benchmark/requirements.txt, and its python in --peer-python.
+pip install -r benchmark/peers/requirements-sb3.txt, and its python in --peer-python.
 """
 
 import itertools
@@ -44,7 +44,7 @@ def main(args):
     peer_python = shutil.which(args.peer_python)
     if peer_python is None:
         raise SystemExit(f"--peer-python {args.peer_python} is missing; make it: python -m venv .venv-peers && "
-                         ".venv-peers/bin/pip install -r benchmark/requirements.txt")
+                         ".venv-peers/bin/pip install -r benchmark/peers/requirements-sb3.txt")
     peer_python = os.path.abspath(peer_python)
     lines = ["# Steps per second of a whole training on PoissonGraph-v0"]
     for gnn_dim, num_envs in itertools.product(args.gnn_dim, args.num_envs):

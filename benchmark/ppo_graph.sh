@@ -1,0 +1,23 @@
+#!/bin/bash
+# Tasks with a known optimum: does each head of ppo_graph.py reach it? About 12 minutes on one core for one seed.
+#
+#     bash benchmark/ppo_graph.sh [FLAGS OF run.py]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python}
+TABLE=ppo_graph
+
+flags="cleanrl_graph/ppo_graph.py --num-envs 16 --learning-rate 1e-3 --gnn-layers 2 --eval-episodes 200"
+"$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1} "$@" --commands \
+    "poisson_1_hop=$flags --env-id envs:PoissonGraph-v0 --total-timesteps 200000" \
+    "autoregressive=$flags --env-id envs:PairNodes-v0 --total-timesteps 200000 --autoregressive" \
+    "independent=$flags --env-id envs:PairNodes-v0 --total-timesteps 200000" \
+    "poisson_2_hops=$flags --env-id envs:PoissonGraph-v0 --env-kwargs '{\"hops\": 2}' --total-timesteps 800000" \
+    "best_of_set=$flags --env-id envs:BestOfSet-v0 --total-timesteps 800000"
+# the optimum of PairNodes is that of sampled actions: what a policy without memory can reach at all, and what one with
+# independent heads can (see PairNodesEnv)
+"$PYTHON" benchmark/report.py --table $TABLE --beside optimum.csv --systems "PoissonGraph, 1 hop|ppo_graph.py=poisson_1_hop_*" \
+    "PoissonGraph, 2 hops|ppo_graph.py=poisson_2_hops_*" "BestOfSet|ppo_graph.py=best_of_set_*" \
+    "PairNodes|--autoregressive=autoregressive_*" "PairNodes|independent heads=independent_*" \
+    --note "The optimum of PairNodes is the best return of sampled actions without memory (independent heads: the best of
+theirs); a greedy policy without memory repeats its choice, so its greedy return says nothing."

@@ -1,0 +1,21 @@
+#!/bin/bash
+# GraphExplore: an LSTM state per node that was seen (sparse, growing) against one LSTM state per environment and against
+# no memory. About 25 minutes on one core.
+#
+#     bash benchmark/ppo_lstm_sparse.sh [FLAGS OF run.py]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python}
+TABLE=ppo_lstm_sparse
+
+flags="--num-envs 16 --learning-rate 1e-3 --gnn-layers 1 --total-timesteps 250000 --ent-coef 0.005 --no-clip-vloss
+    --eval-episodes 200"
+"$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:GraphExplore-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands \
+    "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64" \
+    "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64 --no-state-per-node --prev-action" \
+    "no_memory=cleanrl_graph/ppo_graph.py $flags"
+"$PYTHON" benchmark/report.py --table $TABLE --episodes 500 --beside reference.csv \
+    --reference 0.686 "depth first, perfect memory" --ylabel "share of new nodes" \
+    --systems "one LSTM state per node=per_node_*" "one LSTM state per environment=per_env_*" \
+    "no memory (ppo_graph.py)=no_memory_*" \
+    --note "Share of the 64 steps that reach a node for the first time. Reference policies: 1,000 episodes."

@@ -1,0 +1,319 @@
+"""benchmark/run.py (queue, restart, what a run leaves) and benchmark/report.py (figures of a table)."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARK = Path(__file__).parents[1] / "benchmark"
+sys.path.insert(0, str(BENCHMARK))
+import report  # noqa: E402
+import run  # noqa: E402
+
+PPO = "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims 8 --eval-episodes 2"
+
+
+def arguments(folder, commands, **kwargs):
+    return run.Args(table="t", commands=tuple(commands), results=str(folder / "results"), run_dir=str(folder / "runs"),
+                    **{"seeds": (1, 2), "env_ids": ("CartPole-v1",), "workers": 1} | kwargs)
+
+
+def command_line(folder, commands, *flags):
+    return [sys.executable, str(BENCHMARK / "run.py"), "--table", "t", "--results", str(folder / "results"),
+            "--run-dir", str(folder / "runs"), "--env-ids", "CartPole-v1", "--workers", "1", *flags,
+            "--commands", *commands]
+
+
+def files_of(folder):
+    """name -> rows of the csv files without wall_time and SPS, and what a json holds of the run itself."""
+    found = {}
+    for path in sorted((folder / "results" / "t" / "runs").iterdir()):
+        assert path.suffix in (".csv", ".json")  # no temporary file is left
+        if path.suffix == ".csv":
+            with open(path) as file:
+                found[path.name] = [{k: v for k, v in row.items() if k not in ("wall_time", "SPS")}
+                                    for row in csv.DictReader(file)]
+        else:
+            settings = json.loads(path.read_text())
+            found[path.name] = {k: settings[k] for k in ("command", "seed", "env_id", "exit_code", "eval")}
+    return found
+
+
+def processes(folder):
+    """Command lines of living processes that name the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in text and str(os.getpid()) != path.parent.name:
+            found.append(text)
+    return found
+
+
+def wait_for(condition, what):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"never happened: {what}")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with two seeds of a tiny training, and what the runner left there."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert run.main(arguments(folder, [f"tiny={PPO}"])) == 0
+    return folder, files_of(folder)
+
+
+def test_hash_is_that_of_the_normalised_command():
+    """The order of flags, "_" or "-", "=" or a space and quotes change nothing; a value, environment or seed does."""
+    key = run.make_run("a", "s.py --num-envs 2 --obs-shifts=-3:0 --env-kwargs '{\"a\": 1}'", "m:E-v0", 1).key
+    assert key == run.make_run("a", "s.py  --env_kwargs='{\"a\": 1}' --obs-shifts -3:0 --num_envs 2", "m:E-v0", 1).key
+    assert key.startswith("a_E-v0_s1_") and len(key.split("_")[-1]) == 8
+    different = [("s.py --gamma 1", "m:E-v0", 1), ("s.py --gamma 0", "m:E-v0", 1), ("s.py --gamma 1", "m:E-v1", 1),
+                 ("s.py --gamma 1", "m:E-v0", 2)]
+    keys = {run.make_run("a", *other).key for other in different}
+    assert len({key.split("_")[-1] for key in keys}) == 4
+
+
+def test_a_finished_run_leaves_its_episodes_and_settings(finished):
+    _, files = finished
+    assert len(files) == 4
+    for name, content in files.items():
+        assert name.startswith("tiny_CartPole-v1_s")
+        if name.endswith(".json"):
+            assert content["exit_code"] == 0 and len(content["eval"]["return"]) == 2
+        else:
+            assert content and all(1 <= int(row["step"]) <= 64 and row["return"] == row["length"] for row in content)
+
+
+def test_finished_runs_are_skipped(finished, monkeypatch):
+    folder, files = finished
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a finished run was started"))
+    assert run.main(arguments(folder, [f"tiny={PPO}"])) == 0
+    assert files_of(folder) == files
+    path = next((folder / "results" / "t" / "runs").glob("tiny_*_s2_*.json"))
+    assert run.is_finished(run.all_runs(arguments(folder, [f"tiny={PPO}"]))[1], arguments(folder, []))
+    assert not run.is_finished(run.all_runs(arguments(folder, [f"tiny={PPO} --gamma 0.9"]))[1], arguments(folder, []))
+    assert path.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a killed runner takes its runs with it on Linux only")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_runner_goes_on_where_it_was(finished, tmp_path, number):
+    """Stopped in its second run: the first is kept, no process lives on, the restart ends with the same files. (With
+    SIGKILL the first run is one that another runner has finished: that takes less time.)"""
+    if number == signal.SIGKILL:
+        (tmp_path / "results/t").mkdir(parents=True)
+        shutil.copytree(finished[0] / "results/t/runs", tmp_path / "results/t/runs",
+                        ignore=shutil.ignore_patterns("*_s2_*"))
+    runner = subprocess.Popen(command_line(tmp_path, [f"tiny={PPO}"], "--seeds", "1", "2"), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_for(lambda: list(tmp_path.glob("runs/t/*_s2_*/stderr.txt")), "start of the second run")
+    os.kill(runner.pid, number)
+    assert runner.wait(60) == (run.INTERRUPTED if number == signal.SIGINT else -number)
+    wait_for(lambda: not processes(tmp_path), "end of all processes")
+    names = sorted(files_of(tmp_path))
+    assert [name[:19] for name in names] == ["tiny_CartPole-v1_s1"] * 2
+    assert run.main(arguments(tmp_path, [f"tiny={PPO}"])) == 0
+    assert files_of(tmp_path) == finished[1]
+
+
+def fake(folder, body):
+    """A script that the runner can start."""
+    path = folder / "fake.py"
+    path.write_text(f"import sys, time\n{body}\n")
+    return str(path)
+
+
+def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
+    script = fake(tmp_path, "sys.exit('no such luck' if sys.argv[sys.argv.index('--seed') + 1] == '1' else 0)")
+    args = arguments(tmp_path, [f"fake={script}"], env_ids=())
+    assert run.main(args) == run.FAILED
+    first, second = run.all_runs(args)
+    settings = json.loads((tmp_path / "results/t/runs" / f"{first.key}.json").read_text())
+    assert settings["exit_code"] == 1 and settings["stderr"][-1] == "no such luck"
+    assert not run.is_finished(first, args) and run.is_finished(second, args)
+    assert "no such luck" in capsys.readouterr().out
+
+
+def test_two_runners_of_a_table(tmp_path):
+    held = run.lock(tmp_path / "runs" / "t")
+    with pytest.raises(SystemExit, match="another runner works in"):
+        run.main(arguments(tmp_path, ["fake=fake.py"]))
+    held.close()
+
+
+def test_max_minutes_leaves_runs_in_the_queue(tmp_path, capsys):
+    args = arguments(tmp_path, [f"fake={fake(tmp_path, 'time.sleep(600)')}"], env_ids=(), max_minutes=0.01)
+    assert run.main(args) == run.LEFT
+    assert "2 runs are left" in capsys.readouterr().out
+    wait_for(lambda: not processes(tmp_path), "end of all processes")
+    assert not list((tmp_path / "results").glob("t/runs/*"))
+
+
+def test_event_files_of_a_resumed_run_are_merged(tmp_path):
+    """The second part goes on from step 20: the first part's values after it are replaced, its time goes on."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, (steps, ret) in enumerate([((10, 20, 30), 1.0), ((30, 40), 2.0)]):
+        writer = SummaryWriter(tmp_path, filename_suffix=str(number))
+        writer.add_text("hyperparameters", "", walltime=100.0 * number)
+        for step in steps:
+            for _ in range(2):  # two episodes end at the same step
+                writer.add_scalar("charts/episodic_return", ret, step, walltime=100.0 * number + step)
+                writer.add_scalar("charts/episodic_length", 5, step, walltime=100.0 * number + step)
+            writer.add_scalar("charts/SPS", 7, step, walltime=100.0 * number + step)
+        writer.close()
+    episodes, updates = run.events_of(tmp_path)
+    assert [(step, ret) for step, _, ret, _ in episodes[::2]] == [(10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0)]
+    assert [wall for _, wall, _, _ in episodes[::2]] == [10.0, 20.0, 50.0, 60.0]
+    assert [step for step, _ in updates] == [10, 20, 30, 40]
+
+
+def test_many_episodes_become_means_over_blocks_of_steps():
+    """With 100 rows at most, 1,000 episodes of 7 steps become blocks of 128 steps; nothing is lost in the mean."""
+    episodes = [(7 * i, 0.1 * i, float(i), 7) for i in range(1, 1001)]
+    text = run.csv_text(episodes, [(3500, 50.0), (7000, 60.0)], 100)
+    rows = list(csv.DictReader(text.splitlines()))
+    assert len(rows) == len({-(-7 * i // 128) for i in range(1, 1001)}) <= 100
+    assert sum(int(row["episodes"]) for row in rows) == 1000
+    assert np.dot([float(row["return"]) for row in rows], [int(row["episodes"]) for row in rows]) / 1000 == \
+        pytest.approx(500.5, rel=1e-4)
+    assert (rows[0]["step"], rows[0]["return"], rows[0]["SPS"], rows[-1]["SPS"]) == ("126", "9.5", "50", "60")
+    assert len(run.csv_text(episodes[:100], [], 100).splitlines()) == 101
+
+
+# ---- report.py ----
+@pytest.fixture
+def results(tmp_path):
+    """A table of two tasks, a system with three seeds and a peer with one. Seed s: return 10 * s * k after k episodes
+    of 100 steps and k / s seconds, k = 1..50."""
+    folder = tmp_path / "t" / "runs"
+    (tmp_path / "t" / "peers").mkdir(parents=True)
+    folder.mkdir()
+    for task in ("A-v0", "B-v0"):
+        for seed in (1, 2, 3):
+            rows = [f"{100 * k},{k / seed},{10 * seed * k},100,{100 * seed},1" for k in range(1, 51)]
+            (folder / f"ours_{task}_s{seed}_0.csv").write_text("\n".join([",".join(run.COLUMNS), *rows]))
+            (folder / f"ours_{task}_s{seed}_0.json").write_text(json.dumps({
+                "name": "ours", "env_id": f"m:{task}", "seed": seed, "command": f"python x.py --seed {seed}",
+                "cpu": "C", "gpu": None, "versions": {"torch": "2"}, "started": "2026-01-01T", "duration": 60,
+                "exit_code": 0, "eval": {"return": [seed, seed + 1]}}))
+    (tmp_path / "t/peers/p_1.csv").write_text("step,wall_seconds,mean_return_100\n100,1,nan\n200,2,30\n300,3,40\n")
+    (folder / "ours_A-v0_s4_0.csv").write_text("step\n1\n")
+    (folder / "ours_A-v0_s4_0.json").write_text('{"exit_code": 1}')
+    return tmp_path
+
+
+def report_args(results, **kwargs):
+    return report.Args(table="t", results=str(results), episodes=10, plot=False,
+                       systems=("ours=ours_*", "A|peer=../peers/p_*"), **kwargs)
+
+
+def groups_of(args):
+    groups = {}
+    for found in report.load_all(args):
+        groups.setdefault((found.panel, found.label), []).append(found)
+    return groups
+
+
+def test_figures_of_a_table(results):
+    """Against values computed here: the mean of the last 10 returns after k episodes is 10 s (k - 4.5) for k >= 10."""
+    args = report_args(results, target=600.0, columns=("steps", "SPS", "final", "best", "MMER", "greedy"))
+    groups = groups_of(args)
+    assert {key: len(runs) for key, runs in groups.items()} == {("A", "ours"): 3, ("B", "ours"): 3, ("A", "peer"): 1}
+    for found in groups["A", "ours"]:
+        s = int(found.seed)
+        figures = report.stats(found, args)
+        k = np.ceil(60 / s + 4.5)
+        expected = {"steps": 5000, "minutes": 50 / s / 60, "SPS": 100 * s, "final": 455 * s, "best": 455 * s,
+                    "MMER": 255 * s, "greedy": s + 0.5, "steps to target": 100 * k if k <= 50 else np.inf,
+                    "seconds to target": k / s if k <= 50 else np.inf}
+        assert figures == pytest.approx(expected), s
+    rows = report.table(groups, args)
+    row = dict(zip(rows[0], rows[1]))
+    assert row["final"] == "910.0 ± 262.7"  # 455, 910, 1365: standard deviation 455 over sqrt(3)
+    assert row["greedy"] == "2.500 ± 0.577"
+    assert row["steps to 600"] == "3,500 (not in 5,000 / 3,500 / 2,500)"
+    assert row["seconds to 600"] == "17.5 (not in 50 / 17.5 / 8.3)"
+    peer = dict(zip(rows[0], rows[3]))
+    assert (peer["final"], peer["steps"], peer["MMER"], peer["steps to 600"]) == ("40.0", "300", "", "not in 300")
+
+
+def test_interquartile_mean():
+    values = np.array([9.0, 1, 2, 3, 4, 5, 6, 100])
+    assert report.iqm(values) == pytest.approx((3 + 4 + 5 + 6) / 4)
+    assert report.iqm(values[:3]) == pytest.approx(4)
+    stats = pytest.importorskip("scipy.stats")
+    many = np.random.default_rng(0).random((11, 4))
+    assert report.iqm(many) == pytest.approx(stats.trim_mean(many, 0.25, axis=0))
+
+
+def test_running_mean_and_mmer_of_thinned_rows():
+    """Rows that stand for several episodes weigh that much; a window is at least as long as asked for."""
+    returns, ended = np.array([1.0, 2, 3, 4]), np.array([3.0, 1, 2, 4])
+    assert report.running_mean(returns, ended, 5) == pytest.approx([1, 5 / 4, 11 / 6, 22 / 6])
+    found = report.Run("", "", "1", np.array([10.0, 20, 21, 40]), np.arange(4.0), returns, returns, ended, {})
+    assert report.mmer(found, 20) == pytest.approx((3 * 2 + 4 * 4) / 6)
+
+
+def test_aggregate_and_columns_beside(results):
+    (results / "t" / "beside.csv").write_text("panel,label,published\nA,ours,0.5\nA,rule,0.7\n")
+    (results / "t" / "bounds.csv").write_text("panel,low,high\nA,0,1000\nB,-1000,1000\n")
+    args = report_args(results, beside="beside.csv", bounds="bounds.csv", columns=("final",))
+    header, *rows = report.table(groups_of(args), args)
+    rows = [dict(zip(header, row)) for row in rows]
+    assert [(row["task"], row["system"], row["published"]) for row in rows] == [
+        ("A", "ours", "0.5"), ("B", "ours", ""), ("A", "peer", ""), ("A", "rule", "0.7")]
+    scores = [0.255, 0.51, 0.765, 0.6275, 0.755, 0.8825]  # means of all returns: 255, 510, 765
+    header, row = report.aggregate(groups_of(args), args)
+    assert row == ["ours", "2", f"{np.mean(scores):.3f}", f"{np.mean(sorted(scores)[1:5]):.3f}"]
+
+
+def test_files_of_a_table(results):
+    """Without a picture the report needs no package beside those of the scripts."""
+    report.main(report_args(results, target=600.0))
+    text = (results / "t" / "table.md").read_text()
+    assert "bash benchmark/t.sh" in text and "| A | ours | 3 |" in text and "    python x.py\n" in text
+    with open(results / "t" / "table.csv") as file:
+        assert len(list(csv.DictReader(file))) == 7
+    assert not (results / "t" / "table.png").exists()
+
+
+def test_pattern_without_runs(results):
+    with pytest.raises(ValueError, match="no finished run matches nothing_"):
+        report.load_all(report.Args(table="t", results=str(results), systems=("x=nothing_*",)))
+
+
+def test_picture(results):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    import dataclasses
+
+    report.main(dataclasses.replace(report_args(results, target=600.0), plot=True))
+    assert (results / "t" / "table.png").stat().st_size > 10_000
+
+
+def test_bands_hold_the_curve():
+    """With three seeds the bootstrap interval of the interquartile mean (their mean) lies between them."""
+    pytest.importorskip("scipy")
+    values = np.array([[1.0, 10], [2, 20], [3, 30]])
+    low, high = report.interval(values)
+    assert (values.min(0) <= low).all() and (low < iqm_of(values)).all() and (iqm_of(values) < high).all()
+    assert (high <= values.max(0)).all()
+
+
+def iqm_of(values):
+    return values.mean(0)

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
-TABLE=pixel_memory
+TABLE=ppo_gtrxl
 export PYTHONPATH=benchmark${PYTHONPATH:+:$PYTHONPATH}
 
 flags="--num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3 --activation relu --gae-lambda 1

@@ -1501,11 +1501,12 @@ class Stopped(Exception):
 
 
 class Signals:
-    """Notes SIGINT and SIGTERM, for the loops to stop after the present step; the second one leaves at once."""
+    """Within `with signals` SIGINT and SIGTERM are noted, for the loops to stop after the present step; the second one
+    leaves at once."""
 
     received: int | None = None
 
-    def listen(self) -> None:
+    def __enter__(self) -> None:
         self.received = None
         if threading.current_thread() is threading.main_thread():
             self.handlers = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -1522,7 +1523,7 @@ class Signals:
         if self.received:
             raise Stopped(self.received)
 
-    def ignore(self) -> None:
+    def __exit__(self, *error) -> None:
         if threading.current_thread() is threading.main_thread():
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
@@ -1869,7 +1870,7 @@ def main(args: Args) -> list[dict]:
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
     envs = make_envs([partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.num_envs, args)
-    with contextlib.closing(envs):
+    with contextlib.closing(envs), signals:
         return train(envs, folder, saved, rng, device, args)
 
 
@@ -1894,7 +1895,6 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
             "actor": actor.state() if whole else None}, args.keep_checkpoints)
 
     due, before = False, None
-    signals.listen()
     try:
         while iteration < args.num_iterations:
             if args.anneal_lr:
@@ -1933,7 +1933,6 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
         raise
     finally:
         logger.close()
-        signals.ignore()
 
 
 def check_numbers(args) -> None:

@@ -24,7 +24,6 @@ import json
 import math
 import multiprocessing as mp
 import os
-import pickle
 import random
 import re
 import signal
@@ -1488,7 +1487,9 @@ def write_file(path: str, data: bytes) -> None:
 def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
     try:
         weights = torch.load(path, map_location=device, weights_only=True)["model"]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds
         raise ValueError(f"--load-model {path} is not a model.pt of --save-model: {error}") from None
     try:
         agent.load_state_dict(weights)

@@ -25,7 +25,6 @@ import json
 import math
 import multiprocessing as mp
 import os
-import pickle
 import random
 import re
 import signal
@@ -1594,6 +1593,9 @@ def check_flags(args) -> None:
     if args.num_minibatches > args.num_envs:
         raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}: a minibatch "
                          "holds the whole rollouts of some envs")
+    for name in ("num_layers", "num_heads", "dim"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1 is needed")
     if not (torch.cuda.is_available() and args.cuda) and (args.bf16 or args.attention == "flex"):
         raise ValueError("--bf16 and --attention flex need a CUDA device")
 
@@ -1752,7 +1754,9 @@ def write_file(path: str, data: bytes) -> None:
 def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
     try:
         weights = torch.load(path, map_location=device, weights_only=True)["model"]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds
         raise ValueError(f"--load-model {path} is not a model.pt of --save-model: {error}") from None
     try:
         agent.load_state_dict(weights)

@@ -28,7 +28,6 @@ import json
 import math
 import multiprocessing as mp
 import os
-import pickle
 import random
 import re
 import signal
@@ -1668,6 +1667,8 @@ def check_flags(args) -> None:
     if args.num_minibatches > args.num_envs:
         raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}: a minibatch is "
                          "all steps of some envs")
+    if args.lstm_dim < 1:
+        raise ValueError(f"--lstm-dim {args.lstm_dim}: at least 1 is needed")
 
 
 # --- shared: PPO ---
@@ -1824,7 +1825,9 @@ def write_file(path: str, data: bytes) -> None:
 def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
     try:
         weights = torch.load(path, map_location=device, weights_only=True)["model"]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds
         raise ValueError(f"--load-model {path} is not a model.pt of --save-model: {error}") from None
     try:
         agent.load_state_dict(weights)

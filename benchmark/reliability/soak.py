@@ -52,9 +52,9 @@ def table(samples: list[dict], args) -> tuple[str, bool]:
     lines = [f"    python benchmark/reliability/soak.py --total-timesteps {args.total_timesteps} --num-envs "
              f"{args.num_envs} --num-workers {args.num_workers}", "",
              f"{samples[-1]['step']} steps, {len(samples)} updates with a checkpoint every 20, in "
-             f"{samples[-1]['seconds'] - samples[0]['seconds']:.0f} s. After the warm-up (the first tenth) the "
-             f"resident memory grew by {100 * growth:.2f}% (mean of the last tenth against that of the first); open files and "
-             f"threads were {'the same at every update' if constant else 'not constant'}.", "",
+             f"{samples[-1]['seconds'] - samples[0]['seconds']:.0f} s. After the warm-up, a tenth of the run, the "
+             f"resident memory grew by {100 * growth:.2f}%: the mean of the last tenth against that of the first. Open "
+             f"files and threads were {'the same at every update' if constant else 'not constant'}.", "",
              "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(f"{row[k]:.1f}" if k == "RSS MiB" else str(row[k]) for k in names) + " |"
               for row in shown]

@@ -26,18 +26,21 @@ import inspect
 import io
 import json
 import math
+import mmap
 import multiprocessing as mp
 import os
 import random
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import reduction
 from operator import itemgetter
 from typing import Annotated, Any, Callable, Iterator, Literal, NamedTuple, Sequence
 
@@ -539,9 +542,9 @@ def find_wrapper(env: gym.Env, kind: type) -> gym.Wrapper | None:
 
 
 def work(pipe, unused: list, parent: int, *args) -> None:
-    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand (a new
-    buffer travels with the reply, as a file descriptor that nobody has to unlink). It leaves when its parent is gone,
-    even from within an environment's step."""
+    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand: the
+    size of a new buffer is in the reply, and its file descriptor follows; it has no name that anybody has to unlink. A
+    worker leaves when its parent is gone, even from within an environment's step."""
     # Signals to the whole group arrive here, too, but the parent decides; it needs the workers for its last checkpoint
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(30))
@@ -556,28 +559,34 @@ def work(pipe, unused: list, parent: int, *args) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    buffer = torch.empty(0, dtype=torch.uint8)
+    buffer = np.empty(0, np.uint8)
     try:
         envs = Envs(*args)
         while (request := pipe.recv()) is not None:
             reply = getattr(envs, request[0])(*request[1:])
             if not isinstance(reply, Step):
-                pipe.send((None, None, reply))
+                pipe.send((0, None, reply))
                 continue
             arrays = [values for (values,) in reply.parts]
             offsets = np.cumsum([0] + [-(-values.nbytes // 64) * 64 for values in arrays]).tolist()
             grown = offsets[-1] > len(buffer)
             if grown:
-                buffer = torch.empty(2 * offsets[-1], dtype=torch.uint8).share_memory_()
+                memory = getattr(os, "memfd_create", None)
+                fd = memory("leaves") if memory else os.dup(tempfile.TemporaryFile().fileno())
+                os.ftruncate(fd, 2 * offsets[-1])
+                buffer = np.frombuffer(mmap.mmap(fd, 2 * offsets[-1]), np.uint8)
             for values, offset in zip(arrays, offsets):
-                np.ndarray(values.shape, values.dtype, buffer.numpy(), offset)[...] = values
+                np.ndarray(values.shape, values.dtype, buffer, offset)[...] = values
             layout = [(values.shape, offset) for values, offset in zip(arrays, offsets)]
-            pipe.send((buffer if grown else None, layout, reply._replace(parts=[])))
+            pipe.send((len(buffer) * grown, layout, reply._replace(parts=[])))
+            if grown:
+                reduction.send_handle(pipe, fd, parent)
+                os.close(fd)
         envs.close()
     except (BrokenPipeError, EOFError):
         pass
     except Exception:
-        pipe.send((None, traceback.format_exc(), None))
+        pipe.send((0, traceback.format_exc(), None))
 
 
 class WorkerLost(RuntimeError):
@@ -672,7 +681,11 @@ class WorkerEnvs:
             if not pipe.poll(self.timeout):
                 process.kill()  # or its answer would be taken for that to a later question
                 raise WorkerLost(f"the {name} did not answer within {self.timeout:g} s in step {self.num_steps}")
-            buffer, layout, reply = pipe.recv()
+            grown, layout, reply = pipe.recv()
+            if grown:
+                fd = reduction.recv_handle(pipe)
+                self.buffers[k] = np.frombuffer(mmap.mmap(fd, grown), np.uint8)
+                os.close(fd)
         except (EOFError, ConnectionResetError):
             process.join()
             raise WorkerLost(f"the {name} died with exit code {process.exitcode} in step {self.num_steps}") from None
@@ -680,8 +693,6 @@ class WorkerEnvs:
             raise RuntimeError(f"in the {name}: {layout}")
         if not isinstance(reply, Step):
             return reply
-        if buffer is not None:
-            self.buffers[k] = buffer.numpy()
         return reply._replace(parts=[np.ndarray(shape, leaf.dtype, self.buffers[k], offset)
                                      for leaf, (shape, offset) in zip(self.leaves, layout)])
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -67,6 +68,7 @@ def start(run_dir, script="ppo_graph", stderr=None, **flags):
 
     def target():
         os.setpgid(0, 0)
+        tempfile.tempdir = str(Path(run_dir).parent)
         tqdm.set_lock(threading.RLock())  # its own lock is shared with this process, and could be held when it dies
         if stderr is not None:
             os.dup2(stderr, 2)
@@ -419,14 +421,14 @@ def test_no_orphans(fault, tmp_path):
     """X3: kill -9 of the run: its workers leave, also from a step that hangs or holds the interpreter's lock."""
     memory = shared_memory()
     flags = dict(env_id="Faulty-v0", env_kwargs={"fault": fault}, total_timesteps=10**6, checkpoint_every=0)
-    process = start(tmp_path, num_workers=2, **flags)
-    wait_for(lambda: list(tmp_path.glob("*/events*")))
+    process = start(tmp_path / "runs", num_workers=2, **flags)
+    wait_for(lambda: list(tmp_path.glob("runs/*/events*")))
     time.sleep(0.5)
     workers = children(process.pid)
     process.kill()
     process.join()
     wait_for(lambda: not any(map(is_alive, workers)), 20)
-    assert len(workers) == 2 and shared_memory() <= memory
+    assert len(workers) == 2 and shared_memory() <= memory and os.listdir(tmp_path) == ["runs"]
 
 
 # ---- Faults in environments ----

@@ -1964,6 +1964,11 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
             say(f"--resume: {error}")
             continue
         compare_flags(path, state["args"], args)
+        for newer in checkpoints_in(os.path.dirname(path)):
+            if os.path.basename(newer) > os.path.basename(path):  # of a future that this run will not have
+                say(f"--resume: {newer} is not used and gets the name {os.path.basename(newer)}.unused")
+                with contextlib.suppress(OSError):
+                    os.replace(newer, newer + ".unused")
         return os.path.dirname(path), state
     raise ValueError(f"--resume {args.resume}: there is no checkpoint that can be read")
 

@@ -1642,7 +1642,8 @@ def compare_flags(path: str, saved: dict, args) -> None:
     changed = [name for name, value in vars(args).items() if saved.get(name) != value and name not in runtime]
     for name in changed:
         say(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}")
-    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs") if name in changed]
+    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "obs_shifts", "action_shifts",
+                               "reward_shifts", "memory_length") if name in changed and name in saved]
     if fixed:
         raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
                          f"{saved.get(fixed[0])}")

@@ -348,7 +348,10 @@ OTHERS = {
     "num_envs": ({}, {"num_envs": 2}, "--num-envs 2 where the checkpoint has 3"),
     "network": ({}, {"hidden_dims": (5,)}, "its network is not that of the flags"),
     "script": ({}, {"script": "ppo_lstm_sparse"}, "its network is not that of the flags"),
-    "other script, same weights": ({}, {"script": "ppo_framestack"}, "its network is not that of the flags"),
+    "shifts": ({"script": "ppo_framestack", "obs_shifts": "-1:0"}, {"script": "ppo_framestack", "obs_shifts": "-9,0"},
+               "--obs-shifts -9,0 where the checkpoint has -1:0"),
+    "memory": ({"script": "ppo_gtrxl"}, {"script": "ppo_gtrxl", "memory_length": 99},
+               "--memory-length 99 where the checkpoint has 32"),
 }
 
 
@@ -357,11 +360,15 @@ def test_resume_of_another_run(case, tmp_path):
     """X3: what does not fit the checkpoint is named."""
     first, second, sentence = OTHERS[case]
     same = dict(env_id="envs:BestOfSet-v0", run_dir=str(tmp_path), checkpoint_every=1)
-    ppo_graph.main(small_args(**same | first))
+
+    def main(script="ppo_graph", **flags):
+        module = importlib.import_module(script)
+        module.main(small_args(module, **same | flags))
+
+    main(**first)
     (folder,) = tmp_path.iterdir()
-    script = importlib.import_module(second.pop("script", "ppo_graph"))
     with pytest.raises(ValueError, match=sentence):
-        script.main(small_args(script, **same | {"resume": str(folder)} | second))
+        main(resume=str(folder), **second)
 
 
 def test_model_is_no_checkpoint(tmp_path, capsys):

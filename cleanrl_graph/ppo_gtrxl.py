@@ -23,19 +23,21 @@ import inspect
 import io
 import json
 import math
+import mmap
 import multiprocessing as mp
 import os
-import pickle
 import random
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cache, partial
+from multiprocessing import reduction
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, NamedTuple, Sequence
@@ -589,9 +591,9 @@ def find_wrapper(env: gym.Env, kind: type) -> gym.Wrapper | None:
 
 
 def work(pipe, unused: list, parent: int, *args) -> None:
-    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand (a new
-    buffer travels with the reply, as a file descriptor that nobody has to unlink). It leaves when its parent is gone,
-    even from within an environment's step."""
+    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand: the
+    size of a new buffer is in the reply, and its file descriptor follows; it has no name that anybody has to unlink. A
+    worker leaves when its parent is gone, even from within an environment's step."""
     # Signals to the whole group arrive here, too, but the parent decides; it needs the workers for its last checkpoint
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(30))
@@ -606,28 +608,34 @@ def work(pipe, unused: list, parent: int, *args) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    buffer = torch.empty(0, dtype=torch.uint8)
+    buffer = np.empty(0, np.uint8)
     try:
         envs = Envs(*args)
         while (request := pipe.recv()) is not None:
             reply = getattr(envs, request[0])(*request[1:])
             if not isinstance(reply, Step):
-                pipe.send((None, None, reply))
+                pipe.send((0, None, reply))
                 continue
             arrays = [values for (values,) in reply.parts]
             offsets = np.cumsum([0] + [-(-values.nbytes // 64) * 64 for values in arrays]).tolist()
             grown = offsets[-1] > len(buffer)
             if grown:
-                buffer = torch.empty(2 * offsets[-1], dtype=torch.uint8).share_memory_()
+                memory = getattr(os, "memfd_create", None)
+                fd = memory("leaves") if memory else os.dup(tempfile.TemporaryFile().fileno())
+                os.ftruncate(fd, 2 * offsets[-1])
+                buffer = np.frombuffer(mmap.mmap(fd, 2 * offsets[-1]), np.uint8)
             for values, offset in zip(arrays, offsets):
-                np.ndarray(values.shape, values.dtype, buffer.numpy(), offset)[...] = values
+                np.ndarray(values.shape, values.dtype, buffer, offset)[...] = values
             layout = [(values.shape, offset) for values, offset in zip(arrays, offsets)]
-            pipe.send((buffer if grown else None, layout, reply._replace(parts=[])))
+            pipe.send((len(buffer) * grown, layout, reply._replace(parts=[])))
+            if grown:
+                reduction.send_handle(pipe, fd, parent)
+                os.close(fd)
         envs.close()
     except (BrokenPipeError, EOFError):
         pass
     except Exception:
-        pipe.send((None, traceback.format_exc(), None))
+        pipe.send((0, traceback.format_exc(), None))
 
 
 class WorkerLost(RuntimeError):
@@ -748,7 +756,11 @@ class WorkerEnvs:
             if not pipe.poll(self.timeout):
                 process.kill()  # or its answer would be taken for that to a later question
                 raise WorkerLost(f"the {name} did not answer within {self.timeout:g} s in step {self.num_steps}")
-            buffer, layout, reply = pipe.recv()
+            grown, layout, reply = pipe.recv()
+            if grown:
+                fd = reduction.recv_handle(pipe)
+                self.buffers[k] = np.frombuffer(mmap.mmap(fd, grown), np.uint8)
+                os.close(fd)
         except (EOFError, ConnectionResetError):
             process.join()
             raise WorkerLost(f"the {name} died with exit code {process.exitcode} in step {self.num_steps}") from None
@@ -756,8 +768,6 @@ class WorkerEnvs:
             raise RuntimeError(f"in the {name}: {layout}")
         if not isinstance(reply, Step):
             return reply
-        if buffer is not None:
-            self.buffers[k] = buffer.numpy()
         return reply._replace(parts=[[np.ndarray(shape, leaf.dtype, self.buffers[k], offset)]
                                      for leaf, (shape, offset) in zip(self.leaves, layout)])
 
@@ -1762,6 +1772,9 @@ class Actor:
 
 def check_flags(args) -> None:
     """ValueError for flags that do not go together."""
+    for name in ("num_layers", "num_heads", "dim"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1 is needed")
     if args.num_minibatches > args.num_envs:
         raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}: a minibatch "
                          "holds the whole rollouts of some envs")
@@ -2012,7 +2025,9 @@ def write_file(path: str, data: bytes) -> None:
 def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
     try:
         weights = torch.load(path, map_location=device, weights_only=True)["model"]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds
         raise ValueError(f"--load-model {path} is not a model.pt of --save-model: {error}") from None
     try:
         agent.load_state_dict(weights)
@@ -2025,11 +2040,12 @@ class Stopped(Exception):
 
 
 class Signals:
-    """Notes SIGINT and SIGTERM, for the loops to stop after the present step; the second one leaves at once."""
+    """Within `with signals` SIGINT and SIGTERM are noted, for the loops to stop after the present step; the second one
+    leaves at once."""
 
     received: int | None = None
 
-    def listen(self) -> None:
+    def __enter__(self) -> None:
         self.received = None
         if threading.current_thread() is threading.main_thread():
             self.handlers = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -2051,7 +2067,7 @@ class Signals:
         self.received = max(ranks.gather_tensor(torch.tensor(self.received or 0))).item() or None
         self.check()
 
-    def ignore(self) -> None:
+    def __exit__(self, *error) -> None:
         if threading.current_thread() is threading.main_thread():
             for number, handler in self.handlers.items():
                 signal.signal(number, handler)
@@ -2142,6 +2158,11 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
             say(f"--resume: {error}")
             continue
         compare_flags(path, state["args"], args)
+        for newer in checkpoints_in(os.path.dirname(path)):
+            if os.path.basename(newer) > os.path.basename(path):  # of a future that this run will not have
+                say(f"--resume: {newer} is not used and gets the name {os.path.basename(newer)}.unused")
+                with contextlib.suppress(OSError):
+                    os.replace(newer, newer + ".unused")
         return os.path.dirname(path), state
     raise ValueError(f"--resume {args.resume}: there is no checkpoint that can be read")
 
@@ -2153,8 +2174,9 @@ def compare_flags(path: str, saved: dict, args) -> None:
     changed = [name for name, value in vars(args).items() if saved.get(name) != value and name not in runtime]
     for name in changed:
         say(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}")
-    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "double_buffer", "world_size")
-             if name in changed]
+    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "double_buffer", "world_size",
+                               "obs_shifts", "action_shifts", "reward_shifts", "memory_length")
+             if name in changed and name in saved]
     if fixed:
         raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
                          f"{saved.get(fixed[0])}")
@@ -2417,7 +2439,7 @@ def main(args: Args) -> list[dict]:
     rng = np.random.default_rng(args.seed + ranks.rank)
 
     envs = make_envs([partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.num_envs, args)
-    with contextlib.closing(envs):
+    with contextlib.closing(envs), signals:
         return train(envs, folder, saved, rng, device, args)
 
 
@@ -2446,7 +2468,6 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
             "ranks": ranks.gather(mine) if whole else None}, args.keep_checkpoints)
 
     due, before = False, None
-    signals.listen()
     first, trace = iteration, torch.profiler.profile() if args.profile and ranks.rank == 0 else None
     section.on = args.profile
     try:
@@ -2502,7 +2523,6 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
         raise
     finally:
         logger.close()
-        signals.ignore()
         ranks.stop()
 
 

@@ -1,6 +1,8 @@
 """What is wrong with an environment's data is said in one sentence: which environment, leaf, step and value."""
 
 import copy
+import importlib
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -268,11 +270,120 @@ def test_model_of_another_network(tmp_path):
         ppo_graph.load_model(str(tmp_path / "nowhere.pt"), agent, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("flags, word", [
-    ({"total_timesteps": 10}, "--total-timesteps 10"),
-    ({"num_minibatches": 100}, "num.minibatches"),
-])
-def test_sizes_that_train_nothing(tmp_path, flags, word):
-    """Less than one rollout, or minibatches without a sample, would silently learn nothing or NaN."""
-    with pytest.raises(ValueError, match=word):
-        ppo_graph.main(small_args(env_id="envs:BestOfSet-v0", run_dir=str(tmp_path), **flags))
+# name of the flag -> values that no script takes, and what is said about them
+FLAGS = {
+    "num_envs": [(0, "--num-envs 0: .* at least 1"), (-3, "--num-envs -3: .* at least 1")],
+    "num_steps": [(0, "--num-steps 0: .* at least 1")],
+    "num_minibatches": [(0, "--num-minibatches 0: .* at least 1"), (10**6, "--num-minibatches 1000000 exceeds")],
+    "update_epochs": [(0, "--update-epochs 0: .* at least 1")],
+    "total_timesteps": [(10, "--total-timesteps 10 is less than one rollout of 3 envs x 8 steps"),
+                        (-1, "--total-timesteps -1: .* at least 0")],
+    "learning_rate": [(float("nan"), "--learning-rate nan: a finite number"), (-1e-3, "--learning-rate -0.001: .* 0")],
+    "gamma": [(1.5, "--gamma 1.5: .* at most 1"), (float("nan"), "--gamma nan")],
+    "gae_lambda": [(-0.1, "--gae-lambda -0.1: .* at least 0")],
+    "clip_coef": [(-1.0, "--clip-coef -1.0: .* at least 0")],
+    "ent_coef": [(float("inf"), "--ent-coef inf: a finite number")],
+    "vf_coef": [(float("nan"), "--vf-coef nan: a finite number")],
+    "max_grad_norm": [(float("nan"), "--max-grad-norm nan"), (-1.0, "--max-grad-norm -1.0: .* at least 0")],
+    "num_workers": [(-1, "--num-workers -1: .* at least 0")],
+    "env_timeout": [(-1.0, "--env-timeout -1.0: .* at least 0"), (float("nan"), "--env-timeout nan")],
+    "checkpoint_every": [(-1, "--checkpoint-every -1: .* at least 0")],
+    "keep_checkpoints": [(0, "--keep-checkpoints 0: .* at least 1")],
+    "eval_episodes": [(-1, "--eval-episodes -1: .* at least 0")],
+    "eval_samples": [(-1, "--eval-samples -1: .* at least 0")],
+    "gnn_dim": [(0, "--gnn-dim 0: .* at least 1")],
+    "gnn_layers": [(0, "--gnn-layers 0: .* at least 1")],
+    "hidden_dims": [((16, 0), r"--hidden-dims \(16, 0\): widths of at least 1")],
+    "seed": [(-1, "--seed -1: it must be at least 0")],
+    "env_id": [("Nope-v0", "Environment `Nope` doesn't exist"), ("envs:Nope-v0", "Environment `Nope` doesn't exist"),
+               ("nowhere:Nope-v0", "No module named 'nowhere'")],
+    "env_kwargs": [({"nope": 1}, "unexpected keyword argument 'nope'"), ({"key": 3}, "key")],
+    "mask_obs": [("a", "--mask-obs a: .* is not a Box vector that has these entries"),
+                 ("0", "--mask-obs 0: .* is not a Box vector that has these entries")],
+    "action_head": [("avail_actions", "--action-head avail_actions")],
+    "eval_suite": [("nope", "--eval-suite nope: envs:BestOfSet-v0 has the suites")],
+    "load_model": [("nowhere.pt", "nowhere.pt"), ("{text}", "--load-model .*text is not a model.pt of --save-model"),
+                   ("{empty}", "--load-model .*empty is not a model.pt"), ("{folder}", "folder")],
+    "resume": [("nowhere", "--resume nowhere: there is no checkpoint that can be read"),
+               ("{folder}", "--resume .*folder: there is no checkpoint in this folder"),
+               ("{text}", "--resume .*text: there is no checkpoint that can be read"),
+               ("{empty}", "--resume .*empty: there is no checkpoint that can be read")],
+}
+OWN_FLAGS = {
+    "ppo_framestack": {"obs_shifts": [("1", "--obs-shifts '1'"), ("a:b", "--obs-shifts 'a:b': a range")],
+                       "action_shifts": [("0", "--action-shifts '0'"), ("3:1", "--action-shifts '3:1'")]},
+    "ppo_lstm_sparse": {"lstm_dim": [(0, "--lstm-dim 0")], "num_minibatches": [(4, "--num-minibatches 4 exceeds")],
+                        "remember_edges": [(True, "--remember-edges")]},
+    "ppo_gtrxl": {"dim": [(12, "--dim 12"), (0, "--dim 0")], "num_heads": [(0, "--num-heads 0")],
+                  "num_layers": [(0, "--num-layers 0")], "memory_length": [(-1, "--memory-length -1")],
+                  "bf16": [(True, "--bf16")], "attention": [("flex", "--attention flex")],
+                  "num_minibatches": [(4, "--num-minibatches 4 exceeds")]},
+}
+CASES = [(script, flag, value, sentence)
+         for script in ("ppo_graph", "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl")
+         for flag, values in list(FLAGS.items() if script == "ppo_graph" else []) + list(
+             OWN_FLAGS.get(script, {}).items()) for value, sentence in values]
+
+
+@pytest.mark.parametrize("script, flag, value, sentence", CASES)
+def test_bad_flag(script, flag, value, sentence, tmp_path, monkeypatch):
+    """P5, S6: a flag that makes no sense is an error with its name before anything is trained or written. What is in
+    shared blocks is tested once."""
+    module = importlib.import_module(script)
+    monkeypatch.setattr(module, "collect", lambda *args: pytest.fail("training began"))
+    (tmp_path / "text").write_text("some text"), (tmp_path / "empty").touch(), (tmp_path / "folder").mkdir()
+    if isinstance(value, str) and value.startswith("{"):
+        value = str(tmp_path / value[1:-1])
+    args = small_args(module, **{"env_id": "envs:BestOfSet-v0", "run_dir": str(tmp_path / "runs"), flag: value})
+    with pytest.raises((ValueError, TypeError, OSError, ModuleNotFoundError, gym.error.Error)) as error:
+        module.main(args)
+    assert re.search(sentence, str(error.value)), error.value
+    assert not (tmp_path / "runs").exists()
+
+
+# what differs -> (flags of the first run, of the second, sentence)
+OTHERS = {
+    "env_id": ({}, {"env_id": "envs:PoissonGraph-v0"}, "--env-id envs:PoissonGraph-v0 where .* envs:BestOfSet-v0"),
+    "env_kwargs": ({}, {"env_kwargs": {"max_size": 4}}, "--env-kwargs {'max_size': 4} where the checkpoint has {}"),
+    "num_envs": ({}, {"num_envs": 2}, "--num-envs 2 where the checkpoint has 3"),
+    "network": ({}, {"hidden_dims": (5,)}, "its network is not that of the flags"),
+    "script": ({}, {"script": "ppo_lstm_sparse"}, "its network is not that of the flags"),
+    "shifts": ({"script": "ppo_framestack", "obs_shifts": "-1:0"}, {"script": "ppo_framestack", "obs_shifts": "-9,0"},
+               "--obs-shifts -9,0 where the checkpoint has -1:0"),
+    "memory": ({"script": "ppo_gtrxl"}, {"script": "ppo_gtrxl", "memory_length": 99},
+               "--memory-length 99 where the checkpoint has 32"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_resume_of_another_run(case, tmp_path):
+    """X3: what does not fit the checkpoint is named."""
+    first, second, sentence = OTHERS[case]
+    same = dict(env_id="envs:BestOfSet-v0", run_dir=str(tmp_path), checkpoint_every=1)
+
+    def main(script="ppo_graph", **flags):
+        module = importlib.import_module(script)
+        module.main(small_args(module, **same | flags))
+
+    main(**first)
+    (folder,) = tmp_path.iterdir()
+    with pytest.raises(ValueError, match=sentence):
+        main(resume=str(folder), **second)
+
+
+def test_model_is_no_checkpoint(tmp_path, capsys):
+    """X3: model.pt for --resume and a checkpoint for --load-model are told from each other."""
+    same = dict(env_id="envs:BestOfSet-v0", run_dir=str(tmp_path / "runs"))
+    ppo_graph.main(small_args(save_model=True, checkpoint_every=1, **same))
+    (folder,) = (tmp_path / "runs").iterdir()
+    (tmp_path / "model.pt").write_bytes((folder / "model.pt").read_bytes())
+    with pytest.raises(ValueError, match="--resume .*model.pt: there is no checkpoint that can be read"):
+        ppo_graph.main(small_args(resume=str(tmp_path / "model.pt"), **same))
+    assert "model.pt is not a checkpoint" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--load-model .*ckpt is not a model.pt"):
+        ppo_graph.main(small_args(load_model=ppo_graph.checkpoints_in(str(folder))[0], **same))
+
+
+def test_there_are_enough_cases():
+    """P5: at least 60 kinds of bad input are in the tables alone."""
+    assert len(FAULTS) + len(CASES) + len(OTHERS) >= 90

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -67,6 +68,7 @@ def start(run_dir, script="ppo_graph", stderr=None, **flags):
 
     def target():
         os.setpgid(0, 0)
+        tempfile.tempdir = str(Path(run_dir).parent)
         tqdm.set_lock(threading.RLock())  # its own lock is shared with this process, and could be held when it dies
         if stderr is not None:
             os.dup2(stderr, 2)
@@ -181,7 +183,7 @@ def test_killed_at_a_random_moment(name, tmp_path):
     """X3: kill -9 twice in a run, wherever it is, and the weights and the log are those of an uninterrupted run. Its
     workers leave and no shared memory stays."""
     script, flags = RUNS[name]
-    flags = flags | dict(total_timesteps=480, keep_checkpoints=2)
+    flags = flags | dict(total_timesteps=960, keep_checkpoints=2)
     whole, rng, memory = train(tmp_path / "a", script, **flags), random.Random(), shared_memory()
     for kill in range(2):
         process = start(tmp_path / "b", script, resume="auto", **flags)
@@ -192,7 +194,8 @@ def test_killed_at_a_random_moment(name, tmp_path):
         process.kill()
         process.join()
         wait_for(lambda: not any(map(is_alive, workers)), 20)
-    assert process.exitcode == -signal.SIGKILL and len(workers) == flags.get("num_workers", 0)
+    assert process.exitcode == -signal.SIGKILL, "it ended before it was killed"
+    assert len(workers) == flags.get("num_workers", 0)
     folder = train(tmp_path / "b", script, resume="auto", **flags)
     assert_equal(weights(folder), weights(whole))
     assert log_of(folder) == log_of(whole)
@@ -323,11 +326,23 @@ def test_damaged_checkpoint(damage, tmp_path, capsys):
     path = Path(ppo_graph.checkpoints_in(str(folder))[0])
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     capsys.readouterr()
-    train(tmp_path / "b", resume=str(folder), **GRAPH)
+    train(tmp_path / "b", resume=str(path if damage == "truncated" else folder), **GRAPH)
     assert path.name in capsys.readouterr().err and path.name in map(str, [p.name for p in folder.iterdir()])
     assert_equal(weights(folder), weights(whole))
     assert log_of(folder) == log_of(whole)
     ppo_graph.load_checkpoint(str(path))  # it was written again
+
+
+def test_older_checkpoint(tmp_path):
+    """X3: a run that goes on from an older checkpoint keeps its own new ones, not those of the future that it left."""
+    whole = train(tmp_path, **GRAPH)
+    older = ppo_graph.checkpoints_in(str(whole))[3]
+    train(tmp_path, resume=older, keep_checkpoints=2, learning_rate=1e-2, checkpoint_every=2, total_timesteps=120,
+          **GRAPH)
+    names = sorted(path.name for path in whole.glob("checkpoint_*"))
+    assert [int(name[11:23]) for name in names if name.endswith(".ckpt")] == [96, 120]
+    assert [int(name[11:23]) for name in names if name.endswith(".unused")] == [96, 120, 144]
+    assert max(step for step, _ in log_of(whole)["losses/value_loss"]) == 120
 
 
 def test_flags_that_changed(tmp_path, capsys):
@@ -419,14 +434,14 @@ def test_no_orphans(fault, tmp_path):
     """X3: kill -9 of the run: its workers leave, also from a step that hangs or holds the interpreter's lock."""
     memory = shared_memory()
     flags = dict(env_id="Faulty-v0", env_kwargs={"fault": fault}, total_timesteps=10**6, checkpoint_every=0)
-    process = start(tmp_path, num_workers=2, **flags)
-    wait_for(lambda: list(tmp_path.glob("*/events*")))
+    process = start(tmp_path / "runs", num_workers=2, **flags)
+    wait_for(lambda: list(tmp_path.glob("runs/*/events*")))
     time.sleep(0.5)
     workers = children(process.pid)
     process.kill()
     process.join()
     wait_for(lambda: not any(map(is_alive, workers)), 20)
-    assert len(workers) == 2 and shared_memory() <= memory
+    assert len(workers) == 2 and shared_memory() <= memory and os.listdir(tmp_path) == ["runs"]
 
 
 # ---- Faults in environments ----
@@ -476,12 +491,16 @@ def test_restart(fault, workers, tmp_path, capfd):
     assert lengths == ([7, 6, 7] if fault == "step" else [7] * 3)
 
     class Once(Faulty):
+        def __init__(self, t=0):
+            super().__init__()
+            self.t = t
+
         def step(self, action):
             if self.t == 1 and self.seed == 1:
                 raise OSError
             return super().step(action)
 
-    envs = ppo_graph.make_envs([Once] * 2, small_args(num_workers=workers, on_env_error="restart"))
+    envs = ppo_graph.make_envs([lambda: Once(4), Once], small_args(num_workers=workers, on_env_error="restart"))
     try:
         envs.reset(0)
         envs.step([0, 0])
@@ -489,7 +508,7 @@ def test_restart(fault, workers, tmp_path, capfd):
         assert step.truncated.tolist() == [False, True] and step.reward.tolist() == [1, 0]
         ((i, (final,)),) = step.finals
         assert i == 1 and final.tolist() == [1, 1] and step.episodes == [(1, 1.0, 1, {"restarted": 1})]
-        assert np.concatenate(step.parts[0]).tolist() == [[2, 1], [0, 1]]
+        assert np.concatenate(step.parts[0]).tolist() == [[6, 1], [0, 1]]
     finally:
         envs.close()
 
@@ -549,6 +568,20 @@ def test_worker_that_is_lost_between_steps(tmp_path):
         step = again.restore((1, 1, states))
         assert step.terminated.tolist() == [False, False, True, True]
         assert np.concatenate(step.parts[0])[:, 0].tolist() == [1, 1, 0, 0]
+
+
+def test_hanging_worker_is_killed():
+    """X3: none is left behind when another one takes its place, and its late answer is never taken for another."""
+    before = children(os.getpid())
+    envs = ppo_graph.WorkerEnvs([lambda i=i: Faulty("hang", at=2, index=i, length=3) for i in range(2)], 2, "auto",
+                                True, 0.3)
+    try:
+        envs.reset(1)
+        for ends in (False, True, False):
+            assert envs.step([0] * 2).truncated.tolist() == [ends] * 2
+        assert len(children(os.getpid())) - len(before) == 2
+    finally:
+        envs.close()
 
 
 # ---- Bad numbers ----

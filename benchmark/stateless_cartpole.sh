@@ -19,7 +19,7 @@ frames="cleanrl_graph/ppo_framestack.py $ppo --num-envs 8 --update-epochs 6 --to
 commands=(
     "frames_16=$frames"
     "frames_1=$frames --obs-shifts 0 --action-shifts '' --reward-shifts ''"
-    "lstm=cleanrl_graph/ppo_lstm_sparse.py $ppo --num-envs 16 --num-steps 32 --lstm-dim 64 --forget-bias 0 --prev-action --vf-coef 0.002 --total-timesteps 250000"
+    "lstm=cleanrl_graph/ppo_lstm_sparse.py $ppo --num-envs 16 --num-steps 32 --lstm-dim 64 --forget-bias 0 --prev-action --vf-coef 0.002 --total-timesteps 130000"
     "gtrxl=cleanrl_graph/ppo_gtrxl.py $ppo --num-envs 16 --num-steps 64 --num-minibatches 8 --memory-length 50 --num-layers 1 --vf-coef 0.002 --total-timesteps 250000"
 )
 

@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
 
 CARTPOLE = dict(env_id="envs:StatelessCartPole-v1", num_envs=16, num_minibatches=4, update_epochs=4)
 TASKS = {  # name: (script, steps of each of the two trainings, flags)
-    "poisson": ("ppo_graph", 61_440, dict(env_id="envs:PoissonGraph-v0", num_envs=16, gnn_layers=2)),
+    "poisson": ("ppo_graph", 65_536, dict(env_id="envs:PoissonGraph-v0", num_envs=64)),
+    "poisson_16": ("ppo_graph", 32_768, dict(env_id="envs:PoissonGraph-v0", num_envs=16)),
     "jobshop": ("ppo_graph", 24_576, dict(env_id="envs:JobShop-v0", num_envs=64, gamma=1.0,
                                           env_kwargs={"jobs": [3, 10], "machines": [3, 10]})),
     "cartpole": ("ppo_graph", 102_400, dict(env_id="CartPole-v1", num_envs=4, hidden_dims=(64, 64))),

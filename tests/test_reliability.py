@@ -187,7 +187,7 @@ def test_killed_at_a_random_moment(name, tmp_path):
     whole, rng, memory = train(tmp_path / "a", script, **flags), random.Random(), shared_memory()
     for kill in range(2):
         process = start(tmp_path / "b", script, resume="auto", **flags)
-        steps = 24 * rng.randrange(4 + 8 * kill, 9 + 8 * kill)
+        steps = max(24 * rng.randrange(4 + 8 * kill, 9 + 8 * kill), newest(tmp_path / "b") + 24)
         wait_for(lambda: newest(tmp_path / "b") >= steps)
         time.sleep(rng.random() * 0.03)
         workers = children(process.pid)

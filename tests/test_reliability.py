@@ -131,7 +131,8 @@ def is_alive(pid):
 
 
 def shared_memory():
-    return set(os.listdir("/dev/shm"))
+    """Names in /dev/shm, but for the semaphores that every Python process which draws a bar has for a moment."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
 # ---- Checkpoint and resume ----

@@ -34,7 +34,7 @@ measure() {
 }
 measure layout.py --repeats 11 --out $RESULTS/layout.md
 measure layout.py --tenfold --repeats 5 --out $RESULTS/layout_tenfold.md
-measure breakdown.py --out $RESULTS/breakdown.md
+measure breakdown.py --scale 0.5 --out $RESULTS/breakdown.md
 measure sps.py --total-timesteps 24576 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
 measure sps.py --total-timesteps 24576 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
     --out $RESULTS/sps_2_threads.md
@@ -43,11 +43,13 @@ measure attention.py --parts memory --out $RESULTS/attention
 measure attention.py --parts sps --rounds 2 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \
     --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/trxl
 measure cartpole_vs_cleanrl.py --rounds 2 --total-timesteps 300000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
+measure time_to_475.py --rounds 3 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/time_to_475.md
+measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --out $RESULTS/scaling_quick.md
 
 echo
 echo "All tables after $((SECONDS / 60)) min $((SECONDS % 60)) s, in $RESULTS:"
-for name in layout sps sps_2_threads trxl cartpole attention lstm_kernels; do
+for name in layout breakdown sps sps_2_threads trxl cartpole time_to_475 scaling_quick attention lstm_kernels; do
     echo
     echo "$RESULTS/$name.md"
-    grep '^[|#]' $RESULTS/$name.md
+    grep '^[|#]' $RESULTS/$name.md | { [ $name = breakdown ] && sed -n 1,14p || cat; }
 done

@@ -4,7 +4,7 @@
     python cleanrl_graph/ppo_framestack.py --env-id CartPole-v1 --mask-obs 1,3 --obs-shifts -8,-4,-2,-1,0
     python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --gamma 0.5
 
-Rooms: Args, environments, ragged observations, encoder, memory (views), action heads, PPO, checkpoint and evaluation,
+Rooms: Args, environments, ragged observations, encoder, memory (views), action heads, agent, PPO, checkpoint,
 main. The policy sees the observations of steps t - 15 to t, the actions and rewards of t - 16 to t - 1 (flags). A step
 is stored once and its views are gathered by index, when collecting and when training, also from steps before the
 rollout. Graphs and sets are encoded once per step, and their encodings are gathered.

@@ -5,7 +5,7 @@
     python cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0 --env-kwargs '{"size": 5}' --num-workers 4
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0  (4 GPUs or 4 groups of cores)
 
-Rooms: Args, environments, ragged observations, encoder, (memory: none in this script), action heads, PPO,
+Rooms: Args, environments, ragged observations, encoder, (memory: none here), action heads, agent, PPO,
 checkpoint and evaluation, main. A leaf of the observation tree is dense (one row per step) or ragged (any number of
 rows per step); both are stored flat, each row once, and a minibatch is one index_select per leaf.
 

@@ -4,7 +4,7 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id envs:Recall-v0 --env-kwargs '{"length": 50}' --memory-length 64
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --memory-length 100000 --prev-action --prev-reward
 
-Rooms: Args, environments, ragged observations, encoder, memory, action heads, PPO, checkpoint and evaluation, main.
+Rooms: Args, environments, ragged observations, encoder, memory, action heads, agent, PPO, checkpoint, main.
 One token per step attends to itself and to the `memory_length` steps before it of its own episode. Collection computes
 one token per step and keeps its layer inputs, once. Training runs all steps of a rollout through the transformer at
 once: fresh keys and values in a sliding window that ends where the episode began, before the rollout the kept inputs.

@@ -4,7 +4,7 @@
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --num-envs 16 --remember-edges --save-model
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-action --prev-reward
 
-Rooms: Args, environments, ragged observations, encoder, memory, action heads, PPO, checkpoint and evaluation, main.
+Rooms: Args, environments, ragged observations, encoder, memory, action heads, agent, PPO, checkpoint, main.
 Observations with the key `node_ids` (an integer per node of the graph, or element of the set) have a memory per id: the
 LSTM runs on the nodes of the present observation only, all other entries stay as they are, and there is no entry
 for a node that was never seen. Without `node_ids` there is one entry per environment: the ordinary LSTM. Actor and

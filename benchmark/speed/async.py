@@ -203,8 +203,8 @@ def wall_time(args) -> tuple[list[str], list[list]]:
             lines.append("| " + " | ".join([case, system, f"{np.median(total):.1f} ({min(total):.1f} to "
                                             f"{max(total):.1f})", *cells, *gain]) + " |")
     lines += ["", f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in each "
-              "process. The bound is (collection + update) / the larger of both in ppo_graph.py. CPU counts imports neither "
-              "here nor there, but set-up."]
+              "process. The bound is (collection + update) / the larger of both in ppo_graph.py. CPU seconds are without "
+              "imports; those of others are of the collector and of workers."]
     return lines, rows
 
 
@@ -251,8 +251,8 @@ def main(args):
     report("\n".join(heading + lines), args.out and f"{args.out}.md")
     if path:
         with open(f"{args.out}.csv", "w", newline="") as file:
-            names = ["part", "ms", "system", "seed", "steps", "seconds or return", "collect", "update", "receive", "cpu",
-                     "cpu of others"]
+            names = ["part", "ms", "system", "seed", "steps", "seconds or return", "collect", "update", "receive",
+                     "cpu", "cpu of others"]
             csv.writer(file, lineterminator="\n").writerows([names, *rows])
 
 

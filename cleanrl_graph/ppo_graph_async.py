@@ -1637,6 +1637,7 @@ def collect(actor: Actor, envs: Envs, args, stop: Callable[[], bool]) -> tuple[T
     return Trajectory(actions, log_probs, rewards.reshape(-1), dones.reshape(-1), cut), episodes
 
 
+@section("correct")
 @torch.no_grad()
 def correct(agent: Agent, actor: Actor, trajectory: Trajectory, args) -> tuple[Rollout, dict[str, float]]:
     """The rollout as the present weights see it: log-probabilities, values, V-trace advantages and targets. An episode

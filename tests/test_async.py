@@ -360,7 +360,8 @@ def test_profile(tmp_path, capsys):
     script.main(small_args(script, **RANDOM, run_dir=str(tmp_path), profile=True, total_timesteps=96))
     folder = run_path(tmp_path)
     learner, collector = ((folder / name).read_text() for name in ("profile.md", "profile_collector.md"))
-    names = ("wait for the collector", "forward", "backward", "optimizer", "vtrace", "everything else")
+    names = ("wait for the collector", "forward", "backward", "optimizer", "correct", "vtrace",
+             "everything else")
     assert all(f"| {name} | " in learner for name in names)
     assert all(f"| {name} | " in collector for name in ("environments", "policy", "storage"))
     assert collector.strip() in capsys.readouterr().out and (folder / "trace.json").exists()

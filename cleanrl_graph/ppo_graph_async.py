@@ -1466,10 +1466,9 @@ class Agent(nn.Module):
 
 
 class Actor:
-    """The agent in N envs: the observations of the present rollout, and what it keeps between steps (nothing here).
-
-    `begin` starts a rollout, `act` and `value` collect it, `minibatches` yields what `ppo_loss` reads of it; `state`
-    and `restore` are for checkpoints."""
+    """The agent in N envs: the observations of the present rollout, and `extra`, those that the values behind its last
+    steps are taken from. `begin` starts a rollout, `act` collects it in the collector, `minibatches` yields what
+    `ppo_loss` reads of it in the learner."""
 
     def __init__(self, agent: Agent, leaves: list[Leaf], num_envs: int, args, device: torch.device, num_lanes: int = 1):
         self.agent, self.storage, self.extra = agent, Storage(leaves, device), Storage(leaves, device)
@@ -1484,22 +1483,10 @@ class Actor:
         action, log_prob, _, value = self.agent(self.storage.latest(), greedy=greedy)
         return action, log_prob, value, {}
 
-    def value(self, step: Step, parts: list, counts: dict, envs: np.ndarray, lane: int = 0) -> Tensor:
-        """V [B] of the observations (`parts`, `counts`) to which the last actions of `envs` of the lane led."""
-        self.extra.clear()
-        self.extra.append(parts, counts)
-        return self.agent.value(self.extra.latest())
-
     def minibatches(self, rollout: "Rollout", rng: np.random.Generator, args) -> Iterator[tuple[tuple, "Rollout"]]:
         """(arguments of the agent before the action, rows of the rollout) of random steps, each step once."""
         for idx in np.array_split(rng.permutation(self.storage.size), args.num_minibatches):
             yield (self.storage.gather(idx),), rollout.select(self.storage.to_device(idx))
-
-    def state(self) -> dict:
-        return {}
-
-    def restore(self, state: dict) -> None:
-        pass
 
 
 def check_flags(args) -> None:
@@ -1641,7 +1628,8 @@ def collect(actor: Actor, envs: Envs, args, stop: Callable[[], bool]) -> tuple[T
 @torch.no_grad()
 def correct(agent: Agent, actor: Actor, trajectory: Trajectory, args) -> tuple[Rollout, dict[str, float]]:
     """The rollout as the present weights see it: log-probabilities, values, V-trace advantages and targets. An episode
-    that was cut off goes on in expectation: r + gamma V(final observation). Also what is logged of the lag."""
+    that was cut off goes on in expectation: r + gamma V(final observation). Also what is logged of the lag; where there
+    is none rho_mismatch, the largest |rho - 1|, tells whether collection and training compute the same policy."""
     shape, extra, columns = (args.num_steps, args.num_envs), [], []
     actions, behaviour = (actor.storage.to_device(values) for values in trajectory[:2])
     for idx in np.array_split(np.arange(actor.storage.size), args.num_minibatches):
@@ -1681,8 +1669,8 @@ def vtrace(rewards, values, rho, dones, next_value, gamma: float, gae_lambda: fl
 
 @section("forward")
 def ppo_loss(agent: Agent, inputs: tuple, batch: Rollout, args) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9), weighted by the rho of the lag (Hilton et
-    al. 2022, eq. 4), and what is logged of it."""
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9), each step weighted by its rho
+    (Hilton et al. 2022), and what is logged of it."""
     _, log_prob, entropy, value, *_ = agent(*inputs, action=batch.actions)
     logratio = log_prob - batch.log_probs
     ratio = logratio.exp()
@@ -1909,7 +1897,9 @@ class Collector:
             (version, episodes, *self.sections), arrays = self.mail.receive()
         except (EOFError, OSError):
             self.process.join()
-            raise WorkerLost(f"the collector died with exit code {self.process.exitcode}") from None
+            full = self.process.exitcode == -getattr(signal, "SIGBUS", 0)
+            raise WorkerLost(f"the collector died with exit code {self.process.exitcode}" +
+                             " (shared memory is full)" * full) from None
         fields, num = len(Trajectory._fields), len(self.leaves) + len(groups_of(self.leaves))
         load_storage(actor.storage, arrays[fields:fields + num], self.args.num_steps)
         load_storage(actor.extra, arrays[fields + num:], 1)

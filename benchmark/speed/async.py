@@ -10,9 +10,10 @@
 2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates, and four updates
    without correction (advantages without rho, the ratio taken to the policy that collected).
 
-Why a process: on 2 cores, where steps cost 1 ms of the CPU in Python, a collector in a thread made training 1.5 times
-slower than ppo_graph.py (each operation of the update waits for the interpreter's lock), one in a process 1.5 times
-faster. Only where environments sleep the thread is as good.
+Why a process: a thread shares the interpreter's lock with the update. In async.md, measured while other jobs held much of
+the 2 cores, ppo_graph.py / the thread is 0.89, 1.17, 1.26 and 1.17 in the four cases and ppo_graph.py / the process 1.09,
+1.11, 1.26 and 1.59, with ranges that overlap; one earlier round of 6 updates, when a core was mostly free, had 0.67 and
+1.52 where steps cost 1 ms of the CPU. A thread is as good where environments sleep in its process.
 
 Writes OUT.md, OUT.csv and OUT.png.
 """
@@ -181,7 +182,7 @@ def wall_time(args) -> tuple[list[str], list[list]]:
     """The table of part 1 and its rows for the csv."""
     lines = ["## Wall time", "",
              "| ms of a step | system | training, s (least to most) | collection, s | update, s | waiting, s | "
-             "CPU: this process + others, s | ppo_graph / this | bound |", "| " + "--- | " * 9]
+             "CPU: this process + others, s | ppo_graph / this | by CPU | bound |", "| " + "--- | " * 10]
     rows = []
     for case in args.cases:
         flags, runs = CASES[case], {system: [] for system in args.systems}
@@ -200,13 +201,17 @@ def wall_time(args) -> tuple[list[str], list[list]]:
             cells.append(" + ".join(f"{value:.1f}" for value in np.median([cpu for *_, cpu, _ in results], 0)))
             ratio = np.array([a[0] / b[0] for a, b in zip(base, results)])
             bound = [sum(parts.values()) / max(parts.values()) for _, parts, *_ in base]
-            gain = ["", ""] if system == "ppo_graph" else [
-                f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})", f"{np.median(bound):.2f}"]
+            by_cpu = [sum(a[2]) / max(b[2]) for a, b in zip(base, results)]
+            by_cpu = "" if "asleep" in case or system == "thread" else f"{np.median(by_cpu):.2f}"
+            gain = ["", "", ""] if system == "ppo_graph" else [
+                f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})", by_cpu, f"{np.median(bound):.2f}"]
             lines.append("| " + " | ".join([case, system, f"{np.median(total):.1f} ({min(total):.1f} to "
                                             f"{max(total):.1f})", *cells, *gain]) + " |")
     lines += ["", f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in each "
               "process. The bound is (collection + update) / the larger of both in ppo_graph.py. CPU seconds are "
-              "without imports; those of others are of the collector and of workers."]
+              "without imports; those of others are of the collector and of workers. By CPU: the CPU seconds of "
+              "ppo_graph.py / those of the busier of the two processes, an estimate for two "
+              "idle cores."]
     return lines, rows
 
 

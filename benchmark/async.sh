@@ -1,6 +1,6 @@
 #!/bin/bash
-# ppo_graph_async.py beside ppo_graph.py: benchmark/results/speed/async.*, in about 15 minutes on 2 cores; leave the machine
-# alone meanwhile.
+# ppo_graph_async.py beside ppo_graph.py: benchmark/results/speed/async.*, in about 20 minutes on 2 cores; leave the
+# machine alone meanwhile.
 #
 #     bash benchmark/async.sh
 set -euo pipefail

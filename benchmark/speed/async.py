@@ -10,10 +10,10 @@
 2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates, and four updates
    without correction (advantages without rho, the ratio taken to the policy that collected).
 
-Why a process: a thread shares the interpreter's lock with the update. In async.md, measured while other jobs held much of
-the 2 cores, ppo_graph.py / the thread is 0.89, 1.17, 1.26 and 1.17 in the four cases and ppo_graph.py / the process 1.09,
-1.11, 1.26 and 1.59, with ranges that overlap; one earlier round of 6 updates, when a core was mostly free, had 0.67 and
-1.52 where steps cost 1 ms of the CPU. A thread is as good where environments sleep in its process.
+Why a process: a thread shares the interpreter's lock with the update. In async.md, measured while other jobs held much
+of the 2 cores, ppo_graph.py / the thread is 0.89, 1.17, 1.26 and 1.17 in the four cases and ppo_graph.py / the process
+1.09, 1.11, 1.26 and 1.59, with ranges that overlap; one earlier round of 6 updates (not in the csv), when a core was
+mostly free, had 0.67 and 1.52 where steps cost 1 ms of the CPU.
 
 Writes OUT.md, OUT.csv and OUT.png.
 """

@@ -12,7 +12,7 @@ from helpers import OBSERVATIONS, sample, small_args, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_main import SCRIPTS
+from test_main import BASE
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
 
@@ -56,7 +56,7 @@ def trained(script, folder, **kwargs):
     return torch.load(path, weights_only=True)["model"], scalars(folder)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", BASE)
 def test_as_without_compilation(name, tmp_path, monkeypatch):
     """X4: with the compiler replaced by the identity a run with --compile fills up, cuts off, counts, and learns what a
     run without it learns; past the limit of shapes it goes on as it is."""

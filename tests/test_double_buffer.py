@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import small_args
-from test_main import SCRIPTS
+from test_main import BASE
 
 FLAGS = {
     "ppo_graph": {}, "ppo_framestack": {"obs_shifts": "-3:0", "action_shifts": "-2:-1", "reward_shifts": "-2:-1"},
@@ -31,7 +31,7 @@ def weights(script, folder, **kwargs):
 
 
 @pytest.mark.parametrize("observation", ["mixed", "graph_edges", "image_hwc"])
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", BASE)
 def test_halves_equal_the_whole(name, observation, tmp_path, monkeypatch):
     """S2: the halves see the steps, memories, truncated episodes and statistics that all environments together see, the
     ratio is 1, and the weights end within rounding of those without halves."""
@@ -48,7 +48,7 @@ def test_halves_equal_the_whole(name, observation, tmp_path, monkeypatch):
         assert a["losses/value_loss"] == pytest.approx(b["losses/value_loss"], rel=1e-3)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", BASE)
 def test_resumes_in_halves(name, tmp_path):
     """X3: a checkpoint of two halves continues with the same bits."""
     script = importlib.import_module(name)

@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 SCRIPT = Path(ppo_graph.__file__)
 SCRIPTS = sorted(path.stem for path in SCRIPT.parent.glob("ppo_*.py"))
+BASE = ["ppo_framestack", "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse"]  # the others are variants of one of these
 FIELDS = [field.name for field in dataclasses.fields(ppo_graph.Args)]
 RUNTIME = ["batch_size", "minibatch_size", "world_size", "num_iterations"]
 
@@ -251,12 +252,13 @@ def test_evaluation_episodes(tmp_path):
 
 
 def test_shared_blocks_are_identical():
-    """X6: the blocks that scripts share are the same bytes."""
+    """X6: the blocks that scripts share are the same bytes; a variant may have its own PPO and main."""
     assert shared_blocks.compare(SCRIPT.parent) == []
     for name in SCRIPTS:
         names = list(shared_blocks.blocks((SCRIPT.parent / f"{name}.py").read_text()))
-        assert names == ["environments", "ragged observations", "encoder", "action heads", "PPO",
-                         "checkpoint and evaluation", "main"]
+        blocks = ["environments", "ragged observations", "encoder", "action heads", "PPO", "checkpoint and evaluation",
+                  "main"]
+        assert names == [block for block in blocks if name in BASE or block in names or block not in ("PPO", "main")]
 
 
 def test_shared_blocks_tool(tmp_path):

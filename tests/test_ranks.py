@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_main import SCRIPT, SCRIPTS
+from test_main import BASE, SCRIPT
 
 GREEDY = """
 import sys, torch
@@ -39,7 +39,7 @@ def model(folder):
     return torch.load(path, weights_only=True)["model"]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", BASE)
 def test_two_ranks_equal_one_with_all_environments(name, tmp_path):
     """S4: the first update of 2 ranks x 3 environments is that of 1 rank x 6, and so are the statistics of
     observations; everything random is switched off."""

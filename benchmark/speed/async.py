@@ -1,0 +1,268 @@
+"""Acting and learning at the same time: wall time and learning curves of ppo_graph_async.py beside ppo_graph.py.
+
+    python benchmark/speed/async.py --out benchmark/results/speed/async
+    python benchmark/speed/async.py --cases 0.1 --rounds 1 --num-updates 4 --curve-steps 0          # does it run?
+
+1. Wall time of the same number of steps, in turns A B A B ..., where collection and update take about as long:
+   PoissonGraph whose steps cost 0.1 or 1 ms more of the CPU, 1 ms asleep (as one that waits for a simulator), or 5 ms
+   asleep in 8 worker processes. "thread" is ppo_graph_async.py with its collector in a thread of the learner's process
+   instead of a process of its own; everything else is the same.
+2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates, and four updates
+   without correction (advantages without rho, the ratio taken to the policy that collected).
+
+Why a process: a thread shares the interpreter's lock with the update. In async.md, measured while other jobs held much
+of the 2 cores, ppo_graph.py / the thread is 0.89, 1.17, 1.26 and 1.17 in the four cases and ppo_graph.py / the process
+1.09, 1.11, 1.26 and 1.59, with ranges that overlap; one earlier round of 6 updates (not in the csv), when a core was
+mostly free, had 0.67 and 1.52 where steps cost 1 ms of the CPU.
+
+Writes OUT.md, OUT.csv and OUT.png.
+"""
+
+import csv
+import multiprocessing as mp
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import matplotlib
+import numpy as np
+import torch
+import tyro
+from common import ROOT, report
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+
+# milliseconds of a step -> flags with which collection and update take about as long
+CASES = {
+    "0.1": dict(env_kwargs={"ms": 0.1}, num_envs=8, num_steps=128, gnn_layers=2, gnn_dim=64, hidden_dims=(64,)),
+    "1": dict(env_kwargs={"ms": 1.0}, num_envs=8, num_steps=64, gnn_layers=3, gnn_dim=192, hidden_dims=(64,)),
+    "1 asleep": dict(env_kwargs={"ms": 1.0, "asleep": True}, num_envs=8, num_steps=64, gnn_layers=3, gnn_dim=192,
+                     hidden_dims=(64,)),
+    "5 asleep, 8 workers": dict(env_kwargs={"ms": 5.0, "asleep": True}, num_envs=16, num_steps=32, gnn_layers=3,
+                                gnn_dim=160, hidden_dims=(64,), num_workers=8),
+}
+CURVES = {"ppo_graph.py": ("ppo_graph", {}), "max_lag 1": ("ppo_graph_async", dict(max_lag=1)),
+          "max_lag 4": ("ppo_graph_async", dict(max_lag=4)),
+          "max_lag 4, not corrected": ("uncorrected", dict(max_lag=4))}
+
+
+@dataclass
+class Args:
+    out: str | None = None
+    """path without ending of the results"""
+    cases: tuple[str, ...] = tuple(CASES)
+    """milliseconds of a step in part 1"""
+    num_updates: int = 10
+    """updates of each run of part 1"""
+    rounds: int = 3
+    """runs of each system; --seed is the round"""
+    systems: tuple[str, ...] = ("ppo_graph", "ppo_graph_async", "thread")
+    """systems of part 1"""
+    curve_steps: int = 60_000
+    """steps of each run of part 2; 0 leaves it out"""
+    note: str = ""
+    """a sentence on the machine for the report, such as what else ran"""
+
+
+class Costly(gym.Wrapper):
+    """PoissonGraph whose step takes `ms` milliseconds longer, of the CPU or asleep."""
+
+    def __init__(self, ms: float = 1.0, asleep: bool = False, **kwargs):
+        super().__init__(gym.make("envs:PoissonGraph-v0", disable_env_checker=True, **kwargs))
+        self.seconds, self.asleep = ms / 1000, asleep
+
+    def step(self, action):
+        end = time.thread_time() + self.seconds
+        if self.asleep:
+            time.sleep(self.seconds)
+        while not self.asleep and time.thread_time() < end:
+            pass
+        return self.env.step(action)
+
+
+def thread_collector(script):
+    """A Collector whose process is a thread."""
+
+    class Thread(threading.Thread):
+        kill = exitcode = lambda self: None
+
+    class ThreadCollector(script.Collector):
+        def __init__(self, makers, args, start=0):
+            probe = script.Envs(makers[:1], args.action_head)
+            self.leaves, self.action_space = probe.leaves, probe.action_space
+            self.args, self.requested, self.sections, self.stop = args, 0, ({}, {}), torch.zeros((), dtype=torch.uint8)
+            self.pipe, child = mp.Pipe()
+            arguments = (child, lambda: bool(self.stop), makers, args, start)
+            self.process = Thread(target=script.answer_requests, args=arguments)
+            self.process.start()
+            self.mail = script.Mail(self.pipe, args.max_lag + 1)
+
+    return ThreadCollector
+
+
+def without_correction(script):
+    """`correct` that takes the present policy for the one that collected, and the ratio to the one that did."""
+    correct, vtrace = script.correct, script.vtrace
+    script.vtrace = lambda rewards, values, rho, *rest: vtrace(rewards, values, np.ones_like(rho), *rest)
+
+    def plain(agent, actor, trajectory, args):
+        rollout, logs = correct(agent, actor, trajectory, args)
+        log_probs = torch.from_numpy(trajectory.log_probs.copy())
+        return rollout._replace(log_probs=log_probs, rho=torch.ones_like(rollout.rho),
+                                returns=rollout.values + rollout.advantages), logs
+
+    return plain
+
+
+def train(pipe, system: str, flags: dict) -> None:
+    """One run in this process; sends (seconds of training, {part: seconds}, CPU seconds of this process and of those
+    that it started, [(step, mean return)])."""
+    gym.register("Costly-v0", entry_point=Costly)
+    torch.set_num_threads(1)
+    script = __import__("ppo_graph" if system == "ppo_graph" else "ppo_graph_async")
+    if system == "thread":
+        script.Collector = thread_collector(script)
+    if system == "uncorrected":
+        script.correct = without_correction(script)
+    seconds, curve, original, before = {}, [], script.Logger.update, time.process_time()
+
+    def timed(owner, name):
+        function = getattr(owner, name)
+
+        def run(*args, **kwargs):
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+        setattr(owner, name, run)
+
+    timed(script, "update")
+    timed(*((script, "collect") if system == "ppo_graph" else (script.Collector, "receive")))
+
+    def note(self, step, scalars):
+        original(self, step, scalars)
+        curve.append((step, time.time() - self.start, float(np.mean(self.recent)) if self.recent else np.nan))
+
+    script.Logger.update = note
+    with tempfile.TemporaryDirectory() as folder:
+        script.main(script.Args(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0, **flags))
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = time.process_time() - before, usage.ru_utime + usage.ru_stime
+    pipe.send((curve[-1][1], seconds, cpu, [(step, value) for step, _, value in curve]))
+
+
+def run(system: str, **flags) -> tuple[float, dict, tuple, list]:
+    """`train` in a process of its own."""
+    context = mp.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=train, args=(there, system, flags))
+    process.start()
+    there.close()
+    try:
+        result = here.recv()
+    except EOFError:
+        raise SystemExit(f"{system} failed") from None
+    process.join()
+    print(f"{system}: {result[0]:.1f} s", file=sys.stderr)
+    return result
+
+
+def wall_time(args) -> tuple[list[str], list[list]]:
+    """The table of part 1 and its rows for the csv."""
+    lines = ["## Wall time", "",
+             "| ms of a step | system | training, s (least to most) | collection, s | update, s | waiting, s | "
+             "CPU: this process + others, s | ppo_graph / this | by CPU | bound |", "| " + "--- | " * 10]
+    rows = []
+    for case in args.cases:
+        flags, runs = CASES[case], {system: [] for system in args.systems}
+        steps = args.num_updates * flags["num_envs"] * flags["num_steps"]
+        for seed in range(1, args.rounds + 1):
+            for system in args.systems:
+                runs[system].append(run(system, env_id="Costly-v0", total_timesteps=steps, seed=seed, **flags))
+                total, parts, cpu, _ = runs[system][-1]
+                parts = [parts.get(name, "") for name in ("collect", "update", "receive")]
+                rows.append(["wall", case, system, seed, steps, total, *parts, *cpu])
+        base = runs["ppo_graph"]
+        for system, results in runs.items():
+            total = [result[0] for result in results]
+            part = lambda name: np.median([parts.get(name, np.nan) for _, parts, *_ in results])
+            cells = ["" if np.isnan(part(name)) else f"{part(name):.1f}" for name in ("collect", "update", "receive")]
+            cells.append(" + ".join(f"{value:.1f}" for value in np.median([cpu for *_, cpu, _ in results], 0)))
+            ratio = np.array([a[0] / b[0] for a, b in zip(base, results)])
+            bound = [sum(parts.values()) / max(parts.values()) for _, parts, *_ in base]
+            by_cpu = [sum(a[2]) / max(b[2]) for a, b in zip(base, results)]
+            by_cpu = "" if "asleep" in case or system == "thread" else f"{np.median(by_cpu):.2f}"
+            gain = ["", "", ""] if system == "ppo_graph" else [
+                f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})", by_cpu, f"{np.median(bound):.2f}"]
+            lines.append("| " + " | ".join([case, system, f"{np.median(total):.1f} ({min(total):.1f} to "
+                                            f"{max(total):.1f})", *cells, *gain]) + " |")
+    lines += ["", f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in each "
+              "process. The bound is (collection + update) / the larger of both in ppo_graph.py. CPU seconds are "
+              "without imports; those of others are of the collector and of workers. By CPU: the CPU seconds of "
+              "ppo_graph.py / those of the busier of the two processes, an estimate for two "
+              "idle cores."]
+    return lines, rows
+
+
+def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
+    """The table of part 2 and its rows for the csv; draws the curves."""
+    lines = ["", "## Learning curves", "", "| system | mean return of the last 100 episodes, by seed | "
+             "mean over the whole training |", "| --- | --- | --- |"]
+    figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)
+    rows, curves = [], {name: [] for name in CURVES}
+    for seed in range(1, args.rounds + 1):
+        for name, (system, flags) in CURVES.items():
+            *_, curve = run(system, env_id="envs:PoissonGraph-v0", total_timesteps=args.curve_steps, num_envs=16,
+                              learning_rate=1e-3, gnn_layers=2, seed=seed, **flags)
+            curves[name].append(curve)
+            rows += [["curve", "", name, seed, step, value] for step, value in curve]
+    for k, (name, seeds) in enumerate(curves.items()):
+        values = np.array([[value for _, value in curve] for curve in seeds])
+        steps = [step for step, _ in seeds[0]]
+        ax.plot(steps, values.mean(0), color=f"C{k}", label=name)
+        ax.fill_between(steps, values.min(0), values.max(0), color=f"C{k}", alpha=0.15, linewidth=0)
+        lines.append(f"| {name} | {' / '.join(f'{value:.2f}' for value in values[:, -1])} | "
+                     f"{np.nanmean(values):.2f} |")
+    lines += ["", f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate 1e-3; the "
+              "optimum is 16. Lines are means over the seeds, bands their range."]
+    ax.set_xlabel("steps")
+    ax.set_ylabel("mean return of 100 episodes")
+    ax.legend()
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path.with_suffix(".png"), dpi=120)
+        lines += ["", f"![learning curves]({path.name}.png)"]
+    return lines, rows
+
+
+def main(args):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    load, path = os.getloadavg()[0], Path(args.out) if args.out else None
+    lines, rows = wall_time(args)
+    if args.curve_steps:
+        more, curve_rows = learning_curves(args, path)
+        lines, rows = lines + more, rows + curve_rows
+    heading = ["# Acting and learning at the same time", "",
+               f"Load average of the machine when this began {load:.1f}, when it ended {os.getloadavg()[0]:.1f}; this "
+               f"benchmark alone makes 1 to 2. {args.note}".strip(), ""]
+    report("\n".join(heading + lines), args.out and f"{args.out}.md")
+    if path:
+        with open(f"{args.out}.csv", "w", newline="") as file:
+            names = ["part", "ms", "system", "seed", "steps", "seconds or return", "collect", "update", "receive",
+                     "cpu", "cpu of others"]
+            csv.writer(file, lineterminator="\n").writerows([names, *rows])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -36,7 +36,7 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from multiprocessing import reduction
 from operator import itemgetter
 from pathlib import Path
@@ -205,13 +205,23 @@ class Args:
 
 # --- shared: environments ---
 # ---- Environments: the leaves of an observation, stepped in this process or in worker processes ----
-class section(contextlib.ContextDecorator):
-    """--profile: adds the time inside, without that of sections inside it, to the seconds of `name`."""
+class section:
+    """--profile: adds the time inside a block or a function, without that of sections in it, to those of `name`."""
 
     on, inner, seconds, calls = False, [], {}, {}
 
     def __init__(self, name: str):
         self.name = name
+
+    def __call__(self, function: Callable) -> Callable:
+        @wraps(function)
+        def timed(*args, **kwargs):
+            if not section.on:
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return timed
 
     def __enter__(self) -> None:
         if section.on:
@@ -2178,7 +2188,7 @@ def eval_table(rows: list[dict]) -> str:
 
 class Logger:
     """TensorBoard always, wandb with --track; a progress bar with step, SPS and the recent mean return. Files that
-    cannot be written (a full disk) are reported once and tried again at every update; training goes on."""
+    cannot be written (a full disk) are reported once and tried again every second; training goes on."""
 
     def __init__(self, args, path: str, step: int = 0, state: dict | None = None):
         self.path, self.writer, self.failing, self.silent = path, None, False, ranks.rank > 0
@@ -2213,7 +2223,8 @@ class Logger:
     def update(self, step: int, scalars: dict[str, float]) -> None:
         scalars["charts/SPS"], scalars["charts/env_restarts"] = int(step / (time.time() - self.start)), self.restarts
         self.pending += [("add_scalar", name, value, step) for name, value in scalars.items()]
-        self.write()
+        if time.time() - self.written > 1:
+            self.write()
         with contextlib.suppress(OSError):
             self.bar.update(step - self.bar.n)
             self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
@@ -2225,6 +2236,7 @@ class Logger:
             self.pending.clear()
             return True
         self.files += files
+        self.written = time.time()
         try:
             if self.writer is None:
                 self.writer = self.open()

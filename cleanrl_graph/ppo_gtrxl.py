@@ -2326,11 +2326,11 @@ class Logger:
     def write(self, *files: Callable[[], None]) -> bool:
         """Writes what is pending to the log, and calls `files`, which write files. False if that failed; it is tried
         again at the next call. Only rank 0 writes."""
+        self.written = time.time()
         if self.silent:
             self.pending.clear()
             return True
         self.files += files
-        self.written = time.time()
         try:
             if self.writer is None:
                 self.writer = self.open()

@@ -1193,12 +1193,16 @@ def num_rows(leaf: Tensor | Ragged) -> int:
     return len(leaf.values if isinstance(leaf, Ragged) else leaf)
 
 
+def num_observations(obs: Obs) -> int:
+    leaf = next(iter(obs.values()))
+    return len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf)
+
+
 def fill_up(obs: Obs, fill: dict[str, Any]) -> Obs:
     """The leaves `fill` of the observations with as many more as make their number, and the rows of each leaf, fill a
     bucket. The first of these observations owns all spare rows, which hold fill[path]; spare edges join its first node
     to itself."""
-    leaf = next(iter(obs.values()))
-    num, filled = len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf), {}
+    num, filled = num_observations(obs), {}
     more = bucket(num + 1) - num
     for path, value in fill.items():
         leaf, ragged = obs[path], isinstance(obs[path], Ragged)
@@ -1239,10 +1243,8 @@ class Compiled:
         if not isinstance(self.module, Encoder):
             return result[:len(inputs)].clone()
         features, elements = result
-        leaf = next(iter(inputs.values()))
-        num = len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf)
-        return features[:num].clone(), {group: rows[:num_rows(inputs[self.module.groups[group][0]])].clone()
-                                        for group, rows in elements.items()}
+        return features[:num_observations(inputs)].clone(), {
+            group: rows[:num_rows(inputs[self.module.groups[group][0]])].clone() for group, rows in elements.items()}
 
 
 def compile_networks(agent: nn.Module, mode: str) -> list[Compiled]:

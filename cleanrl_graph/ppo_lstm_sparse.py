@@ -1203,12 +1203,16 @@ def num_rows(leaf: Tensor | Ragged) -> int:
     return len(leaf.values if isinstance(leaf, Ragged) else leaf)
 
 
+def num_observations(obs: Obs) -> int:
+    leaf = next(iter(obs.values()))
+    return len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf)
+
+
 def fill_up(obs: Obs, fill: dict[str, Any]) -> Obs:
     """The leaves `fill` of the observations with as many more as make their number, and the rows of each leaf, fill a
     bucket. The first of these observations owns all spare rows, which hold fill[path]; spare edges join its first node
     to itself."""
-    leaf = next(iter(obs.values()))
-    num, filled = len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf), {}
+    num, filled = num_observations(obs), {}
     more = bucket(num + 1) - num
     for path, value in fill.items():
         leaf, ragged = obs[path], isinstance(obs[path], Ragged)
@@ -1249,10 +1253,8 @@ class Compiled:
         if not isinstance(self.module, Encoder):
             return result[:len(inputs)].clone()
         features, elements = result
-        leaf = next(iter(inputs.values()))
-        num = len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf)
-        return features[:num].clone(), {group: rows[:num_rows(inputs[self.module.groups[group][0]])].clone()
-                                        for group, rows in elements.items()}
+        return features[:num_observations(inputs)].clone(), {
+            group: rows[:num_rows(inputs[self.module.groups[group][0]])].clone() for group, rows in elements.items()}
 
 
 def compile_networks(agent: nn.Module, mode: str) -> list[Compiled]:
@@ -1954,8 +1956,8 @@ def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
     """Steps the envs num_steps times from their last steps, lane by lane: while the policy serves one lane, workers can
     step the other one."""
     T, N, num_lanes, start = args.num_steps, args.num_envs, len(envs.last_steps), envs.num_steps
-    rewards, dones, next_value = np.zeros((T, N), np.float32), np.zeros((T, N), bool), np.zeros(N, np.float32)
-    records, M = [], N // num_lanes
+    rewards, dones, M = np.zeros((T, N), np.float32), np.zeros((T, N), bool), N // num_lanes
+    records, cut, last_values = [], [], []  # values stay on the device until the last step
     actor.begin()
     for t in range(T + 1):
         ends = t == T or (signals.received and ranks.size == 1)  # several ranks stop together, after an update
@@ -1969,11 +1971,10 @@ def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
                 if step.finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
                     where, observations = zip(*step.finals)
                     final = collate(envs.leaves, observations)
-                    bootstrap = actor.value(step, *final, np.array(where) - mine.start, lane)
-                    rewards[t - 1, where] += args.gamma * bootstrap.cpu().numpy()
+                    cut.append((t - 1, where, actor.value(step, *final, np.array(where) - mine.start, lane)))
             if ends:
                 step = envs.last_steps[lane]
-                next_value[mine] = actor.value(step, step.parts, step.counts, np.arange(M), lane).cpu().numpy()
+                last_values.append(actor.value(step, step.parts, step.counts, np.arange(M), lane))
             else:
                 with section("policy"):
                     action, log_prob, value, inputs = actor.act(envs.last_steps[lane], lane=lane)
@@ -1984,7 +1985,10 @@ def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
             break
     if t < T:
         signals.check()
+    for time_, where, value in cut:
+        rewards[time_, where] += args.gamma * value.cpu().numpy()
     actions, log_probs, values, *others = (torch.cat(column) for column in zip(*records))
+    next_value = torch.cat(last_values).cpu().numpy()
     advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
     advantages = actor.storage.to_device(advantages.reshape(-1))
     return Rollout(actions, log_probs, values, advantages, advantages + values, dict(zip(inputs, others)))
@@ -2054,7 +2058,7 @@ def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.rand
                 nn.utils.clip_grads_with_norm_(params.values(), args.max_grad_norm, norms.norm(), foreach=True)
                 is_finite = torch.cat([loss.view(1), norms]).isfinite()
                 finite.append(is_finite.all())
-                terms.append((["loss", *(f"gradient of {name}" for name in names)], is_finite))
+                terms.append((names, is_finite))
                 optimizer.found_inf = 1.0 - finite[-1].float()  # a fused optimizer reads it on the device
                 optimizer.step()
             first = logs["debug/collection_mismatch"] if first is None else first
@@ -2079,6 +2083,7 @@ def blame(minibatch: int, terms: list[tuple[list[str], Tensor]], rollout: Rollou
             t, i = divmod(int(bad.nonzero()[0]), args.num_envs)
             return f"{name} of env {i} in step {t} of the rollout: {values[t * args.num_envs + i].tolist()}"
     names, is_finite = terms[minibatch]
+    names = ["loss", *(f"gradient of {name}" for name in names)]
     return f"{names[int((~is_finite).nonzero()[0])]} of minibatch {minibatch} is NaN or inf"
 
 
@@ -2558,7 +2563,7 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
 
     due, before = False, None
     first, trace = iteration, torch.profiler.profile() if args.profile and ranks.rank == 0 else None
-    section.on = args.profile
+    section.on, section.seconds, section.calls = args.profile, {}, {}
     try:
         while iteration < args.num_iterations:
             if trace and iteration == first + 2:
@@ -2611,6 +2616,7 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
             raise SystemExit(128 + signals.received) from None
         raise
     finally:
+        section.on = False
         logger.close()
         ranks.stop()
 

@@ -44,11 +44,11 @@ measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python
     --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/trxl
 measure cartpole_vs_cleanrl.py --rounds 2 --total-timesteps 150000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
 measure time_to_475.py --rounds 2 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/time_to_475.md
-measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --out $RESULTS/scaling_quick.md
+measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --num-envs 16 --out $RESULTS/scaling.md
 
 echo
 echo "All tables after $((SECONDS / 60)) min $((SECONDS % 60)) s, in $RESULTS:"
-for name in layout breakdown sps sps_2_threads trxl cartpole time_to_475 scaling_quick attention lstm_kernels; do
+for name in layout breakdown sps sps_2_threads trxl cartpole time_to_475 scaling attention lstm_kernels; do
     echo
     echo "$RESULTS/$name.md"
     grep '^[|#]' $RESULTS/$name.md | { [ $name = breakdown ] && sed -n 1,14p || cat; }

@@ -10,10 +10,8 @@
 2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates, and four updates
    without correction (advantages without rho, the ratio taken to the policy that collected).
 
-Why a process: a thread shares the interpreter's lock with the update. In async.md, measured while other jobs held much
-of the 2 cores, ppo_graph.py / the thread is 0.89, 1.17, 1.26 and 1.17 in the four cases and ppo_graph.py / the process
-1.09, 1.11, 1.26 and 1.59, with ranges that overlap; one earlier round of 6 updates (not in the csv), when a core was
-mostly free, had 0.67 and 1.52 where steps cost 1 ms of the CPU.
+Why a process: a thread shares the interpreter's lock with the update. On two idle cores, ppo_graph.py / the
+thread is 0.98, 0.98, 1.55 and 1.42 in the four cases and ppo_graph.py / the process 1.48, 1.65, 1.60 and 1.58.
 
 Writes OUT.md, OUT.csv and OUT.png.
 """

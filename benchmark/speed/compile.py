@@ -1,9 +1,9 @@
-"""What --compile brings: a step of the policy and a minibatch (forward and backward) of ppo_graph.py, eager and compiled.
+"""What --compile brings: a step of the policy and a minibatch (forward and backward), eager and compiled.
 
     python benchmark/speed/compile.py --out benchmark/results/speed/compile.md
 
-In this process, in turns A B A B ..., on the same observations. Each size of a batch is compiled anew, so batches are
-filled up to few sizes (spare rows); the seconds of compilation are the first calls'.
+ppo_graph.py in this process, in turns A B A B ..., on the same observations. Each size of a batch is compiled
+anew, so batches are filled up to few sizes (spare rows); the seconds of compilation are those of the first calls.
 """
 
 import sys

@@ -1,13 +1,13 @@
-"""What --double-buffer brings: one half of the environments steps in the workers while the policy serves the other half.
+"""What --double-buffer brings: one half of the environments steps while the policy serves the other half.
 
     python benchmark/speed/double_buffer.py --out benchmark/results/speed/double_buffer.md
 
 Collection of ppo_graph.py alone (no update), in this process, in turns A B A B ..., on PoissonGraph whose steps cost a
-given time. Environments wait (as for a simulator elsewhere, so that there can be more workers than cores) or keep a core
-busy. The width of the network is chosen so that a worker's environments and the policy take about equally long. Where L is
-the time of the workers for a step of all environments and p(n) that of the policy for n of them, collection takes
-L + p(N) a step, with halves the larger of L + p(N / 2) and 2 p(N / 2): at best 1.5 times as fast, and less as p has a part
-that does not depend on n.
+given time. Environments wait (as for a simulator elsewhere, so that there can be more workers than cores) or keep a
+core busy. The width of the network is chosen so that a worker's environments and the policy take about equally long.
+Where L is the time of the workers for a step of all environments and p(n) that of the policy for n of them, collection
+takes L + p(N) a step, with halves the larger of L + p(N / 2) and 2 p(N / 2): at best 1.5 times as fast, and less as p
+has a part that does not depend on n.
 """
 
 import sys

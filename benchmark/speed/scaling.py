@@ -3,8 +3,8 @@
     python benchmark/speed/scaling.py --out benchmark/results/speed/scaling.md
     python benchmark/speed/scaling.py --scripts ppo_graph --milliseconds 1 --rounds 1
 
-On an environment whose steps cost a given time of the CPU. Twice the steps in the same time would be a ratio of 2. Runs in
-turns A B A B, medians.
+On an environment whose steps cost a given time of the CPU. Twice the steps in the same time would be a ratio of 2. Runs
+in turns A B A B, medians.
 """
 
 import os

@@ -355,14 +355,14 @@ def test_resume_with_z_is_bitwise_the_same(name, tmp_path):
 
 def test_killed_with_z(tmp_path):
     """S1, X3: kill -9 in the middle of a run with skills and two tasks in workers, and it ends as one that was not."""
-    flags = RESUMED["skills"][1] | dict(total_timesteps=960, num_workers=2)
+    flags = RESUMED["skills"][1] | dict(total_timesteps=720, num_workers=2)
     whole = train(tmp_path / "a", **flags)
     process = start(tmp_path / "b", resume="auto", **flags)
     wait_for(lambda: newest(tmp_path / "b") >= 24 * 8)
     time.sleep(random.random() * 0.03)
     process.kill()
     process.join()
-    assert 0 < newest(tmp_path / "b") < 960, "it ended before it was killed"
+    assert 0 < newest(tmp_path / "b") < 720, "it ended before it was killed"
     folder = train(tmp_path / "b", resume="auto", **flags)
     assert_equal(weights(folder), weights(whole))
     assert log_of(folder) == log_of(whole)
@@ -407,11 +407,11 @@ def test_skill_graph_optimum_and_bound():
                 target = {mark: graph.edge_links[graph.nodes[:, mark].argmax(), 1] for mark in (z, 2)}
                 mark = (z, 2)[episode % 2]
                 obs, reward, terminated, _, _ = env.step(target[mark])
-                totals[episode % 2, z] += reward / 25
+                totals[episode % 2, z] += reward
             assert terminated
             obs, _ = env.reset(options={"z": z})
-    assert totals[0].tolist() == [8] * 4 and totals[1].tolist() == [0, 0, 8, 0]
-    assert totals[1].mean() == env.best_blind_return == 2
+    assert totals.tolist() == [[25 * 8] * 4, [0, 0, 25 * 8, 0]]
+    assert totals[1].mean() / 25 == env.best_blind_return == 2
     for wrong in (4, -1, np.float32([0.2, 0.3])):
         with pytest.raises(ValueError, match="from 0 to 3"):
             env.reset(options={"z": wrong})
@@ -421,12 +421,13 @@ def test_skill_graph_optimum_and_bound():
 
 @pytest.mark.parametrize("agent_z", ["skill:4", "none"])
 def test_one_policy_learns_all_skills(agent_z, tmp_path):
-    """S1: with z the policy reaches at least 90% of the optimum of every skill; without it stays below the bound of the
-    env's docstring (and chance)."""
-    tasks = {"env_kwargs": [{"skill": k} for k in range(4)]} if agent_z == "none" else {}
-    args = dict(total_timesteps=24_000, num_envs=16, num_steps=32, learning_rate=3e-3, hidden_dims=(32,), gnn_dim=32,
-                gnn_layers=1, gamma=0.0, eval_episodes=20, cuda=False, run_dir=str(tmp_path))
-    rows = ppo_graph.main(ppo_graph.Args(env_id="envs:SkillGraph-v0", agent_z=agent_z, **tasks, **args))
+    """S1: with z the policy reaches at least 90% of the optimum of every skill; without it, with a list of the tasks, it
+    stays below the bound of the env's docstring: the evaluation plays all tasks on the same graphs."""
+    tasks = {"max_nodes": 5} if agent_z != "none" else [{"max_nodes": 5, "skill": k} for k in range(4)]
+    args = dict(total_timesteps=12_000 if agent_z != "none" else 4_000, num_envs=16, num_steps=32, learning_rate=3e-3,
+                hidden_dims=(32,), gnn_dim=32, gnn_layers=1, gamma=0.0, anneal_lr=False, eval_episodes=20, cuda=False)
+    rows = ppo_graph.main(ppo_graph.Args(env_id="envs:SkillGraph-v0", env_kwargs=tasks, agent_z=agent_z,
+                                         run_dir=str(tmp_path), **args))
     returns = np.reshape([row["return"] for row in rows], (4, 20)).mean(1)
     if agent_z == "none":
         assert returns.mean() <= 2 + 1e-9

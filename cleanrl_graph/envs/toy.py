@@ -347,7 +347,7 @@ class SkillGraphEnv(gym.Env):
     Raises ValueError if there are fewer nodes than skills, or for a task that does not exist.
     """
 
-    def __init__(self, num_skills=4, max_nodes=12, episode_length=8, skill=None):
+    def __init__(self, num_skills=4, max_nodes=8, episode_length=8, skill=None):
         if not 1 <= num_skills <= max_nodes:
             raise ValueError(f"num_skills {num_skills} must be at least 1 and at most max_nodes {max_nodes}")
         self.num_skills, self.max_nodes, self.episode_length = num_skills, max_nodes, episode_length

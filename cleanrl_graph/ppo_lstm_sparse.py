@@ -400,10 +400,10 @@ def tasks_of(args) -> list[dict]:
     return tasks
 
 
-def env_maker(args, i: int = 0, z: int | None = None, **kwargs) -> Callable[[], gym.Env]:
-    """What makes env i, counted over all ranks, with more keyword arguments."""
+def env_maker(args, i: int = 0, z: int | None = None, more: dict | None = None) -> Callable[[], gym.Env]:
+    """What makes env i, counted over all ranks, with `more` keyword arguments."""
     tasks = tasks_of(args)
-    return partial(make_env, args.env_id, tasks[i % len(tasks)] | kwargs, args.mask_obs, args.agent_z, z)
+    return partial(make_env, args.env_id, tasks[i % len(tasks)] | (more or {}), args.mask_obs, args.agent_z, z)
 
 
 def check_tasks(args) -> None:
@@ -2395,7 +2395,7 @@ def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, ar
 
 def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
     """One greedy episode as an animated GIF."""
-    env = env_maker(args, render_mode="rgb_array")()
+    env = env_maker(args, more={"render_mode": "rgb_array"})()
     env = gym.wrappers.RenderCollection(env, pop_frames=False, reset_clean=False)
     play(agent, [lambda: env], True, args, device)
     frames = [Image.fromarray(frame) for frame in env.frame_list[:-1]]  # the last one shows the next episode
@@ -2432,7 +2432,7 @@ def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
     cases = list(itertools.product(eval_entries(args), skills))
     for kwargs, z in tqdm(cases, desc="evaluation", unit="entry", leave=False, mininterval=1):
         row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
-        row, maker = row if z is None else row | {"z": z}, env_maker(args, 0, z, **kwargs)
+        row, maker = row if z is None else row | {"z": z}, env_maker(args, 0, z, kwargs)
         for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
             if num:
                 episodes = play(agent, [maker] * num, name == "greedy", args, device)

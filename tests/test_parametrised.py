@@ -299,6 +299,7 @@ def test_every_script(name, tmp_path):
     try:
         for flags in (dict(env_id="envs:JobShop-v0", env_kwargs=tasks, agent_z="uniform:2"),
                       dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, agent_z="skill:3"),
+                      dict(env_id="envs:GraphExplore-v0", env_kwargs={"episode_length": 5}, agent_z="uniform:1"),
                       dict(env_id="envs:SkillGraph-v0", env_kwargs=[{}, {"max_nodes": 5}], agent_z="skill:4")):
             rows = script.main(small_args(script, run_dir=str(tmp_path / flags["env_id"][-8:]), eval_episodes=1,
                                           num_workers=2, **flags | FLAGS.get(name, {})))
@@ -307,7 +308,7 @@ def test_every_script(name, tmp_path):
             assert any("/z_" in name for name in scalars(tmp_path / flags["env_id"][-8:]))
     finally:
         script.Logger.update = original
-    assert len(logged) == 6 and max(logged) < 1e-5
+    assert len(logged) == 8 and max(logged) < 1e-5
 
 
 def test_z_changes_what_the_policy_does():
@@ -421,8 +422,8 @@ def test_skill_graph_optimum_and_bound():
 
 @pytest.mark.parametrize("agent_z", ["skill:4", "none"])
 def test_one_policy_learns_all_skills(agent_z, tmp_path):
-    """S1: with z the policy reaches at least 90% of the optimum of every skill; without it, with a list of the tasks, it
-    stays below the bound of the env's docstring: the evaluation plays all tasks on the same graphs."""
+    """S1: with z the policy reaches at least 90% of the optimum of every skill; without it, with a list of the tasks,
+    it stays below the bound of the env's docstring: the evaluation plays all tasks on the same graphs."""
     tasks = {"max_nodes": 5} if agent_z != "none" else [{"max_nodes": 5, "skill": k} for k in range(4)]
     args = dict(total_timesteps=12_000 if agent_z != "none" else 4_000, num_envs=16, num_steps=32, learning_rate=3e-3,
                 hidden_dims=(32,), gnn_dim=32, gnn_layers=1, gamma=0.0, anneal_lr=False, eval_episodes=20, cuda=False)

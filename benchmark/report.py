@@ -32,7 +32,8 @@ class Args:
     """LABEL=PATTERN or PANEL|LABEL=PATTERN of the csv files in TABLE/runs (no ending); PANEL is the environment by
     default; a PATTERN alone takes the names of the runs as labels"""
     columns: tuple[str, ...] = ("steps", "SPS", "final", "greedy")
-    """columns of the table: steps, SPS, minutes, final, best, MMER, greedy"""
+    """columns of the table: steps, SPS, minutes, final, best, MMER, greedy, and "greedy 0", "greedy 1" and so on for
+    each z of the evaluation, or each of its tasks if it has no z"""
     target: float | None = None
     """adds the steps and seconds until the mean of --episodes reaches it"""
     episodes: int = 100
@@ -156,8 +157,14 @@ def stats(run: Run, args: Args) -> dict[str, float]:
     out["best"] = valid.max() if np.isfinite(valid.max()) else run.means.max()
     if run.ended is not None:
         out["MMER"] = mmer(run)
-    if "return" in (run.settings.get("eval") or {}):
-        out["greedy"] = args.scale * np.mean(run.settings["eval"]["return"]) + args.offset
+    played = run.settings.get("eval") or {}
+    if "return" in played:
+        out["greedy"] = args.scale * np.mean(played["return"]) + args.offset
+        of_each = {}
+        for value, ret in zip(played.get("z") or played.get("task") or [], played["return"]):
+            of_each.setdefault(value, []).append(ret)
+        if len(of_each) < len(played["return"]):
+            out |= {f"greedy {value:g}": args.scale * np.mean(ret) + args.offset for value, ret in of_each.items()}
     if args.target is not None:
         hit = np.flatnonzero(valid >= args.target)
         out["steps to target"], out["seconds to target"] = (

@@ -252,6 +252,20 @@ def test_figures_of_a_table(results):
     assert (peer["final"], peer["steps"], peer["MMER"], peer["steps to 600"]) == ("40.0", "300", "", "not in 300")
 
 
+def test_greedy_returns_of_each_task(results):
+    """S1: columns for each z or, where there is no z, each task; none where all values differ."""
+    args = report_args(results)
+    found = report.load_all(args)[0]
+
+    def figures(**columns):
+        played = {"return": [1.0, 2, 5, 6], **columns}
+        return report.stats(found._replace(settings=found.settings | {"eval": played}), args)
+
+    for columns in ({"task": [0.0, 0, 1, 1]}, {"task": [0.0, 1, 0, 1], "z": [0.0, 0, 1, 1]}):
+        assert [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")] == [3.5, 1.5, 5.5]
+    assert not [name for name in figures(z=["0.1 0.2", "0.3 0.4", "0.5 1", "0 0"]) if "greedy " in name]
+
+
 def test_interquartile_mean():
     values = np.array([9.0, 1, 2, 3, 4, 5, 6, 100])
     assert report.iqm(values) == pytest.approx((3 + 4 + 5 + 6) / 4)

@@ -18,6 +18,8 @@ ENVS = [
     ("BestOfSet-v0", {"stack": False, "episode_length": 3}),
     ("BestOfSet-v0", {"key": "avail_actions"}),
     ("PairNodes-v0", {}),
+    ("SkillGraph-v0", {}),
+    ("SkillGraph-v0", {"num_skills": 3, "max_nodes": 3, "skill": 2}),
 ]
 ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 

@@ -3,6 +3,7 @@
 PoissonGraph-v0   choose the node with the most flagged in-neighbours; long-tailed graph sizes
 BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed set sizes
 PairNodes-v0      choose a node, then the node that matches it; independent heads cannot solve it
+SkillGraph-v0     choose the node to which a mark points; which one is known from the reset options only
 
 Observations of PoissonGraph and BestOfSet are drawn in blocks and sliced, so an observation is a view of its block.
 A choice that is masked, or beyond the last node, earns 0 and does not raise.
@@ -327,3 +328,76 @@ class PairNodesEnv(gym.Env):
         self.np_random.bit_generator.state = state["rng"]
         self._draw_graph()
         self.num_steps, self.last = state["num_steps"], state["last"]
+
+
+class SkillGraphEnv(gym.Env):
+    """A family of K tasks on the same graphs: task k is to choose the node to which the node with mark k points.
+
+    A graph has K to `max_nodes` nodes, of which K carry the marks 0 to K - 1, one each, and every node points to one
+    node and is pointed to by one (a random permutation). A fresh graph is drawn at every step. The task is that of
+    `reset(options={"z": k})`, else `skill`, else it is drawn anew for every episode; the observation does not show it.
+
+    Observation: {"graph": nodes float32 [n, K], the one-hot mark or zeros, edge_links int64 [n, 2] of (source, target);
+    "action_mask": int8 [n], all ones}. Action: the index of a node. Reward 1 for the right node, otherwise 0. The
+    episode terminates after `episode_length` = T steps.
+
+    The optimal return of a policy that knows the task is T. The K right nodes of a graph are different ones, so a
+    choice made without knowing task and past rewards is right in one of the K tasks at most: the mean return over the
+    tasks is at most `best_blind_return` = T / K, which a policy reaches that always plays the same task.
+    Raises ValueError if there are fewer nodes than skills, or for a task that does not exist.
+    """
+
+    def __init__(self, num_skills=4, max_nodes=8, episode_length=8, skill=None):
+        if not 1 <= num_skills <= max_nodes:
+            raise ValueError(f"num_skills {num_skills} must be at least 1 and at most max_nodes {max_nodes}")
+        self.num_skills, self.max_nodes, self.episode_length = num_skills, max_nodes, episode_length
+        self.always = skill
+        self.best_blind_return = episode_length / num_skills
+        node_space = spaces.Box(0, 1, (num_skills,), np.float32)
+        self.observation_space = spaces.Dict(
+            {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space()}
+        )
+        self.action_space = spaces.Discrete(max_nodes)
+
+    def _draw_graph(self):
+        rng = self.np_random
+        self.graph_rng_state = rng.bit_generator.state
+        num_nodes = int(rng.integers(self.num_skills, self.max_nodes + 1))
+        marked, target = rng.permutation(num_nodes)[: self.num_skills], rng.permutation(num_nodes)
+        self.nodes = np.zeros((num_nodes, self.num_skills), np.float32)
+        self.nodes[marked, np.arange(self.num_skills)] = 1
+        self.links = np.stack([np.arange(num_nodes), target], 1)
+        self.right = target[marked]  # of each task
+
+    def _observation(self):
+        graph = spaces.GraphInstance(self.nodes, None, self.links)
+        return {"graph": graph, "action_mask": np.ones(len(self.nodes), np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        skill = (options or {}).get("z", self.always)
+        skill = self.np_random.integers(self.num_skills) if skill is None else skill
+        if not isinstance(skill, (int, np.integer)) or not 0 <= skill < self.num_skills:
+            raise ValueError(f"task {skill}: an integer from 0 to {self.num_skills - 1} is needed")
+        self.skill = int(skill)
+        self._draw_graph()
+        self.num_steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
+        reward = float(action == self.right[self.skill])
+        self._draw_graph()
+        self.num_steps += 1
+        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+
+    def get_state(self):
+        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
+        return {"rng": self.graph_rng_state, "num_steps": self.num_steps, "skill": self.skill}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        self.np_random.bit_generator.state = state["rng"]
+        self._draw_graph()
+        self.num_steps, self.skill = state["num_steps"], state["skill"]

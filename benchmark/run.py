@@ -155,9 +155,9 @@ def largest(folder: Path, name: str) -> float | None:
     """The largest value of a scalar in all event files; None if there is none."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-    values = [value.simple_value for path in folder.rglob("events.out.tfevents.*")
-              for event in LegacyEventFileLoader(str(path)).Load() for value in event.summary.value if value.tag == name]
-    return max(values, default=None)
+    paths = map(str, folder.rglob("events.out.tfevents.*"))
+    values = [value for path in paths for event in LegacyEventFileLoader(path).Load() for value in event.summary.value]
+    return max((value.simple_value for value in values if value.tag == name), default=None)
 
 
 def csv_text(episodes: list[tuple], updates: list[tuple], max_rows: int) -> str:

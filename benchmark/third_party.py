@@ -3,8 +3,8 @@
     python benchmark/third_party.py     # writes table.md, table.csv and table.png in benchmark/results/third_party
 
 A training has a return at its start (mean of the first --episodes episodes) and at its end (of the last ones, with
-sampled actions). The short runs, one update each, show that an environment constructs and steps. Exit code 1 if a run is
-missing or its collection_mismatch is not below 1e-5.
+sampled actions). The short runs, one update each, show that an environment constructs and steps. Exit code 1 if a run
+is missing or its collection_mismatch is not below 1e-5.
 """
 
 import csv
@@ -43,10 +43,26 @@ class Package(NamedTuple):
 
 
 PACKAGES = (
-    Package("job-shop-lib", "jobshoplib_*", 1, True, ""),
-    Package("minigrid", "minigrid_*", 3, True, ""),
-    Package("ale-py", "atari_*", 1, True, ""),
-    Package("popgym", "popgym_*", 48, False, ""),
+    Package("job-shop-lib", "jobshoplib_*", 1, True,
+            "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is allowed in info; "
+            "[job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes a Graph, an `action_mask` and the "
+            "choice of a node of it. The action space lacks the last machine (start -1, but as many values as machines), "
+            "so machine -1, the only one that an operation can have, is given. `MultiJobShopGraphEnv.reset(seed=...)` "
+            "does not seed the instances; the adapter does."),
+    Package("minigrid", "minigrid_*", 3, True,
+            "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
+            "observation space MissionSpace(...) is not supported\". Its own ImgObsWrapper and FlatObsWrapper, and "
+            "gymnasium's FilterObservation, leave it out "
+            "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py))."),
+    Package("ale-py", "atari_*", 1, True,
+            "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
+            "and length are those of whole games, the reward that is learned from is its sign, and a life is an episode. "
+            "`--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; the same four frames as one observation "
+            "(`frames`) take 28,224."),
+    Package("popgym", "popgym_*", 48, False,
+            "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, spells VelocityOnly"
+            "Cartpole unlike its other CartPoles, and has a get_state without a set_state: a resumed run begins new "
+            "episodes. In 120 random steps each, all observations were in their spaces and a seed repeated them."),
 )
 
 
@@ -116,12 +132,13 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         f"{unique(entry['cpu'] for entry in about)}, one core per run, torch "
         f"{unique(entry['versions'].get('torch') for entry in about)}, gymnasium "
         f"{unique(entry['versions'].get('gymnasium') for entry in about)}; {len(rows)} runs, "
-        f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A csv and a json (command, "
-        "commit, versions) per run: [runs](runs). Each package comes from PyPI into a virtual environment of its own.",
+        f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A csv and a json "
+        "(command, commit, versions) per run: [runs](runs). The packages come from PyPI into a virtual environment of "
+        "their own.",
         "Trainings, one seed each:", markdown(trained, COLUMNS),
-        f"SPS: steps per second of the training, everything included; collection mismatch: the largest |ratio - 1| of all "
-        f"updates; return: mean of the first and of the last {args.episodes} episodes of the training (sampled actions); "
-        "greedy: mean of the evaluation after it.", *gaps(trained)]
+        "SPS: steps per second of the training, everything included; collection mismatch: the largest |ratio - 1| of "
+        f"all updates; return: mean of the first and of the last {args.episodes} episodes of the training (sampled "
+        "actions); greedy: mean of the evaluation after it.", *gaps(trained)]
     if args.plot:
         parts.append("![learning curves](table.png)")
     parts += ["Constructs and steps: one update each, all losses finite.", markdown(stepped, COLUMNS[:7]),

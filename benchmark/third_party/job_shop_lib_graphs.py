@@ -1,6 +1,6 @@
 """job-shop-lib's reinforcement learning environments for --env-id.
 
-    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_graph.py --env-id job_shop_lib_graphs:JobShopLib-v0 --gamma 1
+    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_graph.py --env-id job_shop_lib_graphs:JobShopLib-v0
 
 Theirs: a Dict of arrays as large as the instance, with a binary vector of the nodes that are removed already, an action
 (job, machine), and what is allowed in info. Here: a Graph of the nodes that remain, operations before machines, and the
@@ -20,7 +20,7 @@ FEATURES = [kind for kind in FeatureObserverType if kind.value != "is_completed"
 
 
 class JobShopLib(gym.Env):
-    """The benchmark instance of that name, or a random instance per episode with jobs and machines from these ranges."""
+    """The benchmark instance of that name, or a random one per episode with jobs and machines from these ranges."""
 
     eval_suites = {"la01-10": [{"instance": f"la{k:02}"} for k in range(1, 11)]}
 

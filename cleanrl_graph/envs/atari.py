@@ -34,17 +34,17 @@ def make_game(game, repeat_action_probability, render_mode):
 class AtariEnv(gym.Env):
     """A game with 84 x 84 pixels in grey, four frames to a step, a life to an episode, and rewards of -1, 0 and 1.
 
-    The steps of CleanRL's ppo_atari.py, in this order: 1 to 30 no-ops after a reset, an action lasts 4 frames, of the
-    last 2 of which the brighter pixels are seen, a lost life ends the episode (the next one goes on with the game), FIRE
-    and the action after it are pressed where an episode begins (if the game knows FIRE), the sign of the reward, 84 x 84
-    pixels, grey, and the last frames. No-ops, frames and pixels are gymnasium's AtariPreprocessing, which takes grey
-    before the maximum and the size.
+    The steps of CleanRL's ppo_atari.py, in this order: 1 to 30 no-ops after a reset; an action lasts 4 frames, and the
+    brighter pixels of the last 2 are seen; a lost life ends the episode, and the next one goes on with the game; FIRE
+    and the action after it are pressed where an episode begins, if the game knows FIRE; the sign of the reward; 84 x 84
+    pixels; grey; the last frames. No-ops, frames and pixels are gymnasium's AtariPreprocessing, which takes grey before
+    maximum and size.
 
     Observation: uint8 [84, 84, frames], the newest frame last; an episode begins with copies of its first one.
     Action: the buttons that the game uses. Reward: its sign, or as it is without `clip_reward`.
     Episode end: terminated where the game or (with `episodic_life`) a life ends; truncated after 108,000 frames.
-    info["episode"]: where the game ends, its return "r" with rewards as they are and its length "l" in steps, of all its
-    lives, as gymnasium's RecordEpisodeStatistics would say; None where only a life does. The scripts log these.
+    info["episode"]: where the game ends, its return "r" with rewards as they are and its length "l" in steps, of all
+    its lives, as gymnasium's RecordEpisodeStatistics; None where only a life does. This is what the scripts log.
 
     Args:
         game: the name in ale-py, such as "Breakout", "Pong" or "SpaceInvaders".
@@ -70,8 +70,8 @@ class AtariEnv(gym.Env):
         self.over = True  # the game, and not just a life
 
     def reset(self, *, seed=None, options=None):
-        """Return the first observation and info. A seed, and the end of a game, begin a new game; the end of a life does
-        not."""
+        """Return the first observation and info. A seed, and the end of a game, begin a new game; the end of a life
+        does not."""
         super().reset(seed=seed)
         going_on = seed is None and not self.over
         frame, info = (None, {}) if going_on else self._new_game(seed)

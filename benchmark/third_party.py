@@ -45,24 +45,24 @@ class Package(NamedTuple):
 PACKAGES = (
     Package("job-shop-lib", "jobshoplib_*", 1, True,
             "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is allowed in info; "
-            "[job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes a Graph, an `action_mask` and the "
-            "choice of a node of it. The action space lacks the last machine (start -1, but as many values as machines), "
-            "so machine -1, the only one that an operation can have, is given. `MultiJobShopGraphEnv.reset(seed=...)` "
-            "does not seed the instances; the adapter does."),
+            "[job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes a Graph, an `action_mask` and "
+            "the choice of a node of it. The action space lacks the last machine (start -1, but as many values as "
+            "machines), so machine -1, which stands for the only one of an operation, is given. "
+            "`MultiJobShopGraphEnv.reset(seed=...)` does not seed the instances; the adapter does."),
     Package("minigrid", "minigrid_*", 3, True,
             "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
-            "observation space MissionSpace(...) is not supported\". Its own ImgObsWrapper and FlatObsWrapper, and "
-            "gymnasium's FilterObservation, leave it out "
+            "observation space MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
+            "FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
             "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py))."),
     Package("ale-py", "atari_*", 1, True,
             "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
-            "and length are those of whole games, the reward that is learned from is its sign, and a life is an episode. "
-            "`--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; the same four frames as one observation "
-            "(`frames`) take 28,224."),
+            "and length are those of whole games; the reward that is learned from is its sign, and a life is an "
+            "episode. `--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; four frames in one observation (`frames`) "
+            "take 28,224."),
     Package("popgym", "popgym_*", 48, False,
             "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, spells VelocityOnly"
             "Cartpole unlike its other CartPoles, and has a get_state without a set_state: a resumed run begins new "
-            "episodes. In 120 random steps each, all observations were in their spaces and a seed repeated them."),
+            "episodes."),
 )
 
 

@@ -1,7 +1,7 @@
 """Atari-v0: a game of the Arcade Learning Environment, prepared as by CleanRL's ppo_atari.py.
 
     python cleanrl_graph/ppo_framestack.py --env-id envs:Atari-v0 --env-kwargs '{"game": "Pong"}' \
-        --obs-shifts -3:0 --action-shifts "" --reward-shifts "" --hidden-dims 512
+        --obs-shifts -3:0 --action-shifts "" --reward-shifts "" --hidden-dims --num-envs 8 --clip-coef 0.1
 
 Needs two packages beside requirements.txt, which are imported when an environment is made:
 `pip install ale-py opencv-python-headless`.

@@ -57,8 +57,8 @@ PACKAGES = (
     Package("ale-py", "atari_*", 1, True,
             "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
             "and length are those of whole games; the reward that is learned from is its sign, and a life is an "
-            "episode. `--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; four frames in one observation (`frames`) "
-            "take 28,224."),
+            "episode. `--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; four frames in one observation "
+            "(`frames`) take 28,224."),
     Package("popgym", "popgym_*", 48, False,
             "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, spells VelocityOnly"
             "Cartpole unlike its other CartPoles, and has a get_state without a set_state: a resumed run begins new "

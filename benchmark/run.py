@@ -9,7 +9,8 @@ appear in benchmark/results/TABLE/runs (each written beside and renamed):
 - .csv: one row per finished episode: step, wall_time (seconds since the training began), return, length, SPS, episodes.
   Where these are more than --max-rows, a row is the mean of the `episodes` episodes that ended in the same w steps, w
   the smallest power of two that is enough; `step` and `wall_time` are those of the last of them.
-- .json: command, commit, versions, machine, start, duration, exit code, eval (the columns of the script's eval.csv). A
+- .json: command, commit, versions, machine, start, duration, exit code, and of a finished run steps and SPS of its last
+  update, the largest collection_mismatch of all updates, and eval (the columns of the script's eval.csv). A
   failed run has the end of its stderr and counts as not run. A run is finished when its exit code here is 0.
 
 The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that was resumed) are
@@ -48,7 +49,8 @@ except ImportError:  # not a POSIX system
 
 ROOT = Path(__file__).parents[1]
 FAILED, LEFT, INTERRUPTED = 1, 3, 130
-PACKAGES = ("torch", "torch-geometric", "numpy", "gymnasium", "popgym", "tensorboard")
+PACKAGES = ("torch", "torch-geometric", "numpy", "gymnasium", "popgym", "minigrid", "job-shop-lib", "ale-py",
+            "tensorboard")
 COLUMNS = ("step", "wall_time", "return", "length", "SPS", "episodes")
 
 
@@ -147,6 +149,15 @@ def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
         episodes += [(step, offset + wall - start, ret, length) for (step, wall, ret), (_, _, length) in pairs]
         updates += [(step, sps, offset + wall - start) for step, wall, sps in values["SPS"]]
     return episodes, [(step, sps) for step, sps, _ in updates]
+
+
+def largest(folder: Path, name: str) -> float | None:
+    """The largest value of a scalar in all event files; None if there is none."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    paths = map(str, folder.rglob("events.out.tfevents.*"))
+    values = [value for path in paths for event in LegacyEventFileLoader(path).Load() for value in event.summary.value]
+    return max((value.simple_value for value in values if value.tag == name), default=None)
 
 
 def csv_text(episodes: list[tuple], updates: list[tuple], max_rows: int) -> str:
@@ -274,7 +285,10 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
                 "started": datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds"),
                 "duration": round(time.time() - began, 1), "exit_code": exit_code}
     if exit_code == 0:
-        write(results / f"{run.key}.csv", csv_text(*events_of(folder), args.max_rows))
+        episodes, updates = events_of(folder)
+        write(results / f"{run.key}.csv", csv_text(episodes, updates, args.max_rows))
+        settings["steps"], settings["SPS"] = updates[-1] if updates else (0, 0)
+        settings["collection_mismatch"] = largest(folder, "debug/collection_mismatch")
         settings["eval"] = eval_columns(folder)
     else:
         lines = tail(folder / "stderr.txt").strip().split("\n")[-20:]

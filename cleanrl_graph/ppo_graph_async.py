@@ -425,7 +425,8 @@ class Step(NamedTuple):
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
     finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
-    episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of episodes that ended
+    episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of those that ended; return and
+    # length are those of info["episode"] (RecordEpisodeStatistics) where it is given, sums of the above otherwise
 
     def observations(self, leaves: list[Leaf]) -> list[list[np.ndarray]]:
         """Copies of the leaf arrays of each environment."""
@@ -536,7 +537,9 @@ class Envs:
             if terminated or truncated:
                 if not terminated:
                     finals.append((i, before[i] if failed else [array.copy() for array in self.flatten(i, obs)]))
-                episodes.append((self.first_env + i, self.returns[i], self.lengths[i], info.get("eval", {})))
+                if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
+                    whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
+                    episodes.append((self.first_env + i, float(whole["r"]), int(whole["l"]), info.get("eval", {})))
                 self.returns[i], self.lengths[i] = 0.0, 0
                 self.restarts[i] *= failed
                 obs = first if failed else self.begin(i)

@@ -1,0 +1,131 @@
+"""Atari-v0: a game of the Arcade Learning Environment, prepared as by CleanRL's ppo_atari.py.
+
+    python cleanrl_graph/ppo_framestack.py --env-id envs:Atari-v0 --env-kwargs '{"game": "Pong"}' \
+        --obs-shifts -3:0 --action-shifts "" --reward-shifts "" --hidden-dims --num-envs 8 --clip-coef 0.1
+
+Needs two packages beside requirements.txt, which are imported when an environment is made:
+`pip install ale-py opencv-python-headless`.
+
+Bellemare et al. 2013 (arXiv:1207.4708), Mnih et al. 2015 (doi:10.1038/nature14236), Machado et al. 2018
+(arXiv:1709.06009).
+"""
+
+from collections import deque
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+def make_game(game, repeat_action_probability, render_mode):
+    """The game behind gymnasium's AtariPreprocessing. ImportError names the packages that are missing."""
+    try:
+        import ale_py
+        import cv2  # noqa: F401  AtariPreprocessing needs it
+    except ImportError as error:
+        raise ImportError(f"Atari-v0 needs the package of the module {error.name}, which is not installed: "
+                          "pip install ale-py opencv-python-headless") from error
+    gym.register_envs(ale_py)
+    env = gym.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=repeat_action_probability,
+                   render_mode=render_mode, disable_env_checker=True)
+    return gym.wrappers.AtariPreprocessing(env, grayscale_newaxis=True)
+
+
+class AtariEnv(gym.Env):
+    """A game with 84 x 84 pixels in grey, four frames to a step, a life to an episode, and rewards of -1, 0 and 1.
+
+    The steps of CleanRL's ppo_atari.py, in this order: 1 to 30 no-ops after a reset; an action lasts 4 frames, and the
+    brighter pixels of the last 2 are seen; a lost life ends the episode, and the next one goes on with the game; FIRE
+    and the action after it are pressed where an episode begins, if the game knows FIRE; the sign of the reward; 84 x 84
+    pixels; grey; the last frames. No-ops, frames and pixels are gymnasium's AtariPreprocessing, which takes grey before
+    maximum and size.
+
+    Observation: uint8 [84, 84, frames], the newest frame last; an episode begins with copies of its first one.
+    Action: the buttons that the game uses. Reward: its sign, or as it is without `clip_reward`.
+    Episode end: terminated where the game or (with `episodic_life`) a life ends; truncated after 108,000 frames.
+    info["episode"]: where the game ends, its return "r" with rewards as they are and its length "l" in steps, of all
+    its lives, as gymnasium's RecordEpisodeStatistics; None where only a life does. This is what the scripts log.
+
+    Args:
+        game: the name in ale-py, such as "Breakout", "Pong" or "SpaceInvaders".
+        frames: frames in an observation. 1 is right for scripts with a memory: ppo_framestack.py --obs-shifts -3:0 sees
+            four frames and stores each once; 4 is for ppo_graph.py, which stores each four times.
+        episodic_life, clip_reward: see above; without both the return that is learned from is the score.
+        repeat_action_probability: of "sticky actions"; 0 as in CleanRL, 0.25 recommended by Machado et al. 2018.
+        render_mode: None, "rgb_array" or "human".
+    """
+
+    metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 15}
+
+    def __init__(self, game="Breakout", frames=1, episodic_life=True, clip_reward=True, repeat_action_probability=0.0,
+                 render_mode=None):
+        if frames < 1:
+            raise ValueError(f"frames {frames} must be at least 1")
+        self.env = make_game(game, repeat_action_probability, render_mode)
+        self.game, self.render_mode = self.env.unwrapped, render_mode
+        self.episodic_life, self.clip_reward = episodic_life, clip_reward
+        self.frames, self.action_space = deque(maxlen=frames), self.env.action_space
+        self.observation_space = spaces.Box(0, 255, (84, 84, frames), np.uint8)
+        self.first_actions = [1, 2] if "FIRE" in self.game.get_action_meanings() else []
+        self.over = True  # the game, and not just a life
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and info. A seed, and the end of a game, begin a new game; the end of a life
+        does not."""
+        super().reset(seed=seed)
+        going_on = seed is None and not self.over
+        frame, info = (None, {}) if going_on else self._new_game(seed)
+        for action in [0] * going_on + self.first_actions:
+            frame, _, _, _, info = self._play(action)
+            if self.over:
+                frame, info = self._new_game()
+        self.frames.extend([frame] * self.frames.maxlen)
+        return self._observation(), info
+
+    def step(self, action):
+        """Return the observation, the reward, terminated, truncated and info, which may hold "episode"."""
+        lives = self.lives
+        frame, reward, terminated, truncated, info = self._play(action)
+        self.frames.append(frame)
+        if self.over:
+            info["episode"] = {"r": self.score, "l": self.num_steps}
+        elif self.episodic_life and 0 < self.lives < lives:
+            terminated, info["episode"] = True, None
+        return self._observation(), float(np.sign(reward)) if self.clip_reward else reward, terminated, truncated, info
+
+    def _new_game(self, seed=None):
+        frame, info = self.env.reset(seed=seed)
+        self.over, self.score, self.num_steps, self.lives = False, 0.0, 0, self.game.ale.lives()
+        return frame, info
+
+    def _play(self, action):
+        frame, reward, terminated, truncated, info = self.env.step(action)
+        self.over, self.lives = terminated or truncated, self.game.ale.lives()
+        self.score, self.num_steps = self.score + reward, self.num_steps + 1
+        return frame, reward, terminated, truncated, info
+
+    def _observation(self):
+        return np.concatenate(self.frames, -1)
+
+    def render(self):
+        return self.env.render()
+
+    def close(self):
+        self.env.close()
+
+    def get_state(self):
+        """A dict of plain values and arrays from which set_state() continues exactly. Call it after reset()."""
+        state = self.game.ale.cloneState(include_rng=True)
+        return {"ale": np.frombuffer(state.serialize(), np.uint8), "rng": self.game.np_random.bit_generator.state,
+                "frames": np.stack(self.frames), "over": self.over, "score": self.score, "num_steps": self.num_steps,
+                "lives": self.lives}
+
+    def set_state(self, state):
+        """Continue from the state of get_state(), which an environment of the same arguments made."""
+        import ale_py
+
+        self.game.ale.restoreState(ale_py.ALEState(state["ale"].tobytes()))
+        self.game.np_random.bit_generator.state = state["rng"]
+        self.frames.extend(state["frames"])
+        self.over, self.score, self.num_steps, self.lives = (
+            state[name] for name in ("over", "score", "num_steps", "lives"))

@@ -8,8 +8,8 @@
 Rooms: Args, environments, ragged observations, encoder, (memory: none in this script), action heads, auxiliary
 losses, agent, loss, PPO, checkpoint and evaluation, main. `diff ppo_graph.py ppo_graph_aux.py` shows the idea: --aux
 reconstruct decodes the observation, --aux predict the encoding of the next one; --demos adds behaviour cloning of
-recorded steps to each minibatch, with a weight that falls to 0 (--bc-anneal), since demonstrators are seldom optimal.
---pg-coef 0 --vf-coef 0 --ent-coef 0 --bc-anneal 0 clones alone. Demonstrations go through the storage, encoder and
+recorded steps to each minibatch, with a weight that falls to 0 (--bc-anneal), since demonstrators are seldom optimal,
+after --bc-updates gradient steps of it alone before the first rollout. --pg-coef 0 --vf-coef 0 --ent-coef 0 --bc-anneal 0 clones alone. Demonstrations go through the storage, encoder and
 action head of the agent, so that all observations and all actions have all of these losses.
 
 Papers: auxiliary tasks (Jaderberg et al. 2017, arXiv:1611.05397), GraphMAE (Hou et al. 2022, arXiv:2205.10803), SPR
@@ -201,6 +201,8 @@ class Args:
     """share of the training after which bc_coef has fallen to 0, linearly; 0: it stays"""
     bc_minibatch_size: int = 128
     """demonstrated steps in each minibatch"""
+    bc_updates: int = 0
+    """gradient steps of cloning alone before the first rollout"""
 
     # to be filled in runtime
     batch_size: tyro.conf.Suppress[int] = 0
@@ -1580,8 +1582,8 @@ class Prediction(nn.Module):
     """--aux predict: the encoder's features of the next observation, told from the actor's latent and the action.
 
     SPR (Schwarzer et al. 2021, arXiv:2007.05929) one step ahead, where the target network is the encoder itself,
-    without gradient. The features of the targets have variance 1 in the minibatch, so that 1 is no better than a constant and a
-    collapse to one does not lower the loss; PPO's own loss keeps them informative."""
+    without gradient. The features of the targets have variance 1 in the minibatch, so that 1 is no better than a
+    constant and a collapse to one does not lower the loss; PPO's own loss keeps them informative."""
 
     def __init__(self, encoder: Encoder, head: ActionHead, dim: int, args):
         super().__init__()
@@ -1771,11 +1773,15 @@ class Actor:
                 next_obs = self.storage.gather(idx[rows] + args.num_envs)
                 inputs = inputs._replace(rows=self.storage.to_device(rows), next_obs=next_obs)
         if args.demos and self.bc_coef > 0:
-            storage, actions = self.demos
-            chosen = rng.integers(storage.size, size=args.bc_minibatch_size)
-            inputs = inputs._replace(demo_obs=storage.gather(chosen), bc_coef=self.bc_coef,
-                                     demo_actions=actions[storage.to_device(chosen)])
+            obs, actions = self.demonstrated(rng, args)
+            inputs = inputs._replace(demo_obs=obs, demo_actions=actions, bc_coef=self.bc_coef)
         return inputs
+
+    def demonstrated(self, rng: np.random.Generator, args) -> tuple[Obs, Tensor]:
+        """A minibatch of random demonstrated steps."""
+        storage, actions = self.demos
+        idx = rng.integers(storage.size, size=args.bc_minibatch_size)
+        return storage.gather(idx), actions[storage.to_device(idx)]
 
     def state(self) -> dict:
         return {}
@@ -1792,8 +1798,9 @@ def check_flags(args) -> None:
         if not 0 <= getattr(args, name) <= most or math.isinf(getattr(args, name)):
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: a finite number of at least 0" +
                              f" and at most {most}" * (most < math.inf) + " is needed")
-    if args.bc_minibatch_size < 1:
-        raise ValueError(f"--bc-minibatch-size {args.bc_minibatch_size}: it must be at least 1")
+    if args.bc_minibatch_size < 1 or args.bc_updates < 0:
+        raise ValueError(f"--bc-minibatch-size {args.bc_minibatch_size} --bc-updates {args.bc_updates}: at least 1, and "
+                         "at least 0, are needed")
 
 
 # ---- Loss, and what changes while the training goes on ----
@@ -1845,7 +1852,21 @@ def anneal(optimizer, actor: Actor, progress: float, args) -> None:
     """Called before each rollout: sets what depends on `progress`, the share of the training that is over."""
     if args.anneal_lr:
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - progress)
+    if args.demos and progress == 0:
+        warm_start(optimizer, actor, args)
     actor.bc_coef = args.bc_coef * (max(0.0, 1.0 - progress / args.bc_anneal) if args.bc_anneal else 1.0)
+
+
+def warm_start(optimizer, actor: Actor, args) -> None:
+    """--bc-updates gradient steps of behaviour cloning."""
+    rng, params = np.random.default_rng(args.seed + ranks.rank), list(actor.agent.parameters())
+    for _ in range(args.bc_updates):
+        loss, _ = behaviour_cloning(actor.agent, *actor.demonstrated(rng, args))
+        optimizer.zero_grad()
+        loss.backward()
+        ranks.average_gradients(params, loss.detach())
+        nn.utils.clip_grad_norm_(params, args.max_grad_norm)
+        optimizer.step()
 
 # --- shared: PPO ---
 # ---- PPO: ranks, rollout, GAE, update ----

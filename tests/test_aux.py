@@ -474,7 +474,7 @@ def test_losses_fall(aux, env_id, kwargs, tmp_path):
                            total_timesteps=2560, num_minibatches=2, update_epochs=4, learning_rate=3e-3,
                            run_dir=str(tmp_path)))
     losses = [value for _, value in scalars(tmp_path)[f"losses/{aux}"]]
-    assert np.mean(losses[-4:]) < 0.6 * np.mean(losses[:2]), losses
+    assert np.mean(losses[-4:]) < 0.8 * losses[0], losses
 
 
 def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
@@ -507,7 +507,9 @@ def test_collection_and_training_agree(aux, observation, action, head, flags, tm
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
 def test_resume(aux, tmp_path):
     """A run that goes on from its second update ends with bitwise the same weights, the falling weight included."""
-    path, env = demos_of(tmp_path, "graph_edges", "", "nodes")
+    env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})
+    demos = record.record(job_shop.JobShopEnv(**env["env_kwargs"]), job_shop.mwkr, 5)
+    record.save(path := str(tmp_path / "demos.npz"), demos)
     flags = dict(**env, aux=aux, demos=path, bc_anneal=1.0, total_timesteps=120, checkpoint_every=1, keep_checkpoints=9,
                  save_model=True, run_dir=str(tmp_path / "runs"))
     script.main(small_args(script, **flags))

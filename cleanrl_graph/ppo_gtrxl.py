@@ -1883,8 +1883,50 @@ def check_flags(args) -> None:
         raise ValueError("--bf16 and --attention flex need a CUDA device")
 
 
+# --- shared: loss ---
+# ---- Loss, and what changes while the training goes on ----
+@section("forward")
+def ppo_loss(agent: Agent, inputs: tuple, batch: "Rollout", args) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) and what is logged of it."""
+    _, log_prob, entropy, value, *_ = agent(*inputs, action=batch.actions)
+    logratio = log_prob - batch.log_probs
+    ratio = logratio.exp()
+    advantages = batch.advantages
+    if args.norm_adv and len(advantages) > 1:
+        mean, std = advantages.mean(), advantages.std()
+        if args.norm_adv_global:
+            num = len(advantages) * ranks.size
+            mean = ranks.mean(mean)
+            std = (ranks.mean(((advantages - mean) ** 2).mean()) * num / (num - 1)).sqrt()
+        advantages = (advantages - mean) / (std + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    value_error = (value - batch.returns) ** 2
+    if args.clip_vloss:
+        clipped = batch.values + (value - batch.values).clamp(-args.clip_coef, args.clip_coef)
+        value_error = torch.max(value_error, (clipped - batch.returns) ** 2)
+    value_loss = 0.5 * value_error.mean()
+    entropy_loss = entropy.mean()
+    loss = policy_loss - args.ent_coef * entropy_loss + args.vf_coef * value_loss
+    with torch.no_grad():
+        logs = {"losses/value_loss": value_loss, "losses/policy_loss": policy_loss, "losses/entropy": entropy_loss,
+                "losses/old_approx_kl": (-logratio).mean(), "losses/approx_kl": ((ratio - 1) - logratio).mean(),
+                "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+                "debug/collection_mismatch": (ratio - 1).abs().max()}
+    return loss, {name: value.detach() for name, value in logs.items()}
+
+
+def anneal(optimizer, actor: Actor, progress: float, args) -> None:
+    """Called before each rollout: sets what depends on `progress`, the share of the training that is over."""
+    if args.anneal_lr:
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - progress)
+
+
+# --- end shared: loss ---
+
+
 # --- shared: PPO ---
-# ---- PPO: ranks, rollout, GAE, loss, update ----
+# ---- PPO: ranks, rollout, GAE, update ----
 class Ranks:
     """The processes that torchrun started, each with its own environments; without torchrun one that is alone."""
 
@@ -2017,37 +2059,6 @@ def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> 
         last = advantages[t] = delta + gamma * gae_lambda * alive[t] * last
         next_value = values[t]
     return advantages
-
-
-@section("forward")
-def ppo_loss(agent: Agent, inputs: tuple, batch: Rollout, args) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) and what is logged of it."""
-    _, log_prob, entropy, value, *_ = agent(*inputs, action=batch.actions)
-    logratio = log_prob - batch.log_probs
-    ratio = logratio.exp()
-    advantages = batch.advantages
-    if args.norm_adv and len(advantages) > 1:
-        mean, std = advantages.mean(), advantages.std()
-        if args.norm_adv_global:
-            num = len(advantages) * ranks.size
-            mean = ranks.mean(mean)
-            std = (ranks.mean(((advantages - mean) ** 2).mean()) * num / (num - 1)).sqrt()
-        advantages = (advantages - mean) / (std + 1e-8)
-    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
-    value_error = (value - batch.returns) ** 2
-    if args.clip_vloss:
-        clipped = batch.values + (value - batch.values).clamp(-args.clip_coef, args.clip_coef)
-        value_error = torch.max(value_error, (clipped - batch.returns) ** 2)
-    value_loss = 0.5 * value_error.mean()
-    entropy_loss = entropy.mean()
-    loss = policy_loss - args.ent_coef * entropy_loss + args.vf_coef * value_loss
-    with torch.no_grad():
-        logs = {"losses/value_loss": value_loss, "losses/policy_loss": policy_loss, "losses/entropy": entropy_loss,
-                "losses/old_approx_kl": (-logratio).mean(), "losses/approx_kl": ((ratio - 1) - logratio).mean(),
-                "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
-                "debug/collection_mismatch": (ratio - 1).abs().max()}
-    return loss, {name: value.detach() for name, value in logs.items()}
 
 
 def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.random.Generator, args) -> dict:
@@ -2605,8 +2616,7 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
         while iteration < args.num_iterations:
             if trace and iteration == first + 2:
                 trace.start()
-            if args.anneal_lr:
-                optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - iteration / args.num_iterations)
+            anneal(optimizer, actor, iteration / args.num_iterations, args)
             before = iteration, *copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
             rollout = collect(actor, envs, args, logger.episode)
             logs = update(agent, optimizer, actor, rollout, rng, args)

@@ -25,7 +25,7 @@ Benchmark instances come from job_shop_instances.txt (OR-Library, public data); 
 that Taillard published (EJOR 64, 1993).
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -524,11 +524,41 @@ def dispatch_rule(env, name):
     return int(np.searchsorted(env.nodes, env.next_op[rule_job(env, name, env.np_random)]))
 
 
+# Policies for record.py: policy(env, obs, rng) -> action
+def rule_policy(rule, env, obs, rng):
+    return dispatch_rule(env, rule)
+
+
+spt, mwkr, mopnr, fdd_mwkr = (partial(rule_policy, rule) for rule in RULES[:4])
+
+
+def pilot(env, obs, rng):
+    """Tries every legal operation, finishes the schedule by FDD/MWKR and by MWKR, and takes the one after which the
+    better of the two is best (the pilot method, Duin and Voss, Networks 34, 1999)."""
+    env = env.unwrapped
+    trial = JobShopEnv(instance={"times": env.times, "machines": env.machine_of}, dispatch=env.dispatch,
+                       skip_forced=False)
+    makespans = []
+    for op in env.next_op[env.legal_jobs].tolist():
+        for rule in ("FDD/MWKR", "MWKR"):
+            trial._start_episode(*trial.fixed)
+            for dispatched in [*env.order, op]:
+                trial._dispatch(dispatched)
+                trial._find_conflict()
+            makespans.append(finish(trial, rule, rng))
+    best = env.legal_jobs[np.argmin(makespans) // 2]
+    return int(np.searchsorted(env.nodes, env.next_op[best]))
+
+
 def play_rule(times, machines, rule, dispatch="active", seed=0):
     """Returns the makespan of a priority rule of RULES on one instance (times and machines [J, M])."""
     env = JobShopEnv(instance={"times": times, "machines": machines}, dispatch=dispatch)
-    rng = np.random.default_rng(seed)
     env._start_episode(*env.fixed)
+    return finish(env, rule, np.random.default_rng(seed))
+
+
+def finish(env, rule, rng):
+    """Dispatches all operations that are left by a priority rule of RULES; returns the makespan."""
     while env.num_left:
         env._dispatch(int(env.next_op[rule_job(env, rule, rng)]))
         env._find_conflict()

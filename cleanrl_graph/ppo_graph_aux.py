@@ -1,0 +1,2635 @@
+"""PPO with auxiliary losses and demonstrations: ppo_graph.py whose update also tells observations and clones actions.
+
+    python cleanrl_graph/ppo_graph_aux.py --env-id envs:JobShop-v0 --gamma 1 --aux reconstruct
+    python cleanrl_graph/ppo_graph_aux.py --env-id your_module:YourEnv-v0 --aux predict --aux-coef 0.5
+    python cleanrl_graph/envs/record.py --env-id envs:JobShop-v0 --policy envs.job_shop:mwkr --out demos.npz
+    python cleanrl_graph/ppo_graph_aux.py --env-id envs:JobShop-v0 --gamma 1 --demos demos.npz --bc-anneal 0.5
+
+Rooms: Args, environments, ragged observations, encoder, (memory: none in this script), action heads, auxiliary
+losses, agent, loss, PPO, checkpoint and evaluation, main. `diff ppo_graph.py ppo_graph_aux.py` shows the idea: --aux
+reconstruct decodes the observation, --aux predict the encoding of the next one; --demos adds behaviour cloning of
+recorded steps to each minibatch, with a weight that falls to 0 (--bc-anneal), since demonstrators are seldom optimal,
+after --bc-updates gradient steps of it alone before the first rollout. --pg-coef 0 --vf-coef 0 --ent-coef 0 --bc-anneal 0 clones alone. Demonstrations go through the storage, encoder and
+action head of the agent, so that all observations and all actions have all of these losses.
+
+Papers: auxiliary tasks (Jaderberg et al. 2017, arXiv:1611.05397), GraphMAE (Hou et al. 2022, arXiv:2205.10803), SPR
+(Schwarzer et al. 2021, arXiv:2007.05929), behaviour cloning beside the policy gradient with a falling weight
+(Rajeswaran et al. 2018, arXiv:1709.10087), and those of ppo_graph.py.
+"""
+
+import contextlib
+import copy
+import ctypes
+import glob
+import hashlib
+import inspect
+import io
+import json
+import math
+import mmap
+import multiprocessing as mp
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cached_property, partial, wraps
+from multiprocessing import reduction
+from operator import itemgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, NamedTuple, Sequence
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from gymnasium import spaces
+from PIL import Image
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from torch_geometric import nn as pyg
+from tqdm import tqdm
+
+Json = Annotated[dict, tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1, metavar="JSON", instance_from_str=lambda args: json.loads(args[0]),
+    is_instance=lambda value: isinstance(value, dict), str_from_instance=lambda value: [json.dumps(value)])]
+
+
+@dataclass
+class Args:
+    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    """the name of this experiment"""
+    seed: int = 1
+    """seed of the experiment; env i is seeded with seed + i"""
+    torch_deterministic: bool = True
+    """if toggled, `torch.backends.cudnn.deterministic=True`"""
+    cuda: bool = True
+    """if toggled, use CUDA when it is available"""
+    compile: Literal["no", "default", "reduce-overhead"] = "no"
+    """mode of torch.compile for encoder and MLPs; batches are filled up to few sizes, with at most 1/8 more rows"""
+    profile: bool = False
+    """if toggled, write where the time goes to {run_dir}/{run_name}/profile.md, and a trace of the third update"""
+    track: bool = False
+    """if toggled, track this experiment with Weights and Biases"""
+    wandb_project_name: str = "cleanrl_graph"
+    """the wandb's project name"""
+    wandb_entity: str | None = None
+    """the entity (team) of wandb's project"""
+    capture_video: bool = False
+    """if toggled, save a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
+    run_dir: str = "runs"
+    """folder that receives the TensorBoard log, the model and the evaluation table"""
+    save_model: bool = False
+    """if toggled, save the model to {run_dir}/{run_name}/model.pt when training ends"""
+    load_model: str | None = None
+    """start from the weights of this model.pt"""
+    checkpoint_every: int = 100
+    """updates between two checkpoints in {run_dir}/{run_name}; 0 writes one only where the training stops early"""
+    keep_checkpoints: int = 2
+    """number of checkpoints that are kept, the newest ones"""
+    resume: str | None = None
+    """go on from this checkpoint or from the newest one in this folder; `auto`: from the newest run with this env_id,
+    exp_name and seed in run_dir, or from the start if there is none"""
+    skip_nonfinite_updates: bool = False
+    """if toggled, a minibatch whose loss or gradient is NaN or inf is left out and counted, otherwise training stops"""
+    eval_suite: str | None = None
+    """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
+    eval_episodes: int = 10
+    """greedy episodes played when training ends if there is no eval_suite; 0 turns the evaluation off"""
+    eval_samples: int = 16
+    """sampled episodes per entry of the eval_suite, beside the greedy one; the best of them is reported"""
+
+    # Environment
+    env_id: str = "envs:JobShop-v0"
+    """the id of the environment, `module:Name-v0` imports the module first"""
+    env_kwargs: Json = field(default_factory=dict)
+    """keyword arguments of the environment as JSON"""
+    mask_obs: str = ""
+    """indices of entries that are hidden from a Box vector observation, such as 1,3"""
+    norm_obs: bool = False
+    """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
+    num_workers: int = 0
+    """worker processes that step the environments; 0 steps them in this process (best for cheap environments)"""
+    double_buffer: bool = False
+    """if toggled, the policy serves one half of the environments while the workers step the other half"""
+    on_env_error: Literal["raise", "restart"] = "raise"
+    """what an exception in an environment does, or a worker that died or hangs: stop the training, or truncate the
+    episode and make the environment anew"""
+    env_timeout: float = 300.0
+    """seconds after which a worker that does not answer counts as hanging; 0 waits forever"""
+
+    # Network
+    hidden_dims: tuple[int, ...] = (256, 256)
+    """widths of the actor's and of the critic's MLP"""
+    activation: Literal["tanh", "relu", "elu", "gelu"] = "tanh"
+    """activation of all MLPs"""
+    gnn: Literal["gine", "gatv2", "transformer", "sage"] = "gine"
+    """message passing layer of graph observations"""
+    gnn_layers: int = 3
+    """number of message passing layers"""
+    gnn_dim: int = 64
+    """width of node, edge and set-element embeddings"""
+    gnn_aggr: Literal["sum", "mean", "max"] = "sum"
+    """how a node aggregates its incoming messages"""
+    readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
+    """how the nodes of a graph, or the elements of a set, become one vector"""
+    action_head: Literal["auto", "flat", "nodes", "avail_actions"] = "auto"
+    """what a Discrete action indexes: a fixed list, the elements that action_mask is aligned to, or avail_actions"""
+    autoregressive: bool = False
+    """if toggled, the parts of a composite action are drawn in sequence, each given those before it"""
+    state_dependent_std: bool = False
+    """if toggled, the log-std of Box actions is an output of the network instead of a parameter"""
+
+    # Algorithm
+    total_timesteps: int = 500000
+    """total timesteps of the experiments"""
+    learning_rate: float = 2.5e-4
+    """the learning rate of the optimizer"""
+    num_envs: int = 4
+    """the number of parallel game environments (of each rank, with torchrun)"""
+    num_steps: int = 128
+    """the number of steps to run in each environment per policy rollout"""
+    anneal_lr: bool = True
+    """toggle learning rate annealing for policy and value networks"""
+    gamma: float = 0.99
+    """the discount factor gamma"""
+    gae_lambda: float = 0.95
+    """the lambda for the general advantage estimation"""
+    num_minibatches: int = 4
+    """the number of mini-batches"""
+    update_epochs: int = 4
+    """the K epochs to update the policy"""
+    norm_adv: bool = True
+    """toggles advantages normalization"""
+    norm_adv_global: bool = False
+    """if toggled, torchrun's ranks normalise advantages over all their minibatches and not each over its own"""
+    clip_coef: float = 0.2
+    """the surrogate clipping coefficient"""
+    clip_vloss: bool = True
+    """toggles whether or not to use a clipped loss for the value function, as per the paper"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy"""
+    vf_coef: float = 0.5
+    """coefficient of the value function"""
+    max_grad_norm: float = 0.5
+    """the maximum norm for the gradient clipping"""
+    target_kl: float | None = None
+    """the target KL divergence threshold"""
+    pg_coef: float = 1.0
+    """coefficient of PPO's policy loss"""
+
+    # Auxiliary losses
+    aux: Literal["none", "reconstruct", "predict"] = "none"
+    """what else the networks tell: the observation itself, or the encoding of the next one"""
+    aux_coef: float = 0.1
+    """coefficient of the --aux loss"""
+    demos: str | None = None
+    """file of demonstrations (envs/record.py) whose actions are cloned in each minibatch"""
+    bc_coef: float = 1.0
+    """coefficient of the behaviour cloning loss"""
+    bc_anneal: float = 0.5
+    """share of the training after which bc_coef has fallen to 0, linearly; 0: it stays"""
+    bc_minibatch_size: int = 128
+    """demonstrated steps in each minibatch"""
+    bc_updates: int = 0
+    """gradient steps of cloning alone before the first rollout"""
+
+    # to be filled in runtime
+    batch_size: tyro.conf.Suppress[int] = 0
+    """the batch size (computed in runtime)"""
+    minibatch_size: tyro.conf.Suppress[int] = 0
+    """the mini-batch size (computed in runtime)"""
+    world_size: tyro.conf.Suppress[int] = 1
+    """the number of torchrun's processes (computed in runtime)"""
+    num_iterations: tyro.conf.Suppress[int] = 0
+    """the number of iterations (computed in runtime)"""
+
+
+# --- shared: environments ---
+# ---- Environments: the leaves of an observation, stepped in this process or in worker processes ----
+class section:
+    """--profile: adds the time inside a block or a function, without that of sections in it, to those of `name`."""
+
+    on, inner, seconds, calls = False, [], {}, {}
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, function: Callable) -> Callable:
+        @wraps(function)
+        def timed(*args, **kwargs):
+            if not section.on:
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return timed
+
+    def __enter__(self) -> None:
+        if section.on:
+            range_ = torch.profiler.record_function(self.name)
+            range_.__enter__()
+            section.inner.append([range_, time.perf_counter(), 0.0])
+
+    def __exit__(self, *exception) -> None:
+        if section.inner:
+            range_, start, inside = section.inner.pop()
+            seconds = time.perf_counter() - start
+            section.seconds[self.name] = section.seconds.get(self.name, 0.0) + seconds - inside
+            section.calls[self.name] = section.calls.get(self.name, 0) + 1
+            if section.inner:
+                section.inner[-1][2] += seconds
+            range_.__exit__(*exception)
+
+
+NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
+
+
+class Leaf(NamedTuple):
+    """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows per step; leaves of
+    one group have the same number. `shape`, `dtype` and `space` are those of one row (ragged) or one step (dense)."""
+
+    path: str  # "graph.nodes", "position"
+    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    group: str | None
+    space: gym.Space
+    get: Callable[[Any], Any]  # observation -> array
+
+
+def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs) -> list[Leaf]:
+    """The leaves of `space` in a fixed order. Raises TypeError for a space with no rule, naming it."""
+    name = path or "obs"  # the path of a space that is not inside another
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        return [leaf for k, child in children for leaf in leaves_of(
+            child, f"{path}.{k}" if path else str(k), (lambda obs, k=k: get(obs)[k]) if path else itemgetter(k))]
+    if isinstance(space, spaces.Graph):
+        nodes, edges = f"{name}.nodes", f"{name}.edge_links"
+
+        def optional(field: str, row_shape: tuple) -> Callable:
+            empty = np.zeros((0, *row_shape), np.int64)
+            return lambda obs: empty if (value := getattr(get(obs), field)) is None else value
+
+        leaves = [leaf._replace(group=nodes) for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)]
+        leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int64), edges, space, optional("edge_links", (2,))))
+        if space.edge_space is not None:
+            features = leaves_of(space.edge_space, f"{name}.edges", optional("edges", space.edge_space.shape))
+            leaves += [leaf._replace(group=edges) for leaf in features]
+        return leaves
+    if isinstance(space, spaces.Sequence):
+        rows = leaves_of(space.feature_space, name)
+        if any(leaf.group for leaf in rows):
+            raise TypeError(f"leaf '{name}': {space} is not supported, its rows must have a fixed shape")
+        if space.stack:
+            return [leaf._replace(group=name, get=lambda obs, g=leaf.get: g(get(obs))) for leaf in rows]
+        return [leaf._replace(group=name, get=lambda obs, leaf=leaf: np.array(
+            [leaf.get(row) for row in get(obs)] or np.zeros((0, *leaf.shape), leaf.dtype))) for leaf in rows]
+    if isinstance(space, spaces.Box):
+        pixels = space.shape[:2] if len(space.shape) == 3 and space.shape[2] < space.shape[0] else space.shape[1:]
+        kind = "image" if len(space.shape) == 3 and min(pixels) >= 8 else "vector"
+        small = {"f": np.dtype(np.float32), "u": np.dtype(np.int64)}  # torch knows no larger unsigned numbers
+        dtype = space.dtype if space.dtype == np.uint8 else small.get(space.dtype.kind, space.dtype)
+        return [Leaf(name, kind, space.shape, dtype, None, space, get)]
+    if isinstance(space, spaces.MultiBinary):
+        return [Leaf(name, "vector", tuple(space.shape), np.dtype(np.int8), None, space, get)]
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return [Leaf(name, type(space).__name__.lower(), space.shape, np.dtype(np.int64), None, space, get)]
+    raise TypeError(f"leaf '{name}': observation space {space} is not supported (Box, Discrete, MultiDiscrete, "
+                    "MultiBinary, Graph, Sequence, and Dict or Tuple of these are)")
+
+
+class InfoActionMask(gym.Wrapper):
+    """Moves `info["action_mask"]` into the observation, as key "action_mask"."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        mask = spaces.MultiBinary(parts_of(env.action_space, choice=False)[-1].mask.stop)
+        self.observation_space = spaces.Dict({"obs": env.observation_space, "action_mask": mask})
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, info
+
+    def step(self, action):
+        obs, *outcome, info = self.env.step(action)
+        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, *outcome, info
+
+
+def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
+    """The environment, without gymnasium's checker (every observation is checked below) and without the entries
+    `mask_obs` of its observation."""
+    env = gym.make(env_id, disable_env_checker=True, **env_kwargs)
+    if mask_obs:
+        space, entries = env.observation_space, mask_obs.split(",")
+        hidden = [int(entry) for entry in entries if entry.strip().isdigit()]
+        if len(hidden) < len(entries) or not (
+                isinstance(space, spaces.Box) and len(space.shape) == 1 and max(hidden) < space.shape[0]):
+            raise ValueError(f"--mask-obs {mask_obs}: {space} is not a Box vector that has these entries")
+        low, high = np.delete(space.low, hidden), np.delete(space.high, hidden)
+        visible = spaces.Box(low, high, dtype=space.dtype)
+        env = gym.wrappers.TransformObservation(env, lambda obs: np.delete(obs, hidden), visible)
+    in_obs = isinstance(env.observation_space, spaces.Dict) and "action_mask" in env.observation_space.keys()
+    return InfoActionMask(env) if not in_obs and "action_mask" in env.reset()[1] else env
+
+
+class Step(NamedTuple):
+    """What N environments returned. The concatenation of `parts[k]` holds the rows of leaf k of all of them in order,
+    `counts[group]` how many each has, int64 [N] (ones for None, the dense leaves). Valid until the next step. The
+    observation of an env begins an episode where it is `terminated` or `truncated`, as all are after a reset."""
+
+    parts: list[list[np.ndarray]]
+    counts: dict[str | None, np.ndarray]
+    reward: np.ndarray  # float32 [N]
+    terminated: np.ndarray  # bool [N]
+    truncated: np.ndarray  # bool [N]
+    finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
+    episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of episodes that ended
+
+    def observations(self, leaves: list[Leaf]) -> list[list[np.ndarray]]:
+        """Copies of the leaf arrays of each environment."""
+        columns = []
+        for leaf, arrays in zip(leaves, self.parts):
+            rows = np.concatenate(arrays)  # a dense leaf has one row per environment
+            columns.append(np.split(rows, self.counts[leaf.group].cumsum()[:-1]) if leaf.group else list(rows))
+        return [list(map(np.copy, row)) for row in zip(*columns)]
+
+
+@section("collate")
+def collate(leaves: list[Leaf], observations: list) -> tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]:
+    """`parts` and `counts` of a Step from one list of leaf arrays per observation."""
+    parts, counts = [], {None: np.ones(len(observations), np.int64)}
+    for leaf, arrays in zip(leaves, zip(*observations)):
+        if leaf.group not in counts:
+            counts[leaf.group] = np.fromiter(map(len, arrays), np.int64, len(arrays))
+        parts.append([np.concatenate(arrays) if leaf.group else np.array(arrays)])
+    return parts, counts
+
+
+def say(text: str, file=None) -> None:
+    """Prints to stderr. Where that is a file on a full disk, or a screen that is gone, the run goes on."""
+    with contextlib.suppress(OSError):
+        print(text, file=file or sys.stderr, flush=True)
+
+
+MAX_RESTARTS = 10  # of one environment that ends no episode in between
+
+
+class Envs:
+    """N environments stepped one after the other in this process.
+
+    Autoreset in the same step: the observation after an episode's last step is the first of the next episode, and the
+    last one of a truncated episode is kept in `Step.finals`. ValueError names env, leaf, step and value of what is
+    wrong with an observation: shape, NaN or inf, edge to a missing node, category out of range, mask without a one.
+    RuntimeError names env, step and action of an exception in an environment; with `restart` that environment is made
+    anew instead, and its episode is truncated at the last observation that it returned."""
+
+    def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", restart: bool = False,
+                 first_env: int = 0):
+        self.makers, self.restart, self.first_env, self.num_steps, self.seed = makers, restart, first_env, 0, None
+        self.envs = [make() for make in makers]
+        self.action_space = self.envs[0].action_space
+        leaves = leaves_of(self.envs[0].observation_space)
+        group = choice_group(self.action_space, leaves, action_head)
+        aligned = {"action_mask": group, "node_ids": id_group(leaves)}  # they share the rows that they are aligned to
+        self.leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT] + [
+            leaf._replace(group=aligned[leaf.path]) for leaf in leaves if leaf.path in NOT_INPUT]
+        self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
+        self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
+        self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
+        self.restarts = [0] * len(makers)  # since the environment's last whole episode
+        self.last_steps: list[Step] = [None]  # one, as there is one lane
+
+    def reset(self, seed: int | None = None, num_steps: int = 0) -> Step:
+        """Starts new episodes; env i is seeded with seed + i."""
+        self.seed, self.num_steps = seed, num_steps
+        self.returns, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
+        seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
+        observations = [self.flatten(i, self.begin(i, seed)) for i, seed in enumerate(seeds)]
+        return self.finish(observations, np.array([[0, 1, 0]] * len(self.envs), np.float32), [], [])
+
+    def begin(self, i: int, seed: int | None = None) -> Any:
+        """The first observation of a new episode of env i."""
+        try:
+            return self.envs[i].reset(seed=seed)[0]
+        except Exception as error:
+            return self.remake(i, "reset", error)
+
+    def remake(self, i: int, doing: str, error: Exception) -> Any:
+        """The first observation of a new environment in the place of one that failed."""
+        while True:
+            message = f"env {self.first_env + i}, step {self.num_steps}, {doing}: {type(error).__name__}: {error}"
+            if not self.restart or self.restarts[i] == MAX_RESTARTS:
+                raise RuntimeError(message + f" (after {MAX_RESTARTS} restarts)" * self.restart) from error
+            say("".join(traceback.format_exception(error)) + message + ": restarted")
+            self.restarts[i] += 1
+            with contextlib.suppress(Exception):
+                self.envs[i].close()
+            try:
+                self.envs[i] = self.makers[i]()
+                return self.envs[i].reset(seed=self.new_seed(i, self.restarts[i]))[0]
+            except Exception as again:
+                doing, error = "restart", again
+
+    def new_seed(self, i: int, num: int) -> int | None:
+        """A seed for env i when it begins anew in this step for the num-th time."""
+        return None if self.seed is None else self.seed + self.first_env + i + 1_000_003 * (self.num_steps + num)
+
+    def step(self, actions: list) -> Step:
+        """Steps env i with actions[i], an element of its action space."""
+        self.num_steps += 1
+        observations, outcomes, finals, episodes = [], [], [], []
+        before = self.last_steps[0].observations(self.leaves) if self.restart else None
+        for i, action in enumerate(actions):
+            try:
+                obs, reward, terminated, truncated, info = self.envs[i].step(action)
+                first, failed = None, False
+            except Exception as error:
+                first, failed = self.remake(i, f"action {action}", error), True
+                reward, terminated, truncated, info = 0.0, False, True, {"eval": {"restarted": 1}}
+            reward = float(reward)
+            if not math.isfinite(reward):
+                raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
+            self.returns[i] += reward
+            self.lengths[i] += not failed
+            if terminated or truncated:
+                if not terminated:
+                    finals.append((i, before[i] if failed else [array.copy() for array in self.flatten(i, obs)]))
+                episodes.append((self.first_env + i, self.returns[i], self.lengths[i], info.get("eval", {})))
+                self.returns[i], self.lengths[i] = 0.0, 0
+                self.restarts[i] *= failed
+                obs = first if failed else self.begin(i)
+            observations.append(self.flatten(i, obs))
+            outcomes.append((reward, terminated, truncated and not terminated))
+        return self.finish(observations, np.array(outcomes, np.float32), finals, episodes)
+
+    def finish(self, observations: list, outcomes: np.ndarray, finals: list, episodes: list) -> Step:
+        for i, arrays in finals:
+            self.check([i], *collate(self.leaves, [arrays]))
+        parts, counts = collate(self.leaves, observations)
+        self.check(range(len(observations)), parts, counts)
+        finals = [(self.first_env + i, arrays) for i, arrays in finals]
+        step = Step(parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
+        self.last_steps = [step]
+        return step
+
+    def send(self, actions: list, lane: int = 0) -> None:
+        """With `receive` the two halves of a step, as in WorkerEnvs."""
+        self.actions = actions
+
+    @section("environments")
+    def receive(self, lane: int = 0) -> Step:
+        return self.step(self.actions)
+
+    def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
+        """The leaf arrays of one observation of env i."""
+        arrays, num_rows = [], {}
+        for leaf in self.leaves:
+            ragged = leaf.group is not None
+            try:
+                array = np.asarray(leaf.get(obs))
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise self.error(i, leaf, f"cannot be read: {type(error).__name__} {error}") from error
+            if array.dtype != leaf.dtype:
+                if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
+                    raise self.error(i, leaf, f"dtype {array.dtype} where {leaf.space.dtype} is declared")
+                array = array.astype(leaf.dtype)
+            if array.ndim != len(leaf.shape) + ragged or array.shape[ragged:] != leaf.shape:
+                raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
+            if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
+                raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
+            if leaf.path == "action_mask" and not (array.any(0).all() if ragged else all(
+                    array.ravel()[options].any() for options in self.options)):
+                raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
+            if leaf.path == "node_ids" and len(np.unique(array)) < len(array):
+                raise self.error(i, leaf, f"an id occurs twice: {array.tolist()}")
+            if leaf is self.choice and len(array) == 0:
+                raise self.error(i, leaf, "there is no row to choose from")
+            arrays.append(array)
+        return arrays
+
+    @section("check")
+    def check(self, envs: Sequence[int], parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+        """ValueError for the first value of `parts` that is out of range; row b of `counts` belongs to envs[b]."""
+        for leaf, (values,) in zip(self.leaves, parts):
+            num_nodes = counts.get(leaf.path.removesuffix("edge_links") + "nodes")
+            if leaf.dtype.kind == "f":
+                bad = ~np.isfinite(values)
+            elif leaf.kind == "links":
+                bad = (values < 0) | (values >= num_nodes.repeat(counts[leaf.group])[:, None])
+            elif leaf.kind in ("discrete", "multidiscrete"):
+                num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
+                bad = (values < leaf.space.start) | (values >= leaf.space.start + num)
+            else:
+                continue
+            if bad.any():
+                row, *where = first = np.argwhere(bad)[0].tolist()
+                ends = counts[leaf.group].cumsum()
+                i = int(np.searchsorted(ends, row, side="right"))
+                where = [row - int(ends[i] - counts[leaf.group][i])] * (leaf.group is not None) + where
+                graph = f" of a graph with {num_nodes[i]} nodes" if leaf.kind == "links" else ""
+                raise self.error(envs[i], leaf, f"value {values[tuple(first)]} at index {where}{graph}")
+
+    def error(self, i: int, leaf: Leaf, problem: str) -> ValueError:
+        return ValueError(f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}")
+
+    def state(self) -> list[dict]:
+        """Per environment what `restore` continues from. "env" is None for one without get_state and set_state, whose
+        episode begins anew there."""
+        states, step = [], self.last_steps[0]
+        for i, (env, observation) in enumerate(zip(self.envs, step.observations(self.leaves))):
+            limit, inner = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped
+            try:  # some have a set_state with another meaning, but then no get_state
+                both = hasattr(inner, "get_state") and hasattr(inner, "set_state")
+                pack(saved := inner.get_state() if both else None)
+            except Exception as error:
+                say(f"env {self.first_env + i}, get_state: {type(error).__name__}: {error}")
+                saved = None
+            states.append({
+                "env": saved, "rng": env.unwrapped.np_random.bit_generator.state,
+                "elapsed": limit and limit._elapsed_steps,
+                "observation": observation, "reward": float(step.reward[i]),
+                "ends": [bool(step.terminated[i]), bool(step.truncated[i])],
+                "return": self.returns[i], "length": self.lengths[i], "restarts": self.restarts[i]})
+        return states
+
+    def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
+        """Continues from the (seed, num_steps, state()) of a run that stopped."""
+        self.seed, self.num_steps, states = saved
+        observations, outcomes = [], []
+        for i, (env, state) in enumerate(zip(self.envs, states)):
+            self.restarts[i] = state.get("restarts", 0)
+            if state["env"] is None:
+                if state["rng"] is not None:
+                    env.unwrapped.np_random.bit_generator.state = state["rng"]
+                first = self.begin(i, None if state["rng"] else self.new_seed(i, 1))
+                state |= {"observation": self.flatten(i, first), "reward": 0.0, "ends": [True, False],
+                          "return": 0.0, "length": 0}
+            else:
+                self.begin(i, 0)
+                env.unwrapped.set_state(state["env"])
+                if (limit := find_wrapper(env, gym.wrappers.TimeLimit)) is not None:
+                    limit._elapsed_steps = state["elapsed"]
+            self.returns[i], self.lengths[i] = state["return"], state["length"]
+            observations.append([np.asarray(array, leaf.dtype) for array, leaf in
+                                 zip(state["observation"], self.leaves)])
+            outcomes.append((state["reward"], *state["ends"]))
+        return self.finish(observations, np.array(outcomes, np.float32), [], [])
+
+    def close(self) -> None:
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except Exception as error:  # it must not hide the error that led here
+                say(f"env {self.first_env + i}, close: {type(error).__name__}: {error}")
+
+
+def find_wrapper(env: gym.Env, kind: type) -> gym.Wrapper | None:
+    while isinstance(env, gym.Wrapper) and not isinstance(env, kind):
+        env = env.env
+    return env if isinstance(env, kind) else None
+
+
+def work(pipe, unused: list, parent: int, *args) -> None:
+    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand: the
+    size of a new buffer is in the reply, and its file descriptor follows; it has no name that anybody has to unlink. A
+    worker leaves when its parent is gone, even from within an environment's step."""
+    # Signals to the whole group arrive here, too, but the parent decides; it needs the workers for its last checkpoint
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(30))
+    if sys.platform == "linux":  # PR_SET_PDEATHSIG works even while an environment holds the interpreter's lock
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    for inherited in unused:
+        inherited.close()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    buffer = np.empty(0, np.uint8)
+    try:
+        envs = Envs(*args)
+        while (request := pipe.recv()) is not None:
+            reply = getattr(envs, request[0])(*request[1:])
+            if not isinstance(reply, Step):
+                pipe.send((0, None, reply))
+                continue
+            arrays = [values for (values,) in reply.parts]
+            offsets = np.cumsum([0] + [-(-values.nbytes // 64) * 64 for values in arrays]).tolist()
+            grown = offsets[-1] > len(buffer)
+            if grown:
+                memory = getattr(os, "memfd_create", None)
+                fd = memory("leaves") if memory else os.dup(tempfile.TemporaryFile().fileno())
+                os.ftruncate(fd, 2 * offsets[-1])
+                buffer = np.frombuffer(mmap.mmap(fd, 2 * offsets[-1]), np.uint8)
+            for values, offset in zip(arrays, offsets):
+                np.ndarray(values.shape, values.dtype, buffer, offset)[...] = values
+            layout = [(values.shape, offset) for values, offset in zip(arrays, offsets)]
+            pipe.send((len(buffer) * grown, layout, reply._replace(parts=[])))
+            if grown:
+                reduction.send_handle(pipe, fd, parent)
+                os.close(fd)
+        envs.close()
+    except (BrokenPipeError, EOFError):
+        pass
+    except Exception:
+        pipe.send((0, traceback.format_exc(), None))
+
+
+class WorkerLost(RuntimeError):
+    """A worker process died or hangs."""
+
+
+class WorkerEnvs:
+    """The same N environments spread over worker processes. A worker's error is raised here, with its traceback, as is
+    one that died or did not answer within `timeout` seconds (0: any time); with `restart` there is a new worker for
+    the latter two, and the episodes of its environments are truncated. Each of `num_lanes` groups of environments can
+    be stepped on its own: `send` returns at once, and while its workers step, the others can be served."""
+
+    def __init__(self, makers: list[Callable[[], gym.Env]], num_workers: int, action_head: str = "auto",
+                 restart: bool = False, timeout: float = 0.0, num_lanes: int = 1):
+        probe = Envs(makers[:1], action_head)
+        self.leaves, self.action_space = probe.leaves, probe.action_space
+        probe.close()
+        self.makers, self.action_head, self.restart, self.timeout = makers, action_head, restart, timeout or None
+        self.seed, self.num_steps = None, 0
+        self.returns, self.lengths = np.zeros(len(makers)), np.zeros(len(makers), np.int64)
+        self.workers: list[tuple] = []  # (process, pipe, slice of envs)
+        self.buffers: list[np.ndarray] = []  # the shared memory that each worker writes to
+        self.restarts: list[int] = []  # of each worker since it answered last
+        self.lanes: list[list[int]] = []  # the workers of each lane
+        for lane in np.array_split(np.arange(len(makers)), num_lanes):
+            self.lanes.append([])
+            for idx in np.array_split(lane, min(num_workers // num_lanes, len(lane))):
+                self.lanes[-1].append(len(self.workers))
+                self.workers.append((None, None, slice(int(idx[0]), int(idx[-1]) + 1)))
+                self.buffers.append(np.zeros(0, np.uint8))
+                self.restarts.append(0)
+                self.start(self.lanes[-1][-1])
+        self.last_steps: list[Step] = [None] * num_lanes  # of each lane
+        self.before: list[list] = [[]] * num_lanes  # with `restart`, the observations of each lane at its last step
+
+    def start(self, k: int) -> None:
+        """Starts worker k, in the place of the one that was there."""
+        fork = "fork" in mp.get_all_start_methods()
+        context, envs = mp.get_context("fork" if fork else "spawn"), self.workers[k][2]
+        pipe, child = context.Pipe()
+        unused = [pipe, *(other for _, other, _ in self.workers if other)] if fork else []
+        args = (child, unused, os.getpid(), self.makers[envs], self.action_head, self.restart, envs.start)
+        process = context.Process(target=work, args=args, daemon=True)
+        process.start()
+        child.close()
+        self.workers[k] = process, pipe, envs
+
+    def reset(self, seed: int | None = None) -> Step:
+        """Starts new episodes; env i is seeded with seed + i."""
+        self.seed, self.num_steps = seed, 0
+        for k in range(len(self.workers)):
+            self.ask(k, "reset", seed)
+        return self.join([self.join([self.answer(k) for k in ks], lane) for lane, ks in enumerate(self.lanes)])
+
+    def step(self, actions: list) -> Step:
+        """Steps env i with actions[i], an element of its action space."""
+        for lane in range(len(self.lanes)):
+            self.send(actions[self.span(lane)], lane)
+        return self.join([self.receive(lane) for lane in range(len(self.lanes))])
+
+    def span(self, lane: int) -> slice:
+        """The environments of a lane."""
+        return slice(self.workers[self.lanes[lane][0]][2].start, self.workers[self.lanes[lane][-1]][2].stop)
+
+    def send(self, actions: list, lane: int = 0) -> None:
+        """Begins a step of the environments of a lane."""
+        self.num_steps += lane == 0
+        first = self.span(lane).start
+        if self.restart:
+            self.before[lane] = self.last_steps[lane].observations(self.leaves)
+        for k in self.lanes[lane]:
+            envs = self.workers[k][2]
+            self.ask(k, "step", actions[envs.start - first:envs.stop - first])
+
+    @section("environments")
+    def receive(self, lane: int = 0) -> Step:
+        """What the environments of a lane returned; the envs in `finals` and `episodes` are counted over all lanes."""
+        steps = []
+        for k in self.lanes[lane]:
+            try:
+                steps.append(self.answer(k))
+                self.restarts[k] *= not steps[-1].episodes
+            except WorkerLost as error:
+                steps.append(self.replace(k, self.before[lane], self.span(lane).start, error))
+        return self.join(steps, lane)
+
+    def replace(self, k: int, before: list[list[np.ndarray]], first: int, error: WorkerLost) -> Step:
+        """The first step of a new worker k; before[i] is the last observation of env first + i."""
+        step, envs = None, self.workers[k][2]
+        while step is None:
+            if not self.restart or self.restarts[k] == MAX_RESTARTS:
+                raise WorkerLost(f"{error}" + f" (after {MAX_RESTARTS} restarts)" * self.restart) from None
+            say(f"{error}: restarted")
+            self.restarts[k] += 1
+            self.workers[k][1].close()
+            self.start(k)
+            seed = None if self.seed is None else self.seed + 1_000_003 * (self.num_steps + self.restarts[k])
+            self.ask(k, "reset", seed, self.num_steps)
+            try:
+                step = self.answer(k)
+            except WorkerLost as again:
+                error = again
+        idx = range(envs.start, envs.stop)
+        return step._replace(terminated=~step.terminated, truncated=step.terminated, finals=[
+            (i, before[i - first]) for i in idx], episodes=[
+            (i, float(self.returns[i]), int(self.lengths[i]), {"restarted": 1}) for i in idx])
+
+    def ask(self, k: int, *request) -> None:
+        with contextlib.suppress(OSError):  # what happened is seen in the answer
+            self.workers[k][1].send(request)
+
+    def answer(self, k: int) -> Any:
+        """The reply of worker k, a Step or what else was asked for. RuntimeError where it reports an error,
+        WorkerLost where it does not reply."""
+        process, pipe, envs = self.workers[k]
+        name = f"worker of envs {envs.start} to {envs.stop - 1}"
+        try:
+            if not pipe.poll(self.timeout):
+                process.kill()  # or its answer would be taken for that to a later question
+                raise WorkerLost(f"the {name} did not answer within {self.timeout:g} s in step {self.num_steps}")
+            grown, layout, reply = pipe.recv()
+            if grown:
+                fd = reduction.recv_handle(pipe)
+                self.buffers[k] = np.frombuffer(mmap.mmap(fd, grown), np.uint8)
+                os.close(fd)
+        except (EOFError, ConnectionResetError):
+            process.join()
+            raise WorkerLost(f"the {name} died with exit code {process.exitcode} in step {self.num_steps}") from None
+        if reply is None:
+            raise RuntimeError(f"in the {name}: {layout}")
+        if not isinstance(reply, Step):
+            return reply
+        return reply._replace(parts=[[np.ndarray(shape, leaf.dtype, self.buffers[k], offset)]
+                                     for leaf, (shape, offset) in zip(self.leaves, layout)])
+
+    def join(self, steps: list[Step], lane: int | None = None) -> Step:
+        """One step of all these environments, which are those of a lane."""
+        counts = {group: np.concatenate([step.counts[group] for step in steps]) for group in steps[0].counts}
+        reward, terminated, truncated = (np.concatenate([step[k] for step in steps]) for k in (2, 3, 4))
+        finals, episodes = (sum((getattr(step, name) for step in steps), []) for name in ("finals", "episodes"))
+        parts = [sum(arrays, []) for arrays in zip(*[step.parts for step in steps])]
+        step = Step(parts, counts, reward, terminated, truncated, finals, episodes)
+        if lane is not None:
+            envs, going_on, self.last_steps[lane] = self.span(lane), ~(terminated | truncated), step
+            self.returns[envs] = (self.returns[envs] + reward) * going_on
+            self.lengths[envs] = (self.lengths[envs] + 1) * going_on
+        return step
+
+    def state(self) -> list[dict]:
+        """As Envs.state. The environments of a worker that is lost have none; the next step deals with it."""
+        for k in range(len(self.workers)):
+            self.ask(k, "state")
+        states = []
+        for k, (_, _, envs) in enumerate(self.workers):
+            try:
+                states += self.answer(k)
+            except WorkerLost as error:
+                say(error)
+                states += [{"env": None, "rng": None} for _ in range(envs.start, envs.stop)]
+        return states
+
+    def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
+        self.seed, self.num_steps, states = saved
+        for k, (_, _, envs) in enumerate(self.workers):
+            self.ask(k, "restore", (self.seed, self.num_steps, states[envs]))
+        step = self.join([self.join([self.answer(k) for k in ks], lane) for lane, ks in enumerate(self.lanes)])
+        self.returns, self.lengths = (np.array([0 if state["env"] is None else state[name] for state in states])
+                                      for name in ("return", "length"))
+        return step
+
+    def close(self) -> None:
+        for k in range(len(self.workers)):
+            with contextlib.suppress(OSError):
+                self.workers[k][1].send(None)
+        for process, _, _ in self.workers:
+            process.join(timeout=5)
+            process.kill()
+
+
+def element_groups(leaves: list[Leaf]) -> list[str]:
+    """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where there is no graph."""
+    groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.path.split(".")[0] not in NOT_INPUT)
+    return [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
+
+
+def id_group(leaves: list[Leaf]) -> str | None:
+    """The group whose rows `node_ids` names, None without ids. Raises ValueError if they do not fit the space."""
+    ids = [leaf for leaf in leaves if leaf.path.split(".")[0] == "node_ids"]
+    groups = [group for group in element_groups(leaves) if group != "avail_actions"]
+    fits = [leaf.path == "node_ids" and leaf.group and leaf.shape == () and leaf.dtype.kind == "i" for leaf in ids]
+    if ids and not (all(fits) and len(groups) == 1):
+        raise ValueError(f"leaf 'node_ids': {ids[0].space} must be a Sequence of integers, one per row of the only "
+                         f"graph or set; the graphs and sets are {groups}")
+    return groups[0] if ids else None
+
+
+def make_envs(makers: list[Callable[[], gym.Env]], args) -> Envs | WorkerEnvs:
+    """Steps in this process or in --num-workers others. ValueError if --double-buffer has no two equal halves."""
+    restart, num_lanes = args.on_env_error == "restart", 2 if args.double_buffer else 1
+    if num_lanes == 2 and (args.num_workers < 2 or args.num_envs % 2):
+        raise ValueError(f"--double-buffer needs at least 2 --num-workers, not {args.num_workers}, and an even "
+                         f"--num-envs, not {args.num_envs}")
+    if args.num_workers:
+        return WorkerEnvs(makers, args.num_workers, args.action_head, restart, args.env_timeout, num_lanes)
+    return Envs(makers, args.action_head, restart)
+
+
+# --- end shared: environments ---
+
+
+# --- shared: ragged observations ---
+# ---- Ragged observations: flat storage of every step, minibatches by index arithmetic ----
+class Ragged(NamedTuple):
+    """Rows of B observations one after the other; observation b owns values[ptr[b]:ptr[b + 1]]. Nothing is padded.
+    Node indices ("edge_links") are offset already, so that they index the rows of the batch, as in PyG's Batch."""
+
+    values: Tensor  # [rows, ...]
+    ptr: Tensor  # int64 [B + 1]
+    batch: Tensor  # int64 [rows], the observation that a row belongs to
+
+
+Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
+
+
+def select_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """values[rows]. Where no gradient is needed numpy does it on the CPU, 2 to 5 times faster than index_select."""
+    if values.requires_grad or values.device.type != "cpu":
+        return values.index_select(0, rows)
+    return torch.from_numpy(values.numpy().take(rows.numpy(), 0))
+
+
+class Storage:
+    """Observations of N envs, step by step: per leaf one flat tensor on `device` that doubles when full.
+
+    `append` adds one step (one contiguous copy per leaf), `latest` is that step as a batch of views, `gather` any
+    subset of all observations; observation t * N + i is that of step t and env i."""
+
+    def __init__(self, leaves: list[Leaf], device: torch.device):
+        self.leaves, self.device = leaves, device
+        self.values = [torch.from_numpy(np.zeros((0, *leaf.shape), leaf.dtype)).to(device) for leaf in leaves]
+        self.staging = [values.cpu() for values in self.values]  # pinned memory, used on CUDA
+        self.num_rows = [0] * len(leaves)
+        self.steps: list[dict[str | None, np.ndarray]] = []  # rows per observation, step by step
+        self.clear()
+
+    def clear(self, keep: int = 0) -> None:
+        """Forgets all but the last `keep` steps. The memory stays allocated."""
+        self.steps = self.steps[max(0, len(self.steps) - keep):]
+        for k, leaf in enumerate(self.leaves):
+            stop, num = self.num_rows[k], sum(int(step[leaf.group].sum()) for step in self.steps)
+            self.values[k][:num] = self.values[k][stop - num:stop].clone()
+            self.num_rows[k] = num
+        self.num_kept, self.size = list(self.num_rows), sum(len(step[None]) for step in self.steps)
+        self.index: dict[str | None, tuple] = {}  # of all steps: rows per observation and first row, made when needed
+
+    @section("storage")
+    def append(self, parts: list[list[np.ndarray]], counts: dict[str | None, np.ndarray]) -> None:
+        """Adds the N observations of one step (see `Step`)."""
+        for k, arrays in enumerate(parts):
+            start, num = self.num_rows[k], sum(map(len, arrays))
+            stop = self.num_rows[k] = start + num
+            if stop > len(self.values[k]):
+                grown = self.values[k].new_empty((2 * stop, *self.values[k].shape[1:]))
+                grown[:start] = self.values[k][:start]
+                self.values[k] = grown
+            target = host = self.values[k][start:stop]
+            if self.device.type == "cuda":
+                if num > len(self.staging[k]):
+                    self.staging[k] = torch.empty((2 * num, *target.shape[1:]), dtype=target.dtype, pin_memory=True)
+                host = self.staging[k][:num]  # free again: the actions of the last step were waited for
+            np.concatenate(arrays, out=host.numpy())
+            if host is not target:
+                target.copy_(host, non_blocking=True)
+        self.steps.append(counts)
+        self.size += len(counts[None])
+        self.index = {}
+
+    def pop(self) -> None:
+        """Forgets the step that was appended last."""
+        counts = self.steps.pop()
+        self.num_rows = [num - int(counts[leaf.group].sum()) for num, leaf in zip(self.num_rows, self.leaves)]
+        self.size, self.index = self.size - len(counts[None]), {}
+
+    def last(self, num: int) -> list[tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]]:
+        """(parts, counts) of the last `num` steps or of all that there are, as `append` takes them."""
+        steps, stops = [], list(self.num_rows)
+        for counts in self.steps[::-1][:num]:
+            starts = [stop - int(counts[leaf.group].sum()) for stop, leaf in zip(stops, self.leaves)]
+            steps.insert(0, ([[v[a:b].cpu().numpy()] for v, a, b in zip(self.values, starts, stops)], counts))
+            stops = starts
+        return steps
+
+    def latest(self) -> Obs:
+        """The step that was appended last, as views."""
+        num = {group: int(counts.sum()) for group, counts in self.steps[-1].items()}
+        ends = zip(self.values, self.num_rows, self.leaves)
+        return self.assemble([v[stop - num[leaf.group]:stop] for v, stop, leaf in ends], self.steps[-1])
+
+    @section("gather")
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx` (int64 [B], any order, repeats allowed): one selection of rows per leaf."""
+        if not self.index:
+            for group in self.steps[0]:
+                num = np.concatenate([step[group] for step in self.steps])
+                self.index[group] = num, num.cumsum() - num
+        counts = {group: num[idx] for group, (num, _) in self.index.items()}
+        rows = {group: self.rows(first_row[idx], counts[group]) for group, (_, first_row) in self.index.items()}
+        return self.assemble([select_rows(v, rows[leaf.group]) for v, leaf in zip(self.values, self.leaves)], counts)
+
+    def rows(self, first_row: np.ndarray, counts: np.ndarray) -> Tensor:
+        """The indices first_row[b], first_row[b] + 1, ... (counts[b] of them) for every b, on the device."""
+        shift = self.repeat(first_row - (counts.cumsum() - counts), counts)
+        return shift + torch.arange(len(shift), device=self.device)
+
+    def assemble(self, values: list[Tensor], counts: dict[str, np.ndarray]) -> Obs:
+        """Adds `ptr` and `batch` to the ragged leaves, and to the edges the index of their graph's first node."""
+        ptr = {group: np.concatenate([[0], num.cumsum()]) for group, num in counts.items() if group is not None}
+        views = {group: (self.to_device(ends), self.repeat(np.arange(len(ends) - 1), counts[group]))
+                 for group, ends in ptr.items()}
+        obs = {}
+        for leaf, rows in zip(self.leaves, values):
+            if leaf.kind == "links":
+                first_node = ptr[leaf.path.removesuffix("edge_links") + "nodes"][:-1]
+                rows = rows + self.repeat(first_node, counts[leaf.group])[:, None]
+            obs[leaf.path] = Ragged(rows, *views[leaf.group]) if leaf.group else rows
+        return obs
+
+    def repeat(self, values: np.ndarray, counts: np.ndarray) -> Tensor:
+        """values[b] counts[b] times, on the device; only [B] numbers are copied there."""
+        if self.device.type == "cpu":
+            return torch.from_numpy(values.repeat(counts))
+        return torch.repeat_interleave(self.to_device(values), self.to_device(counts), output_size=int(counts.sum()))
+
+    def to_device(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device, non_blocking=True)
+
+    def stats(self) -> dict[str, float]:
+        """Bytes per observation, the share that padding to the largest one would have wasted, rows per group."""
+        stats, valid, padded = {}, 0, 0
+        for leaf, num in zip(self.leaves, self.num_rows):
+            row_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape))
+            largest = max(int(step[leaf.group].max()) for step in self.steps)
+            valid, padded = valid + num * row_bytes, padded + largest * self.size * row_bytes
+            if leaf.group:
+                stats[f"charts/rows/{leaf.group}"] = num / self.size
+        nodes = [num / self.size for leaf, num in zip(self.leaves, self.num_rows) if str(leaf.group).endswith(".nodes")]
+        if nodes:
+            stats["charts/nodes_per_graph"] = nodes[0]
+        stats["charts/obs_bytes_per_step"] = valid / self.size
+        return stats | {"charts/padding_avoided": 1 - valid / padded if padded else 0.0}
+
+
+# --- end shared: ragged observations ---
+
+
+# --- shared: encoder ---
+# ---- Encoder: one small network per leaf kind, concatenated ----
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
+
+
+def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.0) -> nn.Module:
+    torch.nn.init.orthogonal_(layer.weight, std)
+    torch.nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+def mlp(widths: list[int], activation: str) -> nn.Sequential:
+    """Linear layers, each followed by the activation."""
+    layers = [[layer_init(nn.Linear(i, o)), ACTIVATIONS[activation]()] for i, o in zip(widths, widths[1:])]
+    return nn.Sequential(*sum(layers, []))
+
+
+def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+    """Sums of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
+    return torch.segment_reduce(values, "sum", offsets=ptr, axis=0, unsafe=True)
+
+
+def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
+    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
+    empty = (ptr[1:] == ptr[:-1]).view(-1, *[1] * (values.dim() - 1))
+    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True).masked_fill(empty, 0.0)
+
+
+class Rows(nn.Module):
+    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more than 64). With
+    `norm_obs` Box vectors are normalised by mean and std of all rows that `observe` was given, and clipped to 10."""
+
+    def __init__(self, leaf: Leaf, norm_obs: bool = False):
+        super().__init__()
+        self.axes, self.embedding, self.dim = len(leaf.shape), None, int(np.prod(leaf.shape))
+        self.categorical = leaf.kind in ("discrete", "multidiscrete")
+        if self.categorical:
+            num = np.ravel(leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec)
+            shift = num.cumsum() - num - np.ravel(leaf.space.start)
+            self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
+            self.num = self.dim = int(num.sum())
+            if self.num > 64:
+                self.embedding, self.dim = nn.EmbeddingBag(self.num, 64, mode="sum"), 64
+        self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box) and not self.categorical
+        if self.norm_obs:
+            self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+            self.register_buffer("mean", torch.zeros(self.dim, dtype=torch.float64))
+            self.register_buffer("var", torch.ones(self.dim, dtype=torch.float64))
+
+    @torch.no_grad()
+    def observe(self, values: Tensor) -> None:
+        """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
+        if not self.norm_obs:
+            return
+        values = values.reshape(-1, self.dim).double()
+        num = values.new_full((1,), len(values))
+        var, mean = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
+        for moments in ranks.gather_tensor(torch.cat([num, mean, var])):
+            num, (mean, var) = moments[0], moments[1:].view(2, -1)
+            delta, total = mean - self.mean, (self.count + num).clamp(min=1)
+            spread = self.var * self.count + var * num + delta**2 * self.count * num / total
+            self.mean += delta * num / total
+            self.var.copy_(torch.where(self.count + num > 0, spread / total, self.var))
+            self.count += num
+
+    def forward(self, values: Tensor) -> Tensor:
+        values = values.flatten(1) if self.axes else values[:, None]
+        if self.norm_obs:
+            return ((values.float() - self.mean.float()) / (self.var + 1e-8).sqrt().float()).clamp(-10, 10)
+        if not self.categorical:
+            return values.float()
+        if self.embedding is not None:
+            return self.embedding(values + self.shift)
+        return torch.zeros(len(values), self.num, device=values.device).scatter_(1, values + self.shift, 1.0)
+
+
+class CNN(nn.Module):
+    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one), or of `num_frames` of them
+    [rows, num_frames, ...] as channels; uint8 is scaled to 0..1. The layers of Mnih et al. 2015 for images of at least
+    36 x 36, two layers of 3 x 3 for smaller ones."""
+
+    def __init__(self, leaf: Leaf, num_frames: int = 1):
+        super().__init__()
+        self.channels_last, self.dim = leaf.shape[2] < leaf.shape[0], 512
+        self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
+        c, h, w = (leaf.shape[2], *leaf.shape[:2]) if self.channels_last else leaf.shape
+        c = c * num_frames
+        spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(h, w) >= 36 else [(32, 3, 2), (64, 3, 1)]
+        convs = [layer_init(nn.Conv2d(i, o, k, s)) for i, (o, k, s) in zip([c, *(o for o, _, _ in spec)], spec)]
+        net = nn.Sequential(*sum([[conv, nn.ReLU()] for conv in convs], []), nn.Flatten())
+        self.net = net.extend([layer_init(nn.Linear(net(torch.zeros(1, c, h, w)).shape[1], self.dim)), nn.ReLU()])
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images.movedim(-1, -3) if self.channels_last else images
+        return self.net(images.flatten(1, -3).float() * self.scale)
+
+
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
+    """A PyG layer dim -> dim; any with forward(x, edge_index) or forward(x, edge_index, edge_attr) can stand here."""
+    if kind == "gine":
+        net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+        return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr) if edge_dim else pyg.GINConv(net, aggr=aggr)
+    if kind == "gatv2":
+        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+    if kind == "transformer":
+        return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+    return pyg.SAGEConv(dim, dim, aggr=aggr)
+
+
+class GNN(nn.Module):
+    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention: residual layers on normalised inputs."""
+
+    def __init__(self, node_dim: int, edge_dim: int | None, args):
+        super().__init__()
+        self.embed, layers = nn.Linear(node_dim, args.gnn_dim), range(args.gnn_layers)
+        self.convs = nn.ModuleList(make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers)
+        self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in layers)
+        self.takes_edge_attr = ["edge_attr" in inspect.signature(conv.forward).parameters for conv in self.convs]
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
+        h = self.embed(x)
+        for conv, norm, takes_edge_attr in zip(self.convs, self.norms, self.takes_edge_attr):
+            edges = (edge_index, edge_attr) if takes_edge_attr else (edge_index,)
+            h = h + conv(norm(h), *edges).relu()
+        return h
+
+
+class Encoder(nn.Module):
+    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}).
+
+    Dense leaves enter `features` as they are (images through a CNN); graphs go through a GNN and sets through an MLP
+    per row, followed by a readout. `action_mask` and `node_ids` are not inputs."""
+
+    def __init__(self, leaves: list[Leaf], args):
+        super().__init__()
+        leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT]
+        rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs) for leaf in leaves
+                if leaf.kind != "links"}
+        self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
+        self.fill = {leaf.path: getattr(leaf.space, "start", 0) for leaf in leaves}  # a value that each leaf can have
+        self.dense = [leaf.path for leaf in leaves if leaf.group is None]
+        links = [leaf.path for leaf in leaves if leaf.kind == "links"]
+        self.links = {path.removesuffix("edge_links") + "nodes": path for path in links}
+        edges = {nodes: nodes.removesuffix("nodes") + "edges" for nodes in self.links}
+        self.edges = {nodes: path for nodes, path in edges.items() if path in rows}
+        self.groups = {}  # nodes of a graph, or a set -> its leaves
+        for leaf in leaves:
+            if leaf.group is not None and leaf.group not in self.links.values():
+                self.groups.setdefault(leaf.group, []).append(leaf.path)
+        self.nets = nn.ModuleDict()
+        for group, paths in self.groups.items():
+            dim = sum(rows[path].dim for path in paths)
+            edge_dim = rows[self.edges[group]].dim if group in self.edges else None
+            self.nets[key(group)] = (GNN(dim, edge_dim, args) if group in self.links else
+                                     mlp([dim, args.gnn_dim, args.gnn_dim], args.activation))
+        self.readout, self.element_dim = args.readout, args.gnn_dim
+        readout_dim = args.gnn_dim * (2 if args.readout == "meanmax" else 1) + 1
+        self.dim = sum(rows[path].dim for path in self.dense) + readout_dim * len(self.groups)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Tensor]]:
+        features, elements = [self.rows[key(path)](obs[path]) for path in self.dense], {}
+        for group, paths in self.groups.items():
+            x = torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+            graph = ()
+            if group in self.links:
+                graph = (obs[self.links[group]].values.t().contiguous(),)
+                if group in self.edges:
+                    graph += (self.rows[key(self.edges[group])](obs[self.edges[group]].values),)
+            elements[group] = self.nets[key(group)](x, *graph)
+            features.append(self.pool(elements[group], obs[paths[0]].ptr))
+        return torch.cat(features, 1), elements
+
+    def observe(self, storage: Storage) -> None:
+        """Adds the rows that came to `storage` since it was cleared to the statistics of --norm-obs."""
+        for leaf, values, start, stop in zip(storage.leaves, storage.values, storage.num_kept, storage.num_rows):
+            if key(leaf.path) in self.rows and leaf.kind != "image":
+                self.rows[key(leaf.path)].observe(values[start:stop])
+
+    def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
+        """[B, readout_dim]; the last column is log(1 + number of rows)."""
+        num = (ptr[1:] - ptr[:-1])[:, None].float()
+        parts = [num.log1p()]
+        if self.readout in ("max", "meanmax"):
+            parts.insert(0, segment_max(rows, ptr))
+        if self.readout != "max":
+            parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
+        return torch.cat(parts, 1)
+
+
+MAX_SHAPES = 64  # that a network is compiled for; batches of other shapes run as they are
+
+
+def bucket(num: int) -> int:
+    """`num` rounded up to a multiple of 1/8 of the power of two below it."""
+    step = 1 << max(0, num.bit_length() - 4)
+    return -(-num // step) * step
+
+
+def num_rows(leaf: Tensor | Ragged) -> int:
+    return len(leaf.values if isinstance(leaf, Ragged) else leaf)
+
+
+def num_observations(obs: Obs) -> int:
+    leaf = next(iter(obs.values()))
+    return len(leaf.ptr) - 1 if isinstance(leaf, Ragged) else len(leaf)
+
+
+def fill_up(obs: Obs, fill: dict[str, Any]) -> Obs:
+    """The leaves `fill` of the observations with as many more as make their number, and the rows of each leaf, fill a
+    bucket. The first of these observations owns all spare rows, which hold fill[path]; spare edges join its first node
+    to itself."""
+    num, filled = num_observations(obs), {}
+    more = bucket(num + 1) - num
+    for path, value in fill.items():
+        leaf, ragged = obs[path], isinstance(obs[path], Ragged)
+        if path.endswith("edge_links"):
+            value = num_rows(obs[path.removesuffix("edge_links") + "nodes"])
+        values = leaf.values if ragged else leaf
+        spare = bucket(len(values) + 1) - len(values) if ragged else more
+        row = torch.as_tensor(value, dtype=values.dtype, device=values.device).expand(spare, *values.shape[1:])
+        filled[path] = values = torch.cat([values, row])
+        if ragged:
+            ends, owner = leaf.ptr.new_full((more,), len(values)), leaf.batch.new_full((spare,), num)
+            filled[path] = Ragged(values, torch.cat([leaf.ptr, ends]), torch.cat([leaf.batch, owner]))
+    return filled
+
+
+class Compiled:
+    """Stands for the forward of an encoder, or of a network of rows [B, dim], and compiles it for few sizes."""
+
+    def __init__(self, module: nn.Module, mode: str):
+        torch._dynamo.config.recompile_limit = 4 * MAX_SHAPES
+        self.module, self.eager = module, module.forward
+        self.compiled = torch.compile(self.eager, dynamic=False, mode=None if mode == "default" else mode)
+        self.shapes, self.valid, self.filled = set(), 0, 0  # seen; rows that came in, and with the spare ones
+
+    def __call__(self, inputs: Obs | Tensor):
+        if isinstance(self.module, Encoder):
+            filled = fill_up(inputs, self.module.fill)
+            before, after = [num_rows(inputs[path]) for path in filled], [num_rows(leaf) for leaf in filled.values()]
+        else:
+            filled = F.pad(inputs, (0, 0, 0, bucket(len(inputs)) - len(inputs)))
+            before, after = [len(inputs)], [len(filled)]
+        shape = (*after, torch.is_grad_enabled())
+        if shape not in self.shapes and len(self.shapes) == MAX_SHAPES:
+            return self.eager(inputs)
+        self.shapes.add(shape)
+        self.valid, self.filled = self.valid + sum(before), self.filled + sum(after)
+        result = self.compiled(filled)  # copied below: the memory of a captured graph is used again
+        if not isinstance(self.module, Encoder):
+            return result[:len(inputs)].clone()
+        features, elements = result
+        return features[:num_observations(inputs)].clone(), {
+            group: rows[:num_rows(inputs[self.module.groups[group][0]])].clone() for group, rows in elements.items()}
+
+
+def compile_networks(agent: nn.Module, mode: str) -> list[Compiled]:
+    """Compiles encoder, actor and critic in place."""
+    networks = [agent.encoder, agent.actor, agent.critic] if mode != "no" else []
+    networks = [module for module in networks if any(True for _ in module.parameters())]
+    for module in networks:
+        module.forward = Compiled(module, mode)
+    return [module.forward for module in networks]
+
+
+def key(path: str) -> str:
+    """A module name for a leaf path (module names must hold no dots and not be those of module attributes)."""
+    return "leaf/" + path.replace(".", "/")
+
+
+# --- end shared: encoder ---
+
+
+# --- shared: action heads ---
+# ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
+class Categorical:
+    """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
+
+    def __init__(self, logits: Tensor, mask: Tensor | None):
+        self.log_probs = (logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)).log_softmax(-1)
+
+    def sample(self, greedy: bool) -> Tensor:
+        return (self.log_probs if greedy else self.log_probs + gumbel_like(self.log_probs)).argmax(-1, keepdim=True)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, action).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST)).sum(-1)
+
+
+class RaggedCategorical:
+    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows] or None."""
+
+    def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
+        self.ptr, self.batch = rows.ptr, rows.batch
+        logits = logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log()[self.batch]
+
+    def sample(self, greedy: bool) -> Tensor:
+        score = self.log_probs if greedy else self.log_probs + gumbel_like(self.log_probs)
+        best = score == segment_max(score, self.ptr)[self.batch]
+        local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
+        return segment_max(torch.where(best, local, 0).double(), self.ptr).long()[:, None]
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
+
+    def entropy(self) -> Tensor:
+        return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
+
+
+class Independent:
+    """Independent variables of one torch distribution, [B, n]."""
+
+    def __init__(self, dist: torch.distributions.Distribution):
+        self.dist = dist
+
+    def sample(self, greedy: bool) -> Tensor:
+        mode = self.dist.mean.round() if self.dist.support.is_discrete else self.dist.mean
+        return mode if greedy else self.dist.sample()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.dist.log_prob(action.float()).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return self.dist.entropy().sum(-1)
+
+
+LOWEST = torch.finfo(torch.float32).min  # finite, so that a masked entry adds exactly 0 to an entropy
+
+
+def gumbel_like(log_probs: Tensor) -> Tensor:
+    """Gumbel noise: the argmax of log_probs + noise is a sample."""
+    return -torch.empty_like(log_probs).exponential_().log()
+
+
+class Part(NamedTuple):
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits" or "normal"."""
+
+    kind: str
+    size: int  # options, bits or dimensions
+    columns: slice  # of the action [B, columns]
+    mask: slice  # of a dense action_mask [B, entries]
+
+
+def parts_of(space: gym.Space, choice: bool) -> list[Part]:
+    """The factors of an action space, in order. Raises TypeError for a space with no rule, naming it."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        kinds = [part[:2] for child in (space.values() if isinstance(space, spaces.Dict) else space)
+                 for part in parts_of(child, choice)]
+    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        sizes = [space.n] if isinstance(space, spaces.Discrete) else space.nvec.ravel()
+        kinds = [("choice" if choice else "categorical", int(n)) for n in sizes]
+    elif isinstance(space, spaces.MultiBinary) or isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        kinds = [("normal" if isinstance(space, spaces.Box) else "bits", int(np.prod(space.shape)))]
+    else:
+        raise TypeError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, and "
+                        "Dict or Tuple of these are)")
+    parts, column, entry = [], 0, 0
+    for kind, size in kinds:
+        width = size if kind in ("bits", "normal") else 1
+        entries = size if kind == "categorical" else 0
+        parts.append(Part(kind, size, slice(column, column + width), slice(entry, entry + entries)))
+        column, entry = column + width, entry + entries
+    return parts
+
+
+def to_env_actions(space: gym.Space, columns: Iterator[np.ndarray]) -> list:
+    """Elements of `space` from the columns of actions, each [B]; Box actions are clipped to the bounds."""
+    if isinstance(space, spaces.Tuple):
+        return list(zip(*[to_env_actions(child, columns) for child in space]))
+    if isinstance(space, spaces.Dict):
+        children = [to_env_actions(child, columns) for child in space.values()]
+        return [dict(zip(space.keys(), row)) for row in zip(*children)]
+    if isinstance(space, spaces.Discrete):
+        return (next(columns).astype(np.int64) + space.start).tolist()
+    rows = np.stack([next(columns) for _ in range(int(np.prod(space.shape)))], 1).reshape(-1, *space.shape)
+    if isinstance(space, spaces.Box):
+        rows = rows.clip(space.low, space.high)
+    return list(rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0))
+
+
+def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
+    """The group whose rows the actions choose from, or None where they index a fixed list of options. Raises ValueError
+    if the action head or the action mask does not fit the spaces."""
+    parts, masks = parts_of(space, choice=False), [leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"]
+    groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf not in masks))
+    discrete = all(part.kind == "categorical" for part in parts)
+    if head == "auto":
+        head = ("flat" if not discrete else "avail_actions" if "avail_actions" in groups else
+                "nodes" if masks and masks[0].group else "flat")
+    avail = [group for group in groups if group == "avail_actions"]
+    found = {"flat": [None], "nodes": element_groups(leaves), "avail_actions": avail}[head]
+    if len(found) != 1 or (head != "flat" and not discrete):
+        raise ValueError(f"--action-head {head} needs Discrete actions and exactly one graph or set to choose from; "
+                         f"the action space is {space}, the ragged leaves are {groups}")
+    for mask in masks:
+        num_options, dense = parts[-1].mask.stop, int(np.prod(mask.shape))
+        fits = dense == num_options if head == "flat" else mask.shape in ((), (len(parts),))
+        if mask.path != "action_mask" or (mask.group is None) != (head == "flat") or not fits:
+            wanted = (f"of {num_options} options" if head == "flat" else
+                      f"that is a Sequence with one row, of shape () or ({len(parts)},), per row of '{found[0]}'")
+            raise ValueError(f"leaf 'action_mask': {mask.space} where --action-head {head} needs a mask {wanted}")
+    return found[0]
+
+
+class ActionHead(nn.Module):
+    """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
+
+    A "choice" scores element e with w . tanh(W e + U latent), so the cost is one row per element. With `autoregressive`
+    the latent of a part holds the embeddings of the parts before it, p(a) = p(a_1) p(a_2 | a_1) ..., and the entropy is
+    the sum of the conditional entropies along the given action (its expectation is the entropy of p)."""
+
+    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, element_dim: int, args):
+        super().__init__()
+        self.group = choice_group(space, leaves, args.action_head)
+        self.rows = next((leaf.path for leaf in leaves if leaf.group and leaf.group == self.group), None)
+        self.parts = parts_of(space, choice=self.group is not None)
+        self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
+        self.heads, self.choices, self.conditions = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
+        self.log_stds = nn.ParameterDict()
+        for k, (kind, size, _, _) in enumerate(self.parts):
+            width = element_dim if kind == "choice" else size
+            if kind == "normal" and not args.state_dependent_std:
+                self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
+            elif kind == "normal":
+                width *= 2
+            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 1.0 if kind == "choice" else 0.01)
+            if kind == "choice":
+                score = layer_init(nn.Linear(element_dim, 1), 0.01)
+                self.choices[str(k)] = nn.ModuleList([nn.Linear(element_dim, element_dim), score])
+            if args.autoregressive and k + 1 < len(self.parts):
+                self.conditions[str(k)] = nn.Linear(element_dim if kind == "choice" else size, dim)
+
+    def forward(self, latent: Tensor, elements: dict[str, Tensor], obs: Obs, action: Tensor | None = None,
+                greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
+        log_prob, entropy, columns = 0.0, 0.0, []
+        for k, part in enumerate(self.parts):
+            dist = self.distribution(k, latent, elements, obs)
+            a = dist.sample(greedy) if action is None else action[:, part.columns]
+            a = a if part.kind == "normal" else a.long()
+            log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
+            columns.append(a.to(self.dtype))
+            if str(k) in self.conditions:
+                latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
+        return torch.cat(columns, 1), log_prob, entropy
+
+    def distribution(self, k: int, latent: Tensor, elements: dict[str, Tensor], obs: Obs):
+        part, mask, out = self.parts[k], obs.get("action_mask"), self.heads[str(k)](latent)
+        if part.kind == "categorical":
+            return Categorical(out, None if mask is None else mask.flatten(1)[:, part.mask])
+        if part.kind == "bits":
+            return Independent(torch.distributions.Bernoulli(logits=out, validate_args=False))
+        if part.kind == "normal":
+            mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
+            return Independent(torch.distributions.Normal(mean, log_std.exp(), validate_args=False))
+        rows, (project, score) = obs[self.rows], self.choices[str(k)]
+        logits = score(torch.tanh(project(elements[self.group]) + out[rows.batch])).squeeze(1)
+        mask = mask if mask is None or mask.values.dim() == 1 else mask._replace(values=mask.values[:, k])
+        return RaggedCategorical(logits, None if mask is None else mask.values, rows)
+
+    def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
+        """What the later parts of an autoregressive action see of this one, [B, ...]."""
+        if part.kind == "choice":
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+        return F.one_hot(action.squeeze(1), part.size).float() if part.kind == "categorical" else action.float()
+
+
+# --- end shared: action heads ---
+
+
+# ---- Auxiliary losses: observations that are told from the latent, and demonstrations ----
+def standardised(values: Tensor) -> Tensor:
+    """Columns with mean 0 and variance 1 over the rows; 0 where all rows are the same."""
+    if not len(values):
+        return values
+    var, mean = torch.var_mean(values, 0, correction=0)
+    return torch.where(var > 1e-10 * mean**2, (values - mean) * var.rsqrt(), 0.0)
+
+
+class Decoder(nn.Module):
+    """Errors [rows] of a leaf as it is told from embeddings [rows, dim]. Of numbers: the squared error, mean over
+    columns that have variance 1 in the minibatch (an image is one column), so that 1 is no better than a constant; of
+    categories: the cross-entropy."""
+
+    def __init__(self, leaf: Leaf, dim: int, args):
+        super().__init__()
+        self.sizes, self.image = [], leaf.kind == "image"
+        if leaf.kind in ("discrete", "multidiscrete"):
+            self.sizes = np.ravel(leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec).tolist()
+            self.register_buffer("start", torch.as_tensor(np.ravel(leaf.space.start)), persistent=False)
+        if self.image:
+            self.channels_last = leaf.shape[2] < leaf.shape[0]
+            c, *self.pixels = np.roll(leaf.shape, 1).tolist() if self.channels_last else leaf.shape
+            h, w = (-(-pixels // 8) for pixels in self.pixels)
+            twice = lambda i, o: nn.ConvTranspose2d(i, o, 4, stride=2, padding=1)
+            self.net = nn.Sequential(nn.Linear(dim, 64 * h * w), nn.ReLU(), nn.Unflatten(1, (64, h, w)), twice(64, 64),
+                                     nn.ReLU(), twice(64, 32), nn.ReLU(), twice(32, c))
+        else:
+            width = args.gnn_dim if leaf.group else dim
+            num = sum(self.sizes) or int(np.prod(leaf.shape))
+            self.net = mlp([dim, width], args.activation).append(nn.Linear(width, num))
+
+    def forward(self, x: Tensor, values: Tensor) -> Tensor:
+        out = self.net(x)
+        if self.image:
+            values = values.movedim(-1, -3) if self.channels_last else values
+            out = out[..., :self.pixels[0], :self.pixels[1]]
+        values = values.flatten(1) if values.dim() > 1 else values[:, None]
+        if self.sizes:
+            parts = zip(out.split(self.sizes, 1), (values - self.start).unbind(1))
+            return torch.stack([F.cross_entropy(logits, target, reduction="none") for logits, target in parts]).mean(0)
+        columns = values.float().reshape(-1, 1) if self.image else values.float()
+        return ((out.flatten(1) - standardised(columns).view(values.shape)) ** 2).mean(1)
+
+
+class Reconstruction(nn.Module):
+    """--aux reconstruct: the observation as it is told from what the networks made of it, mean over the leaves.
+
+    Dense leaves are decoded from the actor's latent, its last hidden layer. A row of a graph or set could just be
+    copied from its own embedding, since GNN layers are residual. So before the encoder a quarter of the rows of the
+    minibatch change places, and the loss asks for what stood in these places: their own input does not tell it, only
+    the neighbours do, through the embedding, and the latent of the observation (an edge is decoded from the nodes that
+    it joins). It is the masking of GraphMAE (Hou et al. 2022, arXiv:2205.10803) with rows of others instead of a mask
+    token, for which integers and images have no value. Edges join what they joined. The mean over the rows of each
+    observation comes before that over the minibatch, so that an observation counts the same whatever its size."""
+
+    def __init__(self, leaves: list[Leaf], encoder: Encoder, dim: int, args):
+        super().__init__()
+        self.leaves, self.decoders = [leaf for leaf in leaves if key(leaf.path) in encoder.rows], nn.ModuleDict()
+        self.joined = {path: nodes for nodes, path in encoder.edges.items()}  # features of edges -> group of the nodes
+        for leaf in self.leaves:
+            rows = (2 if leaf.path in self.joined else 1) * encoder.element_dim if leaf.group else 0
+            self.decoders[key(leaf.path)] = Decoder(leaf, dim + rows, args)
+
+    def forward(self, agent: "Agent", obs: Obs, latent: Tensor) -> Tensor:
+        moved, places = self.move(obs)
+        if places:
+            features, elements = agent.encoder(moved)
+            context = agent.actor(features)
+        losses = []
+        for leaf in self.leaves:
+            if leaf.group is None:
+                losses.append(self.decoders[key(leaf.path)](latent, obs[leaf.path]).mean())
+                continue
+            rows, values = places[leaf.group], obs[leaf.path]
+            batch = values.batch[rows]
+            if leaf.path in self.joined:
+                ends = obs[leaf.group].values[rows]
+                x = [elements[self.joined[leaf.path]][end] for end in ends.unbind(1)]
+            else:
+                x = [elements[leaf.group][rows]]
+            errors = self.decoders[key(leaf.path)](torch.cat([context[batch], *x], 1), values.values[rows])
+            num = torch.zeros(len(latent), device=errors.device).index_add_(0, batch, torch.ones_like(errors))
+            losses.append((errors / num[batch]).sum() / (num > 0).sum().clamp(min=1))
+        return torch.stack(losses).mean()
+
+    def move(self, obs: Obs) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations with a quarter of the rows of each group in other places, and {group: these places}."""
+        moved, places, source = dict(obs), {}, {}
+        for leaf in self.leaves:
+            if leaf.group is None:
+                continue
+            values = obs[leaf.path].values
+            if leaf.group not in places:
+                num, device = len(values), values.device
+                rows = places[leaf.group] = torch.randperm(num, device=device)[:-(-num // 4)]
+                source[leaf.group] = torch.arange(num, device=device).index_copy(0, rows, rows.roll(1))
+            moved[leaf.path] = obs[leaf.path]._replace(values=values[source[leaf.group]])
+        return moved, places
+
+
+class Prediction(nn.Module):
+    """--aux predict: the encoder's features of the next observation, told from the actor's latent and the action.
+
+    SPR (Schwarzer et al. 2021, arXiv:2007.05929) one step ahead, where the target network is the encoder itself,
+    without gradient. The features of the targets have variance 1 in the minibatch, so that 1 is no better than a
+    constant and a collapse to one does not lower the loss; PPO's own loss keeps them informative."""
+
+    def __init__(self, encoder: Encoder, head: ActionHead, dim: int, args):
+        super().__init__()
+        action_dim = sum(encoder.element_dim if part.kind == "choice" else part.size for part in head.parts)
+        self.net = mlp([dim + action_dim, dim], args.activation).append(nn.Linear(dim, encoder.dim))
+
+    def forward(self, agent: "Agent", obs: Obs, latent: Tensor, elements: dict[str, Tensor], actions: Tensor,
+                rows: Tensor, next_obs: Obs) -> Tensor:
+        """`next_obs` are the observations after `rows` of the minibatch."""
+        parts = [(part, actions[:, part.columns]) for part in agent.head.parts]
+        action = [agent.head.embed(part, a if part.kind == "normal" else a.long(), elements, obs) for part, a in parts]
+        predicted = self.net(torch.cat([latent, *action], 1)[rows])
+        with torch.no_grad():
+            target = standardised(agent.encoder(next_obs)[0])
+        return F.mse_loss(predicted, target)
+
+
+def behaviour_cloning(agent: "Agent", obs: Obs, actions: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean of -log pi(demonstrated action), and what is logged of the greedy action: the share of the steps in which it
+    is the demonstrated one, and the mean distance of its numbers (Box) from the demonstrated ones."""
+    features, elements = agent.encoder(obs)
+    latent, logs = agent.actor(features), {}
+    loss = -agent.head(latent, elements, obs, actions)[1].mean()
+    with torch.no_grad():
+        distance = (agent.head(latent, elements, obs, greedy=True)[0] - actions).abs().float()
+    numbers, others = ([distance[:, part.columns] for part in agent.head.parts if (part.kind == "normal") == normal]
+                       for normal in (True, False))
+    if others:
+        logs["charts/demo_accuracy"] = (torch.cat(others, 1) == 0).all(1).float().mean()
+    if numbers:
+        logs["charts/demo_distance"] = torch.cat(numbers, 1).mean()
+    return loss, logs | {"losses/behaviour_cloning": loss}
+
+
+DEMOS = "cleanrl_graph-demos-1"  # the format of the file, see envs/record.py
+
+
+class Demos(NamedTuple):
+    """Demonstrated steps: observations as `Storage.append` takes them, and actions [steps, columns]."""
+
+    parts: list[list[np.ndarray]]
+    counts: dict[str | None, np.ndarray]
+    actions: np.ndarray
+
+
+def read_demos(path: str, leaves: list[Leaf], head: ActionHead) -> Demos:
+    """The steps of a file of envs/record.py. ValueError names file, leaf and step of what does not fit the environment:
+    names, shapes and dtypes of leaves, values out of range, actions that do not exist or are masked."""
+    wrong = lambda problem: ValueError(f"--demos {path}: {problem}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            data = dict(file)
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds
+        raise wrong(f"not a file of demonstrations: {error}") from None
+    if str(data.get("format")) != DEMOS or "actions" not in data:
+        raise wrong(f"its format is {data.get('format')}, this script reads {DEMOS}")
+    actions, ours = data["actions"], [leaf.path for leaf in leaves]
+    theirs = [name.removeprefix("values/") for name in data if name.startswith("values/")]
+    if set(ours) != set(theirs):
+        raise wrong(f"it has the leaves {sorted(theirs)}, the environment {sorted(ours)}")
+    parts, counts = [], {None: np.ones(len(actions), np.int64)}
+    for leaf in leaves:
+        values, num = data[f"values/{leaf.path}"], data.get(f"counts/{leaf.path}")
+        described = [f"dtype {dtype}, shape {('rows',) * ragged + tuple(shape)}" for dtype, shape, ragged in (
+            (values.dtype, values.shape[1:], num is not None), (leaf.dtype, leaf.shape, leaf.group is not None))]
+        if described[0] != described[1]:
+            raise wrong(f"leaf '{leaf.path}': {described[0]} where the environment has {described[1]}")
+        num = counts[None] if num is None else num.astype(np.int64)
+        if len(num) != len(actions) or num.min(initial=0) < 0 or num.sum() != len(values):
+            raise wrong(f"leaf '{leaf.path}': counts of {len(num)} steps and {num.sum()} rows where there are "
+                        f"{len(actions)} steps and {len(values)} rows")
+        if (num != counts.setdefault(leaf.group, num)).any():
+            raise wrong(f"leaf '{leaf.path}': its counts are not those of the other leaves of '{leaf.group}'")
+        parts.append([values])
+    error = lambda step, leaf, problem: wrong(f"step {step}, leaf '{leaf.path}': {problem}")
+    Envs.check(SimpleNamespace(leaves=leaves, error=error), range(len(actions)), parts, counts)
+    mask = data.get("values/action_mask")
+    if actions.ndim != 2 or actions.shape[1] != head.parts[-1].columns.stop or not len(actions):
+        raise wrong(f"actions of shape {actions.shape} where [steps, {head.parts[-1].columns.stop}] is needed")
+    for k, part in enumerate(head.parts):
+        a = actions[:, part.columns]
+        num = {"bits": 2, "categorical": part.size, "choice": counts[head.group][:, None]}.get(part.kind)
+        bad = ~np.isfinite(a) if num is None else ~((a >= 0) & (a < num) & (a == np.floor(a)))
+        problem = "is out of range"
+        if not bad.any() and mask is not None and part.kind in ("categorical", "choice"):
+            a, steps, problem = a[:, 0].astype(np.int64), np.arange(len(a)), "is masked"
+            flat = mask.reshape(len(mask), -1)
+            first_row = counts[head.group].cumsum() - counts[head.group]
+            bad = (flat[steps, part.mask.start + a] if part.kind == "categorical" else
+                   flat[first_row + a, min(k, flat.shape[1] - 1)]) == 0
+        if bad.any():
+            step = int(np.argwhere(bad)[0][0])
+            raise wrong(f"step {step}: part {k} of the action, {actions[step, part.columns].tolist()}, {problem}")
+    return Demos(parts, counts, actions.astype(np.float32 if head.dtype == torch.float32 else np.int64))
+
+
+# ---- Agent: the networks, and what plays with them ----
+class Agent(nn.Module):
+    """Actor and critic: one encoder, an MLP each, and the action head. `aux` is what only --aux needs."""
+
+    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
+        super().__init__()
+        self.encoder = Encoder(leaves, args)
+        widths = [self.encoder.dim, *args.hidden_dims]
+        self.actor = mlp(widths, args.activation)
+        self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
+        self.head = ActionHead(action_space, leaves, widths[-1], self.encoder.element_dim, args)
+        if args.aux == "reconstruct":
+            self.aux = Reconstruction(leaves, self.encoder, widths[-1], args)
+        elif args.aux == "predict":
+            self.aux = Prediction(self.encoder, self.head, widths[-1], args)
+        self.demos = read_demos(args.demos, leaves, self.head) if args.demos else None
+
+    def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
+        """(action [B, columns], log_prob [B], entropy [B], value [B], actor's latent [B, dim], elements' embeddings)"""
+        features, elements = self.encoder(obs)
+        latent = self.actor(features)
+        action, log_prob, entropy = self.head(latent, elements, obs, action, greedy)
+        return action, log_prob, entropy, self.critic(features).squeeze(1), latent, elements
+
+    def value(self, obs: Obs) -> Tensor:
+        """V(observation), [B]"""
+        return self.critic(self.encoder(obs)[0]).squeeze(1)
+
+
+class AuxInputs(NamedTuple):
+    """What the losses beside PPO's read of a minibatch; None where they are off."""
+
+    rows: Tensor | None = None  # int64 [K], those of the minibatch whose episode goes on within the rollout
+    next_obs: Obs | None = None  # the K observations that follow them
+    demo_obs: Obs | None = None
+    demo_actions: Tensor | None = None  # [bc_minibatch_size, columns]
+    bc_coef: float = 0.0
+
+
+class Actor:
+    """The agent in N envs: the observations of the present rollout, which of them begin an episode, and what it keeps
+    between steps (nothing here).
+
+    `begin` starts a rollout, `act` and `value` collect it, `minibatches` yields what `ppo_loss` reads of it; `state`
+    and `restore` are for checkpoints."""
+
+    def __init__(self, agent: Agent, leaves: list[Leaf], num_envs: int, args, device: torch.device, num_lanes: int = 1):
+        self.agent, self.storage, self.extra = agent, Storage(leaves, device), Storage(leaves, device)
+        self.begins: list[np.ndarray] = []
+        self.bc_coef = args.bc_coef
+
+    @cached_property
+    def demos(self) -> tuple[Storage, Tensor]:
+        """Observations and actions of the demonstrations on the training device."""
+        storage = Storage(self.storage.leaves, self.storage.device)
+        storage.append(self.agent.demos.parts, self.agent.demos.counts)
+        return storage, storage.to_device(self.agent.demos.actions)
+
+    def begin(self) -> None:
+        self.storage.clear()
+        self.begins.clear()
+
+    def act(self, step: Step, greedy: bool = False, lane: int = 0) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """(action [N, columns], log_prob [N], value [N], what else the loss needs) for the observations of `step`, of
+        all environments or of those of one lane."""
+        self.storage.append(step.parts, step.counts)
+        self.begins.append(step.terminated | step.truncated)
+        action, log_prob, _, value, *_ = self.agent(self.storage.latest(), greedy=greedy)
+        return action, log_prob, value, {}
+
+    def value(self, step: Step, parts: list, counts: dict, envs: np.ndarray, lane: int = 0) -> Tensor:
+        """V [B] of the observations (`parts`, `counts`) to which the last actions of `envs` of the lane led."""
+        self.extra.clear()
+        self.extra.append(parts, counts)
+        return self.agent.value(self.extra.latest())
+
+    def minibatches(self, rollout: "Rollout", rng: np.random.Generator, args) -> Iterator[tuple[tuple, "Rollout"]]:
+        """(what `ppo_loss` reads beside the rollout, rows of the rollout) of random steps, each step once."""
+        for idx in np.array_split(rng.permutation(self.storage.size), args.num_minibatches):
+            inputs = self.storage.gather(idx), self.aux_inputs(idx, rng, args)
+            yield inputs, rollout.select(self.storage.to_device(idx))
+
+    def aux_inputs(self, idx: np.ndarray, rng: np.random.Generator, args) -> AuxInputs:
+        """For the steps `idx` of the rollout."""
+        inputs = AuxInputs()
+        if args.aux == "predict":
+            goes_on = np.append(~np.concatenate(self.begins)[args.num_envs:], np.zeros(args.num_envs, bool))
+            if len(rows := np.flatnonzero(goes_on[idx])):
+                next_obs = self.storage.gather(idx[rows] + args.num_envs)
+                inputs = inputs._replace(rows=self.storage.to_device(rows), next_obs=next_obs)
+        if args.demos and self.bc_coef > 0:
+            obs, actions = self.demonstrated(rng, args)
+            inputs = inputs._replace(demo_obs=obs, demo_actions=actions, bc_coef=self.bc_coef)
+        return inputs
+
+    def demonstrated(self, rng: np.random.Generator, args) -> tuple[Obs, Tensor]:
+        """A minibatch of random demonstrated steps."""
+        storage, actions = self.demos
+        idx = rng.integers(storage.size, size=args.bc_minibatch_size)
+        return storage.gather(idx), actions[storage.to_device(idx)]
+
+    def state(self) -> dict:
+        return {}
+
+    def restore(self, state: dict) -> None:
+        pass
+
+
+def check_flags(args) -> None:
+    """ValueError for flags that do not go together."""
+    if args.num_minibatches > args.batch_size:
+        raise ValueError(f"--num-minibatches {args.num_minibatches} exceeds the {args.batch_size} steps of a rollout")
+    for name, most in (("aux_coef", math.inf), ("bc_coef", math.inf), ("pg_coef", math.inf), ("bc_anneal", 1)):
+        if not 0 <= getattr(args, name) <= most or math.isinf(getattr(args, name)):
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: a finite number of at least 0" +
+                             f" and at most {most}" * (most < math.inf) + " is needed")
+    if args.bc_minibatch_size < 1 or args.bc_updates < 0:
+        raise ValueError(f"--bc-minibatch-size {args.bc_minibatch_size} --bc-updates {args.bc_updates}: at least 1, and "
+                         "at least 0, are needed")
+
+
+# ---- Loss, and what changes while the training goes on ----
+@section("forward")
+def ppo_loss(agent: Agent, inputs: tuple, batch: "Rollout", args) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9), the auxiliary loss and that of the
+    demonstrations, and what is logged of them."""
+    obs, more = inputs
+    _, log_prob, entropy, value, latent, elements = agent(obs, action=batch.actions)
+    logratio = log_prob - batch.log_probs
+    ratio = logratio.exp()
+    advantages = batch.advantages
+    if args.norm_adv and len(advantages) > 1:
+        mean, std = advantages.mean(), advantages.std()
+        if args.norm_adv_global:
+            num = len(advantages) * ranks.size
+            mean = ranks.mean(mean)
+            std = (ranks.mean(((advantages - mean) ** 2).mean()) * num / (num - 1)).sqrt()
+        advantages = (advantages - mean) / (std + 1e-8)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(advantages * ratio, advantages * clipped_ratio).mean()
+    value_error = (value - batch.returns) ** 2
+    if args.clip_vloss:
+        clipped = batch.values + (value - batch.values).clamp(-args.clip_coef, args.clip_coef)
+        value_error = torch.max(value_error, (clipped - batch.returns) ** 2)
+    value_loss = 0.5 * value_error.mean()
+    entropy_loss = entropy.mean()
+    loss = args.pg_coef * policy_loss - args.ent_coef * entropy_loss + args.vf_coef * value_loss
+    with torch.no_grad():
+        logs = {"losses/value_loss": value_loss, "losses/policy_loss": policy_loss, "losses/entropy": entropy_loss,
+                "losses/old_approx_kl": (-logratio).mean(), "losses/approx_kl": ((ratio - 1) - logratio).mean(),
+                "losses/clipfrac": ((ratio - 1).abs() > args.clip_coef).float().mean(),
+                "debug/collection_mismatch": (ratio - 1).abs().max()}
+    with section("auxiliary losses"):
+        if args.aux == "reconstruct":
+            logs["losses/reconstruct"] = agent.aux(agent, obs, latent)
+            loss = loss + args.aux_coef * logs["losses/reconstruct"]
+        elif more.next_obs is not None:
+            logs["losses/predict"] = agent.aux(agent, obs, latent, elements, batch.actions, more.rows, more.next_obs)
+            loss = loss + args.aux_coef * logs["losses/predict"]
+        if more.demo_obs is not None:
+            cloning, accuracy = behaviour_cloning(agent, more.demo_obs, more.demo_actions)
+            logs |= accuracy
+            loss = loss + more.bc_coef * cloning
+    return loss, {name: value.detach() for name, value in logs.items()}
+
+
+def anneal(optimizer, actor: Actor, progress: float, args) -> None:
+    """Called before each rollout: sets what depends on `progress`, the share of the training that is over."""
+    if args.anneal_lr:
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - progress)
+    if args.demos and progress == 0:
+        warm_start(optimizer, actor, args)
+    actor.bc_coef = args.bc_coef * (max(0.0, 1.0 - progress / args.bc_anneal) if args.bc_anneal else 1.0)
+
+
+def warm_start(optimizer, actor: Actor, args) -> None:
+    """--bc-updates gradient steps of behaviour cloning."""
+    rng, params = np.random.default_rng(args.seed + ranks.rank), list(actor.agent.parameters())
+    for _ in range(args.bc_updates):
+        loss, _ = behaviour_cloning(actor.agent, *actor.demonstrated(rng, args))
+        optimizer.zero_grad()
+        loss.backward()
+        ranks.average_gradients(params, loss.detach())
+        nn.utils.clip_grad_norm_(params, args.max_grad_norm)
+        optimizer.step()
+
+# --- shared: PPO ---
+# ---- PPO: ranks, rollout, GAE, update ----
+class Ranks:
+    """The processes that torchrun started, each with its own environments; without torchrun one that is alone."""
+
+    rank, local, size = (int(os.environ.get(name, default)) for name, default in
+                         (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
+
+    def start(self, cuda: bool) -> torch.device:
+        """Joins the others. The device of this rank."""
+        device = torch.device("cuda", self.local) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(device)
+        if self.size > 1 and not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        return device
+
+    def stop(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def average_gradients(self, params: Iterable[nn.Parameter], loss: Tensor) -> Tensor:
+        """One all-reduce of all gradients; the mean of the losses, so that one that is not finite is known to all."""
+        if self.size == 1:
+            return loss
+        params = list(params)
+        grads = [(torch.zeros_like(param) if param.grad is None else param.grad).view(-1) for param in params]
+        *grads, loss = self.mean(torch.cat([*grads, loss.view(1)])).split([*map(len, grads), 1])
+        for param, grad in zip(params, grads):
+            param.grad = grad.view_as(param)
+        return loss
+
+    def mean(self, values: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(values := values.clone())
+            values /= self.size
+        return values
+
+    def gather_tensor(self, values: Tensor) -> list[Tensor]:
+        """The values of all ranks, on all ranks."""
+        if self.size == 1:
+            return [values]
+        gathered = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(gathered, values)
+        return gathered
+
+    def gather(self, value: Any) -> list:
+        """The values of all ranks, on rank 0; a list of None on the others."""
+        gathered = [None] * self.size
+        if self.size == 1:
+            return [value]
+        dist.gather_object(value, gathered if self.rank == 0 else None)
+        return gathered
+
+    def share(self, value: Any) -> Any:
+        """The value of rank 0, on all ranks."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values)
+        return values[0]
+
+
+ranks = Ranks()
+
+
+class Rollout(NamedTuple):
+    """What the loss reads, on the training device; [T * N, ...] in the order of Storage."""
+
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    inputs: dict[str, Tensor]  # what else the agent saw
+
+    def select(self, rows: Tensor) -> "Rollout":
+        inputs = {name: values.index_select(0, rows) for name, values in self.inputs.items()}
+        return Rollout(*(values.index_select(0, rows) for values in self[:-1]), inputs)
+
+
+@torch.no_grad()
+def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
+    """Steps the envs num_steps times from their last steps, lane by lane: while the policy serves one lane, workers can
+    step the other one."""
+    T, N, num_lanes, start = args.num_steps, args.num_envs, len(envs.last_steps), envs.num_steps
+    rewards, dones, M = np.zeros((T, N), np.float32), np.zeros((T, N), bool), N // num_lanes
+    records, cut, last_values = [], [], []  # values stay on the device until the last step
+    actor.begin()
+    for t in range(T + 1):
+        ends = t == T or (signals.received and ranks.size == 1)  # several ranks stop together, after an update
+        for lane in range(num_lanes):
+            mine = slice(lane * M, lane * M + M)
+            if t > 0:
+                step = envs.receive(lane)
+                rewards[t - 1, mine], dones[t - 1, mine] = step.reward, step.terminated | step.truncated
+                for episode in step.episodes:
+                    on_episode((start + t) * N * ranks.size, *episode)
+                if step.finals:  # an episode that was cut off goes on in expectation: r + gamma V(final observation)
+                    where, observations = zip(*step.finals)
+                    final = collate(envs.leaves, observations)
+                    cut.append((t - 1, where, actor.value(step, *final, np.array(where) - mine.start, lane)))
+            if ends:
+                step = envs.last_steps[lane]
+                last_values.append(actor.value(step, step.parts, step.counts, np.arange(M), lane))
+            else:
+                with section("policy"):
+                    action, log_prob, value, inputs = actor.act(envs.last_steps[lane], lane=lane)
+                    actions = to_env_actions(envs.action_space, iter(action.cpu().numpy().T))
+                records.append((action, log_prob, value, *inputs.values()))
+                envs.send(actions, lane)
+        if ends:
+            break
+    if t < T:
+        signals.check()
+    for time_, where, value in cut:
+        rewards[time_, where] += args.gamma * value.cpu().numpy()
+    actions, log_probs, values, *others = (torch.cat(column) for column in zip(*records))
+    next_value = torch.cat(last_values).cpu().numpy()
+    advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
+    advantages = actor.storage.to_device(advantages.reshape(-1))
+    return Rollout(actions, log_probs, values, advantages, advantages + values, dict(zip(inputs, others)))
+
+
+@section("gae")
+def gae(rewards, values, dones, next_value, gamma: float, gae_lambda: float) -> np.ndarray:
+    """Advantages float32 [T, N] (Schulman et al. 2015, eq. 16), cut where an episode ends; `rewards` of truncated steps
+    hold the bootstrapped value already."""
+    advantages, last = np.zeros_like(rewards), np.zeros_like(next_value)
+    alive = 1.0 - dones.astype(np.float32)
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_value * alive[t] - values[t]
+        last = advantages[t] = delta + gamma * gae_lambda * alive[t] * last
+        next_value = values[t]
+    return advantages
+
+
+def update(agent: Agent, optimizer, actor: Actor, rollout: Rollout, rng: np.random.Generator, args) -> dict:
+    """One PPO update. Returns the logs of the last minibatch; collection_mismatch is that of the first, before the
+    first gradient step, where collection and training must agree. A minibatch whose loss or gradient is not finite
+    changes nothing; FloatingPointError names the first one, unless they are to be skipped."""
+    params = dict(agent.named_parameters())
+    finite, terms, clipfracs, first = [], [], [], None
+    for _ in range(args.update_epochs):
+        for inputs, batch in actor.minibatches(rollout, rng, args):
+            loss, logs = ppo_loss(agent, inputs, batch, args)
+            optimizer.zero_grad()
+            with section("backward"):
+                loss.backward()
+            with section("all-reduce"):
+                loss = ranks.average_gradients(params.values(), loss.detach())
+            with section("optimizer"):
+                names = [name for name, param in params.items() if param.grad is not None]
+                norms = torch.stack(torch._foreach_norm([params[name].grad for name in names]))
+                nn.utils.clip_grads_with_norm_(params.values(), args.max_grad_norm, norms.norm(), foreach=True)
+                is_finite = torch.cat([loss.view(1), norms]).isfinite()
+                finite.append(is_finite.all())
+                terms.append((names, is_finite))
+                optimizer.found_inf = 1.0 - finite[-1].float()  # a fused optimizer reads it on the device
+                optimizer.step()
+            first = logs["debug/collection_mismatch"] if first is None else first
+            clipfracs.append(logs["losses/clipfrac"])
+        if args.target_kl is not None and ranks.mean(logs["losses/approx_kl"]) > args.target_kl:
+            break
+    finite = torch.stack(finite).cpu().numpy()
+    if not finite.all() and not args.skip_nonfinite_updates:
+        raise FloatingPointError(blame(int(finite.argmin()), terms, rollout, args))
+    explained = 1 - (rollout.returns - rollout.values).var() / rollout.returns.var()
+    logs |= {"debug/collection_mismatch": first, "losses/clipfrac": torch.stack(clipfracs).mean(),
+             "losses/explained_variance": explained}
+    return {name: value.item() for name, value in logs.items()} | {
+        "charts/skipped_minibatches": float((~finite).sum())}
+
+
+def blame(minibatch: int, terms: list[tuple[list[str], Tensor]], rollout: Rollout, args) -> str:
+    """A sentence on the first tensor that is not finite: a column of the rollout, else a term of the minibatch."""
+    for name, values in zip(rollout._fields, rollout[:-1]):
+        bad = (~values.isfinite()).flatten(1).any(1) if values.dim() > 1 else ~values.isfinite()
+        if bad.any():
+            t, i = divmod(int(bad.nonzero()[0]), args.num_envs)
+            return f"{name} of env {i} in step {t} of the rollout: {values[t * args.num_envs + i].tolist()}"
+    names, is_finite = terms[minibatch]
+    names = ["loss", *(f"gradient of {name}" for name in names)]
+    return f"{names[int((~is_finite).nonzero()[0])]} of minibatch {minibatch} is NaN or inf"
+
+
+# --- end shared: PPO ---
+
+
+# --- shared: checkpoint and evaluation ---
+# ---- Checkpoint, evaluation, logging ----
+def save_model(path: str, agent: nn.Module, args) -> None:
+    """Writes weights and Args; `load_model` reads them."""
+    buffer = io.BytesIO()
+    torch.save({"model": agent.state_dict(), "args": vars(args)}, buffer)
+    write_file(path, buffer.getvalue())
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Writes a file whole or not at all, also where the machine stops in between."""
+    temporary = os.path.join(os.path.dirname(path), "unfinished.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+
+
+def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
+    try:
+        weights = torch.load(path, map_location=device, weights_only=True)["model"]
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds
+        raise ValueError(f"--load-model {path} is not a model.pt of --save-model: {error}") from None
+    try:
+        agent.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"--load-model {path}: its network is not the one that the flags describe: {error}") from None
+
+
+class Stopped(Exception):
+    """SIGINT or SIGTERM was received; holds its number."""
+
+
+class Signals:
+    """Within `with signals` SIGINT and SIGTERM are noted, for the loops to stop after the present step; the second one
+    leaves at once."""
+
+    received: int | None = None
+
+    def __enter__(self) -> None:
+        self.received = None
+        if threading.current_thread() is threading.main_thread():
+            self.handlers = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(self, number: int, frame) -> None:
+        if self.received:
+            os._exit(128 + number)
+        self.received = number
+        text = f"\n{signal.Signals(number).name}: stopping after this step; once more leaves at once\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())  # print could be in the middle of another print
+
+    def check(self) -> None:
+        if self.received:
+            raise Stopped(self.received)
+
+    def agree(self) -> None:
+        """Stops all ranks if one of them was told to."""
+        self.received = max(ranks.gather_tensor(torch.tensor(self.received or 0))).item() or None
+        self.check()
+
+    def __exit__(self, *error) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self.handlers.items():
+                signal.signal(number, handler)
+
+
+signals = Signals()
+CHECKPOINT = "cleanrl_graph-checkpoint-1"  # the first word of the file, with the version of its format
+
+
+def pack(value: Any) -> Any:
+    """Nested values as torch.load(weights_only=True) reads them: arrays and tuples become tagged tuples."""
+    if isinstance(value, dict):
+        return {k: pack(v) for k, v in value.items()}
+    if isinstance(value, (list, deque)):
+        return [pack(v) for v in value]
+    if isinstance(value, tuple):
+        return ("tuple", *map(pack, value))
+    if isinstance(value, np.ndarray):
+        return "array", torch.from_numpy(np.array(value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"has a {type(value).__name__}, which cannot be saved in a checkpoint: {value!r}")
+
+
+def unpack(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: unpack(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [unpack(v) for v in value]
+    if isinstance(value, tuple):
+        return value[1].numpy() if value[0] == "array" else tuple(map(unpack, value[1:]))
+    return value
+
+
+def save_checkpoint(path: str, state: dict) -> None:
+    """Writes nested dicts, lists, tuples, tensors, arrays and plain values, whole or not at all."""
+    buffer = io.BytesIO()
+    torch.save(pack(state), buffer)
+    header = f"{CHECKPOINT} {hashlib.sha256(buffer.getvalue()).hexdigest()}\n".encode()
+    write_file(path, header + buffer.getvalue())
+
+
+def load_checkpoint(path: str) -> dict:
+    """What save_checkpoint wrote. ValueError for a file that is something else or damaged."""
+    with open(path, "rb") as file:
+        header, data = file.readline(200).split(), file.read()
+    if len(header) != 2 or not header[0].startswith(CHECKPOINT[:-1].encode()):
+        raise ValueError(f"{path} is not a checkpoint")
+    if header[0] != CHECKPOINT.encode():
+        raise ValueError(f"{path} has the format {header[0].decode()}, this script reads {CHECKPOINT}")
+    if hashlib.sha256(data).hexdigest().encode() != header[1]:
+        raise ValueError(f"{path} is damaged: its checksum does not fit")
+    return unpack(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+
+
+def checkpoints_in(folder: str) -> list[str]:
+    """The checkpoints of a run, the newest first."""
+    return sorted(glob.glob(os.path.join(glob.escape(folder), "checkpoint_*.ckpt")), reverse=True)
+
+
+def find_checkpoint(args) -> tuple[str, dict] | None:
+    """(folder of the run, state) of the newest whole checkpoint that --resume names; None to start from scratch.
+    ValueError if it cannot be gone on from."""
+    if args.resume is None:
+        return None
+    paths = checkpoints_in(args.resume)
+    if args.resume == "auto":
+        prefix = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__"
+        folders = glob.glob(os.path.join(glob.escape(args.run_dir), glob.escape(prefix) + "*"))
+        folders = sorted((folder for folder in folders if checkpoints_in(folder)), key=os.path.getmtime)
+        if not folders:
+            say(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew")
+            return None
+        paths = checkpoints_in(folders[-1])
+    elif os.path.isdir(args.resume) and not paths:
+        raise ValueError(f"--resume {args.resume}: there is no checkpoint in this folder")
+    elif not paths:
+        older = checkpoints_in(os.path.dirname(args.resume) or ".")
+        paths = [args.resume, *(path for path in older if os.path.basename(path) < os.path.basename(args.resume))]
+    for path in paths:
+        try:
+            state = load_checkpoint(path)
+        except (OSError, ValueError) as error:
+            say(f"--resume: {error}")
+            continue
+        compare_flags(path, state["args"], args)
+        for newer in checkpoints_in(os.path.dirname(path)):
+            if os.path.basename(newer) > os.path.basename(path):  # of a future that this run will not have
+                say(f"--resume: {newer} is not used and gets the name {os.path.basename(newer)}.unused")
+                with contextlib.suppress(OSError):
+                    os.replace(newer, newer + ".unused")
+        return os.path.dirname(path), state
+    raise ValueError(f"--resume {args.resume}: there is no checkpoint that can be read")
+
+
+def compare_flags(path: str, saved: dict, args) -> None:
+    """Prints the flags that are not those of the checkpoint; ValueError where it cannot be gone on from with them."""
+    flag = lambda name, value: f"--{name.replace('_', '-')} {value}"
+    runtime = ("resume", "batch_size", "minibatch_size", "num_iterations")
+    changed = [name for name, value in vars(args).items() if saved.get(name) != value and name not in runtime]
+    for name in changed:
+        say(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}")
+    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "double_buffer", "world_size",
+                               "obs_shifts", "action_shifts", "reward_shifts", "memory_length")
+             if name in changed and name in saved]
+    if fixed:
+        raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
+                         f"{saved.get(fixed[0])}")
+
+
+def random_state(rng: np.random.Generator) -> dict:
+    """The state of all random generators outside the environments."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda,
+            "minibatches": rng.bit_generator.state}
+
+
+def set_random_state(state: dict, rng: np.random.Generator) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    rng.bit_generator.state = state["minibatches"]
+
+
+@torch.no_grad()
+def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, args, device) -> list[tuple]:
+    """(return, length, info["eval"]) of each environment's first episode."""
+    envs = Envs(makers, args.action_head)
+    actor, step, results = Actor(agent, envs.leaves, len(makers), args, device), envs.reset(args.seed + 10_000), {}
+    while len(results) < len(makers):
+        if envs.num_steps % args.num_steps == 0:
+            actor.begin()
+        action = actor.act(step, greedy)[0]
+        step = envs.step(to_env_actions(envs.action_space, iter(action.cpu().numpy().T)))
+        for i, *episode in step.episodes:
+            results.setdefault(i, tuple(episode))
+        signals.check()
+    envs.close()
+    return [results[i] for i in range(len(makers))]
+
+
+def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
+    """One greedy episode as an animated GIF."""
+    env = make_env(args.env_id, args.env_kwargs | {"render_mode": "rgb_array"}, args.mask_obs)
+    env = gym.wrappers.RenderCollection(env, pop_frames=False, reset_clean=False)
+    play(agent, [lambda: env], True, args, device)
+    frames = [Image.fromarray(frame) for frame in env.frame_list[:-1]]  # the last one shows the next episode
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=[100] * (len(frames) - 1) + [3000], loop=0)
+
+
+def eval_entries(args) -> list[dict]:
+    """The env kwargs of --eval-suite. Raises ValueError if the env has no suite of that name."""
+    if args.eval_suite is None:
+        return []
+    env = make_env(args.env_id, args.env_kwargs, args.mask_obs)
+    suites = getattr(env.unwrapped, "eval_suites", {})
+    env.close()
+    if args.eval_suite not in suites:
+        raise ValueError(f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}")
+    return suites[args.eval_suite]
+
+
+def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
+    """Without --eval-suite one row per greedy episode. With it one row per entry: the cost (info["eval"]["cost"], else
+    minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and the env's other info["eval"]."""
+    if args.eval_suite is None:
+        makers = [partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.eval_episodes
+        episodes = play(agent, makers, True, args, device) if makers else []
+        return [{"episode": i, "length": length, "return": ret} for i, (ret, length, _) in enumerate(episodes)]
+    rows = []
+    for kwargs in tqdm(eval_entries(args), desc="evaluation", unit="entry", leave=False, mininterval=1):
+        row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
+        maker = partial(make_env, args.env_id, args.env_kwargs | kwargs, args.mask_obs)
+        for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
+            if num:
+                episodes = play(agent, [maker] * num, name == "greedy", args, device)
+                row[name] = min(info.get("cost", -ret) for ret, _, info in episodes)
+                references = {k: v for k, v in episodes[0][2].items() if k != "cost"}
+        rows.append(row | references)
+    return rows
+
+
+def eval_table(rows: list[dict]) -> str:
+    """A markdown table of `evaluate`'s rows, with means. Where the env reports "best_known", all other costs are given
+    as gaps to it in percent."""
+    fixed = ("instance", "episode", "best_known", "lower_bound")
+    names, is_gap = list(rows[0]), lambda k: "best_known" in rows[0] and k not in fixed
+    gaps = [{k: 100 * (v / row["best_known"] - 1) if is_gap(k) else v for k, v in row.items()} for row in rows]
+    mean = {k: float(np.mean([row[k] for row in gaps])) for k in names if k not in fixed}
+    show = lambda k, v: f"{v:.1f}" if is_gap(k) else f"{v:.5g}" if isinstance(v, float) else str(v)
+    cells = [[show(k, row[k]) for k in names] for row in gaps]
+    cells += [[f"**{show(k, mean[k])}**" if k in mean else "**mean**" if k == names[0] else "" for k in names]]
+    header = [f"{k} gap %" if is_gap(k) else k for k in names]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(names), *cells])
+
+
+class Logger:
+    """TensorBoard always, wandb with --track; a progress bar with step, SPS and the recent mean return. Files that
+    cannot be written (a full disk) are reported once and tried again every second; training goes on."""
+
+    def __init__(self, args, path: str, step: int = 0, state: dict | None = None):
+        self.path, self.writer, self.failing, self.silent = path, None, False, ranks.rank > 0
+        self.pending: list[tuple] = []  # entries of the log that are not in its file yet
+        self.files: list[Callable[[], None]] = []  # what writes files that are not written yet
+        self.flushed = None if state is None else step  # what a log file holds beyond this step is not valid
+        self.recent, self.restarts, self.seconds = deque(maxlen=100), 0, 0.0
+        if state is not None:
+            self.recent.extend(state["recent"])
+            self.restarts, self.seconds = state["restarts"], state["seconds"]
+        if args.track and not self.silent:
+            import wandb
+
+            run_name = os.path.basename(path)
+            wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, sync_tensorboard=True,
+                       config=vars(args), name=run_name, save_code=True, resume="allow",
+                       id=re.sub("[^A-Za-z0-9_-]", "-", run_name)[-64:])
+        table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
+        self.pending.append(("add_text", "hyperparameters", f"|param|value|\n|-|-|\n{table}", step))
+        self.write()
+        self.bar = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, dynamic_ncols=True,
+                        disable=self.silent)
+        self.start = time.time() - self.seconds
+
+    def episode(self, step: int, env: int, episodic_return: float, length: int, info: dict) -> None:
+        self.recent.append(episodic_return)
+        self.restarts += info.get("restarted", 0)
+        self.pending.append(("add_scalar", "charts/episodic_return", episodic_return, step))
+        self.pending.append(("add_scalar", "charts/episodic_length", length, step))
+
+    @section("logging")
+    def update(self, step: int, scalars: dict[str, float]) -> None:
+        scalars["charts/SPS"], scalars["charts/env_restarts"] = int(step / (time.time() - self.start)), self.restarts
+        self.pending += [("add_scalar", name, value, step) for name, value in scalars.items()]
+        if time.time() - self.written > 1:
+            self.write()
+        with contextlib.suppress(OSError):
+            self.bar.update(step - self.bar.n)
+            self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(self.recent):.4g}" if self.recent else "-")
+
+    def write(self, *files: Callable[[], None]) -> bool:
+        """Writes what is pending to the log, and calls `files`, which write files. False if that failed; it is tried
+        again at the next call. Only rank 0 writes."""
+        self.written = time.time()
+        if self.silent:
+            self.pending.clear()
+            return True
+        self.files += files
+        try:
+            if self.writer is None:
+                self.writer = self.open()
+            for method, *values in self.pending:
+                getattr(self.writer, method)(*values)
+            self.writer.flush()
+            self.flushed = self.pending[-1][-1] if self.pending else self.flushed
+            self.pending.clear()
+            while self.files:
+                self.files[0]()
+                self.files.pop(0)
+        except OSError as error:
+            if not self.failing:
+                say(f"\ncannot write to {self.path}: {error}; training goes on, and the files will be tried again")
+            self.failing = True
+            self.abandon()
+            return False
+        self.failing = False
+        return True
+
+    def open(self) -> SummaryWriter:
+        """A new file of the log, which takes back what the others hold beyond `flushed`. It must sort after them, by
+        the second in its name."""
+        if self.failing:  # a trial, so that failures do not leave files behind
+            os.makedirs(self.path, exist_ok=True)
+            write_file(trial := os.path.join(self.path, "trial"), bytes(2**16))
+            os.remove(trial)
+        pattern = os.path.join(glob.escape(self.path), "events.out.tfevents.{:010d}.*")
+        while glob.glob(pattern.format(int(time.time()))):
+            time.sleep(0.05)
+        return SummaryWriter(self.path, max_queue=1000, purge_step=None if self.flushed is None else self.flushed + 1)
+
+    def abandon(self) -> None:
+        """Gives up the present file of the log, in which some of what is pending may be."""
+        self.flushed = -1 if self.flushed is None else self.flushed
+        with contextlib.suppress(OSError):
+            if self.writer is not None:
+                self.writer.close()
+        self.writer = None
+
+    def checkpoint(self, step: int, state: dict, keep: int) -> bool:
+        """Saves `state` as the newest of `keep` checkpoints. False if that failed; then it is not tried again."""
+        state["logger"] = {"recent": list(self.recent), "restarts": self.restarts, "seconds": time.time() - self.start}
+        path = os.path.join(self.path, f"checkpoint_{step:012d}.ckpt")
+
+        def replace_oldest() -> None:
+            save_checkpoint(path, state)
+            for old in checkpoints_in(self.path)[keep:]:
+                os.remove(old)
+
+        saved = self.write(replace_oldest)
+        if not saved:
+            self.files.pop()
+        return saved
+
+    def save_table(self, rows: list[dict], step: int) -> None:
+        """Prints and logs the evaluation's table; eval.md holds it too, eval.csv the costs themselves."""
+        say(eval_table(rows), sys.stdout)
+        self.pending.append(("add_text", "evaluation", eval_table(rows), step))
+
+        def files() -> None:
+            with open(os.path.join(self.path, "eval.md"), "w") as file:
+                file.write(eval_table(rows) + "\n")
+            with open(os.path.join(self.path, "eval.csv"), "w") as file:
+                file.writelines(",".join(map(str, line)) + "\n" for line in [rows[0], *(row.values() for row in rows)])
+
+        self.write(files)
+
+    def save_profile(self) -> None:
+        """Prints the seconds of each section of the training, profile.md holds them too."""
+        total = time.time() - self.start - self.seconds
+        rows = sorted(section.seconds.items(), key=itemgetter(1), reverse=True)
+        rows.append(("everything else", total - sum(section.seconds.values())))
+        table = ["| section | calls | seconds | share |", "| --- | --- | --- | --- |"]
+        table += [f"| {k} | {section.calls.get(k, '')} | {v:.2f} | {v / total:.1%} |" for k, v in rows]
+        say("\n".join(table), sys.stdout)
+        self.write(lambda: Path(self.path, "profile.md").write_text("\n".join(table) + "\n"))
+
+    def end_bar(self) -> None:
+        with contextlib.suppress(OSError):
+            self.bar.close()
+
+    def close(self) -> None:
+        self.end_bar()
+        if self.write():
+            if self.writer is not None:
+                self.writer.close()
+        else:
+            say(f"{self.path}: {len(self.pending)} entries of the log and {len(self.files)} files are lost")
+
+
+# --- end shared: checkpoint and evaluation ---
+
+
+# --- shared: main ---
+def main(args: Args) -> list[dict]:
+    """Trains, evaluates, and returns the rows of the evaluation's table. A checkpoint is saved before an error is
+    raised, and before the SystemExit (130 or 143) that follows SIGINT or SIGTERM."""
+    check_numbers(args)
+    args.world_size = ranks.size
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // (args.batch_size * args.world_size)
+    if args.total_timesteps > 0 and args.num_iterations == 0:
+        raise ValueError(f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_envs} envs x "
+                         f"{args.num_steps} steps; 0 only evaluates")
+    check_flags(args)
+    eval_entries(args)  # a wrong name is an error now and not after the training
+    device = ranks.start(torch.cuda.is_available() and args.cuda)
+    run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+    folder, saved = ranks.share(find_checkpoint(args) if ranks.rank == 0 else None) or (
+        ranks.share(os.path.join(args.run_dir, run_name)), None)
+
+    random.seed(args.seed + ranks.rank)
+    np.random.seed(args.seed + ranks.rank)
+    torch.manual_seed(args.seed)  # for the same weights on all ranks
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    rng = np.random.default_rng(args.seed + ranks.rank)
+
+    envs = make_envs([partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.num_envs, args)
+    with contextlib.closing(envs), signals:
+        return train(envs, folder, saved, rng, device, args)
+
+
+def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.random.Generator, device, args) -> list:
+    """Training and evaluation, from the start or from what was `saved`."""
+    agent = Agent(envs.leaves, envs.action_space, args).to(device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    if args.load_model:
+        load_model(args.load_model, agent, device)
+    compiled = compile_networks(agent, args.compile)
+    if ranks.rank > 0:
+        torch.manual_seed(args.seed + ranks.rank)
+    actor, iteration = Actor(agent, envs.leaves, args.num_envs, args, device, len(envs.last_steps)), 0
+    if saved is None:
+        envs.reset(args.seed + ranks.rank * args.num_envs)
+    else:
+        iteration = restore(saved, agent, optimizer, actor, envs, rng, args)
+    global_step = lambda: envs.num_steps * args.num_envs * ranks.size
+    logger = Logger(args, folder, global_step(), saved and saved["logger"])
+
+    def checkpoint(before: tuple | None = None, whole: bool = True) -> bool:
+        number, model, optim = before or (iteration, agent.state_dict(), optimizer.state_dict())
+        mine = {"envs": envs.state(), "actor": actor.state(), "random": random_state(rng)} if whole else None
+        return logger.checkpoint(global_step(), {
+            "args": vars(args), "iteration": number, "num_steps": envs.num_steps, "model": model, "optimizer": optim,
+            "ranks": ranks.gather(mine) if whole else None}, args.keep_checkpoints)
+
+    due, before = False, None
+    first, trace = iteration, torch.profiler.profile() if args.profile and ranks.rank == 0 else None
+    section.on, section.seconds, section.calls = args.profile, {}, {}
+    try:
+        while iteration < args.num_iterations:
+            if trace and iteration == first + 2:
+                trace.start()
+            anneal(optimizer, actor, iteration / args.num_iterations, args)
+            before = iteration, *copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
+            rollout = collect(actor, envs, args, logger.episode)
+            logs = update(agent, optimizer, actor, rollout, rng, args)
+            agent.encoder.observe(actor.storage)  # after the update: it must see what collection saw
+            iteration += 1
+            logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            if compiled:
+                logs["charts/compilations"] = sum(len(network.shapes) for network in compiled)
+                logs["charts/spare_rows"] = 1 - sum(n.valid for n in compiled) / sum(n.filled for n in compiled)
+            logger.update(global_step(), logs | actor.storage.stats())
+            due |= args.checkpoint_every > 0 and iteration % args.checkpoint_every == 0
+            due |= args.checkpoint_every > 0 and iteration == args.num_iterations
+            due = due and not ranks.share(checkpoint())  # one that could not be written stays due
+            if trace and iteration == first + 3:
+                trace.stop()
+                logger.write(partial(trace.export_chrome_trace, os.path.join(folder, "trace.json")))
+            signals.agree()
+        logger.end_bar()
+        section.on = False
+        if args.profile:
+            logger.save_profile()
+        if ranks.rank > 0:
+            return []
+        if args.save_model:
+            logger.write(lambda: save_model(os.path.join(folder, "model.pt"), agent, args))
+        rows = evaluate(agent, args, device)
+        if rows:
+            logger.save_table(rows, global_step())
+        if args.capture_video:
+            logger.write(lambda: save_video(os.path.join(folder, "episode.gif"), agent, args, device))
+        return rows
+    except Stopped as stop:
+        if iteration < args.num_iterations:
+            checkpoint()
+        raise SystemExit(128 + stop.args[0]) from None
+    except FloatingPointError as error:
+        checkpoint(before)  # from before the bad update
+        raise FloatingPointError(f"update {iteration + 1}, after {envs.num_steps} steps of {args.num_envs} envs: "
+                                 f"{error}; the checkpoint in {folder} is from before it") from None
+    except Exception:
+        if iteration < args.num_iterations:
+            checkpoint(before, whole=False)  # the environments begin anew
+        if signals.received:  # it reached the workers, too
+            raise SystemExit(128 + signals.received) from None
+        raise
+    finally:
+        section.on = False
+        logger.close()
+        ranks.stop()
+
+
+def check_numbers(args) -> None:
+    """ValueError for a number that makes no sense in any script."""
+    at_least = {0: ["num_workers", "env_timeout", "checkpoint_every", "total_timesteps", "eval_episodes",
+                    "eval_samples", "learning_rate", "gamma", "gae_lambda", "clip_coef", "max_grad_norm"],
+                1: ["num_envs", "num_steps", "num_minibatches", "update_epochs", "keep_checkpoints", "gnn_layers",
+                    "gnn_dim"],
+                -math.inf: ["ent_coef", "vf_coef"]}
+    for least, names in at_least.items():
+        for name in names:
+            value, most = getattr(args, name), 1.0 if name in ("gamma", "gae_lambda") else math.inf
+            if not least <= value <= most or math.isinf(value) and name != "max_grad_norm":
+                limits = f"at least {least}" + f" and at most {most:g}" * (most < math.inf)
+                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed" +
+                                 f", {limits}" * (least > -math.inf))
+    if min(args.hidden_dims, default=1) < 1:
+        raise ValueError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
+    if args.seed < 0:
+        raise ValueError(f"--seed {args.seed}: it must be at least 0")
+
+
+def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng: np.random.Generator, args) -> int:
+    """Puts everything back to where a checkpoint was written. Returns the number of updates that were made."""
+    try:
+        agent.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        optimizer.param_groups[0]["lr"] = args.learning_rate
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"--resume {args.resume}: its network is not that of the flags: {error}") from None
+    mine = saved["ranks"] and saved["ranks"][ranks.rank]
+    lost = sum(state["env"] is None for state in mine["envs"]) if mine else args.num_envs
+    if lost:
+        say(f"--resume: {lost} of {args.num_envs} environments cannot restore their state and begin a new episode")
+    if mine:
+        envs.restore((args.seed + ranks.rank * args.num_envs, saved["num_steps"], mine["envs"]))
+        actor.restore(mine["actor"])
+        set_random_state(mine["random"], rng)
+    else:
+        envs.reset(args.seed + ranks.rank * args.num_envs + 1_000_003 * (saved["num_steps"] + 1))
+        envs.num_steps = saved["num_steps"]
+    return saved["iteration"]
+
+
+# --- end shared: main ---
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -24,6 +24,7 @@ import glob
 import hashlib
 import inspect
 import io
+import itertools
 import json
 import math
 import mmap
@@ -60,9 +61,9 @@ from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
 
-Json = Annotated[dict, tyro.constructors.PrimitiveConstructorSpec(
+Json = Annotated[dict | list, tyro.constructors.PrimitiveConstructorSpec(
     nargs=1, metavar="JSON", instance_from_str=lambda args: json.loads(args[0]),
-    is_instance=lambda value: isinstance(value, dict), str_from_instance=lambda value: [json.dumps(value)])]
+    is_instance=lambda value: isinstance(value, (dict, list)), str_from_instance=lambda value: [json.dumps(value)])]
 
 
 @dataclass
@@ -113,7 +114,12 @@ class Args:
     env_id: str = "envs:JobShop-v0"
     """the id of the environment, `module:Name-v0` imports the module first"""
     env_kwargs: Json = field(default_factory=dict)
-    """keyword arguments of the environment as JSON"""
+    """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo their number, returns
+    are logged and evaluated per entry, a suite and the video take the first one"""
+    agent_z: str = "none"
+    """a vector z per episode, shown to the policy as key "z" of the observation and given to the environment as
+    `reset(options={"z": z})`: `skill:K` is one of K, `uniform:D` D numbers between 0 and 1. Returns are logged and
+    evaluated per skill, or logged per third of the first number"""
     mask_obs: str = ""
     """indices of entries that are hidden from a Box vector observation, such as 1,3"""
     norm_obs: bool = False
@@ -311,25 +317,89 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
 
 
 class InfoActionMask(gym.Wrapper):
-    """Moves `info["action_mask"]` into the observation, as key "action_mask"."""
+    """Moves `info["action_mask"]` into the observation, as key "action_mask" (beside key "obs", or those of a Dict)."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        mask = spaces.MultiBinary(parts_of(env.action_space, choice=False)[-1].mask.stop)
-        self.observation_space = spaces.Dict({"obs": env.observation_space, "action_mask": mask})
+        num_options, space = parts_of(env.action_space, choice=False)[-1].mask.stop, env.observation_space
+        if num_options == 0:
+            raise ValueError(f"info['action_mask'] of {env}: {env.action_space} has no Discrete part to be masked")
+        self.is_dict = isinstance(space, spaces.Dict)
+        mask = {"action_mask": spaces.MultiBinary(num_options)}
+        self.observation_space = spaces.Dict((space.spaces if self.is_dict else {"obs": space}) | mask)
+
+    def with_mask(self, obs: Any, info: dict) -> dict:
+        mask = {"action_mask": flat_mask(self.action_space, info["action_mask"])} if "action_mask" in info else {}
+        return (obs if self.is_dict else {"obs": obs}) | mask
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
-        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, info
+        return self.with_mask(obs, info), info
 
     def step(self, action):
         obs, *outcome, info = self.env.step(action)
-        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, *outcome, info
+        return self.with_mask(obs, info), *outcome, info
 
 
-def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
-    """The environment, without gymnasium's checker (every observation is checked below) and without the entries
-    `mask_obs` of its observation."""
+def flat_mask(space: gym.Space, mask: Any) -> np.ndarray:
+    """The entries of a mask in the format of `space.sample(mask)` (None allows all), or of one without its parts that
+    are not Discrete."""
+    if mask is None:
+        return np.ones(parts_of(space, choice=False)[-1].mask.stop, np.int8)
+    if isinstance(mask, dict):
+        mask = [flat_mask(child, mask.get(k)) for k, child in space.items()]
+    elif isinstance(mask, (tuple, list)):
+        children = space if isinstance(space, spaces.Tuple) and len(space) == len(mask) else [space] * len(mask)
+        mask = [flat_mask(child, part) for child, part in zip(children, mask)]
+    return np.concatenate(mask) if isinstance(mask, list) else np.ravel(mask)
+
+
+def z_space(kind: str) -> gym.Space | None:
+    """The space of --agent-z, None for "none". ValueError for what is neither that, skill:K nor uniform:D."""
+    match = re.fullmatch(r"none|(skill|uniform):([1-9]\d*)", kind)
+    if match is None:
+        raise ValueError(f"--agent-z {kind}: none, skill:K or uniform:D with a number of at least 1 is needed")
+    if match[1] == "skill":
+        return spaces.Discrete(int(match[2]))
+    return spaces.Box(0, 1, (int(match[2]),), np.float32) if match[1] else None
+
+
+class AgentZ(gym.Wrapper):
+    """Draws a z for every episode, or takes `always`, gives it to the environment by `reset(options={"z": z})` and adds
+    it to the observation, as key "z". At the end of an episode it is in info["eval"]["agent_z"]."""
+
+    def __init__(self, env: gym.Env, kind: str, always: int | None = None):
+        super().__init__(env)
+        self.space, self.always, self.rng = z_space(kind), always, np.random.default_rng()
+        self.is_dict = isinstance(env.observation_space, spaces.Dict)
+        children = env.observation_space.spaces if self.is_dict else {"obs": env.observation_space}
+        if "z" in children:
+            raise ValueError(f"--agent-z {kind}: the observation has a key 'z' already: {env.observation_space}")
+        self.observation_space = spaces.Dict({**children, "z": self.space})
+
+    def with_z(self, obs: Any) -> dict:
+        return {**(obs if self.is_dict else {"obs": obs}), "z": self.z}
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        if seed is not None:
+            self.rng = np.random.default_rng([seed, 122])  # not the environment's numbers
+        if isinstance(self.space, spaces.Discrete):
+            self.z = int(self.rng.integers(self.space.n)) if self.always is None else self.always
+        else:
+            self.z = self.rng.random(self.space.shape, np.float32)
+        obs, info = self.env.reset(seed=seed, options={**(options or {}), "z": self.z})
+        return self.with_z(obs), info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            info = {**info, "eval": {**info.get("eval", {}), "agent_z": np.asarray(self.z).tolist()}}
+        return self.with_z(obs), reward, terminated, truncated, info
+
+
+def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "", agent_z: str = "none", z: int | None = None) -> gym.Env:
+    """The environment, without gymnasium's checker (every observation is checked below), without the entries `mask_obs`
+    of its observation, and with --agent-z, which is always `z` where that is given."""
     env = gym.make(env_id, disable_env_checker=True, **env_kwargs)
     if mask_obs:
         space, entries = env.observation_space, mask_obs.split(",")
@@ -341,7 +411,40 @@ def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
         visible = spaces.Box(low, high, dtype=space.dtype)
         env = gym.wrappers.TransformObservation(env, lambda obs: np.delete(obs, hidden), visible)
     in_obs = isinstance(env.observation_space, spaces.Dict) and "action_mask" in env.observation_space.keys()
-    return InfoActionMask(env) if not in_obs and "action_mask" in env.reset()[1] else env
+    env = InfoActionMask(env) if not in_obs and "action_mask" in env.reset()[1] else env
+    return env if z_space(agent_z) is None else AgentZ(env, agent_z, z)
+
+
+def tasks_of(args) -> list[dict]:
+    """The entries of --env-kwargs. ValueError if it is neither an object nor a list of them."""
+    tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
+    if not tasks or not all(isinstance(task, dict) for task in tasks):
+        raise ValueError(f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one object, is needed")
+    return tasks
+
+
+def env_maker(args, i: int = 0, z: int | None = None, more: dict | None = None) -> Callable[[], gym.Env]:
+    """What makes env i, counted over all ranks, with `more` keyword arguments."""
+    tasks = tasks_of(args)
+    return partial(make_env, args.env_id, tasks[i % len(tasks)] | (more or {}), args.mask_obs, args.agent_z, z)
+
+
+def check_tasks(args) -> None:
+    """ValueError if one policy cannot play all entries of --env-kwargs: they must have the same leaves and actions. The
+    bounds of Box observations may differ, and those of an action that chooses a row."""
+    tasks, first = tasks_of(args), None
+    for k, task in enumerate(tasks if len(tasks) > 1 else []):
+        with contextlib.closing(env_maker(args, k)()) as env:
+            leaves, action = leaves_of(env.observation_space), env.action_space
+            if choice_group(action, leaves, args.action_head):  # its first element has its parts and their starts
+                action = repr(to_env_actions(action, itertools.repeat(np.zeros(1))))
+            leaves = [(leaf[:5], leaf.kind in ("discrete", "multidiscrete") and leaf.space) for leaf in leaves]
+            found = [("observation", leaves, env.observation_space), ("action", action, env.action_space)]
+        first = first or found
+        for (name, value, space), (_, expected, other) in zip(found, first):
+            if value != expected:
+                raise ValueError(f"--env-kwargs, entry {k} {task}: the {name} space is {space}, that of entry 0 is "
+                                 f"{other}; one policy needs the same")
 
 
 class Step(NamedTuple):
@@ -355,7 +458,8 @@ class Step(NamedTuple):
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
     finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
-    episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of episodes that ended
+    episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of those that ended; return and
+    # length are those of info["episode"] (RecordEpisodeStatistics) where it is given, sums of the above otherwise
 
     def observations(self, leaves: list[Leaf]) -> list[list[np.ndarray]]:
         """Copies of the leaf arrays of each environment."""
@@ -406,6 +510,7 @@ class Envs:
         self.leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT] + [
             leaf._replace(group=aligned[leaf.path]) for leaf in leaves if leaf.path in NOT_INPUT]
         self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
+        self.is_masked = any(leaf.path == "action_mask" for leaf in self.leaves)
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
         self.restarts = [0] * len(makers)  # since the environment's last whole episode
@@ -458,6 +563,9 @@ class Envs:
             except Exception as error:
                 first, failed = self.remake(i, f"action {action}", error), True
                 reward, terminated, truncated, info = 0.0, False, True, {"eval": {"restarted": 1}}
+            if "action_mask" in info and not self.is_masked:
+                raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: an action_mask in info, but that "
+                                 "of the first reset had none: it must be in all of them")
             reward = float(reward)
             if not math.isfinite(reward):
                 raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
@@ -466,7 +574,9 @@ class Envs:
             if terminated or truncated:
                 if not terminated:
                     finals.append((i, before[i] if failed else [array.copy() for array in self.flatten(i, obs)]))
-                episodes.append((self.first_env + i, self.returns[i], self.lengths[i], info.get("eval", {})))
+                if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
+                    whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
+                    episodes.append((self.first_env + i, float(whole["r"]), int(whole["l"]), info.get("eval", {})))
                 self.returns[i], self.lengths[i] = 0.0, 0
                 self.restarts[i] *= failed
                 obs = first if failed else self.begin(i)
@@ -500,7 +610,7 @@ class Envs:
             try:
                 array = np.asarray(leaf.get(obs))
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise self.error(i, leaf, f"cannot be read: {type(error).__name__} {error}") from error
+                raise self.error(i, leaf, f"is missing or cannot be read: {type(error).__name__} {error}") from error
             if array.dtype != leaf.dtype:
                 if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
                     raise self.error(i, leaf, f"dtype {array.dtype} where {leaf.space.dtype} is declared")
@@ -549,7 +659,7 @@ class Envs:
         episode begins anew there."""
         states, step = [], self.last_steps[0]
         for i, (env, observation) in enumerate(zip(self.envs, step.observations(self.leaves))):
-            limit, inner = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped
+            limit, inner, z = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped, find_wrapper(env, AgentZ)
             try:  # some have a set_state with another meaning, but then no get_state
                 both = hasattr(inner, "get_state") and hasattr(inner, "set_state")
                 pack(saved := inner.get_state() if both else None)
@@ -558,7 +668,7 @@ class Envs:
                 saved = None
             states.append({
                 "env": saved, "rng": env.unwrapped.np_random.bit_generator.state,
-                "elapsed": limit and limit._elapsed_steps,
+                "elapsed": limit and limit._elapsed_steps, "z": z and (z.z, z.rng.bit_generator.state),
                 "observation": observation, "reward": float(step.reward[i]),
                 "ends": [bool(step.terminated[i]), bool(step.truncated[i])],
                 "return": self.returns[i], "length": self.lengths[i], "restarts": self.restarts[i]})
@@ -569,16 +679,20 @@ class Envs:
         self.seed, self.num_steps, states = saved
         observations, outcomes = [], []
         for i, (env, state) in enumerate(zip(self.envs, states)):
-            self.restarts[i] = state.get("restarts", 0)
+            self.restarts[i], z = state.get("restarts", 0), find_wrapper(env, AgentZ)
             if state["env"] is None:
                 if state["rng"] is not None:
                     env.unwrapped.np_random.bit_generator.state = state["rng"]
+                    if z:
+                        z.rng.bit_generator.state = state["z"][1]
                 first = self.begin(i, None if state["rng"] else self.new_seed(i, 1))
                 state |= {"observation": self.flatten(i, first), "reward": 0.0, "ends": [True, False],
                           "return": 0.0, "length": 0}
             else:
                 self.begin(i, 0)
                 env.unwrapped.set_state(state["env"])
+                if z:
+                    z.z, z.rng.bit_generator.state = state["z"]
                 if (limit := find_wrapper(env, gym.wrappers.TimeLimit)) is not None:
                     limit._elapsed_steps = state["elapsed"]
             self.returns[i], self.lengths[i] = state["return"], state["length"]
@@ -2232,8 +2346,8 @@ def compare_flags(path: str, saved: dict, args) -> None:
     changed = [name for name, value in vars(args).items() if saved.get(name) != value and name not in runtime]
     for name in changed:
         say(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}")
-    fixed = [name for name in ("env_id", "env_kwargs", "mask_obs", "num_envs", "double_buffer", "world_size",
-                               "obs_shifts", "action_shifts", "reward_shifts", "memory_length")
+    fixed = [name for name in ("env_id", "env_kwargs", "agent_z", "mask_obs", "num_envs", "double_buffer",
+                               "world_size", "obs_shifts", "action_shifts", "reward_shifts", "memory_length")
              if name in changed and name in saved]
     if fixed:
         raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
@@ -2275,7 +2389,7 @@ def play(agent: nn.Module, makers: list[Callable[[], gym.Env]], greedy: bool, ar
 
 def save_video(path: str, agent: nn.Module, args, device: torch.device) -> None:
     """One greedy episode as an animated GIF."""
-    env = make_env(args.env_id, args.env_kwargs | {"render_mode": "rgb_array"}, args.mask_obs)
+    env = env_maker(args, more={"render_mode": "rgb_array"})()
     env = gym.wrappers.RenderCollection(env, pop_frames=False, reset_clean=False)
     play(agent, [lambda: env], True, args, device)
     frames = [Image.fromarray(frame) for frame in env.frame_list[:-1]]  # the last one shows the next episode
@@ -2286,7 +2400,7 @@ def eval_entries(args) -> list[dict]:
     """The env kwargs of --eval-suite. Raises ValueError if the env has no suite of that name."""
     if args.eval_suite is None:
         return []
-    env = make_env(args.env_id, args.env_kwargs, args.mask_obs)
+    env = env_maker(args)()
     suites = getattr(env.unwrapped, "eval_suites", {})
     env.close()
     if args.eval_suite not in suites:
@@ -2295,35 +2409,48 @@ def eval_entries(args) -> list[dict]:
 
 
 def evaluate(agent: nn.Module, args, device: torch.device) -> list[dict]:
-    """Without --eval-suite one row per greedy episode. With it one row per entry: the cost (info["eval"]["cost"], else
-    minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and the env's other info["eval"]."""
+    """Without --eval-suite one row per greedy episode of each entry of --env-kwargs. With it one row per entry: the
+    cost (info["eval"]["cost"], else minus the return) of a greedy episode, the best of `eval_samples` sampled ones, and
+    the env's other info["eval"]. All of it for each skill of --agent-z."""
+    rows, space = [], z_space(args.agent_z)
+    skills = range(space.n) if isinstance(space, spaces.Discrete) else [None]
     if args.eval_suite is None:
-        makers = [partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.eval_episodes
-        episodes = play(agent, makers, True, args, device) if makers else []
-        return [{"episode": i, "length": length, "return": ret} for i, (ret, length, _) in enumerate(episodes)]
-    rows = []
-    for kwargs in tqdm(eval_entries(args), desc="evaluation", unit="entry", leave=False, mininterval=1):
+        for k, z in itertools.product(range(len(tasks_of(args))), skills if args.eval_episodes else []):
+            episodes = play(agent, [env_maker(args, k, z)] * args.eval_episodes, True, args, device)
+            for i, (ret, length, info) in enumerate(episodes):
+                row = {"episode": i, "task": k} if isinstance(args.env_kwargs, list) else {"episode": i}
+                if space is not None:
+                    row["z"] = " ".join(f"{v:.3g}" for v in info["agent_z"]) if z is None else z
+                rows.append(row | {"length": length, "return": ret})
+        return rows
+    cases = list(itertools.product(eval_entries(args), skills))
+    for kwargs, z in tqdm(cases, desc="evaluation", unit="entry", leave=False, mininterval=1):
         row, references = {"instance": " ".join(map(str, kwargs.values()))}, {}
-        maker = partial(make_env, args.env_id, args.env_kwargs | kwargs, args.mask_obs)
+        row, maker = row if z is None else row | {"z": z}, env_maker(args, 0, z, kwargs)
         for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
             if num:
                 episodes = play(agent, [maker] * num, name == "greedy", args, device)
                 row[name] = min(info.get("cost", -ret) for ret, _, info in episodes)
-                references = {k: v for k, v in episodes[0][2].items() if k != "cost"}
+                references = {k: v for k, v in episodes[0][2].items() if k not in ("cost", "agent_z")}
         rows.append(row | references)
     return rows
 
 
 def eval_table(rows: list[dict]) -> str:
-    """A markdown table of `evaluate`'s rows, with means. Where the env reports "best_known", all other costs are given
-    as gaps to it in percent."""
-    fixed = ("instance", "episode", "best_known", "lower_bound")
+    """A markdown table of `evaluate`'s rows, with means, also those of each task and skill. Where the env reports
+    "best_known", all other costs are given as gaps to it in percent."""
+    fixed = ("instance", "episode", "task", "z", "best_known", "lower_bound")
     names, is_gap = list(rows[0]), lambda k: "best_known" in rows[0] and k not in fixed
     gaps = [{k: 100 * (v / row["best_known"] - 1) if is_gap(k) else v for k, v in row.items()} for row in rows]
-    mean = {k: float(np.mean([row[k] for row in gaps])) for k in names if k not in fixed}
     show = lambda k, v: f"{v:.1f}" if is_gap(k) else f"{v:.5g}" if isinstance(v, float) else str(v)
     cells = [[show(k, row[k]) for k in names] for row in gaps]
-    cells += [[f"**{show(k, mean[k])}**" if k in mean else "**mean**" if k == names[0] else "" for k in names]]
+    parts = {}
+    for row in gaps:
+        parts.setdefault(tuple((k, row[k]) for k in ("task", "z") if isinstance(row.get(k), int)), []).append(row)
+    for which, part in [*(parts.items() if 1 < len(parts) < len(rows) else ()), ((), gaps)]:
+        mean = {k: float(np.mean([row[k] for row in part])) for k in names if k not in fixed}
+        mean |= {names[0]: "mean", **dict(which)}
+        cells.append([f"**{show(k, mean[k])}**" if k in mean else "" for k in names])
     header = [f"{k} gap %" if is_gap(k) else k for k in names]
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(names), *cells])
 
@@ -2338,6 +2465,8 @@ class Logger:
         self.files: list[Callable[[], None]] = []  # what writes files that are not written yet
         self.flushed = None if state is None else step  # what a log file holds beyond this step is not valid
         self.recent, self.restarts, self.seconds = deque(maxlen=100), 0, 0.0
+        self.num_tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 0
+        self.first_env = ranks.rank * args.num_envs
         if state is not None:
             self.recent.extend(state["recent"])
             self.restarts, self.seconds = state["restarts"], state["seconds"]
@@ -2358,13 +2487,21 @@ class Logger:
     def episode(self, step: int, env: int, episodic_return: float, length: int, info: dict) -> None:
         self.recent.append(episodic_return)
         self.restarts += info.get("restarted", 0)
-        self.pending.append(("add_scalar", "charts/episodic_return", episodic_return, step))
-        self.pending.append(("add_scalar", "charts/episodic_length", length, step))
+        names, z = [""], info.get("agent_z")
+        if self.num_tasks:
+            names.append(f"/task_{(self.first_env + env) % self.num_tasks}")
+        if z is not None:
+            names.append(f"/z_{z if isinstance(z, int) else int(3 * z[0])}")
+        for name in names:
+            self.pending.append(("add_scalar", "charts/episodic_return" + name, episodic_return, step))
+            self.pending.append(("add_scalar", "charts/episodic_length" + name, length, step))
 
     @section("logging")
     def update(self, step: int, scalars: dict[str, float]) -> None:
         scalars["charts/SPS"], scalars["charts/env_restarts"] = int(step / (time.time() - self.start)), self.restarts
-        self.pending += [("add_scalar", name, value, step) for name, value in scalars.items()]
+        if self.num_tasks and ranks.size > 1:  # rank 0 has not all the tasks
+            self.pending = sum(filter(None, ranks.gather(self.pending)), [])
+        self.pending += [("add_scalar", name, value, step) for name, value in scalars.items() if not self.silent]
         if time.time() - self.written > 1:
             self.write()
         with contextlib.suppress(OSError):
@@ -2486,6 +2623,7 @@ def main(args: Args) -> list[dict]:
         raise ValueError(f"--total-timesteps {args.total_timesteps} is less than one rollout of {args.num_envs} envs x "
                          f"{args.num_steps} steps; 0 only evaluates")
     check_flags(args)
+    check_tasks(args)
     eval_entries(args)  # a wrong name is an error now and not after the training
     device = ranks.start(torch.cuda.is_available() and args.cuda)
     run_name = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
@@ -2498,7 +2636,8 @@ def main(args: Args) -> list[dict]:
     torch.backends.cudnn.deterministic = args.torch_deterministic
     rng = np.random.default_rng(args.seed + ranks.rank)
 
-    envs = make_envs([partial(make_env, args.env_id, args.env_kwargs, args.mask_obs)] * args.num_envs, args)
+    first = ranks.rank * args.num_envs
+    envs = make_envs([env_maker(args, first + i) for i in range(args.num_envs)], args)
     with contextlib.closing(envs), signals:
         return train(envs, folder, saved, rng, device, args)
 

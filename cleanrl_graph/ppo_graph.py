@@ -631,6 +631,12 @@ class WorkerLost(RuntimeError):
     """A worker process died or hangs."""
 
 
+class Worker(NamedTuple):
+    process: mp.process.BaseProcess | None  # None before it starts, as its pipe
+    pipe: Any
+    envs: slice  # those that it steps
+
+
 class WorkerEnvs:
     """The same N environments spread over worker processes. A worker's error is raised here, with its traceback, as is
     one that died or did not answer within `timeout` seconds (0: any time); with `restart` there is a new worker for
@@ -644,12 +650,12 @@ class WorkerEnvs:
         probe.close()
         self.makers, self.action_head, self.restart, self.timeout = makers, action_head, restart, timeout or None
         self.seed, self.num_steps = None, 0
-        self.workers: list[tuple] = []  # (process, pipe, slice of envs)
+        self.workers: list[Worker] = []
         self.lanes: list[range] = []  # the workers of each lane
         for lane in np.array_split(np.arange(len(makers)), num_lanes):
             idx = np.array_split(lane, min(num_workers // num_lanes, len(lane)))
             self.lanes.append(range(len(self.workers), len(self.workers) + len(idx)))
-            self.workers += [(None, None, slice(int(envs[0]), int(envs[-1]) + 1)) for envs in idx]
+            self.workers += [Worker(None, None, slice(int(envs[0]), int(envs[-1]) + 1)) for envs in idx]
         self.buffers = [np.zeros(0, np.uint8)] * len(self.workers)  # the shared memory that each worker writes to
         self.restarts = [0] * len(self.workers)  # of each worker since it answered last
         self.last_steps: list[Step] = [None] * num_lanes  # of each lane
@@ -660,14 +666,14 @@ class WorkerEnvs:
     def start(self, k: int) -> None:
         """Starts worker k, in the place of the one that was there."""
         fork = "fork" in mp.get_all_start_methods()
-        context, envs = mp.get_context("fork" if fork else "spawn"), self.workers[k][2]
+        context, envs = mp.get_context("fork" if fork else "spawn"), self.workers[k].envs
         pipe, child = context.Pipe()
-        inherited = [pipe, *(other for _, other, _ in self.workers if other)] if fork else []
+        inherited = [pipe, *(worker.pipe for worker in self.workers if worker.pipe)] if fork else []
         args = (child, inherited, os.getpid(), self.makers[envs], self.action_head, self.restart, envs.start)
         process = context.Process(target=work, args=args, daemon=True)
         process.start()
         child.close()
-        self.workers[k] = process, pipe, envs
+        self.workers[k] = Worker(process, pipe, envs)
 
     def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i is seeded with seed + i."""
@@ -687,7 +693,7 @@ class WorkerEnvs:
 
     def span(self, lane: int) -> slice:
         """The environments of a lane."""
-        return slice(self.workers[self.lanes[lane][0]][2].start, self.workers[self.lanes[lane][-1]][2].stop)
+        return slice(self.workers[self.lanes[lane][0]].envs.start, self.workers[self.lanes[lane][-1]].envs.stop)
 
     def send(self, actions: list, lane: int = 0) -> None:
         """Begins a step of the environments of a lane."""
@@ -696,7 +702,7 @@ class WorkerEnvs:
         if self.restart:
             self.before[mine] = self.last_steps[lane].observations(self.leaves)
         for k in self.lanes[lane]:
-            envs = self.workers[k][2]
+            envs = self.workers[k].envs
             self.ask(k, "step", actions[envs.start - mine.start:envs.stop - mine.start])
 
     @section("environments")
@@ -714,12 +720,12 @@ class WorkerEnvs:
 
     def replace(self, k: int, error: WorkerLost) -> Step:
         """The first step of a new worker k, which truncates the episodes of its environments."""
-        envs, worn_out = self.workers[k][2], self.restarts[k] == MAX_RESTARTS
+        envs, worn_out = self.workers[k].envs, self.restarts[k] == MAX_RESTARTS
         if worn_out or self.before[envs.start] is None:  # None before the first step, too
             raise WorkerLost(f"{error}" + f" (after {MAX_RESTARTS} restarts)" * worn_out) from None
         say(f"{error}: restarted")
         self.restarts[k] += 1
-        self.workers[k][1].close()
+        self.workers[k].pipe.close()
         self.start(k)
         seed = None if self.seed is None else self.seed + 1_000_003 * (self.num_steps + self.restarts[k])
         self.ask(k, "reset", seed, self.num_steps)
@@ -735,7 +741,7 @@ class WorkerEnvs:
     def ask(self, k: int, *request) -> None:
         """Sends (method of Envs, *arguments) to worker k, or nothing for it to end."""
         with contextlib.suppress(OSError):  # what happened is seen in the answer
-            self.workers[k][1].send(request)
+            self.workers[k].pipe.send(request)
 
     def answer(self, k: int) -> Any:
         """The reply of worker k, a Step or what else was asked for. RuntimeError where it reports an error,
@@ -766,26 +772,26 @@ class WorkerEnvs:
         for k in range(len(self.workers)):
             self.ask(k, "state")
         states = []
-        for k, (_, _, envs) in enumerate(self.workers):
+        for k, worker in enumerate(self.workers):
             try:
                 states += self.answer(k)
             except WorkerLost as error:
                 say(error)
-                states += [{"env": None, "rng": None} for _ in range(envs.start, envs.stop)]
+                states += [{"env": None, "rng": None} for _ in range(worker.envs.start, worker.envs.stop)]
         return states
 
     def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
         self.seed, self.num_steps, states = saved
-        for k, (_, _, envs) in enumerate(self.workers):
-            self.ask(k, "restore", (self.seed, self.num_steps, states[envs]))
+        for k, worker in enumerate(self.workers):
+            self.ask(k, "restore", (self.seed, self.num_steps, states[worker.envs]))
         return self.receive_all()
 
     def close(self) -> None:
         for k in range(len(self.workers)):
             self.ask(k)
-        for process, _, _ in self.workers:
-            process.join(timeout=5)
-            process.kill()
+        for worker in self.workers:
+            worker.process.join(timeout=5)
+            worker.process.kill()
 
 
 def element_groups(leaves: list[Leaf]) -> list[str]:

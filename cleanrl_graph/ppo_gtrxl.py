@@ -4,7 +4,10 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id envs:Recall-v0 --env-kwargs '{"length": 50}' --memory-length 64
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --memory-length 100000 --prev-action --prev-reward
 
-Rooms: Args, environments, ragged observations, encoder, memory, action heads, agent, PPO, checkpoint, main.
+Rooms: Args, environments, ragged observations, encoder, memory, action heads, agent, PPO, checkpoint, main. Read first
+GTrXL, Agent, Actor, then collect, ppo_loss, update and train: they are the algorithm. The rooms "environments" and
+"checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
+
 One token per step attends to itself and to the `memory_length` steps before it of its own episode. Collection computes
 one token per step and keeps its layer inputs, once. Training runs all steps of a rollout through the transformer at
 once: fresh keys and values in a sliding window that ends where the episode began, before the rollout the kept inputs.
@@ -37,7 +40,7 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, field
-from functools import cache, partial, wraps
+from functools import cache, partial
 from multiprocessing import reduction
 from operator import itemgetter
 from pathlib import Path
@@ -222,23 +225,13 @@ class Args:
 
 # --- shared: environments ---
 # ---- Environments: the leaves of an observation, stepped in this process or in worker processes ----
-class section:
+class section(contextlib.ContextDecorator):
     """--profile: adds the time inside a block or a function, without that of sections in it, to those of `name`."""
 
     on, inner, seconds, calls = False, [], {}, {}
 
     def __init__(self, name: str):
         self.name = name
-
-    def __call__(self, function: Callable) -> Callable:
-        @wraps(function)
-        def timed(*args, **kwargs):
-            if not section.on:
-                return function(*args, **kwargs)
-            with self:
-                return function(*args, **kwargs)
-
-        return timed
 
     def __enter__(self) -> None:
         if section.on:
@@ -456,6 +449,7 @@ class Step(NamedTuple):
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
+    progress: np.ndarray  # float64 [N, 2], return and length so far of the episode that goes on
     finals: list[tuple[int, list[np.ndarray]]]  # (env, leaf arrays): the last observations of truncated episodes
     episodes: list[tuple[int, float, int, dict]]  # (env, return, length, info["eval"]) of those that ended; return and
     # length are those of info["episode"] (RecordEpisodeStatistics) where it is given, sums of the above otherwise
@@ -467,6 +461,14 @@ class Step(NamedTuple):
             rows = np.concatenate(arrays)  # a dense leaf has one row per environment
             columns.append(np.split(rows, self.counts[leaf.group].cumsum()[:-1]) if leaf.group else list(rows))
         return [list(map(np.copy, row)) for row in zip(*columns)]
+
+
+def join_steps(steps: list[Step]) -> Step:
+    """One step of the environments of all `steps`."""
+    parts, counts, *arrays, finals, episodes = zip(*steps)
+    return Step([sum(column, []) for column in zip(*parts)],
+                {group: np.concatenate([num[group] for num in counts]) for group in counts[0]},
+                *map(np.concatenate, arrays), sum(finals, []), sum(episodes, []))
 
 
 @section("collate")
@@ -487,6 +489,7 @@ def say(text: str, file=None) -> None:
 
 
 MAX_RESTARTS = 10  # of one environment that ends no episode in between
+BEGINS = (0.0, True, False, 0.0, 0)  # reward, terminated, truncated, return and length where an episode begins
 
 
 class Envs:
@@ -511,17 +514,15 @@ class Envs:
         self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
         self.is_masked = any(leaf.path == "action_mask" for leaf in self.leaves)
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
-        self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
         self.restarts = [0] * len(makers)  # since the environment's last whole episode
         self.last_steps: list[Step] = [None]  # one, as there is one lane
 
     def reset(self, seed: int | None = None, num_steps: int = 0) -> Step:
         """Starts new episodes; env i is seeded with seed + i."""
         self.seed, self.num_steps = seed, num_steps
-        self.returns, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
         seeds = [None if seed is None else seed + self.first_env + i for i in range(len(self.envs))]
         observations = [self.flatten(i, self.begin(i, seed)) for i, seed in enumerate(seeds)]
-        return self.finish(observations, np.array([[0, 1, 0]] * len(self.envs), np.float32), [], [])
+        return self.finish(observations, [BEGINS] * len(self.envs))
 
     def begin(self, i: int, seed: int | None = None) -> Any:
         """The first observation of a new episode of env i."""
@@ -532,19 +533,18 @@ class Envs:
 
     def remake(self, i: int, doing: str, error: Exception) -> Any:
         """The first observation of a new environment in the place of one that failed."""
-        while True:
-            message = f"env {self.first_env + i}, step {self.num_steps}, {doing}: {type(error).__name__}: {error}"
-            if not self.restart or self.restarts[i] == MAX_RESTARTS:
-                raise RuntimeError(message + f" (after {MAX_RESTARTS} restarts)" * self.restart) from error
-            say("".join(traceback.format_exception(error)) + message + ": restarted")
-            self.restarts[i] += 1
-            with contextlib.suppress(Exception):
-                self.envs[i].close()
-            try:
-                self.envs[i] = self.makers[i]()
-                return self.envs[i].reset(seed=self.new_seed(i, self.restarts[i]))[0]
-            except Exception as again:
-                doing, error = "restart", again
+        message = f"env {self.first_env + i}, step {self.num_steps}, {doing}: {type(error).__name__}: {error}"
+        if not self.restart or self.restarts[i] == MAX_RESTARTS:
+            raise RuntimeError(message + f" (after {MAX_RESTARTS} restarts)" * self.restart) from error
+        say("".join(traceback.format_exception(error)) + message + ": restarted")
+        self.restarts[i] += 1
+        with contextlib.suppress(Exception):
+            self.envs[i].close()
+        try:
+            self.envs[i] = self.makers[i]()
+            return self.envs[i].reset(seed=self.new_seed(i, self.restarts[i]))[0]
+        except Exception as again:
+            return self.remake(i, "restart", again)
 
     def new_seed(self, i: int, num: int) -> int | None:
         """A seed for env i when it begins anew in this step for the num-th time."""
@@ -555,7 +555,8 @@ class Envs:
         self.num_steps += 1
         observations, outcomes, finals, episodes = [], [], [], []
         before = self.last_steps[0].observations(self.leaves) if self.restart else None
-        for i, action in enumerate(actions):
+        progress = self.last_steps[0].progress.tolist()
+        for i, (action, (ret, length)) in enumerate(zip(actions, progress)):
             try:
                 obs, reward, terminated, truncated, info = self.envs[i].step(action)
                 first, failed = None, False
@@ -568,30 +569,32 @@ class Envs:
             reward = float(reward)
             if not math.isfinite(reward):
                 raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
-            self.returns[i] += reward
-            self.lengths[i] += not failed
+            ret, length = ret + reward, length + (not failed)
             if terminated or truncated:
                 if not terminated:
                     finals.append((i, before[i] if failed else [array.copy() for array in self.flatten(i, obs)]))
                 if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
-                    whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
+                    whole = {"r": ret, "l": length, **(whole if isinstance(whole, dict) else {})}
                     episodes.append((self.first_env + i, float(whole["r"]), int(whole["l"]), info.get("eval", {})))
-                self.returns[i], self.lengths[i] = 0.0, 0
+                ret, length = 0.0, 0
                 self.restarts[i] *= failed
                 obs = first if failed else self.begin(i)
             observations.append(self.flatten(i, obs))
-            outcomes.append((reward, terminated, truncated and not terminated))
-        return self.finish(observations, np.array(outcomes, np.float32), finals, episodes)
+            outcomes.append((reward, terminated, truncated and not terminated, ret, length))
+        return self.finish(observations, outcomes, finals, episodes)
 
-    def finish(self, observations: list, outcomes: np.ndarray, finals: list, episodes: list) -> Step:
-        for i, arrays in finals:
-            self.check([i], *collate(self.leaves, [arrays]))
+    def finish(self, observations: list, outcomes: list[tuple], finals: Sequence = (), episodes: Sequence = ()) -> Step:
+        """The step of all environments, after a check of its observations; outcomes: see BEGINS."""
+        if finals:
+            where, arrays = zip(*finals)
+            self.check(where, *collate(self.leaves, arrays))
         parts, counts = collate(self.leaves, observations)
         self.check(range(len(observations)), parts, counts)
+        outcomes = np.array(outcomes, np.float64)
         finals = [(self.first_env + i, arrays) for i, arrays in finals]
-        step = Step(parts, counts, outcomes[:, 0], outcomes[:, 1] > 0, outcomes[:, 2] > 0, finals, episodes)
-        self.last_steps = [step]
-        return step
+        self.last_steps = [Step(parts, counts, outcomes[:, 0].astype(np.float32), outcomes[:, 1] > 0,
+                                outcomes[:, 2] > 0, outcomes[:, 3:], finals, list(episodes))]
+        return self.last_steps[0]
 
     def send(self, actions: list, lane: int = 0) -> None:
         """With `receive` the two halves of a step, as in WorkerEnvs."""
@@ -658,7 +661,7 @@ class Envs:
         episode begins anew there."""
         states, step = [], self.last_steps[0]
         for i, (env, observation) in enumerate(zip(self.envs, step.observations(self.leaves))):
-            limit, inner, z = find_wrapper(env, gym.wrappers.TimeLimit), env.unwrapped, find_wrapper(env, AgentZ)
+            inner, (ret, length) = env.unwrapped, step.progress[i].tolist()
             try:  # some have a set_state with another meaning, but then no get_state
                 both = hasattr(inner, "get_state") and hasattr(inner, "set_state")
                 pack(saved := inner.get_state() if both else None)
@@ -666,11 +669,12 @@ class Envs:
                 say(f"env {self.first_env + i}, get_state: {type(error).__name__}: {error}")
                 saved = None
             states.append({
-                "env": saved, "rng": env.unwrapped.np_random.bit_generator.state,
-                "elapsed": limit and limit._elapsed_steps, "z": z and (z.z, z.rng.bit_generator.state),
+                "env": saved, "rng": inner.np_random.bit_generator.state,
+                "z": (env.z, env.rng.bit_generator.state) if isinstance(env, AgentZ) else None,
+                "elapsed": env.get_wrapper_attr("_elapsed_steps") if env.has_wrapper_attr("_elapsed_steps") else None,
                 "observation": observation, "reward": float(step.reward[i]),
                 "ends": [bool(step.terminated[i]), bool(step.truncated[i])],
-                "return": self.returns[i], "length": self.lengths[i], "restarts": self.restarts[i]})
+                "return": ret, "length": int(length), "restarts": self.restarts[i]})
         return states
 
     def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
@@ -678,27 +682,25 @@ class Envs:
         self.seed, self.num_steps, states = saved
         observations, outcomes = [], []
         for i, (env, state) in enumerate(zip(self.envs, states)):
-            self.restarts[i], z = state.get("restarts", 0), find_wrapper(env, AgentZ)
+            self.restarts[i] = state.get("restarts", 0)
             if state["env"] is None:
                 if state["rng"] is not None:
                     env.unwrapped.np_random.bit_generator.state = state["rng"]
-                    if z:
-                        z.rng.bit_generator.state = state["z"][1]
-                first = self.begin(i, None if state["rng"] else self.new_seed(i, 1))
-                state |= {"observation": self.flatten(i, first), "reward": 0.0, "ends": [True, False],
-                          "return": 0.0, "length": 0}
-            else:
-                self.begin(i, 0)
-                env.unwrapped.set_state(state["env"])
-                if z:
-                    z.z, z.rng.bit_generator.state = state["z"]
-                if (limit := find_wrapper(env, gym.wrappers.TimeLimit)) is not None:
-                    limit._elapsed_steps = state["elapsed"]
-            self.returns[i], self.lengths[i] = state["return"], state["length"]
+                    if isinstance(env, AgentZ):
+                        env.rng.bit_generator.state = state["z"][1]
+                observations.append(self.flatten(i, self.begin(i, None if state["rng"] else self.new_seed(i, 1))))
+                outcomes.append(BEGINS)
+                continue
+            self.begin(i, 0)
+            env.unwrapped.set_state(state["env"])
+            if isinstance(env, AgentZ):
+                env.z, env.rng.bit_generator.state = state["z"]
+            if state["elapsed"] is not None:  # by gymnasium's TimeLimit
+                env.set_wrapper_attr("_elapsed_steps", state["elapsed"])
             observations.append([np.asarray(array, leaf.dtype) for array, leaf in
                                  zip(state["observation"], self.leaves)])
-            outcomes.append((state["reward"], *state["ends"]))
-        return self.finish(observations, np.array(outcomes, np.float32), [], [])
+            outcomes.append((state["reward"], *state["ends"], state["return"], state["length"]))
+        return self.finish(observations, outcomes)
 
     def close(self) -> None:
         for i, env in enumerate(self.envs):
@@ -708,23 +710,16 @@ class Envs:
                 say(f"env {self.first_env + i}, close: {type(error).__name__}: {error}")
 
 
-def find_wrapper(env: gym.Env, kind: type) -> gym.Wrapper | None:
-    while isinstance(env, gym.Wrapper) and not isinstance(env, kind):
-        env = env.env
-    return env if isinstance(env, kind) else None
-
-
-def work(pipe, unused: list, parent: int, *args) -> None:
-    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand: the
-    size of a new buffer is in the reply, and its file descriptor follows; it has no name that anybody has to unlink. A
-    worker leaves when its parent is gone, even from within an environment's step."""
-    # Signals to the whole group arrive here, too, but the parent decides; it needs the workers for its last checkpoint
+def obey_parent(inherited: list, parent: int) -> None:
+    """Makes this child process leave signals to its parent and leave when that is gone, even from within a step of an
+    environment; closes the pipes that it inherited from it."""
+    # Signals to the whole group arrive here, too, but the parent decides; it needs the children for its last checkpoint
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(30))
     if sys.platform == "linux":  # PR_SET_PDEATHSIG works even while an environment holds the interpreter's lock
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    for inherited in unused:
-        inherited.close()
+    for pipe in inherited:
+        pipe.close()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -732,10 +727,16 @@ def work(pipe, unused: list, parent: int, *args) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def work(pipe, inherited: list, parent: int, *args) -> None:
+    """A worker process: steps its environments and writes the leaves to shared memory, which doubles on demand: the
+    size of a new buffer is in the reply, and its file descriptor follows; it has no name that anybody has to unlink."""
+    obey_parent(inherited, parent)
     buffer = np.empty(0, np.uint8)
     try:
         envs = Envs(*args)
-        while (request := pipe.recv()) is not None:
+        while request := pipe.recv():
             reply = getattr(envs, request[0])(*request[1:])
             if not isinstance(reply, Step):
                 pipe.send((0, None, reply))
@@ -766,6 +767,12 @@ class WorkerLost(RuntimeError):
     """A worker process died or hangs."""
 
 
+class Worker(NamedTuple):
+    process: mp.process.BaseProcess | None  # None before it starts, as its pipe
+    pipe: Any
+    envs: slice  # those that it steps
+
+
 class WorkerEnvs:
     """The same N environments spread over worker processes. A worker's error is raised here, with its traceback, as is
     one that died or did not answer within `timeout` seconds (0: any time); with `restart` there is a new worker for
@@ -779,60 +786,60 @@ class WorkerEnvs:
         probe.close()
         self.makers, self.action_head, self.restart, self.timeout = makers, action_head, restart, timeout or None
         self.seed, self.num_steps = None, 0
-        self.returns, self.lengths = np.zeros(len(makers)), np.zeros(len(makers), np.int64)
-        self.workers: list[tuple] = []  # (process, pipe, slice of envs)
-        self.buffers: list[np.ndarray] = []  # the shared memory that each worker writes to
-        self.restarts: list[int] = []  # of each worker since it answered last
-        self.lanes: list[list[int]] = []  # the workers of each lane
+        self.workers: list[Worker] = []
+        self.lanes: list[range] = []  # the workers of each lane
         for lane in np.array_split(np.arange(len(makers)), num_lanes):
-            self.lanes.append([])
-            for idx in np.array_split(lane, min(num_workers // num_lanes, len(lane))):
-                self.lanes[-1].append(len(self.workers))
-                self.workers.append((None, None, slice(int(idx[0]), int(idx[-1]) + 1)))
-                self.buffers.append(np.zeros(0, np.uint8))
-                self.restarts.append(0)
-                self.start(self.lanes[-1][-1])
+            idx = np.array_split(lane, min(num_workers // num_lanes, len(lane)))
+            self.lanes.append(range(len(self.workers), len(self.workers) + len(idx)))
+            self.workers += [Worker(None, None, slice(int(envs[0]), int(envs[-1]) + 1)) for envs in idx]
+        self.buffers = [np.zeros(0, np.uint8)] * len(self.workers)  # the shared memory that each worker writes to
+        self.restarts = [0] * len(self.workers)  # of each worker since it answered last
         self.last_steps: list[Step] = [None] * num_lanes  # of each lane
-        self.before: list[list] = [[]] * num_lanes  # with `restart`, the observations of each lane at its last step
+        self.before: list = [None] * len(makers)  # with `restart`, the observation of each env at its last step
+        for k in range(len(self.workers)):
+            self.start(k)
 
     def start(self, k: int) -> None:
         """Starts worker k, in the place of the one that was there."""
         fork = "fork" in mp.get_all_start_methods()
-        context, envs = mp.get_context("fork" if fork else "spawn"), self.workers[k][2]
+        context, envs = mp.get_context("fork" if fork else "spawn"), self.workers[k].envs
         pipe, child = context.Pipe()
-        unused = [pipe, *(other for _, other, _ in self.workers if other)] if fork else []
-        args = (child, unused, os.getpid(), self.makers[envs], self.action_head, self.restart, envs.start)
+        inherited = [pipe, *(worker.pipe for worker in self.workers if worker.pipe)] if fork else []
+        args = (child, inherited, os.getpid(), self.makers[envs], self.action_head, self.restart, envs.start)
         process = context.Process(target=work, args=args, daemon=True)
         process.start()
         child.close()
-        self.workers[k] = process, pipe, envs
+        self.workers[k] = Worker(process, pipe, envs)
 
     def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i is seeded with seed + i."""
         self.seed, self.num_steps = seed, 0
         for k in range(len(self.workers)):
             self.ask(k, "reset", seed)
-        return self.join([self.join([self.answer(k) for k in ks], lane) for lane, ks in enumerate(self.lanes)])
+        return self.receive_all()
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
         for lane in range(len(self.lanes)):
             self.send(actions[self.span(lane)], lane)
-        return self.join([self.receive(lane) for lane in range(len(self.lanes))])
+        return self.receive_all()
+
+    def receive_all(self) -> Step:
+        return join_steps([self.receive(lane) for lane in range(len(self.lanes))])
 
     def span(self, lane: int) -> slice:
         """The environments of a lane."""
-        return slice(self.workers[self.lanes[lane][0]][2].start, self.workers[self.lanes[lane][-1]][2].stop)
+        return slice(self.workers[self.lanes[lane][0]].envs.start, self.workers[self.lanes[lane][-1]].envs.stop)
 
     def send(self, actions: list, lane: int = 0) -> None:
         """Begins a step of the environments of a lane."""
         self.num_steps += lane == 0
-        first = self.span(lane).start
+        mine = self.span(lane)
         if self.restart:
-            self.before[lane] = self.last_steps[lane].observations(self.leaves)
+            self.before[mine] = self.last_steps[lane].observations(self.leaves)
         for k in self.lanes[lane]:
-            envs = self.workers[k][2]
-            self.ask(k, "step", actions[envs.start - first:envs.stop - first])
+            envs = self.workers[k].envs
+            self.ask(k, "step", actions[envs.start - mine.start:envs.stop - mine.start])
 
     @section("environments")
     def receive(self, lane: int = 0) -> Step:
@@ -843,33 +850,34 @@ class WorkerEnvs:
                 steps.append(self.answer(k))
                 self.restarts[k] *= not steps[-1].episodes
             except WorkerLost as error:
-                steps.append(self.replace(k, self.before[lane], self.span(lane).start, error))
-        return self.join(steps, lane)
+                steps.append(self.replace(k, error))
+        self.last_steps[lane] = join_steps(steps)
+        return self.last_steps[lane]
 
-    def replace(self, k: int, before: list[list[np.ndarray]], first: int, error: WorkerLost) -> Step:
-        """The first step of a new worker k; before[i] is the last observation of env first + i."""
-        step, envs = None, self.workers[k][2]
-        while step is None:
-            if not self.restart or self.restarts[k] == MAX_RESTARTS:
-                raise WorkerLost(f"{error}" + f" (after {MAX_RESTARTS} restarts)" * self.restart) from None
-            say(f"{error}: restarted")
-            self.restarts[k] += 1
-            self.workers[k][1].close()
-            self.start(k)
-            seed = None if self.seed is None else self.seed + 1_000_003 * (self.num_steps + self.restarts[k])
-            self.ask(k, "reset", seed, self.num_steps)
-            try:
-                step = self.answer(k)
-            except WorkerLost as again:
-                error = again
-        idx = range(envs.start, envs.stop)
-        return step._replace(terminated=~step.terminated, truncated=step.terminated, finals=[
-            (i, before[i - first]) for i in idx], episodes=[
-            (i, float(self.returns[i]), int(self.lengths[i]), {"restarted": 1}) for i in idx])
+    def replace(self, k: int, error: WorkerLost) -> Step:
+        """The first step of a new worker k, which truncates the episodes of its environments."""
+        envs, worn_out = self.workers[k].envs, self.restarts[k] == MAX_RESTARTS
+        if worn_out or self.before[envs.start] is None:  # None before the first step, too
+            raise WorkerLost(f"{error}" + f" (after {MAX_RESTARTS} restarts)" * worn_out) from None
+        say(f"{error}: restarted")
+        self.restarts[k] += 1
+        self.workers[k].pipe.close()
+        self.start(k)
+        seed = None if self.seed is None else self.seed + 1_000_003 * (self.num_steps + self.restarts[k])
+        self.ask(k, "reset", seed, self.num_steps)
+        try:
+            step = self.answer(k)
+        except WorkerLost as again:
+            return self.replace(k, again)
+        idx, progress = range(envs.start, envs.stop), np.concatenate([old.progress for old in self.last_steps]).tolist()
+        return step._replace(
+            terminated=~step.terminated, truncated=step.terminated, finals=[(i, self.before[i]) for i in idx],
+            episodes=[(i, progress[i][0], int(progress[i][1]), {"restarted": 1}) for i in idx])
 
     def ask(self, k: int, *request) -> None:
+        """Sends (method of Envs, *arguments) to worker k, or nothing for it to end."""
         with contextlib.suppress(OSError):  # what happened is seen in the answer
-            self.workers[k][1].send(request)
+            self.workers[k].pipe.send(request)
 
     def answer(self, k: int) -> Any:
         """The reply of worker k, a Step or what else was asked for. RuntimeError where it reports an error,
@@ -895,48 +903,31 @@ class WorkerEnvs:
         return reply._replace(parts=[[np.ndarray(shape, leaf.dtype, self.buffers[k], offset)]
                                      for leaf, (shape, offset) in zip(self.leaves, layout)])
 
-    def join(self, steps: list[Step], lane: int | None = None) -> Step:
-        """One step of all these environments, which are those of a lane."""
-        counts = {group: np.concatenate([step.counts[group] for step in steps]) for group in steps[0].counts}
-        reward, terminated, truncated = (np.concatenate([step[k] for step in steps]) for k in (2, 3, 4))
-        finals, episodes = (sum((getattr(step, name) for step in steps), []) for name in ("finals", "episodes"))
-        parts = [sum(arrays, []) for arrays in zip(*[step.parts for step in steps])]
-        step = Step(parts, counts, reward, terminated, truncated, finals, episodes)
-        if lane is not None:
-            envs, going_on, self.last_steps[lane] = self.span(lane), ~(terminated | truncated), step
-            self.returns[envs] = (self.returns[envs] + reward) * going_on
-            self.lengths[envs] = (self.lengths[envs] + 1) * going_on
-        return step
-
     def state(self) -> list[dict]:
         """As Envs.state. The environments of a worker that is lost have none; the next step deals with it."""
         for k in range(len(self.workers)):
             self.ask(k, "state")
         states = []
-        for k, (_, _, envs) in enumerate(self.workers):
+        for k, worker in enumerate(self.workers):
             try:
                 states += self.answer(k)
             except WorkerLost as error:
                 say(error)
-                states += [{"env": None, "rng": None} for _ in range(envs.start, envs.stop)]
+                states += [{"env": None, "rng": None} for _ in range(worker.envs.start, worker.envs.stop)]
         return states
 
     def restore(self, saved: tuple[int | None, int, list[dict]]) -> Step:
         self.seed, self.num_steps, states = saved
-        for k, (_, _, envs) in enumerate(self.workers):
-            self.ask(k, "restore", (self.seed, self.num_steps, states[envs]))
-        step = self.join([self.join([self.answer(k) for k in ks], lane) for lane, ks in enumerate(self.lanes)])
-        self.returns, self.lengths = (np.array([0 if state["env"] is None else state[name] for state in states])
-                                      for name in ("return", "length"))
-        return step
+        for k, worker in enumerate(self.workers):
+            self.ask(k, "restore", (self.seed, self.num_steps, states[worker.envs]))
+        return self.receive_all()
 
     def close(self) -> None:
         for k in range(len(self.workers)):
-            with contextlib.suppress(OSError):
-                self.workers[k][1].send(None)
-        for process, _, _ in self.workers:
-            process.join(timeout=5)
-            process.kill()
+            self.ask(k)
+        for worker in self.workers:
+            worker.process.join(timeout=5)
+            worker.process.kill()
 
 
 def element_groups(leaves: list[Leaf]) -> list[str]:
@@ -1037,21 +1028,6 @@ class Storage:
         self.size += len(counts[None])
         self.index = {}
 
-    def pop(self) -> None:
-        """Forgets the step that was appended last."""
-        counts = self.steps.pop()
-        self.num_rows = [num - int(counts[leaf.group].sum()) for num, leaf in zip(self.num_rows, self.leaves)]
-        self.size, self.index = self.size - len(counts[None]), {}
-
-    def last(self, num: int) -> list[tuple[list[list[np.ndarray]], dict[str | None, np.ndarray]]]:
-        """(parts, counts) of the last `num` steps or of all that there are, as `append` takes them."""
-        steps, stops = [], list(self.num_rows)
-        for counts in self.steps[::-1][:num]:
-            starts = [stop - int(counts[leaf.group].sum()) for stop, leaf in zip(stops, self.leaves)]
-            steps.insert(0, ([[v[a:b].cpu().numpy()] for v, a, b in zip(self.values, starts, stops)], counts))
-            stops = starts
-        return steps
-
     def latest(self) -> Obs:
         """The step that was appended last, as views."""
         num = {group: int(counts.sum()) for group, counts in self.steps[-1].items()}
@@ -1106,11 +1082,10 @@ class Storage:
             valid, padded = valid + num * row_bytes, padded + largest * self.size * row_bytes
             if leaf.group:
                 stats[f"charts/rows/{leaf.group}"] = num / self.size
-        nodes = [num / self.size for leaf, num in zip(self.leaves, self.num_rows) if str(leaf.group).endswith(".nodes")]
-        if nodes:
-            stats["charts/nodes_per_graph"] = nodes[0]
-        stats["charts/obs_bytes_per_step"] = valid / self.size
-        return stats | {"charts/padding_avoided": 1 - valid / padded if padded else 0.0}
+                if leaf.group.endswith(".nodes"):
+                    stats.setdefault("charts/nodes_per_graph", num / self.size)
+        return stats | {"charts/obs_bytes_per_step": valid / self.size,
+                        "charts/padding_avoided": 1 - valid / padded if padded else 0.0}
 
 
 # --- end shared: ragged observations ---
@@ -1259,8 +1234,7 @@ class Encoder(nn.Module):
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         links = [leaf.path for leaf in leaves if leaf.kind == "links"]
         self.links = {path.removesuffix("edge_links") + "nodes": path for path in links}
-        edges = {nodes: nodes.removesuffix("nodes") + "edges" for nodes in self.links}
-        self.edges = {nodes: path for nodes, path in edges.items() if path in rows}
+        self.edges = {nodes: path for nodes in self.links if (path := nodes.removesuffix("nodes") + "edges") in rows}
         self.groups = {}  # nodes of a graph, or a set -> its leaves
         for leaf in leaves:
             if leaf.group is not None and leaf.group not in self.links.values():
@@ -1279,11 +1253,9 @@ class Encoder(nn.Module):
         features, elements = [self.rows[key(path)](obs[path]) for path in self.dense], {}
         for group, paths in self.groups.items():
             x = torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
-            graph = ()
-            if group in self.links:
-                graph = (obs[self.links[group]].values.t().contiguous(),)
-                if group in self.edges:
-                    graph += (self.rows[key(self.edges[group])](obs[self.edges[group]].values),)
+            graph = [obs[self.links[group]].values.t().contiguous()] if group in self.links else []
+            if group in self.edges:
+                graph.append(self.rows[key(self.edges[group])](obs[self.edges[group]].values))
             elements[group] = self.nets[key(group)](x, *graph)
             features.append(self.pool(elements[group], obs[paths[0]].ptr))
         return torch.cat(features, 1), elements
@@ -1379,6 +1351,14 @@ def compile_networks(agent: nn.Module, mode: str) -> list[Compiled]:
     for module in networks:
         module.forward = Compiled(module, mode)
     return [module.forward for module in networks]
+
+
+def compile_stats(networks: list[Compiled]) -> dict[str, float]:
+    """What is logged of networks that were compiled."""
+    if not networks:
+        return {}
+    spare = 1 - sum(network.valid for network in networks) / sum(network.filled for network in networks)
+    return {"charts/compilations": sum(len(network.shapes) for network in networks), "charts/spare_rows": spare}
 
 
 def key(path: str) -> str:
@@ -1852,8 +1832,7 @@ class Actor:
 
     def act(self, step: Step, greedy: bool = False, lane: int = 0) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """(action [N, columns], log_prob [N], value [N], what else the loss needs) for the observations of `step`, of
-        all environments or of those of one lane. An
-        episode that begins with them remembers nothing."""
+        all environments or of those of one lane. An episode that begins with them remembers nothing."""
         self.storage.append(step.parts, step.counts)
         memory = self.memory[lane]
         previous, age = self.previous(step.reward, lane), memory.begin(step.terminated | step.truncated)
@@ -1997,11 +1976,10 @@ class Ranks:
         return gathered
 
     def gather(self, value: Any) -> list:
-        """The values of all ranks, on rank 0; a list of None on the others."""
-        gathered = [None] * self.size
-        if self.size == 1:
-            return [value]
-        dist.gather_object(value, gathered if self.rank == 0 else None)
+        """The values of all ranks, on rank 0; the others get their own value instead of each."""
+        gathered = [value] * self.size
+        if self.size > 1:
+            dist.gather_object(value, gathered if self.rank == 0 else None)
         return gathered
 
     def share(self, value: Any) -> Any:
@@ -2175,8 +2153,8 @@ def load_model(path: str, agent: nn.Module, device: torch.device) -> None:
         raise ValueError(f"--load-model {path}: its network is not the one that the flags describe: {error}") from None
 
 
-class Stopped(Exception):
-    """SIGINT or SIGTERM was received; holds its number."""
+class Stopped(SystemExit):
+    """SIGINT or SIGTERM was received; the exit code is 128 and its number."""
 
 
 class Signals:
@@ -2186,9 +2164,13 @@ class Signals:
     received: int | None = None
 
     def __enter__(self) -> None:
-        self.received = None
+        self.received, self.handlers = None, {}
         if threading.current_thread() is threading.main_thread():
             self.handlers = {number: signal.signal(number, self.note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def __exit__(self, *error) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
 
     def note(self, number: int, frame) -> None:
         if self.received:
@@ -2200,17 +2182,12 @@ class Signals:
 
     def check(self) -> None:
         if self.received:
-            raise Stopped(self.received)
+            raise Stopped(128 + self.received)
 
     def agree(self) -> None:
         """Stops all ranks if one of them was told to."""
         self.received = max(ranks.gather_tensor(torch.tensor(self.received or 0))).item() or None
         self.check()
-
-    def __exit__(self, *error) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in self.handlers.items():
-                signal.signal(number, handler)
 
 
 signals = Signals()
@@ -2280,8 +2257,8 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
     paths = checkpoints_in(args.resume)
     if args.resume == "auto":
         prefix = f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__"
-        folders = glob.glob(os.path.join(glob.escape(args.run_dir), glob.escape(prefix) + "*"))
-        folders = sorted((folder for folder in folders if checkpoints_in(folder)), key=os.path.getmtime)
+        folders = glob.glob(glob.escape(os.path.join(args.run_dir, prefix)) + "*")
+        folders = sorted(filter(checkpoints_in, folders), key=os.path.getmtime)
         if not folders:
             say(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew")
             return None
@@ -2309,31 +2286,28 @@ def find_checkpoint(args) -> tuple[str, dict] | None:
 
 def compare_flags(path: str, saved: dict, args) -> None:
     """Prints the flags that are not those of the checkpoint; ValueError where it cannot be gone on from with them."""
-    flag = lambda name, value: f"--{name.replace('_', '-')} {value}"
     runtime = ("resume", "batch_size", "minibatch_size", "num_iterations")
-    changed = [name for name, value in vars(args).items() if saved.get(name) != value and name not in runtime]
-    for name in changed:
-        say(f"--resume: {flag(name, vars(args)[name])}, it was {saved.get(name)}")
-    fixed = [name for name in ("env_id", "env_kwargs", "agent_z", "mask_obs", "num_envs", "double_buffer",
-                               "world_size", "obs_shifts", "action_shifts", "reward_shifts", "memory_length")
-             if name in changed and name in saved]
-    if fixed:
-        raise ValueError(f"--resume {path}: {flag(fixed[0], vars(args)[fixed[0]])} where the checkpoint has "
-                         f"{saved.get(fixed[0])}")
+    changed = {name: f"--{name.replace('_', '-')} {value}" for name, value in vars(args).items()
+               if saved.get(name) != value and name not in runtime}
+    for name, flag in changed.items():
+        say(f"--resume: {flag}, it was {saved.get(name)}")
+    for name in ("env_id", "env_kwargs", "agent_z", "mask_obs", "num_envs", "double_buffer", "world_size", "obs_shifts",
+                 "action_shifts", "reward_shifts", "memory_length"):
+        if name in changed and name in saved:
+            raise ValueError(f"--resume {path}: {changed[name]} where the checkpoint has {saved[name]}")
 
 
 def random_state(rng: np.random.Generator) -> dict:
     """The state of all random generators outside the environments."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(), "cuda": cuda,
-            "minibatches": rng.bit_generator.state}
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all(), "minibatches": rng.bit_generator.state}
 
 
 def set_random_state(state: dict, rng: np.random.Generator) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+    if len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
     rng.bit_generator.state = state["minibatches"]
 
@@ -2431,13 +2405,11 @@ class Logger:
         self.path, self.writer, self.failing, self.silent = path, None, False, ranks.rank > 0
         self.pending: list[tuple] = []  # entries of the log that are not in its file yet
         self.files: list[Callable[[], None]] = []  # what writes files that are not written yet
-        self.flushed = None if state is None else step  # what a log file holds beyond this step is not valid
-        self.recent, self.restarts, self.seconds = deque(maxlen=100), 0, 0.0
+        self.flushed = -1 if state is None else step  # what a log file holds beyond this step is not valid
+        state = state or {"recent": [], "restarts": 0, "seconds": 0.0}
+        self.recent, self.restarts = deque(state["recent"], maxlen=100), state["restarts"]
         self.num_tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 0
         self.first_env = ranks.rank * args.num_envs
-        if state is not None:
-            self.recent.extend(state["recent"])
-            self.restarts, self.seconds = state["restarts"], state["seconds"]
         if args.track and not self.silent:
             import wandb
 
@@ -2450,7 +2422,7 @@ class Logger:
         self.write()
         self.bar = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, dynamic_ncols=True,
                         disable=self.silent)
-        self.start = time.time() - self.seconds
+        self.start = time.time() - state["seconds"]
 
     def episode(self, step: int, env: int, episodic_return: float, length: int, info: dict) -> None:
         self.recent.append(episodic_return)
@@ -2485,8 +2457,7 @@ class Logger:
             return True
         self.files += files
         try:
-            if self.writer is None:
-                self.writer = self.open()
+            self.writer = self.writer or self.open()
             for method, *values in self.pending:
                 getattr(self.writer, method)(*values)
             self.writer.flush()
@@ -2495,14 +2466,15 @@ class Logger:
             while self.files:
                 self.files[0]()
                 self.files.pop(0)
+            self.failing = False
         except OSError as error:
             if not self.failing:
                 say(f"\ncannot write to {self.path}: {error}; training goes on, and the files will be tried again")
-            self.failing = True
-            self.abandon()
-            return False
-        self.failing = False
-        return True
+            self.failing, writer, self.writer = True, self.writer, None  # the file may hold some of what is pending
+            if writer is not None:
+                with contextlib.suppress(OSError):
+                    writer.close()
+        return not self.failing
 
     def open(self) -> SummaryWriter:
         """A new file of the log, which takes back what the others hold beyond `flushed`. It must sort after them, by
@@ -2514,15 +2486,7 @@ class Logger:
         pattern = os.path.join(glob.escape(self.path), "events.out.tfevents.{:010d}.*")
         while glob.glob(pattern.format(int(time.time()))):
             time.sleep(0.05)
-        return SummaryWriter(self.path, max_queue=1000, purge_step=None if self.flushed is None else self.flushed + 1)
-
-    def abandon(self) -> None:
-        """Gives up the present file of the log, in which some of what is pending may be."""
-        self.flushed = -1 if self.flushed is None else self.flushed
-        with contextlib.suppress(OSError):
-            if self.writer is not None:
-                self.writer.close()
-        self.writer = None
+        return SummaryWriter(self.path, max_queue=1000, purge_step=self.flushed + 1)
 
     def checkpoint(self, step: int, state: dict, keep: int) -> bool:
         """Saves `state` as the newest of `keep` checkpoints. False if that failed; then it is not tried again."""
@@ -2541,24 +2505,35 @@ class Logger:
 
     def save_table(self, rows: list[dict], step: int) -> None:
         """Prints and logs the evaluation's table; eval.md holds it too, eval.csv the costs themselves."""
-        say(eval_table(rows), sys.stdout)
-        self.pending.append(("add_text", "evaluation", eval_table(rows), step))
+        table, lines = eval_table(rows), [rows[0], *(row.values() for row in rows)]
+        say(table, sys.stdout)
+        self.pending.append(("add_text", "evaluation", table, step))
 
         def files() -> None:
-            with open(os.path.join(self.path, "eval.md"), "w") as file:
-                file.write(eval_table(rows) + "\n")
-            with open(os.path.join(self.path, "eval.csv"), "w") as file:
-                file.writelines(",".join(map(str, line)) + "\n" for line in [rows[0], *(row.values() for row in rows)])
+            Path(self.path, "eval.md").write_text(table + "\n")
+            Path(self.path, "eval.csv").write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
 
         self.write(files)
 
-    def save_profile(self) -> None:
-        """Prints the seconds of each section of the training, profile.md holds them too."""
-        total = time.time() - self.start - self.seconds
+    @contextlib.contextmanager
+    def profile(self) -> Iterator[Callable[[], None]]:
+        """--profile: prints the seconds of each section within, profile.md holds them too, and trace.json a trace of
+        the third update. What it yields is to be called after each update."""
+        section.on, section.seconds, section.calls, start = True, {}, {}, time.time()
+        path = os.path.join(self.path, "trace.json")
+        schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
+        try:
+            with torch.profiler.profile(schedule=schedule, on_trace_ready=lambda trace: self.write(
+                    partial(trace.export_chrome_trace, path))) as trace:
+                yield trace.step
+        finally:
+            section.on = False
+        total = time.time() - start
         rows = sorted(section.seconds.items(), key=itemgetter(1), reverse=True)
         rows.append(("everything else", total - sum(section.seconds.values())))
         table = ["| section | calls | seconds | share |", "| --- | --- | --- | --- |"]
         table += [f"| {k} | {section.calls.get(k, '')} | {v:.2f} | {v / total:.1%} |" for k, v in rows]
+        self.end_bar()
         say("\n".join(table), sys.stdout)
         self.write(lambda: Path(self.path, "profile.md").write_text("\n".join(table) + "\n"))
 
@@ -2573,6 +2548,19 @@ class Logger:
                 self.writer.close()
         else:
             say(f"{self.path}: {len(self.pending)} entries of the log and {len(self.files)} files are lost")
+
+
+def finish(agent: nn.Module, logger: Logger, step: int, args, device: torch.device) -> list[dict]:
+    """Saves the model, evaluates it, saves the video, as the flags say. The rows of the evaluation's table."""
+    logger.end_bar()
+    if args.save_model:
+        logger.write(lambda: save_model(os.path.join(logger.path, "model.pt"), agent, args))
+    rows = evaluate(agent, args, device)
+    if rows:
+        logger.save_table(rows, step)
+    if args.capture_video:
+        logger.write(lambda: save_video(os.path.join(logger.path, "episode.gif"), agent, args, device))
+    return rows
 
 
 # --- end shared: checkpoint and evaluation ---
@@ -2635,48 +2623,27 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
             "ranks": ranks.gather(mine) if whole else None}, args.keep_checkpoints)
 
     due, before = False, None
-    first, trace = iteration, torch.profiler.profile() if args.profile and ranks.rank == 0 else None
-    section.on, section.seconds, section.calls = args.profile, {}, {}
     try:
-        while iteration < args.num_iterations:
-            if trace and iteration == first + 2:
-                trace.start()
-            anneal(optimizer, actor, iteration / args.num_iterations, args)
-            before = iteration, *copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
-            rollout = collect(actor, envs, args, logger.episode)
-            logs = update(agent, optimizer, actor, rollout, rng, args)
-            agent.encoder.observe(actor.storage)  # after the update: it must see what collection saw
-            iteration += 1
-            logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-            if compiled:
-                logs["charts/compilations"] = sum(len(network.shapes) for network in compiled)
-                logs["charts/spare_rows"] = 1 - sum(n.valid for n in compiled) / sum(n.filled for n in compiled)
-            logger.update(global_step(), logs | actor.storage.stats())
-            due |= args.checkpoint_every > 0 and iteration % args.checkpoint_every == 0
-            due |= args.checkpoint_every > 0 and iteration == args.num_iterations
-            due = due and not ranks.share(checkpoint())  # one that could not be written stays due
-            if trace and iteration == first + 3:
-                trace.stop()
-                logger.write(partial(trace.export_chrome_trace, os.path.join(folder, "trace.json")))
-            signals.agree()
-        logger.end_bar()
-        section.on = False
-        if args.profile:
-            logger.save_profile()
-        if ranks.rank > 0:
-            return []
-        if args.save_model:
-            logger.write(lambda: save_model(os.path.join(folder, "model.pt"), agent, args))
-        rows = evaluate(agent, args, device)
-        if rows:
-            logger.save_table(rows, global_step())
-        if args.capture_video:
-            logger.write(lambda: save_video(os.path.join(folder, "episode.gif"), agent, args, device))
-        return rows
-    except Stopped as stop:
+        with logger.profile() if args.profile else contextlib.nullcontext(lambda: None) as end_of_update:
+            while iteration < args.num_iterations:
+                anneal(optimizer, actor, iteration / args.num_iterations, args)
+                before = iteration, *copy.deepcopy((agent.state_dict(), optimizer.state_dict()))
+                rollout = collect(actor, envs, args, logger.episode)
+                logs = update(agent, optimizer, actor, rollout, rng, args)
+                agent.encoder.observe(actor.storage)  # after the update: it must see what collection saw
+                iteration += 1
+                logs["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+                logger.update(global_step(), logs | actor.storage.stats() | compile_stats(compiled))
+                if args.checkpoint_every > 0:
+                    due |= iteration % args.checkpoint_every == 0 or iteration == args.num_iterations
+                due = due and not ranks.share(checkpoint())  # one that could not be written stays due
+                end_of_update()
+                signals.agree()
+        return finish(agent, logger, global_step(), args, device) if ranks.rank == 0 else []
+    except Stopped:
         if iteration < args.num_iterations:
             checkpoint()
-        raise SystemExit(128 + stop.args[0]) from None
+        raise
     except FloatingPointError as error:
         checkpoint(before)  # from before the bad update
         raise FloatingPointError(f"update {iteration + 1}, after {envs.num_steps} steps of {args.num_envs} envs: "
@@ -2688,25 +2655,22 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
             raise SystemExit(128 + signals.received) from None
         raise
     finally:
-        section.on = False
         logger.close()
         ranks.stop()
 
 
 def check_numbers(args) -> None:
     """ValueError for a number that makes no sense in any script."""
-    at_least = {0: ["num_workers", "env_timeout", "checkpoint_every", "total_timesteps", "eval_episodes",
-                    "eval_samples", "learning_rate", "gamma", "gae_lambda", "clip_coef", "max_grad_norm"],
-                1: ["num_envs", "num_steps", "num_minibatches", "update_epochs", "keep_checkpoints", "gnn_layers",
-                    "gnn_dim"],
-                -math.inf: ["ent_coef", "vf_coef"]}
-    for least, names in at_least.items():
-        for name in names:
-            value, most = getattr(args, name), 1.0 if name in ("gamma", "gae_lambda") else math.inf
+    counts = "num_envs num_steps num_minibatches update_epochs keep_checkpoints gnn_layers gnn_dim"
+    not_negative = ("num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
+                    "clip_coef max_grad_norm")
+    for names, least, most, limits in (
+            (counts, 1, math.inf, ", at least 1"), (not_negative, 0, math.inf, ", at least 0"),
+            ("gamma gae_lambda", 0, 1, ", at least 0 and at most 1"), ("ent_coef vf_coef", -math.inf, math.inf, "")):
+        for name in names.split():
+            value = getattr(args, name)
             if not least <= value <= most or math.isinf(value) and name != "max_grad_norm":
-                limits = f"at least {least}" + f" and at most {most:g}" * (most < math.inf)
-                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed" +
-                                 f", {limits}" * (least > -math.inf))
+                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed{limits}")
     if min(args.hidden_dims, default=1) < 1:
         raise ValueError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
     if args.seed < 0:

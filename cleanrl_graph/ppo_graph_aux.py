@@ -9,8 +9,9 @@ Rooms: Args, environments, ragged observations, encoder, (memory: none in this s
 losses, agent, loss, PPO, checkpoint and evaluation, main. `diff ppo_graph.py ppo_graph_aux.py` shows the idea: --aux
 reconstruct decodes the observation, --aux predict the encoding of the next one; --demos adds behaviour cloning of
 recorded steps to each minibatch, with a weight that falls to 0 (--bc-anneal), since demonstrators are seldom optimal,
-after --bc-updates gradient steps of it alone before the first rollout. --pg-coef 0 --vf-coef 0 --ent-coef 0 --bc-anneal 0 clones alone. Demonstrations go through the storage, encoder and
-action head of the agent, so that all observations and all actions have all of these losses.
+after --bc-updates gradient steps of it alone before the first rollout. --pg-coef 0 --vf-coef 0 --ent-coef 0
+--bc-anneal 0 clones alone. Demonstrations go through the storage, encoder and action head of the agent, so that all
+observations and all actions have all of these losses.
 
 Papers: auxiliary tasks (Jaderberg et al. 2017, arXiv:1611.05397), GraphMAE (Hou et al. 2022, arXiv:2205.10803), SPR
 (Schwarzer et al. 2021, arXiv:2007.05929), behaviour cloning beside the policy gradient with a falling weight
@@ -1890,8 +1891,8 @@ def check_flags(args) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: a finite number of at least 0" +
                              f" and at most {most}" * (most < math.inf) + " is needed")
     if args.bc_minibatch_size < 1 or args.bc_updates < 0:
-        raise ValueError(f"--bc-minibatch-size {args.bc_minibatch_size} --bc-updates {args.bc_updates}: at least 1, and "
-                         "at least 0, are needed")
+        raise ValueError(f"--bc-minibatch-size {args.bc_minibatch_size} --bc-updates {args.bc_updates}: at least 1, "
+                         "and at least 0, are needed")
 
 
 # ---- Loss, and what changes while the training goes on ----

@@ -147,8 +147,9 @@ def test_no_file(tmp_path):
         script.main(small_args(script, **flags, demos=str(tmp_path / "text.npz")))
     with pytest.raises(FileNotFoundError, match="missing.npz"):
         script.main(small_args(script, **flags, demos=str(tmp_path / "missing.npz")))
-    for flag, value in (("bc_anneal", 1.5), ("aux_coef", -1.0), ("bc_coef", np.inf), ("bc_minibatch_size", 0)):
-        with pytest.raises(ValueError, match=f"--{flag.replace('_', '-')} {value}"):
+    for flag, value in (("bc_anneal", 1.5), ("aux_coef", -1.0), ("bc_coef", np.inf), ("bc_minibatch_size", 0),
+                        ("bc_updates", -1)):
+        with pytest.raises(ValueError, match=f"--{flag.replace('_', '-')} {value}.* needed"):
             script.main(small_args(script, **flags, **{flag: value}))
 
 
@@ -258,6 +259,20 @@ def test_weight_falls(tmp_path):
             assert (more.demo_obs is None) == (coef == 0) and more.bc_coef == coef
     script.anneal(optimizer, actor, 0.9, small_args(script, bc_coef=2.0, bc_anneal=0.0))
     assert actor.bc_coef == 2.0
+
+
+def test_warm_start(tmp_path):
+    """--bc-updates gradient steps on the demonstrations come before the first rollout, and only there."""
+    path, env = demos_of(tmp_path)
+    args, actor, _ = set_up(partial(script.make_env, **env), demos=path, bc_updates=100,
+                          learning_rate=1e-2)
+    optimizer = torch.optim.Adam(actor.agent.parameters())
+    cloning = lambda: script.behaviour_cloning(actor.agent, actor.demos[0].latest(), actor.demos[1])[0].item()
+    losses = [cloning()]
+    for progress in (0.5, 0.0):
+        script.anneal(optimizer, actor, progress, args)
+        losses.append(cloning())
+    assert losses[1] == losses[0] and losses[2] < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize("aux", ["none", "reconstruct", "predict"])

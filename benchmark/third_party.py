@@ -79,8 +79,9 @@ def rows_of(package: Package, args: Args) -> list[dict]:
         settings = json.loads(path.read_text())
         if settings["exit_code"]:
             continue
+        kwargs = re.search(r"--env-kwargs '(.*?)'", settings["command"])
         row = {"package": package.name, "version": settings["versions"].get(package.name, ""),
-               "environment": settings["env_id"].split(":")[-1],
+               "environment": settings["env_id"].split(":")[-1] + (f" {kwargs[1]}" if kwargs else ""),
                "script": re.search(r"ppo_\w+\.py", settings["command"])[0], "steps": settings["steps"],
                "SPS": settings["SPS"], "collection mismatch": settings["collection_mismatch"], "settings": settings}
         if package.trained:
@@ -119,6 +120,8 @@ def gaps(rows: list[dict]) -> list[str]:
 
 
 def document(tables: dict[Package, list[dict]], args: Args) -> str:
+    """table.md; note.md beside it says what else should be known of these runs."""
+    note = Path(args.results) / "third_party" / "note.md"
     rows = [row for found in tables.values() for row in found]
     about = [row["settings"] for row in rows]
     unique = lambda values: ", ".join(dict.fromkeys(value for value in values if value))
@@ -134,7 +137,7 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         f"{unique(entry['versions'].get('gymnasium') for entry in about)}; {len(rows)} runs, "
         f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A csv and a json "
         "(command, commit, versions) per run: [runs](runs). The packages come from PyPI into a virtual environment of "
-        "their own.",
+        "their own.", *([note.read_text().strip()] if note.exists() else []),
         "Trainings, one seed each:", markdown(trained, COLUMNS),
         "SPS: steps per second of the training, everything included; collection mismatch: the largest |ratio - 1| of "
         f"all updates; return: mean of the first and of the last {args.episodes} episodes of the training (sampled "

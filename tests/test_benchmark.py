@@ -76,6 +76,13 @@ def finished(tmp_path_factory):
     return folder, files_of(folder)
 
 
+def test_json_of_a_finished_run(finished):
+    """X2: it holds the steps of the training and the largest mismatch of collection and training."""
+    for path in (finished[0] / "results" / "t" / "runs").glob("*.json"):
+        settings = json.loads(path.read_text())
+        assert settings["steps"] == 64 and settings["SPS"] > 0 and 0 <= settings["collection_mismatch"] < 1e-5
+
+
 def test_hash_is_that_of_the_normalised_command():
     """The order of flags, "_" or "-", "=" or a space and quotes change nothing; a value, environment or seed does."""
     key = run.make_run("a", "s.py --num-envs 2 --obs-shifts=-3:0 --env-kwargs '{\"a\": 1}'", "m:E-v0", 1).key

@@ -1899,8 +1899,8 @@ class Ranks:
         return gathered
 
     def gather(self, value: Any) -> list:
-        """The values of all ranks, on rank 0; the others get their own value instead of each."""
-        gathered = [value] * self.size
+        """The values of all ranks, on rank 0; a list of None on the others."""
+        gathered = [None if self.rank else value] * self.size
         if self.size > 1:
             dist.gather_object(value, gathered if self.rank == 0 else None)
         return gathered

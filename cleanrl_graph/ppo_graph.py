@@ -289,20 +289,41 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
 
 
 class InfoActionMask(gym.Wrapper):
-    """Moves `info["action_mask"]` into the observation, as key "action_mask"."""
+    """Moves `info["action_mask"]` into the observation, as key "action_mask" (beside key "obs", or those of a Dict)."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        mask = spaces.MultiBinary(parts_of(env.action_space, choice=False)[-1].mask.stop)
-        self.observation_space = spaces.Dict({"obs": env.observation_space, "action_mask": mask})
+        num_options, space = parts_of(env.action_space, choice=False)[-1].mask.stop, env.observation_space
+        if num_options == 0:
+            raise ValueError(f"info['action_mask'] of {env}: {env.action_space} has no Discrete part to be masked")
+        self.is_dict = isinstance(space, spaces.Dict)
+        mask = {"action_mask": spaces.MultiBinary(num_options)}
+        self.observation_space = spaces.Dict((space.spaces if self.is_dict else {"obs": space}) | mask)
+
+    def with_mask(self, obs: Any, info: dict) -> dict:
+        mask = {"action_mask": flat_mask(self.action_space, info["action_mask"])} if "action_mask" in info else {}
+        return (obs if self.is_dict else {"obs": obs}) | mask
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
-        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, info
+        return self.with_mask(obs, info), info
 
     def step(self, action):
         obs, *outcome, info = self.env.step(action)
-        return {"obs": obs, "action_mask": np.hstack(info["action_mask"])}, *outcome, info
+        return self.with_mask(obs, info), *outcome, info
+
+
+def flat_mask(space: gym.Space, mask: Any) -> np.ndarray:
+    """The entries of a mask in the format of `space.sample(mask)` (None allows all), or of one without its parts that
+    are not Discrete."""
+    if mask is None:
+        return np.ones(parts_of(space, choice=False)[-1].mask.stop, np.int8)
+    if isinstance(mask, dict):
+        mask = [flat_mask(child, mask.get(k)) for k, child in space.items()]
+    elif isinstance(mask, (tuple, list)):
+        children = space if isinstance(space, spaces.Tuple) and len(space) == len(mask) else [space] * len(mask)
+        mask = [flat_mask(child, part) for child, part in zip(children, mask)]
+    return np.concatenate(mask) if isinstance(mask, list) else np.ravel(mask)
 
 
 def make_env(env_id: str, env_kwargs: dict, mask_obs: str = "") -> gym.Env:
@@ -384,6 +405,7 @@ class Envs:
         self.leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT] + [
             leaf._replace(group=aligned[leaf.path]) for leaf in leaves if leaf.path in NOT_INPUT]
         self.options = [part.mask for part in parts_of(self.action_space, False) if part.kind == "categorical"]
+        self.is_masked = any(leaf.path == "action_mask" for leaf in self.leaves)
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
         self.returns, self.lengths = [0.0] * len(makers), [0] * len(makers)
         self.restarts = [0] * len(makers)  # since the environment's last whole episode
@@ -436,6 +458,9 @@ class Envs:
             except Exception as error:
                 first, failed = self.remake(i, f"action {action}", error), True
                 reward, terminated, truncated, info = 0.0, False, True, {"eval": {"restarted": 1}}
+            if "action_mask" in info and not self.is_masked:
+                raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: an action_mask in info, but that "
+                                 "of the first reset had none: it must be in all of them")
             reward = float(reward)
             if not math.isfinite(reward):
                 raise ValueError(f"env {self.first_env + i}, step {self.num_steps}: reward {reward}")
@@ -478,7 +503,7 @@ class Envs:
             try:
                 array = np.asarray(leaf.get(obs))
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise self.error(i, leaf, f"cannot be read: {type(error).__name__} {error}") from error
+                raise self.error(i, leaf, f"is missing or cannot be read: {type(error).__name__} {error}") from error
             if array.dtype != leaf.dtype:
                 if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
                     raise self.error(i, leaf, f"dtype {array.dtype} where {leaf.space.dtype} is declared")

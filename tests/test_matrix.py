@@ -1,0 +1,229 @@
+"""Every script x every kind of observation x every kind of action: training fits collection, every weight learns."""
+
+import re
+
+import gymnasium as gym
+import numpy as np
+import ppo_framestack
+import ppo_graph
+import ppo_gtrxl
+import ppo_lstm_sparse
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import MASK, dense_spaces, graph_space, ragged_spaces, sample, small_args, vector
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PREVIOUS = {"prev_action": True, "prev_reward": True}
+SCRIPTS = {
+    "graph": (ppo_graph, {}),
+    "framestack": (ppo_framestack, {"obs_shifts": "-2:0", "action_shifts": "-3:-1", "reward_shifts": "-2:-1"}),
+    "lstm": (ppo_lstm_sparse, {"lstm_dim": 8} | PREVIOUS),
+    "lstm_per_node": (ppo_lstm_sparse, {"lstm_dim": 8} | PREVIOUS),  # of observations with the key node_ids
+    "gtrxl": (ppo_gtrxl, {"dim": 8, "num_heads": 2, "num_layers": 1, "memory_length": 4} | PREVIOUS),
+}
+IMAGE = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+OBSERVATIONS = {
+    "box": vector(3),
+    "discrete": spaces.Discrete(5, start=-1),
+    "multidiscrete": spaces.MultiDiscrete([3, 70], start=[0, 2]),
+    "multibinary": spaces.MultiBinary((2, 2)),
+    "image": IMAGE,
+    "dict": spaces.Dict(a=vector(2), b=spaces.Discrete(3), c=spaces.MultiBinary(2), d=spaces.MultiDiscrete([2, 3])),
+    "tuple": spaces.Tuple((vector(), spaces.Sequence(spaces.Discrete(3), stack=False), spaces.Discrete(4))),
+    "graph_edges": graph_space(vector(2)),
+    "graph": graph_space(),
+    "sequence": spaces.Sequence(vector(3), stack=True),
+    "graph_image_vector": spaces.Dict(graph=graph_space(vector(2)), image=IMAGE, vector=vector(2)),
+}
+ELEMENTS = {  # what an action chooses from; beside the other observations there is a set
+    "graph_edges": lambda obs: obs.nodes, "graph": lambda obs: obs.nodes, "sequence": lambda obs: obs,
+    "tuple": lambda obs: obs[1], "graph_image_vector": lambda obs: obs["graph"].nodes}
+ACTIONS = {
+    "discrete": spaces.Discrete(3, start=1),
+    "multidiscrete": spaces.MultiDiscrete([3, 2], start=[0, -1]),
+    "box": spaces.Box(-0.5, 1, (2,), np.float32),
+    "element": spaces.Discrete(1000),
+    "pair": spaces.Tuple([spaces.Discrete(1000)] * 2),  # a node, then a node
+    "avail_actions": spaces.Discrete(1000),
+    "tuple": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2]), vector(1), spaces.MultiBinary(2))),
+    "mask": spaces.Discrete(4),
+    "info_mask": spaces.Tuple((spaces.Discrete(3), vector(1), spaces.Discrete(2, start=1))),
+}
+AUTOREGRESSIVE = ("pair", "tuple", "info_mask")
+
+
+class AnyEnv(gym.Env):
+    """Random observations of a kind, with 0 to 3 nodes, edges and rows. AssertionError for an action that is not legal.
+    Episodes of 1 to 5 steps are terminated and truncated in turn."""
+
+    def __init__(self, observation, action, with_ids=False):
+        space, extra = OBSERVATIONS[observation], {}
+        self.action_space, self.action = ACTIONS[action], action
+        self.chosen_from = ELEMENTS.get(observation)
+        if (action in ("element", "pair") or with_ids) and not self.chosen_from:
+            extra["set"] = spaces.Sequence(vector(2), stack=False)
+        if action in ("element", "pair"):
+            mask = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
+            extra["action_mask"] = MASK if action == "element" else mask
+        if action == "avail_actions":
+            extra["avail_actions"] = spaces.Sequence(vector(3), stack=True)
+        if action == "mask":
+            extra["action_mask"] = spaces.MultiBinary(4)
+        if with_ids:
+            extra["node_ids"] = spaces.Sequence(spaces.Box(-2**40, 2**40, (), np.int64), stack=True)
+        self.observation_space = spaces.Dict(obs=space, **extra) if extra else space
+        self.min_rows = 1 if action in ("element", "pair", "avail_actions") else 0
+        self.episode = -1
+
+    def observe(self):
+        """(observation, info)"""
+        rng = self.np_random
+        obs = sample(self.observation_space, rng, lambda rng: rng.integers(self.min_rows, 4))
+        keys = self.observation_space.keys() if isinstance(self.observation_space, spaces.Dict) else ()
+        rows = 0
+        if "node_ids" in keys or self.action in ("element", "pair"):
+            rows = len(self.chosen_from(obs["obs"]) if self.chosen_from else obs["set"])
+        if "node_ids" in keys:
+            obs["node_ids"] = 2**30 + rng.permutation(6)[:rows]
+        self.rows = len(obs["avail_actions"]) if self.action == "avail_actions" else rows
+        some = lambda num: (rng.permutation(num) <= rng.integers(num)).astype(np.int8)  # at least one
+        self.masks = {"mask": lambda: [some(4)], "element": lambda: [some(rows)],
+                      "info_mask": lambda: [some(3), some(2)], "pair": lambda: [some(rows), some(rows)]}.get(
+                          self.action, list)()
+        if "action_mask" in keys:
+            obs["action_mask"] = np.stack(self.masks, 1) if self.action == "pair" else self.masks[0]
+        info = {"action_mask": (self.masks[0], None, self.masks[1])} if self.action == "info_mask" else {}
+        return obs, info
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.left = self.episode + 1, int(self.np_random.integers(1, 6))
+        return self.observe()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        chosen = [action] if self.action_space.shape == () else [action[0], action[-1] - (self.action == "info_mask")]
+        assert all(mask[a] for mask, a in zip(self.masks, chosen)), "masked"
+        assert self.min_rows == 0 or max(chosen) < self.rows
+        self.left -= 1
+        truncated = self.left == 0 and self.episode % 2 == 1
+        obs, info = self.observe()
+        info["eval"] = {"truncated": truncated}
+        return obs, float(self.np_random.normal()), self.left == 0 and not truncated, truncated, info
+
+
+gym.register("Any-v0", entry_point=AnyEnv)
+
+
+def train(script, monkeypatch, **kwargs):
+    """(logs of each update, whether each episode was truncated, weights before, weights after) of main(), which writes
+    nothing."""
+    logged, truncated, agents, before, original = [], [], [], {}, script.Agent
+
+    def make_agent(*args):
+        agents.append(original(*args))
+        with torch.no_grad():  # so that the policy is not near uniform, where no error would show
+            for name, parameter in agents[0].head.named_parameters():
+                parameter.mul_(10 if name.endswith("weight") and not name.startswith("conditions") else 1)
+        before.update({name: value.clone() for name, value in agents[0].named_parameters()})
+        return agents[0]
+
+    monkeypatch.setattr(script, "Agent", make_agent)
+    monkeypatch.setattr(script.Logger, "write", lambda self, *files: True)
+    monkeypatch.setattr(script.Logger, "update", lambda self, step, scalars: logged.append(scalars))
+    monkeypatch.setattr(script.Logger, "episode", lambda self, *episode: truncated.append(episode[-1]["truncated"]))
+    script.main(small_args(script, num_steps=6, total_timesteps=36, update_epochs=1, gnn_layers=1, learning_rate=1e-2,
+                           checkpoint_every=0, **kwargs))
+    return logged, truncated, before, dict(agents[0].named_parameters())
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_all_fit_together(name, observation, action, monkeypatch):
+    """X1, X2, P1, P2, P4, P5, P6, P7: before the first gradient step of each update the probability ratio is 1, all
+    actions are legal, all losses are finite, and every weight of the network is moved."""
+    script, flags = SCRIPTS[name]
+    norm_obs = (list(OBSERVATIONS).index(observation) + list(ACTIONS).index(action)) % 2 == 1  # P3: every other one
+    logged, truncated, before, after = train(
+        script, monkeypatch, env_id="Any-v0", norm_obs=norm_obs, autoregressive=action in AUTOREGRESSIVE,
+        env_kwargs={"observation": observation, "action": action, "with_ids": name == "lstm_per_node"}, **flags)
+    assert len(logged) == 2 and True in truncated and False in truncated
+    for scalars in logged:
+        assert 0 <= scalars["debug/collection_mismatch"] < 1e-5
+        assert all(np.isfinite(value) for value in scalars.values())
+    still = [key for key, value in after.items() if torch.equal(value, before[key])]
+    still = [key for key in still if not re.fullmatch(r"head\.choices\.\d\.1\.bias", key)]  # a softmax does not see it
+    assert not still and all(value.isfinite().all() for value in after.values())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_elements_to_choose_from(name):
+    """G6, P6, X1: a head that chooses is a sentence where an observation has nothing ragged, or no avail_actions."""
+    script, flags = SCRIPTS[name]
+    for observation in OBSERVATIONS:
+        for head in ("nodes", "avail_actions"):
+            if head == "avail_actions" or observation not in ELEMENTS:
+                with pytest.raises(ValueError, match=f"--action-head {head} needs Discrete actions and exactly one"):
+                    script.main(small_args(script, env_id="Any-v0", action_head=head, **flags,
+                                           env_kwargs={"observation": observation, "action": "discrete"}))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_continuous_actions_choose_nothing(name):
+    """G6, P6, X1: neither do actions that are no indices choose, whatever the observation is."""
+    script, flags = SCRIPTS[name]
+    for head in ("nodes", "avail_actions"):
+        with pytest.raises(ValueError, match=rf"--action-head {head} needs Discrete actions.*Box"):
+            script.main(small_args(script, env_id="Any-v0", action_head=head, **flags,
+                                   env_kwargs={"observation": "graph", "action": "box"}))
+
+
+# ---- random spaces ----
+flat_actions = st.one_of(
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(spaces.MultiDiscrete),
+    st.sampled_from([spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]), spaces.MultiBinary(3),
+                     spaces.MultiBinary((2, 2)), vector(), vector(2, 2), spaces.Box(-9, 9, (1,), np.float64)]))
+action_spaces = st.recursive(flat_actions, lambda child: st.one_of(
+    st.dictionaries(st.sampled_from("zyx"), child, min_size=1, max_size=3).map(spaces.Dict),
+    st.lists(child, min_size=1, max_size=3).map(spaces.Tuple)), max_leaves=4)
+any_observations = st.recursive(st.one_of(dense_spaces, ragged_spaces), lambda child: st.one_of(
+    st.dictionaries(st.sampled_from("abcd"), child, min_size=1, max_size=3).map(spaces.Dict),
+    st.lists(child, min_size=1, max_size=3).map(spaces.Tuple)), max_leaves=4)
+
+
+class RandomSpaces(gym.Env):
+    """Random in all that it does; AssertionError for an action that is not one of its action space."""
+
+    def __init__(self, observation_space, action_space, seed):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, *, seed=None, options=None):
+        return sample(self.observation_space, self.rng), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        ends = self.rng.random(2) < 0.2
+        return sample(self.observation_space, self.rng), self.rng.random(), bool(ends[0]), bool(ends[1]), {}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(any_observations, action_spaces, st.booleans(), st.booleans(), st.integers(0, 1000))
+def test_random_spaces(observation_space, action_space, autoregressive, state_dependent_std, seed):
+    """X1, X2, P1, P4, P7: a rollout and an update of each script for whatever spaces there are."""
+    for name, (script, flags) in SCRIPTS.items():
+        args = small_args(script, num_steps=5, autoregressive=autoregressive, state_dependent_std=state_dependent_std,
+                          num_envs=2, update_epochs=1, **flags)
+        envs = script.Envs([lambda i=i: RandomSpaces(observation_space, action_space, [seed, i]) for i in range(2)])
+        args.batch_size, agent = 10, script.Agent(envs.leaves, envs.action_space, args)
+        actor, optimizer = script.Actor(agent, envs.leaves, 2, args, torch.device("cpu")), torch.optim.SGD(
+            agent.parameters(), 0.01, fused=True)
+        envs.reset(seed)
+        for _ in range(2):
+            rollout = script.collect(actor, envs, args, lambda *episode: None)
+            logs = script.update(agent, optimizer, actor, rollout, np.random.default_rng(seed), args)
+            assert 0 <= logs["debug/collection_mismatch"] < 1e-5, name

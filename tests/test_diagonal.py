@@ -82,11 +82,12 @@ class Show(gym.Env):
         if self.observation == "sequence":  # the four colours, one of which has a flag
             order = rng.permutation(4)
             return np.column_stack([COLOURS[order], order == number]).astype(np.float32), order
-        nodes = noise(int(rng.integers(2, 4)), 2)  # the sign of the edge's feature, and the side of the bright spot,
-        edges = np.array([[sign(bits[1])]])  # or the other one where the vector says so
-        swapped = int(rng.integers(2))
-        return {"graph": spaces.GraphInstance(nodes, edges, np.array([[0, 1]])), "vector": COLOURS[swapped, :2],
-                "image": self.picture([bits[0] ^ swapped, int(rng.integers(2))])}, None
+        # the sign of the edge's feature; the side of the bright spot, or where there is none a sign in the vector
+        graph = spaces.GraphInstance(noise(int(rng.integers(2, 4)), 2), np.array([[sign(bits[1])]]), np.array([[0, 1]]))
+        image, side = self.picture([bits[0], int(rng.integers(2))]), np.zeros(2, np.float32)
+        if rng.random() < 0.5:
+            image[:], side[0] = rng.integers(0, 60, image.shape), sign(bits[0])
+        return {"graph": graph, "vector": side, "image": image}, None
 
     def observe(self):
         self.numbers.append(int(self.np_random.integers(4)))
@@ -134,29 +135,45 @@ SCRIPTS = {
     "lstm": (ppo_lstm_sparse, {"lstm_dim": 32}),
     "gtrxl": (ppo_gtrxl, {"dim": 32, "num_heads": 2, "num_layers": 1, "memory_length": 3, "gate": "none"}),
 }
-CASES = [
-    ("graph", "graph", "element", {}), ("graph", "image", "box", {}), ("graph", "graph_edges", "avail_actions", {}),
+CASES = [  # script, observation, action, flags
+    ("graph", "graph", "element", {"total_timesteps": 4096}),
+    ("graph", "image", "discrete", {"total_timesteps": 6144}),
+    ("graph", "graph_edges", "discrete", {"total_timesteps": 6144}),
     ("graph", "multibinary", "tuple", {"autoregressive": True}),
-    ("framestack", "discrete", "multidiscrete", {}), ("framestack", "graph_image_vector", "discrete", {}),
+    ("framestack", "discrete", "multidiscrete", {"total_timesteps": 4096}),
+    ("framestack", "graph_image_vector", "discrete", {"total_timesteps": 6144}),
     ("framestack", "tuple", "tuple", {"autoregressive": True}),
-    ("lstm", "box", "info_mask", {}), ("lstm", "graph", "avail_actions", {}), ("lstm", "multidiscrete", "box", {}),
-    ("gtrxl", "dict", "mask", {}), ("gtrxl", "sequence", "element", {}),
+    ("lstm", "box", "info_mask", {}),
+    ("lstm", "multidiscrete", "box", {}),
+    ("lstm", "discrete", "avail_actions", {}),
+    ("gtrxl", "dict", "mask", {"total_timesteps": 6144}),
+    ("gtrxl", "sequence", "discrete", {}),
 ]
+
+
+def share_of_the_best(name, observation, action, delay, flags, run_dir):
+    """The mean return of 64 greedy episodes after a short training, 1 for the best there is."""
+    script, memory = SCRIPTS[name]
+    args = dict(total_timesteps=8192, num_envs=32, num_steps=8, learning_rate=5e-3, hidden_dims=(32,), gnn_dim=16,
+                gnn_layers=1, gamma=0.0, ent_coef=0.0, eval_episodes=64, cuda=False, run_dir=str(run_dir),
+                checkpoint_every=0)
+    kwargs = {"observation": observation, "action": action, "delay": delay}
+    rows = script.main(script.Args(env_id="Show-v0", env_kwargs=kwargs, **args | memory | flags))
+    return np.mean([row["return"] for row in rows]) / (4 - delay)
 
 
 @pytest.mark.parametrize("name, observation, action, flags", CASES, ids=["-".join(case[:3]) for case in CASES])
 def test_optimum_is_reached(name, observation, action, flags, tmp_path):
-    """X1: the greedy policy earns at least 95% of the best return; the scripts with a memory need it for that."""
-    script, memory = SCRIPTS[name]
-    delay = int(script is not ppo_graph)
-    args = dict(total_timesteps=12_288, num_envs=16, num_steps=16, learning_rate=3e-3, hidden_dims=(32,), gnn_dim=16,
-                gnn_layers=1, gamma=0.0, eval_episodes=64, cuda=False, run_dir=str(tmp_path), checkpoint_every=0)
-    kwargs = {"observation": observation, "action": action, "delay": delay}
-    rows = script.main(script.Args(env_id="Show-v0", env_kwargs=kwargs, **args | memory | flags))
-    assert 0.95 * (4 - delay) <= np.mean([row["return"] for row in rows]) <= 4 - delay
+    """X1, P1, P2, P4, P5, P6, P7: at least 95% of the best return; scripts with a memory see what counts too early."""
+    assert 0.95 <= share_of_the_best(name, observation, action, int(name != "graph"), flags, tmp_path) <= 1
+
+
+def test_memory_is_needed(tmp_path):
+    """X1: the script without one guesses each of the two parts, right one time in two."""
+    assert share_of_the_best("graph", "discrete", "multidiscrete", 1, {"total_timesteps": 2048}, tmp_path) < 0.65
 
 
 def test_every_kind_is_learned():
-    """X1: the cases have every script, and every kind of observation and action."""
-    assert [set(column) for column in list(zip(*CASES))[:3]] == [
-        set(SCRIPTS), set(Show.observations), set(Show.actions)]
+    """X1: the cases have every script, and every kind of observation and of action."""
+    kinds = [set(column) for column in list(zip(*CASES))[:3]]
+    assert kinds == [set(SCRIPTS), set(Show.observations), set(Show.actions)]

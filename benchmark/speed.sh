@@ -1,11 +1,11 @@
 #!/bin/bash
-# All tables of benchmark/results/speed/, within 20 minutes on 2 cores, and their ratios at the end; leave the machine alone
-# meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
+# The tables of benchmark/results/speed/ anew, in 20 to 25 minutes on 2 cores, and their ratios at the end; leave the machine
+# alone meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
 #
 #     bash benchmark/speed.sh
 #
 # PYTHON runs this repository, PEER_PYTHON and TRXL_PYTHON the peers (made in .venv-peers and .venv-trxl if missing, not
-# counted in the 20 minutes). CLEANRL is a folder with CleanRL's ppo.py, ppo_trxl.py and pom_env.py (downloaded at a fixed
+# counted in these minutes). CLEANRL is a folder with CleanRL's ppo.py, ppo_trxl.py and pom_env.py (downloaded at a fixed
 # commit if not given).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,17 +32,17 @@ measure() {
     echo "== $((SECONDS / 60)) min: $1" >&2
     "$PYTHON" benchmark/speed/"$@"
 }
-measure layout.py --repeats 11 --out $RESULTS/layout.md
+measure layout.py --repeats 7 --out $RESULTS/layout.md
 measure layout.py --tenfold --repeats 5 --out $RESULTS/layout_tenfold.md
-measure breakdown.py --scale 0.5 --out $RESULTS/breakdown.md
+measure breakdown.py --scale 0.25 --out $RESULTS/breakdown.md
 measure sps.py --rounds 2 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
-measure sps.py --total-timesteps 24576 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
+measure sps.py --total-timesteps 16384 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
     --out $RESULTS/sps_2_threads.md
-measure lstm_kernels.py --repeats 5 --out $RESULTS/lstm_kernels.md
+measure lstm_kernels.py --repeats 3 --out $RESULTS/lstm_kernels.md
 measure attention.py --parts memory --out $RESULTS/attention
 measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \
     --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/trxl
-measure cartpole_vs_cleanrl.py --rounds 2 --total-timesteps 150000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
+measure cartpole_vs_cleanrl.py --rounds 2 --total-timesteps 80000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
 measure time_to_475.py --rounds 2 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/time_to_475.md
 measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --num-envs 16 --out $RESULTS/scaling.md
 

@@ -5,8 +5,8 @@
     python cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0 --env-kwargs '{"size": 5}' --num-workers 4
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0  (4 GPUs or 4 groups of cores)
 
-Rooms: Args, environments, ragged observations, encoder, (memory: none here), action heads, agent, PPO, checkpoint and
-evaluation, main. Read first Agent, collect, ppo_loss, update and train: they are the algorithm. The rooms
+Rooms: Args, environments, ragged observations, encoder, (memory: none here), action heads, agent, loss, PPO, checkpoint
+and evaluation, main. Read first Agent, collect, ppo_loss, update and train: they are the algorithm. The rooms
 "environments" and "checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
 
 A leaf of the observation tree is dense (one row per step) or ragged (any number of rows per step); both are stored

@@ -3,8 +3,8 @@
     python cleanrl_graph/ppo_graph_async.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la --save-model
     python cleanrl_graph/ppo_graph_async.py --env-id your_module:YourEnv-v0 --max-lag 2 --num-workers 4
 
-Rooms: Args, environments, ragged observations, encoder, (memory: none in this script), action heads, PPO, collector,
-checkpoint and evaluation, main. `diff ppo_graph.py ppo_graph_async.py` shows the idea. Read first Agent, collect,
+Rooms: Args, environments, ragged observations, encoder, (memory: none in this script), action heads, loss, PPO,
+collector, checkpoint and evaluation, main. `diff ppo_graph.py ppo_graph_async.py` shows the idea. Read first Agent, collect,
 correct, ppo_loss, update and train: they are the algorithm. The rooms "environments", "collector" and "checkpoint and
 evaluation" are engineering (workers, faults, files): skip them at first reading.
 

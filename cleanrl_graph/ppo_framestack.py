@@ -4,8 +4,8 @@
     python cleanrl_graph/ppo_framestack.py --env-id CartPole-v1 --mask-obs 1,3 --obs-shifts -8,-4,-2,-1,0
     python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --gamma 0.5
 
-Rooms: Args, environments, ragged observations, encoder, memory (views), action heads, agent, loss, PPO, checkpoint, main.
-Read first Memory, Agent, Actor, then collect, ppo_loss, update and train: they are the algorithm. The rooms
+Rooms: Args, environments, ragged observations, encoder, memory (views), action heads, agent, loss, PPO, checkpoint,
+main. Read first Memory, Agent, Actor, then collect, ppo_loss, update and train: they are the algorithm. The rooms
 "environments" and "checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
 
 The policy sees the observations of steps t - 15 to t, the actions and rewards of t - 16 to t - 1 (flags). A step is

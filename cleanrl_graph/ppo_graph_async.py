@@ -4,9 +4,9 @@
     python cleanrl_graph/ppo_graph_async.py --env-id your_module:YourEnv-v0 --max-lag 2 --num-workers 4
 
 Rooms: Args, environments, ragged observations, encoder, (memory: none in this script), action heads, loss, PPO,
-collector, checkpoint and evaluation, main. `diff ppo_graph.py ppo_graph_async.py` shows the idea. Read first Agent, collect,
-correct, ppo_loss, update and train: they are the algorithm. The rooms "environments", "collector" and "checkpoint and
-evaluation" are engineering (workers, faults, files): skip them at first reading.
+collector, checkpoint and evaluation, main. `diff ppo_graph.py ppo_graph_async.py` shows the idea. Read first Agent,
+collect, correct, ppo_loss, update and train: they are the algorithm. The rooms "environments", "collector" and
+"checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
 
 While update k runs, the collector acts with the weights that it has: rollout k is collected by the weights after
 max(0, k - max_lag) updates, however fast either process is, so that runs can be repeated bit by bit. The policy has

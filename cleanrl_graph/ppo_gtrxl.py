@@ -5,8 +5,8 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --memory-length 100000 --prev-action --prev-reward
 
 Rooms: Args, environments, ragged observations, encoder, memory, action heads, agent, loss, PPO, checkpoint, main. Read
-first GTrXL, Agent, Actor, then collect, ppo_loss, update and train: they are the algorithm. The rooms "environments" and
-"checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
+first GTrXL, Agent, Actor, then collect, ppo_loss, update and train: they are the algorithm. The rooms "environments"
+and "checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
 
 One token per step attends to itself and to the `memory_length` steps before it of its own episode. Collection computes
 one token per step and keeps its layer inputs, once. Training runs all steps of a rollout through the transformer at

@@ -5,8 +5,8 @@
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-action --prev-reward
 
 Rooms: Args, environments, ragged observations, encoder, memory, action heads, agent, loss, PPO, checkpoint, main. Read
-first Memory, Agent, Actor, then collect, ppo_loss, update and train: they are the algorithm. The rooms "environments" and
-"checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
+first Memory, Agent, Actor, then collect, ppo_loss, update and train: they are the algorithm. The rooms "environments"
+and "checkpoint and evaluation" are engineering (workers, faults, files): skip them at first reading.
 
 Observations with the key `node_ids` (an integer per node of the graph, or element of the set) have a memory per id:
 the LSTM runs on the nodes of the present observation only, all other entries stay as they are, and there is no entry

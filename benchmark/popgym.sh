@@ -26,13 +26,16 @@ run "${cartpoles[@]}" --commands "lstm=$lstm 524288"
 # the reward depends on the present action alone: with a discount of 0 it is free of the noise of the others
 immediate="cleanrl_graph/ppo_gtrxl.py --num-envs 32 --num-layers 1 --memory-length 64 --learning-rate 1e-3 --gate none
     --gamma 0 --gae-lambda 0 --ent-coef 0 --no-clip-vloss --hidden-dims 64 --eval-episodes 100"
+run popgym:popgym-RepeatPreviousEasy-v0 --commands "recurrent=cleanrl_graph/ppo_lstm_sparse.py --prev-action --num-envs 32
+    --update-epochs 8 --learning-rate 1e-3 --gamma 0 --gae-lambda 0 --ent-coef 0 --no-clip-vloss --eval-episodes 100
+    --total-timesteps 300000"
 run popgym:popgym-RepeatPreviousMedium-v0 --commands "immediate=$immediate --total-timesteps 300000"
 run popgym:popgym-RepeatPreviousHard-v0 --commands "immediate=$immediate --num-steps 192 --total-timesteps 400000"
 
 "$PYTHON" benchmark/report.py --table $TABLE --columns steps SPS MMER final greedy --beside published.csv \
     --bounds bounds.csv --systems "ppo_framestack.py, 16 frames=framestack_*" "ppo_lstm_sparse.py=lstm_*" \
     "ppo_gtrxl.py, 1 layer=gtrxl_*" "ppo_graph.py (no memory)=memoryless_*" \
-    "ppo_gtrxl.py, 1 layer, no gates, discount 0=immediate_*" \
+    "ppo_gtrxl.py, 1 layer, no gates, discount 0=immediate_*" "ppo_lstm_sparse.py, discount 0=recurrent_*" \
     --note "MMER is the figure of the POPGym paper. Published: Morad et al., POPGym: Benchmarking Partially Observable
 Reinforcement Learning (ICLR 2023), appendix, three trials of 15 million steps each, which is 29 to 76 times the training
 of ours; read second-hand. They stand beside the nearest of our memories, and no claim of a difference follows from them." \

@@ -140,8 +140,8 @@ def train(script, monkeypatch, **kwargs):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("observation", OBSERVATIONS)
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name, observation", [
+    (name, kind) for name in SCRIPTS for kind in OBSERVATIONS if name != "lstm_per_node" or kind in ELEMENTS])
 def test_all_fit_together(name, observation, action, monkeypatch):
     """X1, X2, P1, P2, P4, P5, P6, P7: before the first gradient step of each update the probability ratio is 1, all
     actions are legal, all losses are finite, and every weight of the network is moved."""

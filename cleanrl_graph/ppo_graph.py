@@ -1657,8 +1657,8 @@ def anneal(optimizer, actor: Actor, progress: float, args) -> None:
 # --- end shared: loss ---
 
 
-# --- shared: PPO ---
-# ---- PPO: ranks, rollout, GAE, update ----
+# --- shared: ranks ---
+# ---- Ranks: the processes of torchrun ----
 class Ranks:
     """The processes that torchrun started, each with its own environments; without torchrun one that is alone."""
 
@@ -1721,6 +1721,11 @@ class Ranks:
 ranks = Ranks()
 
 
+# --- end shared: ranks ---
+
+
+# --- shared: PPO ---
+# ---- PPO: rollout, GAE, update ----
 class Rollout(NamedTuple):
     """What the loss reads, on the training device; [T * N, ...] in the order of Storage."""
 
@@ -1770,8 +1775,8 @@ def collect(actor: Actor, envs: Envs, args, on_episode: Callable) -> Rollout:
             break
     if t < T:
         signals.check()
-    for time_, where, value in cut:
-        rewards[time_, where] += args.gamma * value.cpu().numpy()
+    for t, where, value in cut:
+        rewards[t, where] += args.gamma * value.cpu().numpy()
     actions, log_probs, values, *others = (torch.cat(column) for column in zip(*records))
     next_value = torch.cat(last_values).cpu().numpy()
     advantages = gae(rewards, values.view(T, N).cpu().numpy(), dones, next_value, args.gamma, args.gae_lambda)
@@ -2294,6 +2299,28 @@ def finish(agent: nn.Module, logger: Logger, step: int, args, device: torch.devi
 # --- end shared: checkpoint and evaluation ---
 
 
+# --- shared: flags ---
+def check_numbers(args) -> None:
+    """ValueError for a number that makes no sense in any script."""
+    counts = "num_envs num_steps num_minibatches update_epochs keep_checkpoints gnn_layers gnn_dim"
+    not_negative = ("num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
+                    "clip_coef max_grad_norm")
+    for names, least, most, limits in (
+            (counts, 1, math.inf, ", at least 1"), (not_negative, 0, math.inf, ", at least 0"),
+            ("gamma gae_lambda", 0, 1, ", at least 0 and at most 1"), ("ent_coef vf_coef", -math.inf, math.inf, "")):
+        for name in names.split():
+            value = getattr(args, name)
+            if not least <= value <= most or math.isinf(value) and name != "max_grad_norm":
+                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed{limits}")
+    if min(args.hidden_dims, default=1) < 1:
+        raise ValueError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
+    if args.seed < 0:
+        raise ValueError(f"--seed {args.seed}: it must be at least 0")
+
+
+# --- end shared: flags ---
+
+
 # --- shared: main ---
 def main(args: Args) -> list[dict]:
     """Trains, evaluates, and returns the rows of the evaluation's table. A checkpoint is saved before an error is
@@ -2385,24 +2412,6 @@ def train(envs: Envs | WorkerEnvs, folder: str, saved: dict | None, rng: np.rand
     finally:
         logger.close()
         ranks.stop()
-
-
-def check_numbers(args) -> None:
-    """ValueError for a number that makes no sense in any script."""
-    counts = "num_envs num_steps num_minibatches update_epochs keep_checkpoints gnn_layers gnn_dim"
-    not_negative = ("num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
-                    "clip_coef max_grad_norm")
-    for names, least, most, limits in (
-            (counts, 1, math.inf, ", at least 1"), (not_negative, 0, math.inf, ", at least 0"),
-            ("gamma gae_lambda", 0, 1, ", at least 0 and at most 1"), ("ent_coef vf_coef", -math.inf, math.inf, "")):
-        for name in names.split():
-            value = getattr(args, name)
-            if not least <= value <= most or math.isinf(value) and name != "max_grad_norm":
-                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed{limits}")
-    if min(args.hidden_dims, default=1) < 1:
-        raise ValueError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
-    if args.seed < 0:
-        raise ValueError(f"--seed {args.seed}: it must be at least 0")
 
 
 def restore(saved: dict, agent: Agent, optimizer, actor: Actor, envs: Envs, rng: np.random.Generator, args) -> int:

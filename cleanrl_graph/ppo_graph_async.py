@@ -1657,7 +1657,8 @@ def anneal(optimizer, actor: Actor, progress: float, args) -> None:
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1.0 - progress)
 
 
-# ---- PPO: ranks, rollout, V-trace, update ----
+# --- shared: ranks ---
+# ---- Ranks: the processes of torchrun ----
 class Ranks:
     """The processes that torchrun started, each with its own environments; without torchrun one that is alone."""
 
@@ -1703,8 +1704,8 @@ class Ranks:
         return gathered
 
     def gather(self, value: Any) -> list:
-        """The values of all ranks, on rank 0; the others get their own value instead of each."""
-        gathered = [value] * self.size
+        """The values of all ranks, on rank 0; a list of None on the others."""
+        gathered = [None if self.rank else value] * self.size
         if self.size > 1:
             dist.gather_object(value, gathered if self.rank == 0 else None)
         return gathered
@@ -1720,6 +1721,10 @@ class Ranks:
 ranks = Ranks()
 
 
+# --- end shared: ranks ---
+
+
+# ---- PPO: rollout, V-trace, update ----
 class Rollout(NamedTuple):
     """What the loss reads, on the training device; [T * N, ...] in the order of Storage."""
 
@@ -2486,6 +2491,28 @@ def finish(agent: nn.Module, logger: Logger, step: int, args, device: torch.devi
 # --- end shared: checkpoint and evaluation ---
 
 
+# --- shared: flags ---
+def check_numbers(args) -> None:
+    """ValueError for a number that makes no sense in any script."""
+    counts = "num_envs num_steps num_minibatches update_epochs keep_checkpoints gnn_layers gnn_dim"
+    not_negative = ("num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
+                    "clip_coef max_grad_norm")
+    for names, least, most, limits in (
+            (counts, 1, math.inf, ", at least 1"), (not_negative, 0, math.inf, ", at least 0"),
+            ("gamma gae_lambda", 0, 1, ", at least 0 and at most 1"), ("ent_coef vf_coef", -math.inf, math.inf, "")):
+        for name in names.split():
+            value = getattr(args, name)
+            if not least <= value <= most or math.isinf(value) and name != "max_grad_norm":
+                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed{limits}")
+    if min(args.hidden_dims, default=1) < 1:
+        raise ValueError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
+    if args.seed < 0:
+        raise ValueError(f"--seed {args.seed}: it must be at least 0")
+
+
+# --- end shared: flags ---
+
+
 # ---- main ----
 def main(args: Args) -> list[dict]:
     """Trains, evaluates, and returns the rows of the evaluation's table. A checkpoint is saved before an error is
@@ -2578,24 +2605,6 @@ def train(collector: Collector, folder: str, saved: dict | None, rng: np.random.
         raise
     finally:
         logger.close()
-
-
-def check_numbers(args) -> None:
-    """ValueError for a number that makes no sense in any script."""
-    counts = "num_envs num_steps num_minibatches update_epochs keep_checkpoints gnn_layers gnn_dim"
-    not_negative = ("num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
-                    "clip_coef max_grad_norm")
-    for names, least, most, limits in (
-            (counts, 1, math.inf, ", at least 1"), (not_negative, 0, math.inf, ", at least 0"),
-            ("gamma gae_lambda", 0, 1, ", at least 0 and at most 1"), ("ent_coef vf_coef", -math.inf, math.inf, "")):
-        for name in names.split():
-            value = getattr(args, name)
-            if not least <= value <= most or math.isinf(value) and name != "max_grad_norm":
-                raise ValueError(f"--{name.replace('_', '-')} {value}: a finite number is needed{limits}")
-    if min(args.hidden_dims, default=1) < 1:
-        raise ValueError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
-    if args.seed < 0:
-        raise ValueError(f"--seed {args.seed}: it must be at least 0")
 
 
 def restore(saved: dict, agent: Agent, optimizer, rng: np.random.Generator, args) -> int:

@@ -252,12 +252,12 @@ def test_evaluation_episodes(tmp_path):
 
 
 def test_shared_blocks_are_identical():
-    """X6: the blocks that scripts share are the same bytes; a variant may have its own PPO and main."""
+    """X6: the blocks that scripts share are the same bytes; a variant may have its own loss, PPO and main."""
     assert shared_blocks.compare(SCRIPT.parent) == []
     for name in SCRIPTS:
         names = list(shared_blocks.blocks((SCRIPT.parent / f"{name}.py").read_text()))
-        blocks = ["environments", "ragged observations", "encoder", "action heads", "loss", "PPO",
-                  "checkpoint and evaluation", "main"]
+        blocks = ["environments", "ragged observations", "encoder", "action heads", "loss", "ranks", "PPO",
+                  "checkpoint and evaluation", "flags", "main"]
         may_differ = () if name in BASE else ("loss", "PPO", "main")
         assert names == [block for block in blocks if block in names or block not in may_differ]
 

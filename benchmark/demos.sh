@@ -11,8 +11,8 @@ TABLE=demos FILES=runs/demos_files RESULTS=benchmark/results/demos
 sizes='{"jobs": [5, 8], "machines": [5, 8]}'
 mkdir -p $FILES $RESULTS
 for policy in fdd_mwkr pilot; do
-    [ -f $FILES/$policy.npz ] || OMP_NUM_THREADS=1 "$PYTHON" cleanrl_graph/envs/record.py --env-kwargs "$sizes" \
-        --policy envs.job_shop:$policy --episodes 200 --out $FILES/$policy.npz
+    [ -f $FILES/$policy.npz ] || OMP_NUM_THREADS=1 "$PYTHON" cleanrl_graph/ppo_graph_aux.py --env-id envs:JobShop-v0 \
+        --env-kwargs "$sizes" --record envs.job_shop:$policy --record-episodes 200 --demos $FILES/$policy.npz
 done
 
 flags="cleanrl_graph/ppo_graph_aux.py --env-id envs:JobShop-v0 --env-kwargs '$sizes' --total-timesteps 16384

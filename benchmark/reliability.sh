@@ -9,6 +9,6 @@ PYTHON=${PYTHON:-python}
 RESULTS=benchmark/results/reliability
 export OMP_NUM_THREADS=1
 
-"$PYTHON" benchmark/reliability/inject.py --times 8 --out $RESULTS/table.md
+"$PYTHON" benchmark/reliability/kill.py --times 40 --out $RESULTS/kill.md
 "$PYTHON" benchmark/reliability/soak.py --total-timesteps 2000000 --out $RESULTS/soak.md
 "$PYTHON" benchmark/reliability/soak.py --total-timesteps 1000000 --num-workers 1 --out $RESULTS/soak_workers.md

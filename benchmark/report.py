@@ -33,7 +33,7 @@ class Args:
     default; a PATTERN alone takes the names of the runs as labels"""
     columns: tuple[str, ...] = ("steps", "SPS", "final", "greedy")
     """columns of the table: steps, SPS, minutes, final, best, MMER, greedy, and "greedy 0", "greedy 1" and so on for
-    each z of the evaluation, or each of its tasks if it has no z"""
+    the groups z_0, z_1 or task_0, task_1 of the evaluation ("greedy NAME" for a group of another name)"""
     target: float | None = None
     """adds the steps and seconds until the mean of --episodes reaches it"""
     episodes: int = 100
@@ -143,7 +143,7 @@ def mmer(run: Run, iteration: int = 65_536) -> float:
 def gaps(run: Run) -> dict[str, float]:
     """Mean gap to best_known in percent of every cost of an --eval-suite."""
     table = run.settings.get("eval") or {}
-    fixed = ("instance", "best_known", "lower_bound")
+    fixed = ("instance", "group", "best_known", "lower_bound")
     best = np.array(table.get("best_known", []))
     return {name: float(np.mean(100 * (np.array(cost) / best - 1))) for name, cost in table.items()
             if len(best) and name not in fixed}
@@ -161,10 +161,9 @@ def stats(run: Run, args: Args) -> dict[str, float]:
     if "return" in played:
         out["greedy"] = args.scale * np.mean(played["return"]) + args.offset
         of_each = {}
-        for value, ret in zip(played.get("z") or played.get("task") or [], played["return"]):
-            of_each.setdefault(value, []).append(ret)
-        if len(of_each) < len(played["return"]):
-            out |= {f"greedy {value:g}": args.scale * np.mean(ret) + args.offset for value, ret in of_each.items()}
+        for group, ret in zip(played.get("group", []), played["return"]):
+            of_each.setdefault(re.sub(r"^(z|task)_(?=\d)", "", str(group)), []).append(ret)
+        out |= {f"greedy {group}": args.scale * np.mean(ret) + args.offset for group, ret in of_each.items()}
     if args.target is not None:
         hit = np.flatnonzero(valid >= args.target)
         out["steps to target"], out["seconds to target"] = (
@@ -252,6 +251,11 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
 
 
+def short(commit: str) -> str:
+    """The first 7 digits, and "-dirty" if the scripts were changed since."""
+    return re.sub(r"^(\w{7})\w*", r"\1", commit)
+
+
 def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     settings = [run.settings for runs in groups.values() for run in runs if run.settings]
     unique = lambda values: ", ".join(dict.fromkeys(value for value in values if value))
@@ -260,7 +264,8 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     parts = [f"    bash benchmark/{args.table.removesuffix('_long')}.sh"]
     if settings:
         parts += [f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run, "
-                  f"torch {unique(entry['versions'].get('torch') for entry in settings)}, "
+                  f"torch {unique(entry['versions'].get('torch') for entry in settings)}, commit "
+                  f"{unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
                   f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} "
                   "minutes of one core altogether. A csv and a json (command, commit, versions) per run: [runs](runs)."]
     parts += args.note

@@ -51,7 +51,7 @@ PACKAGES = (
             "`MultiJobShopGraphEnv.reset(seed=...)` does not seed the instances; the adapter does."),
     Package("minigrid", "minigrid_*", 3, True,
             "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
-            "observation space MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
+            "MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
             "FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
             "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py))."),
     Package("ale-py", "atari_*", 1, True,
@@ -60,9 +60,8 @@ PACKAGES = (
             "episode. `--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; four frames in one observation "
             "(`frames`) take 28,224."),
     Package("popgym", "popgym_*", 48, False,
-            "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, spells VelocityOnly"
-            "Cartpole unlike its other CartPoles, and has a get_state without a set_state: a resumed run begins new "
-            "episodes."),
+            "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, and spells "
+            "VelocityOnlyCartpole unlike its other CartPoles."),
 )
 
 
@@ -113,7 +112,7 @@ def gaps(rows: list[dict]) -> list[str]:
         table = row["settings"]["eval"] or {}
         if "best_known" in table:
             mean = {name: float(np.mean(100 * (np.array(table[name]) / np.array(table["best_known"]) - 1)))
-                    for name in table if name not in ("instance", "best_known")}
+                    for name in table if name not in ("instance", "group", "best_known")}
             lines.append(f"{row['environment']}, mean gap to the best known makespan of {len(table['instance'])} "
                          "benchmark instances: " + ", ".join(f"{name} {gap:.1f}%" for name, gap in mean.items()) + ".")
     return lines
@@ -134,7 +133,8 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         "    bash benchmark/third_party.sh",
         f"{unique(entry['cpu'] for entry in about)}, one core per run, torch "
         f"{unique(entry['versions'].get('torch') for entry in about)}, gymnasium "
-        f"{unique(entry['versions'].get('gymnasium') for entry in about)}; {len(rows)} runs, "
+        f"{unique(entry['versions'].get('gymnasium') for entry in about)}, commit "
+        f"{unique(report.short(entry.get('commit', '')) for entry in about)}; {len(rows)} runs, "
         f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A csv and a json "
         "(command, commit, versions) per run: [runs](runs). The packages come from PyPI into a virtual environment of "
         "their own.", *([note.read_text().strip()] if note.exists() else []),

@@ -11,6 +11,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes long, `-m 'not slow'` leaves it out")
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
     torch.set_num_threads(1)
 

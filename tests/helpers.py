@@ -1,4 +1,13 @@
-"""Random spaces and observations, and small environments that the tests of ppo_graph.py share."""
+"""Random spaces and observations, small environments, and runs of a script, which the tests share."""
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -6,6 +15,8 @@ import ppo_graph
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from utils.workers import WorkerEnvs
 
 
 def vector(*shape, low=-1.0, high=1.0):
@@ -13,10 +24,65 @@ def vector(*shape, low=-1.0, high=1.0):
 
 
 def small_args(script=ppo_graph, **kwargs):
-    """Args of `script` for a network and a run that take milliseconds."""
+    """Args of `script` for a network and a run of two updates that take milliseconds, without checkpoints."""
     small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2,
-                 update_epochs=2, total_timesteps=48, eval_episodes=0, cuda=False)
+                 update_epochs=2, total_timesteps=48, eval_episodes=0, checkpoint_every=0, cuda=False)
     return script.Args(**small | kwargs)
+
+
+class Run(NamedTuple):
+    """What is left of a run of a script."""
+
+    rows: list  # of the evaluation's table
+    scalars: dict[str, list[tuple[int, float]]]  # tag -> (step, value) in order
+    folder: Path
+    text: str  # what it printed, without the progress bar
+
+
+def run(run_dir, script=ppo_graph, **kwargs) -> Run:
+    """`script.main` of small_args, quietly, with a run_dir that has no other run."""
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(io.StringIO()):
+        rows = script.main(small_args(script, run_dir=str(run_dir), **kwargs))
+    return Run(rows, train_events(run_dir), run_folder(run_dir), text.getvalue())
+
+
+def command(*flags, script=ppo_graph, cwd=None) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of the script's `__main__` in this process, as if python had been given the flags in
+    the folder `cwd`."""
+    before, out, err, code = [list(sys.path), sys.argv, os.getcwd()], io.StringIO(), io.StringIO(), 0
+    sys.argv = [script.__file__, *map(str, flags)]
+    os.chdir(cwd or before[2])
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            runpy.run_path(script.__file__, run_name="__main__")
+    except SystemExit as error:  # a text is printed, and the code is 1
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        err.write(f"{error.code}\n" if isinstance(error.code, str) else "")
+    except BaseException:
+        code = 1
+        err.write(traceback.format_exc())
+    finally:
+        sys.path[:], sys.argv = before[:2]
+        os.chdir(before[2])
+    return code, out.getvalue(), err.getvalue()
+
+
+def run_folder(run_dir) -> Path:
+    """The only run in a run_dir."""
+    (folder,) = Path(run_dir).iterdir()
+    return folder
+
+
+def train_events(run_dir) -> dict[str, list[tuple[int, float]]]:
+    """Tag -> [(step, value)] of all that the only run in a run_dir logged, in the order in which it was logged."""
+    log = EventAccumulator(str(run_folder(run_dir)), size_guidance={"scalars": 0})
+    log.Reload()
+    return {tag: [(event.step, event.value) for event in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    """The weights in the model.pt of a run that was told to `save_model`."""
+    return torch.load(Path(folder) / "model.pt", weights_only=True)["model"]
 
 
 def rows_of(space, rng, num):
@@ -94,17 +160,28 @@ class ListEnv(gym.Env):
         return self.observations[self.t], 0.0, False, False, {}
 
 
+def make_envs(makers, num_workers=0, script=ppo_graph, action_head="auto"):
+    """The Envs of a script, or WorkerEnvs with that number of workers."""
+    args = small_args(script, num_envs=len(makers), num_workers=num_workers, action_head=action_head)
+    return WorkerEnvs(script.Envs, makers, args, 0) if num_workers else script.Envs(makers, action_head)
+
+
 def stored(observation_space, observations, device="cpu", **kwargs):
-    """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through Envs."""
+    """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through Envs; `kwargs` are those
+    of ListEnv."""
     makers = [lambda i=i: ListEnv(observation_space, [row[i] for row in observations], **kwargs)
               for i in range(len(observations[0]))]
     envs = ppo_graph.Envs(makers)
-    storage, step = ppo_graph.Storage(envs.leaves, torch.device(device)), envs.reset()
-    storage.append(step.parts, step.counts)
+    storage = ppo_graph.Storage(envs.leaves, torch.device(device))
+    storage.append(envs.reset().obs)
     for _ in observations[1:]:
-        step = envs.step([0] * len(makers))
-        storage.append(step.parts, step.counts)
+        storage.append(envs.step([0] * len(makers)).obs)
     return storage, envs.leaves
+
+
+def everything(storage) -> ppo_graph.Obs:
+    """All that a Storage holds, as one batch."""
+    return storage.batch(storage.whole())
 
 
 def graph_space(edge_space=None, features=3):

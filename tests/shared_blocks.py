@@ -1,9 +1,11 @@
 """Blocks that several scripts share are byte-identical.
 
-    python tests/shared_blocks.py           lists the blocks that differ from ppo_graph.py, exit code 1 if any does
-    python tests/shared_blocks.py --write   copies ppo_graph.py's blocks into the other scripts
+    python tests/shared_blocks.py                          lists the blocks that differ from ppo_graph.py, exit code 1
+    python tests/shared_blocks.py --write                  copies ppo_graph.py's blocks into the other scripts
+    python tests/shared_blocks.py --write ppo_gtrxl.py     into this one alone
 
-A block stands between the lines `# --- shared: NAME ---` and `# --- end shared: NAME ---`.
+A block stands between the lines `# --- shared: NAME ---` and `# --- end shared: NAME ---`. Scripts without the one
+that is named observations are left out.
 """
 
 import re
@@ -23,11 +25,19 @@ def blocks(text: str) -> dict[str, str]:
     return found
 
 
-def compare(folder: Path, write: bool = False) -> list[str]:
-    """One line per block of a script that differs from ppo_graph.py's; with `write` the block is replaced."""
+def scripts(folder: Path = SCRIPTS) -> list[Path]:
+    """The scripts that have the blocks, ppo_graph.py among them."""
+    return [path for path in sorted(folder.glob("ppo_*.py")) if "# --- shared: observations ---\n" in path.read_text()]
+
+
+def compare(folder: Path, write: bool = False, names: list[str] = ()) -> list[str]:
+    """One line per block of a script (of `names` if there are any) that differs from ppo_graph.py's; with `write` the
+    block is replaced."""
     source = blocks((folder / "ppo_graph.py").read_text())
     differences = []
-    for script in sorted(folder.glob("ppo_*.py")):
+    for script in scripts(folder):
+        if names and script.name not in names:
+            continue
         text = script.read_text()
         for name, block in blocks(text).items():
             if name not in source:
@@ -41,6 +51,9 @@ def compare(folder: Path, write: bool = False) -> list[str]:
 
 
 if __name__ == "__main__":
-    lines = compare(SCRIPTS, write="--write" in sys.argv)
+    names = [Path(name).name for name in sys.argv[1:] if name != "--write"]
+    if unknown := set(names) - {script.name for script in scripts()}:
+        sys.exit(f"{', '.join(sorted(unknown))}: no such script in {SCRIPTS}, or it has no block 'observations'")
+    lines = compare(SCRIPTS, "--write" in sys.argv, names)
     print("\n".join(lines) or "all shared blocks are identical")
     sys.exit(bool(lines) and "--write" not in sys.argv)

@@ -1,6 +1,9 @@
-"""benchmark/run.py (queue, restart, what a run leaves) and benchmark/report.py (figures of a table)."""
+"""benchmark/run.py (queue, restart, what a run leaves), benchmark/report.py and taillard.py (figures of a table), and
+the commands of all tables, whose flags the scripts have."""
 
 import csv
+import dataclasses
+import importlib
 import json
 import os
 import shutil
@@ -9,27 +12,31 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tyro
 
-BENCHMARK = Path(__file__).parents[1] / "benchmark"
-sys.path.insert(0, str(BENCHMARK))
+ROOT = Path(__file__).parents[1]
+BENCHMARK = ROOT / "benchmark"
+sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed")]
+import old_vs_new  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
+import taillard  # noqa: E402
 
 PPO = "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims 8 --eval-episodes 2"
 
 
 def arguments(folder, commands, **kwargs):
     return run.Args(table="t", commands=tuple(commands), results=str(folder / "results"), run_dir=str(folder / "runs"),
-                    **{"seeds": (1, 2), "env_ids": ("CartPole-v1",), "workers": 1} | kwargs)
+                    **{"seeds": (1, 2), "env_ids": (), "workers": 1} | kwargs)
 
 
 def command_line(folder, commands, *flags):
     return [sys.executable, str(BENCHMARK / "run.py"), "--table", "t", "--results", str(folder / "results"),
-            "--run-dir", str(folder / "runs"), "--env-ids", "CartPole-v1", "--workers", "1", *flags,
-            "--commands", *commands]
+            "--run-dir", str(folder / "runs"), "--workers", "1", *flags, "--commands", *commands]
 
 
 def files_of(folder):
@@ -70,17 +77,28 @@ def wait_for(condition, what):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A folder with two seeds of a tiny training, and what the runner left there."""
-    folder = tmp_path_factory.mktemp("finished")
-    assert run.main(arguments(folder, [f"tiny={PPO}"])) == 0
-    return folder, files_of(folder)
+    """Arguments of a tiny training that is finished."""
+    args = arguments(tmp_path_factory.mktemp("finished"), [f"tiny={PPO}"], seeds=(1,), env_ids=("CartPole-v1",))
+    assert run.main(args) == 0
+    return args
 
 
-def test_json_of_a_finished_run(finished):
-    """X2: it holds the steps of the training and the largest mismatch of collection and training."""
-    for path in (finished[0] / "results" / "t" / "runs").glob("*.json"):
-        settings = json.loads(path.read_text())
-        assert settings["steps"] == 64 and settings["SPS"] > 0 and 0 <= settings["collection_mismatch"] < 1e-5
+def test_a_finished_run_leaves_its_episodes_and_settings(finished):
+    """X2: among them the steps of the training and the largest mismatch of collection and training."""
+    (name, episodes), (other, content) = files_of(Path(finished.results).parent).items()
+    assert name.startswith("tiny_CartPole-v1_s1_") and Path(name).stem == Path(other).stem
+    assert episodes and all(1 <= int(row["step"]) <= 64 and row["return"] == row["length"] for row in episodes)
+    assert content["exit_code"] == 0 and len(content["eval"]["return"]) == 2
+    settings = json.loads((Path(finished.results) / "t" / "runs" / other).read_text())
+    assert settings["steps"] == 64 and settings["SPS"] > 0 and 0 <= settings["collection_mismatch"] < 1e-5
+
+
+def test_finished_runs_are_skipped(finished, monkeypatch):
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a finished run was started"))
+    assert run.main(finished) == 0
+    (path,) = run.all_runs(finished)
+    (other,) = run.all_runs(dataclasses.replace(finished, commands=(f"tiny={PPO} --gamma 0.9",)))
+    assert run.is_finished(path, finished) and not run.is_finished(other, finished)
 
 
 def test_hash_is_that_of_the_normalised_command():
@@ -94,59 +112,40 @@ def test_hash_is_that_of_the_normalised_command():
     assert len({key.split("_")[-1] for key in keys}) == 4
 
 
-def test_a_finished_run_leaves_its_episodes_and_settings(finished):
-    _, files = finished
-    assert len(files) == 4
-    for name, content in files.items():
-        assert name.startswith("tiny_CartPole-v1_s")
-        if name.endswith(".json"):
-            assert content["exit_code"] == 0 and len(content["eval"]["return"]) == 2
-        else:
-            assert content and all(1 <= int(row["step"]) <= 64 and row["return"] == row["length"] for row in content)
-
-
-def test_finished_runs_are_skipped(finished, monkeypatch):
-    folder, files = finished
-    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a finished run was started"))
-    assert run.main(arguments(folder, [f"tiny={PPO}"])) == 0
-    assert files_of(folder) == files
-    path = next((folder / "results" / "t" / "runs").glob("tiny_*_s2_*.json"))
-    assert run.is_finished(run.all_runs(arguments(folder, [f"tiny={PPO}"]))[1], arguments(folder, []))
-    assert not run.is_finished(run.all_runs(arguments(folder, [f"tiny={PPO} --gamma 0.9"]))[1], arguments(folder, []))
-    assert path.exists()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="a killed runner takes its runs with it on Linux only")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_runner_goes_on_where_it_was(finished, tmp_path, number):
-    """Stopped in its second run: the first is kept, no process lives on, the restart ends with the same files. (With
-    SIGKILL the first run is one that another runner has finished: that takes less time.)"""
-    if number == signal.SIGKILL:
-        (tmp_path / "results/t").mkdir(parents=True)
-        shutil.copytree(finished[0] / "results/t/runs", tmp_path / "results/t/runs",
-                        ignore=shutil.ignore_patterns("*_s2_*"))
-    runner = subprocess.Popen(command_line(tmp_path, [f"tiny={PPO}"], "--seeds", "1", "2"), stdout=subprocess.DEVNULL,
+def test_a_stopped_runner_goes_on_where_it_was(tmp_path, number):
+    """Stopped in its second run: the first is kept, no process lives on, the restart ends with the files of both."""
+    body = """import pathlib
+seed, folder = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--seed", "--run-dir"))
+time.sleep(600 if seed == "2" and not pathlib.Path(__file__ + ".fast").exists() else 0)
+pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
+    command = f"fake={fake(tmp_path, body)}"
+    runner = subprocess.Popen(command_line(tmp_path, [command], "--seeds", "1", "2"), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, start_new_session=True)
     wait_for(lambda: list(tmp_path.glob("runs/t/*_s2_*/stderr.txt")), "start of the second run")
     os.kill(runner.pid, number)
     assert runner.wait(60) == (run.INTERRUPTED if number == signal.SIGINT else -number)
     wait_for(lambda: not processes(tmp_path), "end of all processes")
-    names = sorted(files_of(tmp_path))
-    assert [name[:19] for name in names] == ["tiny_CartPole-v1_s1"] * 2
-    assert run.main(arguments(tmp_path, [f"tiny={PPO}"])) == 0
-    assert files_of(tmp_path) == finished[1]
+    assert [name[:15] for name in sorted(files_of(tmp_path))] == ["fake_default_s1"] * 2
+    (tmp_path / "fake.py.fast").touch()
+    assert run.main(arguments(tmp_path, [command])) == 0
+    files = files_of(tmp_path)
+    assert len(files) == 4
+    assert [files[name]["eval"] for name in sorted(files) if name.endswith("json")] == [
+        {"episode": [0.0], "return": [seed]} for seed in (1.0, 2.0)]
 
 
 def fake(folder, body):
     """A script that the runner can start."""
     path = folder / "fake.py"
-    path.write_text(f"import sys, time\n{body}\n")
+    path.write_text(f"import sys, time\n\n{body}\n")
     return str(path)
 
 
 def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
     script = fake(tmp_path, "sys.exit('no such luck' if sys.argv[sys.argv.index('--seed') + 1] == '1' else 0)")
-    args = arguments(tmp_path, [f"fake={script}"], env_ids=())
+    args = arguments(tmp_path, [f"fake={script}"])
     assert run.main(args) == run.FAILED
     first, second = run.all_runs(args)
     settings = json.loads((tmp_path / "results/t/runs" / f"{first.key}.json").read_text())
@@ -163,7 +162,7 @@ def test_two_runners_of_a_table(tmp_path):
 
 
 def test_max_minutes_leaves_runs_in_the_queue(tmp_path, capsys):
-    args = arguments(tmp_path, [f"fake={fake(tmp_path, 'time.sleep(600)')}"], env_ids=(), max_minutes=0.01)
+    args = arguments(tmp_path, [f"fake={fake(tmp_path, 'time.sleep(600)')}"], max_minutes=0.01)
     assert run.main(args) == run.LEFT
     assert "2 runs are left" in capsys.readouterr().out
     wait_for(lambda: not processes(tmp_path), "end of all processes")
@@ -216,8 +215,8 @@ def results(tmp_path):
             (folder / f"ours_{task}_s{seed}_0.csv").write_text("\n".join([",".join(run.COLUMNS), *rows]))
             (folder / f"ours_{task}_s{seed}_0.json").write_text(json.dumps({
                 "name": "ours", "env_id": f"m:{task}", "seed": seed, "command": f"python x.py --seed {seed}",
-                "cpu": "C", "gpu": None, "versions": {"torch": "2"}, "started": "2026-01-01T", "duration": 60,
-                "exit_code": 0, "eval": {"return": [seed, seed + 1]}}))
+                "cpu": "C", "gpu": None, "commit": "0123456789", "versions": {"torch": "2"}, "started": "2026-01-01T",
+                "duration": 60, "exit_code": 0, "eval": {"return": [seed, seed + 1]}}))
     (tmp_path / "t/peers/p_1.csv").write_text("step,wall_seconds,mean_return_100\n100,1,nan\n200,2,30\n300,3,40\n")
     (folder / "ours_A-v0_s4_0.csv").write_text("step\n1\n")
     (folder / "ours_A-v0_s4_0.json").write_text('{"exit_code": 1}')
@@ -259,8 +258,8 @@ def test_figures_of_a_table(results):
     assert (peer["final"], peer["steps"], peer["MMER"], peer["steps to 600"]) == ("40.0", "300", "", "not in 300")
 
 
-def test_greedy_returns_of_each_task(results):
-    """S1: columns for each z or, where there is no z, each task; none where all values differ."""
+def test_greedy_returns_of_each_group(results):
+    """S1: a column for each group of eval.csv; a number stands for the task or skill of that number."""
     args = report_args(results)
     found = report.load_all(args)[0]
 
@@ -268,9 +267,14 @@ def test_greedy_returns_of_each_task(results):
         played = {"return": [1.0, 2, 5, 6], **columns}
         return report.stats(found._replace(settings=found.settings | {"eval": played}), args)
 
-    for columns in ({"task": [0.0, 0, 1, 1]}, {"task": [0.0, 1, 0, 1], "z": [0.0, 0, 1, 1]}):
+    for columns in ({"group": ["task_0", "task_0", "task_1", "task_1"]}, {"group": ["z_0", "z_0", "z_1", "z_1"]}):
         assert [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")] == [3.5, 1.5, 5.5]
-    assert not [name for name in figures(z=["0.1 0.2", "0.3 0.4", "0.5 1", "0 0"]) if "greedy " in name]
+    assert figures(group=["large", "small"] * 2)["greedy small"] == 4.0
+    assert not [name for name in figures() if "greedy " in name]
+
+
+def test_commits_of_a_table():
+    assert report.short("0123456789abcdef") == "0123456" and report.short("0123456789-dirty") == "0123456-dirty"
 
 
 def test_interquartile_mean():
@@ -308,6 +312,7 @@ def test_files_of_a_table(results):
     report.main(report_args(results, target=600.0))
     text = (results / "t" / "table.md").read_text()
     assert "bash benchmark/t.sh" in text and "| A | ours | 3 |" in text and "    python x.py\n" in text
+    assert "commit 0123456," in text
     with open(results / "t" / "table.csv") as file:
         assert len(list(csv.DictReader(file))) == 7
     assert not (results / "t" / "table.png").exists()
@@ -321,8 +326,6 @@ def test_pattern_without_runs(results):
 def test_picture(results):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
-    import dataclasses
-
     report.main(dataclasses.replace(report_args(results, target=600.0), plot=True))
     assert (results / "t" / "table.png").stat().st_size > 10_000
 
@@ -338,3 +341,139 @@ def test_bands_hold_the_curve():
 
 def iqm_of(values):
     return values.mean(0)
+
+
+# ---- taillard.py ----
+def test_gaps_of_taillards_groups(tmp_path, capsys):
+    """X5: instance k of group g has the gap g + k + seed; the mean of the seeds stands beside published figures."""
+    folder = tmp_path / "taillard"
+    (folder / "runs").mkdir(parents=True)
+    (folder / "published.csv").write_text((BENCHMARK / "results/taillard/published.csv").read_text())
+    args = taillard.Args(results=str(tmp_path))
+    with pytest.raises(SystemExit, match="no seed has played all groups"):
+        taillard.main(args)
+    for seed in (1, 2, 3):
+        for g, group in enumerate([*taillard.GROUPS, "la"]):
+            if (seed, group) == (3, "100x20"):  # seed 3 has not played all
+                continue
+            name = group if group == "la" else "ta" + group
+            table = {"instance": list("ab"), "best_known": [100.0, 200.0],
+                     "greedy": [100 * (1 + (g + seed) / 100), 200 * (1 + (g + seed + 1) / 100)]}
+            (folder / "runs" / f"{name}_{seed}.json").write_text(json.dumps({
+                "name": name, "seed": seed, "exit_code": 0, "eval": table, "cpu": "C", "versions": {"torch": "2"},
+                "commit": "0123456789", "duration": 60, "command": f"python x.py --seed {seed}"}))
+    taillard.main(args)
+    with open(folder / "table.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seed"], float(row["15x15"]), float(row["100x20"]), float(row["all 80"])) for row in rows] == [
+        ("1", 1.5, 8.5, 5.0), ("2", 2.5, 9.5, 6.0)]
+    text = (folder / "table.md").read_text()
+    assert "| 15x15 | 2.0 | 24.4 |" in text and "| all 80 | 5.5 | 25.5 |" in text
+    assert "la01-40, greedy: 9.5 (seed 1), 10.5 (seed 2)." in text and "commit 0123456;" in text
+
+
+# ---- The commands of the tables ----
+def parses(command):
+    """Whether a script has the flags of a command, given as words without the interpreter. SystemExit if not."""
+    script = __import__(Path(command[0]).stem)
+    return tyro.cli(script.Args, args=list(command[1:]), console_outputs=False)
+
+
+@pytest.mark.parametrize("script", ["async", "demos", "job_shop", "popgym", "ppo_framestack", "ppo_graph", "ppo_gtrxl",
+                                    "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole",
+                                    "third_party"])
+def test_commands_of_the_shell_files(tmp_path, script):
+    """Each is run with an interpreter that only notes what it is given; the flags of all runs exist."""
+    copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"
+    copy.mkdir()
+    shutil.copy(BENCHMARK / f"{script}.sh", copy)
+    python.write_text(f"""#!{sys.executable}
+import json, pathlib, sys
+if sys.argv[1] != "-":
+    with open({str(log)!r}, "a") as file:
+        file.write(json.dumps(sys.argv[1:]) + "\\n")
+if "quick=" in str(sys.argv):
+    folder = pathlib.Path("runs/job_shop/quick_JobShop-v0_s1_0/JobShop-v0")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.pt").touch()
+""")
+    python.chmod(0o755)
+    parts = {"job_shop": "quick taillard long", "stateless_cartpole": "ours table"}.get(script, "")
+    pythons = {f"{name}PYTHON": str(python) for name in ("", "PEER_", "TRXL_", "THIRD_PARTY_")}
+    env = os.environ | pythons | {"SEEDS": "1", "PARTS": parts, "CLEANRL": "cleanrl"}
+    shutil.copytree(BENCHMARK / "results" / "speed", copy / "results" / "speed")  # shown by speed.sh
+    result = subprocess.run(["bash", copy / f"{script}.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    names = {Path(call[0]).name for call in calls}
+    assert not [call for call in calls if call[0] != "-c" and not (ROOT / call[0]).exists()]
+    if script not in ("async", "speed"):
+        assert "run.py" in names and names & {"report.py", "third_party.py"}
+    for call in calls:
+        if call[0].startswith("cleanrl_graph/"):
+            parses(call)
+        if call[0] == "benchmark/run.py":
+            args = tyro.cli(run.Args, args=call[1:])
+            for each in run.all_runs(args):
+                parses([*each.command, "--run-dir", "x"])
+        if call[0] == "benchmark/report.py":
+            tyro.cli(report.Args, args=call[1:])
+        if call[0].startswith("benchmark/speed/"):
+            tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
+
+
+def test_flags_of_the_speed_tables():
+    import breakdown
+    import proof_of_memory
+    import scaling
+    import time_to_475
+
+    for script, _, flags in old_vs_new.CASES.values():
+        if flags != "--help":
+            parses([script, *flags.split()])
+    for flags in proof_of_memory.VARIANTS.values():
+        parses(["ppo_gtrxl", *proof_of_memory.FLAGS.split(), *flags.split()])
+    for script, _, flags in breakdown.TASKS.values():
+        __import__(script).Args(**flags)
+    parses(["ppo_graph", *time_to_475.FLAGS.split()])
+    parses(scaling.command(scaling.Args(), "ppo_graph", 1.0, 4096))
+
+
+def test_an_old_checkout_gets_the_old_names_of_flags(monkeypatch):
+    """And the new one those of today; both are run with the same steps and seed."""
+    commands, result = [], SimpleNamespace(sps=1.0, cpu=3.0, peak_mb=2.0)
+    monkeypatch.setattr(old_vs_new, "train", lambda command, *_: commands.append(" ".join(command[2:])) or result)
+    monkeypatch.setattr(old_vs_new, "help_of", lambda path: "--mask-obs" if "old" in str(path) else "--wrap")
+    for checkout in ("old", "new"):
+        assert old_vs_new.run(checkout, "hidden", 0.01, 3) == (1.0, 3.0, 2.0)
+    old, new = commands
+    assert "--mask-obs 1,3 --total-timesteps 8192 --seed 3" in old
+    assert new == old.replace("--mask-obs 1,3", "--wrap hide:1,3")
+
+
+TRIES = {
+    "layout": "--num-stored 512 --repeats 1",
+    "views": "--num-envs 2 --num-steps 32 --episode-length 10 --repeats 1",
+    "attention": "--parts memory --memory-lengths 4 16 --num-steps 32 --repeats 1",
+    "lstm_kernels": "--tables state graph --densities 0.02 --repeats 1 --lstm-dim 8",
+    "gnn_layers": "--repeats 1",
+    "breakdown": "--tasks cartpole framestack lstm_nodes gtrxl --scale 0",
+    "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
+    "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",
+    "async": "--cases 0.1 --rounds 1 --num-updates 2 --systems ppo_graph thread --curve-steps 0",
+    "old_vs_new": f"--old {ROOT} --new {ROOT} --cases cartpole --rounds 1 --scale 0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIES)
+def test_speed_tables_can_be_made(tmp_path, name):
+    """Each with a few steps; the peers' place is taken by an interpreter that prints what they would."""
+    peer = tmp_path / "peer"
+    peer.write_text("#!/bin/sh\necho SPS 100\necho mean return 1.0\n")
+    peer.chmod(0o755)
+    flags = TRIES[name].replace("PEER", str(peer)).split()
+    result = subprocess.run([sys.executable, BENCHMARK / "speed" / f"{name}.py", *flags], cwd=tmp_path, text=True,
+                            capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "| --- |" in result.stdout and "nan" not in result.stdout

@@ -5,7 +5,7 @@ import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import OBSERVATIONS, graph_space, sample, small_args, stored, vector
+from helpers import OBSERVATIONS, everything, graph_space, sample, small_args, stored, vector
 from torch_geometric import nn as pyg
 
 READOUTS = ["sum", "mean", "max", "meanmax"]
@@ -28,9 +28,9 @@ def batch_of(space, num, seed=0):
 
 
 def assert_batch_equals_singles(encoder, storage):
-    features, elements = encoder(storage.gather(np.arange(storage.size)))
-    singles = [encoder(storage.gather(np.array([i]))) for i in range(storage.size)]
-    assert features.shape == (storage.size, encoder.dim) and torch.isfinite(features).all()
+    features, elements = encoder(everything(storage))
+    singles = [encoder(storage.gather(np.array([i]))) for i in range(len(features))]
+    assert features.shape == (len(features), encoder.dim) and torch.isfinite(features).all()
     torch.testing.assert_close(features, torch.cat([f for f, _ in singles]), atol=1e-5, rtol=1e-5)
     for group, rows in elements.items():
         torch.testing.assert_close(rows, torch.cat([e[group] for _, e in singles]), atol=1e-5, rtol=1e-5)
@@ -129,7 +129,7 @@ def test_messages_follow_the_edges():
         nodes = np.array([[first, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
         graph = spaces.GraphInstance(nodes, None, np.array([[0, 1]]))
         storage, leaves = stored(graph_space(), [[graph]])
-        return encoder_of(leaves, gnn_layers=1)(storage.latest())[1]["obs.nodes"]
+        return encoder_of(leaves, gnn_layers=1)(everything(storage))[1]["obs.nodes"]
 
     changed = (out(1.0) - out(2.0)).abs().sum(1) > 1e-6
     assert changed.tolist() == [True, True, False]
@@ -144,7 +144,7 @@ def test_permutation():
     graph = spaces.GraphInstance(nodes, edges, links)
     shuffled = spaces.GraphInstance(nodes[order], edges[::-1].copy(), np.argsort(order)[links][::-1].copy())
     storage, leaves = stored(graph_space(vector(2)), [[graph, shuffled]])
-    features, elements = encoder_of(leaves)(storage.latest())
+    features, elements = encoder_of(leaves)(everything(storage))
     torch.testing.assert_close(features[0], features[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(elements["obs.nodes"][:6][order], elements["obs.nodes"][6:], atol=1e-5, rtol=1e-5)
 
@@ -158,7 +158,7 @@ def test_company_in_the_batch_changes_nothing():
     results = []
     for company in ([], [small], [huge, small]):
         storage, leaves = stored(space, [[one, *company]])
-        results.append(encoder_of(leaves)(storage.latest())[0][0])
+        results.append(encoder_of(leaves)(everything(storage))[0][0])
     torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(results[0], results[2], atol=1e-5, rtol=1e-5)
 
@@ -184,7 +184,7 @@ def test_segments_against_loops(dim):
 def rows_of(space, values):
     storage, leaves = stored(space, [values])
     encoder = encoder_of(leaves)
-    return encoder(storage.latest())[0], encoder
+    return encoder(everything(storage))[0], encoder
 
 
 def test_one_hot_of_categories():
@@ -242,5 +242,5 @@ def test_action_mask_is_not_an_input():
     mask = spaces.Dict(action_mask=spaces.MultiBinary(2), x=vector(2))
     x = np.ones(2, np.float32)
     storage, leaves = stored(mask, [[{"x": x, "action_mask": np.array(m, np.int8)} for m in ([1, 0], [1, 1])]])
-    features = encoder_of(leaves)(storage.latest())[0]
+    features = encoder_of(leaves)(everything(storage))[0]
     assert features.tolist() == [[1, 1], [1, 1]]

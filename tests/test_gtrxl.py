@@ -1,49 +1,73 @@
 """The memory of ppo_gtrxl.py: one step at a time, a whole segment, and the formulas of the papers written out."""
 
 import gymnasium as gym
+import helpers
 import numpy as np
 import ppo_gtrxl
 import pytest
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
-from helpers import ACTIONS, vector
+from helpers import ACTIONS, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-CPU = torch.device("cpu")
+Memory = ppo_gtrxl.Memory
+SMALL = dict(dim=8, num_heads=2, num_layers=2, memory_length=5)
 
 
 def small_args(**kwargs):
     """Args of a network and a run that take milliseconds."""
-    small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2,
-                 update_epochs=2, total_timesteps=72, eval_episodes=0, cuda=False, dim=8, num_heads=2, num_layers=2,
-                 memory_length=5)
-    return ppo_gtrxl.Args(**small | kwargs)
+    return helpers.small_args(ppo_gtrxl, **SMALL | kwargs)
 
 
-def network(seed=0, dtype=torch.float64, **kwargs):
-    """A GTrXL all of whose parameters, the biases included, are random."""
-    gtrxl = ppo_gtrxl.GTrXL(small_args(**kwargs)).to(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in gtrxl.parameters():
-        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
-    return gtrxl
+def run(run_dir, **kwargs):
+    return helpers.run(run_dir, ppo_gtrxl, **SMALL | {"total_timesteps": 72} | kwargs)
 
 
-def walk(gtrxl, x, starts, memory_length, num_before):
-    """The steps x [T, B, D] one after the other; a new rollout begins at step `num_before`. Returns the outputs of the
-    rollout, its ages, and the past that it begins with."""
-    memory, outputs, ages, past, window = ppo_gtrxl.Memory(gtrxl, x.shape[1], memory_length), [], [], None, 0
+class Bare(torch.nn.Module):
+    """The transformer alone as an agent: the observations are its tokens, and all that it says is what comes out."""
+
+    action_dim = 0
+
+    def __init__(self, seed=0, dtype=torch.float64, **kwargs):
+        super().__init__()
+        self.args = small_args(**kwargs)
+        torch.manual_seed(seed)
+        self.gtrxl = ppo_gtrxl.GTrXL(self.args).to(dtype)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.gtrxl.parameters():  # the biases included
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+
+    def forward(self, obs, past, action=None, greedy=False):
+        out = self.gtrxl(obs.view(*past.age.shape, -1), past).flatten(0, 1)
+        return out, out, out, out, out[:, :0]
+
+
+def step_of(starts):
+    """What Envs return where the episodes `starts` begin."""
+    num = len(starts)
+    return ppo_gtrxl.Step(None, np.zeros(num, np.float32), np.array(starts), np.zeros(num, bool), None, [])
+
+
+def walk(agent, x, starts, num_before=0):
+    """The steps x [T, B, D] one after the other. The last T - num_before of them are the rollout: its outputs and the
+    memory after it."""
+    agent.args.num_steps = max(1, len(x) - num_before)
+    memory, outputs = Memory(agent, x.shape[1], agent.args), []
     for t in range(len(x)):
         if t == num_before:
-            memory.rebuild()
-            past = memory.past(memory.age)
-        age = memory.begin(starts[t])
+            memory.begin()
         with torch.no_grad():
-            outputs.append(gtrxl(x[t:t + 1], age, memory))
-        ages.append(age)
-        window = max(window, memory.window) if t >= num_before else 0
-    return torch.cat(outputs)[num_before:], torch.cat(ages)[num_before:], past._replace(window=window)
+            outputs.append(memory.act(x[t], step_of(starts[t]))[2])
+    return torch.stack(outputs)[num_before:], memory
+
+
+def segment(agent, x, starts, num_before, envs=None):
+    """(outputs of the rollout's steps, outputs and past of the same steps at once), of all envs."""
+    outputs, memory = walk(agent, x, starts, num_before)
+    past = memory.minibatch(np.arange(x.shape[1]) if envs is None else envs)
+    return outputs, agent.gtrxl(x[num_before:, slice(None) if envs is None else envs], past), past
 
 
 def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
@@ -54,34 +78,57 @@ def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
     return x, starts
 
 
-@settings(max_examples=60, deadline=None)
+# ---- The transformer ----
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 99), st.integers(0, 70), st.integers(1, 70), st.integers(1, 3), st.integers(1, 3),
        st.sampled_from([0, 1, 2, 5, 16, 17, 40, 1000]), st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]))
 def test_segment_equals_steps(seed, num_before, num_steps, num_envs, num_layers, memory_length, end_probability):
     """T3, S5: in float64 a segment gives what its steps gave one by one, whatever came before and wherever episodes
-    end, for memories shorter and longer than the segment."""
-    gtrxl = network(seed, num_layers=num_layers)
+    end, for memories shorter and longer than the segment, for any of the envs in any order."""
+    agent = Bare(seed, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
-    outputs, ages, past = walk(gtrxl, x, starts, memory_length, num_before)
-    torch.testing.assert_close(gtrxl(x[num_before:], ages, past), outputs, atol=1e-10, rtol=1e-10)
+    envs = np.random.default_rng(seed).permutation(num_envs)[:max(1, num_envs - seed % 2)]
+    outputs, at_once, _ = segment(agent, x, starts, num_before, envs)
+    torch.testing.assert_close(at_once, outputs[:, envs], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("attend", ["sdpa", "flex"])
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 99), st.integers(0, 20), st.integers(1, 20), st.sampled_from([0, 1, 5, 17, 1000]),
+       st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_probability):
+    """What is valued in one batch when a rollout has ended, after its last actions and after any others, is what
+    another memory says that made the env's steps up to there and then that one."""
+    agent, num_envs, rng = Bare(seed, memory_length=memory_length), 3, np.random.default_rng(seed)
+    x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
+    _, memory = walk(agent, x, starts, num_before)
+    cut = rng.permutation(num_steps * num_envs)[:int(rng.integers(6))]
+    tokens = torch.from_numpy(rng.standard_normal((num_envs + len(cut), 8)))
+    with torch.no_grad():
+        values = memory.value(tokens, step_of([False] * num_envs), cut)
+    places = [(num_steps - 1, i) for i in range(num_envs)] + [divmod(int(k), num_envs) for k in cut]
+    assert len(values) == len(places)
+    for value, token, (t, i) in zip(values, tokens, places):
+        stop = num_before + t + 1
+        again = torch.cat([x[:stop, i:i + 1], token.view(1, 1, -1)])
+        outputs, _ = walk(agent, again, [*starts[:stop, i:i + 1], [False]])
+        torch.testing.assert_close(value, outputs[-1, 0], atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
 @pytest.mark.parametrize("gate, num_layers, memory_length", [
     ("gru", 1, 3), ("gru", 3, 9), ("none", 2, 100), ("gru", 2, 0)])
-def test_against_the_formulas(attend, gate, num_layers, memory_length):
+def test_against_the_formulas(attention, gate, num_layers, memory_length):
     """T3: steps and segment agree with a GTrXL that is written out for one token at a time: every window by itself,
     head by head, distance by distance."""
-    gtrxl = network(3, gate=gate, num_layers=num_layers)
+    agent = Bare(3, gate=gate, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(4, 12, 40, 2, 0.1)
-    outputs, ages, past = walk(gtrxl, x, starts, memory_length, 12)
-    gtrxl.attention = attend
+    agent.gtrxl.attention = attention
     with torch.no_grad():
-        segment = gtrxl(x[12:], ages, past)
+        outputs, at_once, _ = segment(agent, x, starts, 12)
     for i in range(2):
-        expected = reference(gtrxl, x[:, i], starts[:, i], memory_length)[12:]
+        expected = reference(agent.gtrxl, x[:, i], starts[:, i], memory_length)[12:]
         torch.testing.assert_close(outputs[:, i], expected, atol=1e-10, rtol=1e-10)
-        torch.testing.assert_close(segment[:, i], expected, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(at_once[:, i], expected, atol=1e-10, rtol=1e-10)
 
 
 def reference(gtrxl, x, starts, memory_length):
@@ -108,8 +155,8 @@ def reference(gtrxl, x, starts, memory_length):
                     by_content = (query + w["bias_key"][n]) @ (w_key @ token)
                     by_distance = (query + w["bias_distance"][n]) @ (w["r.weight"][rows] @ encoding)
                     logits.append((by_content + by_distance) / d**0.5)
-                weights = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
-                heads.append(sum(weight * (w_value @ token) for weight, token in zip(weights, tokens.values())))
+                share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
+                heads.append(sum(weight * (w_value @ token) for weight, token in zip(share, tokens.values())))
             h = gated(net.gate_attention, stream[t], (w["out.weight"] @ torch.cat(heads)).clamp(min=0))
             y = w["mlp.0.weight"] @ norm(h, w["norm_mlp.weight"], w["norm_mlp.bias"]) + w["mlp.0.bias"]
             y = w["mlp.2.weight"] @ y.clamp(min=0) + w["mlp.2.bias"]
@@ -122,7 +169,7 @@ def norm(x, weight, bias):
 
 
 def gated(gate, x, y):
-    if isinstance(gate, ppo_gtrxl.Sum):
+    if not isinstance(gate, ppo_gtrxl.GRUGate):
         return x + y
     (w_r, w_z, w_g), (u_r, u_z) = gate.y.weight.detach().chunk(3), gate.x.weight.detach().chunk(2)
     sigmoid = lambda value: 1 / (1 + (-value).exp())
@@ -132,50 +179,78 @@ def gated(gate, x, y):
     return (1 - z) * x + z * h
 
 
-def mismatch(memory_length=6, seed=0, change=lambda ages, past: (ages, past)):
-    """The largest difference between steps and a segment whose ages and past were changed."""
-    gtrxl = network(seed)
-    x, starts = history(seed, 10, 40, 3, 0.1)
-    outputs, ages, past = walk(gtrxl, x, starts, memory_length, 10)
-    ages, past = change(ages, past)
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 90), st.integers(1, 3), st.integers(0, 50))
+def test_attention_against_a_dense_mask(seed, T, B, W):
+    """Chunks, FlexAttention (its plain formula) and, for one step, the short form, with gradients, are attention whose
+    [T, W + T] logits are masked outside of the window."""
+    rng = torch.Generator().manual_seed(seed)
+    q, k, v, bias = (torch.randn(num, B, 2, columns, generator=rng, dtype=torch.float64, requires_grad=True)
+                     for num, columns in ((T, 4), (W + T, 4), (W + T, 4), (T, W + 1)))
+    age = torch.randint(W + 3, (T, B), generator=rng)
+    near = bias.masked_fill(torch.arange(W, -1, -1) > age[..., None, None], -torch.inf)
+    distance = W + torch.arange(T)[:, None] - torch.arange(W + T)  # [T, W + T]
+    columns = (W - distance).clamp(0, W).expand(B, 2, T, W + T)
+    mask = near.permute(1, 2, 0, 3).gather(3, columns).masked_fill((distance < 0) | (distance > W), -torch.inf)
+    inputs = [x.permute(1, 2, 0, 3) for x in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*inputs, mask).permute(2, 0, 1, 3)
+    grads = torch.autograd.grad(expected.square().sum(), (q, k, v, bias), retain_graph=True)
+    forms = [ppo_gtrxl.attend_in_chunks, *[ppo_gtrxl.attend_step] * (T == 1)]
+    for attend in forms:
+        found = attend(q, k, v, near)
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+        for a, b in zip(torch.autograd.grad(found.square().sum(), (q, k, v, bias), retain_graph=True), grads):
+            torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
     with torch.no_grad():
-        return (gtrxl(x[10:], ages, past) - outputs).abs().max().item()
+        found = ppo_gtrxl.flex_attend(age, W)(*(x.detach() for x in (q, k, v, near)))
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+def mismatch(change=lambda memory: None):
+    """The largest difference between steps and a segment whose memory was changed in between."""
+    agent = Bare(memory_length=6)
+    x, starts = history(0, 10, 40, 3, 0.1)
+    outputs, memory = walk(agent, x, starts, 10)
+    change(memory)
+    with torch.no_grad():
+        return (agent.gtrxl(x[10:], memory.minibatch(np.arange(3))) - outputs).abs().max().item()
 
 
 MUTATIONS = {
-    "episodes not cut": lambda ages, past: (ages * 0 + 1000, past),
-    "every tenth boundary not cut": lambda ages, past: (torch.where(ages == 0, 1, ages), past),
-    "window one longer": lambda ages, past: (ages, past._replace(window=past.window + 1)),
-    "window one shorter": lambda ages, past: (ages, past._replace(window=past.window - 1)),
-    "past one step late": lambda ages, past: (ages, past._replace(inputs=past.inputs.roll(1, 1))),
-    "past of another env": lambda ages, past: (ages, past._replace(inputs=past.inputs.roll(1, 2))),
-    "past of another layer": lambda ages, past: (ages, past._replace(inputs=past.inputs.roll(1, 0))),
-    "no past": lambda ages, past: (ages, past._replace(inputs=past.inputs * 0)),
+    "episodes not cut": lambda memory: memory.ages.__setitem__(slice(None), [age + 1000 for age in memory.ages]),
+    "boundaries one step early": lambda memory: memory.ages.__setitem__(
+        slice(None), [np.maximum(age, 1) for age in memory.ages]),
+    "window one longer": lambda memory: setattr(memory, "memory_length", 7),
+    "window one shorter": lambda memory: setattr(memory, "memory_length", 5),
+    "past one step late": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 1)),
+    "past of another env": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 2)),
+    "past of another layer": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 0)),
+    "no past": lambda memory: memory.inputs.zero_(),
 }
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_mistakes_are_seen(name):
     """The equality of steps and segment breaks if the segment attends to anything else."""
-    assert mismatch() < 1e-10 < 1e-4 < mismatch(change=MUTATIONS[name])
+    assert mismatch() < 1e-10 < 1e-4 < mismatch(MUTATIONS[name])
 
 
 @pytest.mark.parametrize("memory_length", [2, 100])
 def test_gradients(memory_length):
     """The gradient of the segment, through several chunks and with a past, with respect to tokens and parameters."""
-    gtrxl = network(dim=4, num_heads=2, num_layers=2)
+    agent = Bare(dim=4, num_heads=2, num_layers=2, memory_length=memory_length)
     x, starts = history(1, 5, 33 if memory_length == 2 else 7, 2, 0.15, dim=4)
-    _, ages, past = walk(gtrxl, x, starts, memory_length, 5)
+    *_, past = segment(agent, x, starts, 5)
     names = ["layers.0.q.weight", "layers.1.kv.weight", "layers.0.bias_distance", "layers.1.bias_key",
              "layers.0.r.weight", "layers.1.gate_attention.rx.weight", "layers.0.gate_mlp.bias",
              "layers.0.norm_attention.weight"]
-    parameters = [dict(gtrxl.named_parameters())[name] for name in names]
+    parameters = [dict(agent.gtrxl.named_parameters())[name] for name in names]
 
-    def segment(tokens, *values):
-        return torch.func.functional_call(gtrxl, dict(zip(names, values)), (tokens, ages, past))
+    def function(tokens, *values):
+        return torch.func.functional_call(agent.gtrxl, dict(zip(names, values)), (tokens, past))
 
     inputs = (x[5:].clone().requires_grad_(), *(p.detach().clone().requires_grad_() for p in parameters))
-    assert torch.autograd.gradcheck(segment, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("memory_length", [3, 70])
@@ -184,44 +259,44 @@ def test_gradients_of_flex_attention(monkeypatch, memory_length):
     there, can if the refusal is taken away."""
     monkeypatch.setattr(ppo_gtrxl.flex.flex_attention.__globals__["_validate_device"], "__code__",
                         (lambda query, key, value: None).__code__)
-    gtrxl = network(1)
+    agent = Bare(1, memory_length=memory_length)
     x, starts = history(1, 10, 50, 2, 0.05)
-    _, ages, past = walk(gtrxl, x, starts, memory_length, 10)
+    *_, past = segment(agent, x, starts, 10)
     weight, grads = torch.randn(50, 2, 8, dtype=torch.float64), {}
-    for gtrxl.attention in ("sdpa", "flex"):
-        loss = (gtrxl(x[10:], ages, past) * weight).sum()
-        grads[gtrxl.attention] = torch.autograd.grad(loss, list(gtrxl.parameters()))
+    for agent.gtrxl.attention in ("sdpa", "flex"):
+        loss = (agent.gtrxl(x[10:], past) * weight).sum()
+        grads[agent.gtrxl.attention] = torch.autograd.grad(loss, list(agent.parameters()))
     for a, b in zip(*grads.values()):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
 def test_no_gradient_into_the_past():
     """T3: what was remembered at collection is a constant; the weights that make keys and values of it are not."""
-    gtrxl = network()
+    agent = Bare(memory_length=6)
     x, starts = history(0, 6, 1, 2, 0.0)
-    _, ages, past = walk(gtrxl, x, starts, 6, 6)
-    assert not past.inputs.requires_grad and past.inputs.abs().min() > 0
-    gtrxl(x[6:], ages, past)[..., 0].sum().backward()
-    assert gtrxl.layers[0].kv.weight.grad.abs().min() > 0
+    _, memory = walk(agent, x, starts, 6)
+    assert not memory.inputs.requires_grad and memory.inputs[:, :6].abs().min() > 0
+    agent.gtrxl(x[6:], memory.minibatch(np.arange(2)))[..., 0].sum().backward()
+    assert agent.gtrxl.layers[0].kv.weight.grad.abs().min() > 0
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
 @pytest.mark.parametrize("gate", ["gru", "none"])
 def test_bfloat16(attention, gate):
     """--bf16, here on the CPU: steps and segment agree within the rounding of bfloat16, and with float32 also."""
-    gtrxl = network(dtype=torch.float32, gate=gate)
+    agent = Bare(dtype=torch.float32, gate=gate, memory_length=10)
     x, starts = history(2, 20, 40, 2, 0.05)
-    expected, *_ = walk(gtrxl, x.float(), starts, 10, 20)
-    gtrxl.bf16, gtrxl.attention = True, attention
-    outputs, ages, past = walk(gtrxl, x.float(), starts, 10, 20)
+    x = x.float()
+    expected, _ = walk(agent, x, starts, 20)
+    agent.gtrxl.bf16, agent.gtrxl.attention = True, attention
     with torch.no_grad():
-        segment = gtrxl(x[20:].float(), ages, past)
-    assert segment.dtype == torch.float32 and not torch.equal(outputs, expected)
-    for result in (outputs, segment):
+        outputs, at_once, past = segment(agent, x, starts, 20)
+    assert at_once.dtype == torch.float32 and not torch.equal(outputs, expected)
+    for result in (outputs, at_once):
         assert (result - expected).norm() < 0.02 * expected.norm()
     if attention == "sdpa":
-        gtrxl(x[20:].float(), ages, past).sum().backward()
-        assert all(torch.isfinite(parameter.grad).all() for parameter in gtrxl.parameters())
+        agent.gtrxl(x[20:], past).sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in agent.parameters())
 
 
 def test_gates_begin_near_the_identity():
@@ -229,92 +304,112 @@ def test_gates_begin_near_the_identity():
     x, starts = history(0, 0, 20, 2, 0.1)
     change = {}
     for gate in ("gru", "none"):
+        agent = Bare(gate=gate, num_layers=1)
         torch.manual_seed(0)
-        gtrxl = ppo_gtrxl.GTrXL(small_args(gate=gate, dim=8, num_layers=1)).double()
-        outputs, *_ = walk(gtrxl, x, starts, 5, 0)
-        change[gate] = ((outputs - x).norm() / x.norm()).item()
-        assert all((g.bias == 2).all() for g in gtrxl.modules() if isinstance(g, ppo_gtrxl.GRUGate))
+        agent.gtrxl = ppo_gtrxl.GTrXL(agent.args).double()
+        change[gate] = ((walk(agent, x, starts)[0] - x).norm() / x.norm()).item()
+        gates = [module for module in agent.modules() if isinstance(module, ppo_gtrxl.GRUGate)]
+        assert len(gates) == 2 * (gate == "gru") and all((g.bias == 2).all() for g in gates)
     gate = ppo_gtrxl.GRUGate(8).double()
     for weight in (gate.x.weight, gate.y.weight, gate.rx.weight):
         weight.data.zero_()
     torch.testing.assert_close(gate(x, x), x * (1 - 1 / (1 + np.exp(2))))
     assert change["gru"] < 0.35 and change["none"] > 0.1
-    assert sum(isinstance(module, ppo_gtrxl.Sum) for module in gtrxl.modules()) == 2
 
 
+# ---- What is remembered ----
 def test_memory_zero_is_memoryless():
     """S5: with --memory-length 0 the output depends on the present token alone; with 1 and one layer on two tokens."""
     x, starts = history(0, 0, 30, 2, 0.0)
     other = x.clone()
-    other[:20] += 1
-    gtrxl = network(num_layers=1)
+    other[:20] *= -1
     for memory_length, last_change in ((0, 19), (1, 20), (4, 23), (1000, 29)):
-        first, second = (walk(gtrxl, tokens, starts, memory_length, 0)[0] for tokens in (x, other))
+        agent = Bare(num_layers=1, memory_length=memory_length)
+        first, second = (walk(agent, tokens, starts)[0] for tokens in (x, other))
         assert np.nonzero((first != second).any(2).any(1).numpy())[0].max() == last_change
 
 
 def test_whole_history():
     """S5: a huge memory length costs what the longest episode so far needs, and equals its length."""
-    gtrxl = network()
     x, starts = history(0, 50, 60, 2, 0.0)
     starts[[30, 45], [0, 1]] = True
-    outputs, ages, past = walk(gtrxl, x, starts, 10**9, 50)
-    assert past.inputs.shape[1] == 20 and past.window == 79
-    torch.testing.assert_close(outputs, walk(gtrxl, x, starts, 79, 50)[0])
-    assert not torch.allclose(outputs, walk(gtrxl, x, starts, 70, 50)[0])
+    outputs, memory = walk(Bare(memory_length=10**9), x, starts, 50)
+    assert memory.inputs.shape[1] == 20 + 60 and memory.minibatch(np.arange(2)).window == 79
+    assert memory.minibatch(np.array([1])).window == 64
+    torch.testing.assert_close(outputs, walk(Bare(memory_length=79), x, starts, 50)[0])
+    assert not torch.allclose(outputs, walk(Bare(memory_length=70), x, starts, 50)[0])
 
 
-def test_stored_entries(monkeypatch):
-    """T3: one entry per step and layer in the memory, at most 2 x memory_length + 32 steps of them, whatever the length
-    of the episodes; what training holds of the time before the rollout is a view of the same numbers."""
-    args = small_args(memory_length=10, num_layers=3, num_steps=200, num_envs=4)
-    gtrxl = ppo_gtrxl.GTrXL(args)
-    memory, seen = ppo_gtrxl.Memory(gtrxl, 4, 10), []
-    x = torch.randn(500, 4, 8)
+def test_stored_entries():
+    """T3: one entry per step and layer: those of the rollout, and at most memory_length before it, whatever the length
+    of the episodes, where a rollout begins by itself, too; each is what the layer was given at that step."""
+    agent = Bare(memory_length=10, num_layers=3, num_steps=200)
+    memory = Memory(agent, 4, agent.args)
+    x, num_begun = torch.randn(700, 4, 8, dtype=torch.float64), 0
+    begin = memory.begin
+
+    def counted():
+        nonlocal num_begun
+        num_begun += 1
+        begin()
+
+    memory.begin = counted
     with torch.no_grad():
-        for t in range(500):
-            gtrxl(x[t:t + 1], memory.begin(np.zeros(4, bool)), memory)
-            assert memory.inputs.shape[0] == 3 and memory.inputs.shape[1] <= 52
-            assert memory.keys.shape == memory.values.shape == memory.inputs.shape
-            seen.append(memory.inputs[0, memory.stop - 1])
-    past = memory.past(memory.age)
-    assert past.inputs.shape == (3, 10, 4, 8)
-    assert past.inputs.untyped_storage().data_ptr() == memory.inputs.untyped_storage().data_ptr()
-    assert torch.equal(past.inputs[0], x[-10:])
+        for t in range(700):
+            memory.act(x[t], step_of([t == 0] * 4))
+            assert memory.inputs.shape == (3, min(10, 200 * (num_begun - 1)) + 200, 4, 8)
+            assert memory.kv.shape == (3, 2, *memory.inputs.shape[1:])
+    assert num_begun == 4 and memory.stop == 110
+    assert torch.equal(memory.inputs[0, :110], x[-110:])
+    assert memory.state()["inputs"].untyped_storage().nbytes() == 3 * 10 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize("memory_length", [0, 4, 1000])
+def test_state_and_restore(memory_length):
+    """X3: a memory that was put into another one goes on bit by bit, in a new rollout, with other weights, too."""
+    agent = Bare(memory_length=memory_length, num_steps=20)
+    x, starts = history(3, 30, 20, 3, 0.05)
+    _, first = walk(agent, x[:30], starts)
+    second = Memory(agent, 3, agent.args)
+    second.restore(first.state())
+    for parameter in agent.parameters():
+        parameter.data *= 1.1
+    results = []
+    for memory in (first, second):
+        memory.begin()
+        with torch.no_grad():
+            results.append(torch.stack([memory.act(x[t], step_of(starts[t]))[2] for t in range(30, 50)]))
+        results[-1] = results[-1], agent.gtrxl(x[30:], memory.minibatch(np.arange(3))), memory.state()
+    assert all(map(torch.equal, results[0][:2], results[1][:2]))
+    for name, value in results[0][2].items():
+        assert np.array_equal(value, results[1][2][name]), name
 
 
 # ---- Whole runs ----
 CASES = [(kind, "discrete", "flat", {}) for kind in ("vector", "image_hwc", "graph_edges", "set", "mixed")]
-CASES += [("vector", action, "flat", {}) for action in ACTIONS]
+CASES += [("vector", action, "flat", {}) for action in ACTIONS if action != "discrete"]
 CASES += [("vector", "mixed", "flat", {"autoregressive": True}), ("vector", "discrete", "mask", {}),
           ("graph_edges", "", "nodes", {}), ("set", "", "nodes", {}), ("graph", "", "avail_actions", {}),
           ("graph_edges", "", "pair", {"autoregressive": True}), ("vector", "discrete", "flat", {"memory_length": 0}),
           ("vector", "discrete", "flat", {"memory_length": 10**6}), ("vector", "discrete", "flat", {"gate": "none"}),
+          ("vector", "discrete", "flat", {"num_steps": 1, "total_timesteps": 9}),
           ("graph", "discrete", "flat", {"norm_obs": True}), ("vector", "discrete", "flat", {"num_workers": 2})]
-
-
-def run(tmp_path, monkeypatch, **kwargs):
-    """(the logs of each update, the rows of the evaluation) of main()."""
-    logged = []
-    monkeypatch.setattr(ppo_gtrxl.Logger, "update", lambda self, num, scalars: logged.append(scalars))
-    rows = ppo_gtrxl.main(small_args(run_dir=str(tmp_path), **kwargs))
-    return logged, rows
 
 
 @pytest.mark.parametrize("prev", [False, True], ids=["", "prev"])
 @pytest.mark.parametrize("observation, action, head, flags", CASES,
                          ids=lambda v: v if isinstance(v, str) else "+".join(v))
-def test_collection_and_training_agree(observation, action, head, flags, prev, tmp_path, monkeypatch):
+def test_collection_and_training_agree(observation, action, head, flags, prev, tmp_path):
     """X2: before the first gradient step of each update the probability ratio is 1 within 1e-5, for every observation
     and head, with and without previous action and reward; main runs from environment to evaluation."""
     kwargs = {"observation": observation, "action": action, "head": head}
-    logged, rows = run(tmp_path, monkeypatch, env_id="Random-v0", env_kwargs=kwargs, eval_episodes=2, prev_action=prev,
-                       prev_reward=prev, learning_rate=3e-3, **flags)
-    assert len(logged) == 3
-    for scalars in logged:
-        assert 0 <= scalars["debug/collection_mismatch"] < 1e-5
-        assert all(np.isfinite(value) for name, value in scalars.items() if name != "losses/explained_variance")
-    assert logged[0]["losses/approx_kl"] != 0
+    rows, scalars, *_ = run(tmp_path, env_id="Random-v0", env_kwargs=kwargs, eval_episodes=2, prev_action=prev,
+                            prev_reward=prev, learning_rate=3e-3, **flags)
+    assert all(len(scalars[name]) == 3 for name in scalars if name.startswith(("losses", "debug")))
+    assert all(0 <= value < 1e-5 for _, value in scalars["debug/collection_mismatch"])
+    for name in set(scalars) - {"losses/explained_variance"}:
+        assert np.isfinite([value for _, value in scalars[name]]).all(), name
+    assert scalars["losses/approx_kl"][0][1] != 0
     assert [row["return"] for row in rows] == [row["length"] for row in rows]  # reward 1: legal actions only
 
 
@@ -338,112 +433,144 @@ class Counter(gym.Env):
         return obs, float(obs[0]), end and not self.truncated, end and self.truncated, {}
 
 
-def counter_rollouts(num_rollouts=3, lengths=(5, 13, 3), **kwargs):
-    """(agent, actor, rollout, args, calls of Actor.value: (step of the rollout, envs, obs, previous, values))."""
-    args = small_args(num_steps=16, prev_action=True, prev_reward=True, **kwargs)
-    envs = ppo_gtrxl.Envs([lambda n=n: Counter(n) for n in lengths])
-    agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
-    for parameter in agent.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    actor, calls = ppo_gtrxl.Actor(agent, envs.leaves, 3, args, CPU), []
-    original = actor.value
+gym.register("GTrXLCounter-v0", entry_point=Counter)
 
-    def value(step, parts, counts, which, lane):
-        result, obs = original(step, parts, counts, which), torch.from_numpy(np.concatenate(parts[0]))
-        calls.append((len(actor.storage.steps), list(which), obs, actor.previous(step.reward, 0)[which], result))
+
+class Recorded(Memory):
+    """Keeps what goes in and out of its calls, of each rollout anew."""
+
+    def begin(self):
+        super().begin()
+        Recorded.last, self.before = self, self.state()
+        self.obs, self.actions, self.envs = [], [], []
+
+    def act(self, obs, step, greedy=False):
+        self.obs.append(obs["obs"])
+        result = super().act(obs, step, greedy)
+        self.actions.append(result[0])
         return result
 
-    actor.value = value
-    envs.reset(0)
-    for _ in range(num_rollouts):
-        calls.clear()
-        rollout = ppo_gtrxl.collect(actor, envs, args, lambda *episode: None)
-    return agent, actor, rollout, args, calls
+    def value(self, obs, step, cut):
+        values = super().value(obs, step, cut)
+        self.valued = obs["obs"], step, cut, values
+        return values
+
+    def minibatch(self, envs):
+        self.envs.append(envs)
+        return super().minibatch(envs)
+
+
+def counter_run(run_dir, monkeypatch, num_rollouts=3, **kwargs):
+    """The memory after a run on three counters that are truncated after 5, 13 and 3 steps; learning rate 0."""
+    monkeypatch.setattr(ppo_gtrxl, "Memory", Recorded)
+    env_kwargs = kwargs.pop("env_kwargs", [{"length": n} for n in (5, 13, 3)])
+    run(run_dir, env_id="GTrXLCounter-v0", env_kwargs=env_kwargs, num_steps=16, learning_rate=0.0,
+        prev_action=True, prev_reward=True, total_timesteps=num_rollouts * 48, **kwargs)
+    return Recorded.last
 
 
 @pytest.mark.parametrize("memory_length", [0, 4, 50])
-def test_bootstrap_remembers_the_episode(memory_length):
-    """V of a truncated episode's last observation, and of the one after the rollout, has the memory of its episode: it
-    is the value that a segment with one more token gives, and no step's memory changes by asking for it."""
-    agent, actor, rollout, args, calls = counter_rollouts(memory_length=memory_length)
-    obs = actor.storage.gather(np.arange(actor.storage.size))["obs"].view(16, 3, -1)
-    previous, ages = rollout.inputs["previous"].view(16, 3, -1), rollout.inputs["age"].view(16, 3)
-    assert len(calls) > 4
-    for t, envs, final, inputs, values in calls:
-        for row, i in enumerate(envs):
-            tokens = torch.cat([obs[:t, i], final[row, None]]), torch.cat([previous[:t, i], inputs[row, None]])
-            age = torch.cat([ages[:t, i], ages[t - 1, i, None] + 1])[:, None]
-            past = ppo_gtrxl.Past(actor.past.inputs[:, :, i:i + 1], min(args.memory_length, int(age.max())))
-            with torch.no_grad():
-                expected = agent.value({"obs": tokens[0]}, tokens[1], age, past)[-1]
-            torch.testing.assert_close(values[row], expected, atol=1e-5, rtol=1e-5)
-    assert {1, 3} <= {len(envs) for _, envs, *_ in calls}
+def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
+    """V of each truncated episode's last observation, and of the one after the rollout, has the memory of its episode:
+    it is the value that the agent gives, step by step, to the whole episode and that observation."""
+    memory = counter_run(tmp_path, monkeypatch, memory_length=memory_length)
+    (final, step, cut, values), agent = memory.valued, memory.agent
+    lengths, times = (5, 13, 3), np.arange(33, 49)  # of actions 1, 2, ... of the third rollout
+    assert sorted(cut) == [t * 3 + i for t in range(16) for i in range(3) if times[t] % lengths[i] == 0]
+    assert final.shape == (3 + len(cut), 3)
+    for row, k in enumerate([45, 46, 47, *cut]):
+        t, i = divmod(int(k), 3)
+        age = memory.ages[t][i] + 1
+        if row < 3 and age == lengths[i]:
+            continue  # an episode ended with the last action: what it led to counts as truncated
+        alone = Memory(agent, 1, small_args(memory_length=memory_length, prev_reward=True))
+        start, before = max(0, t + 1 - age), memory.before
+        if age > t + 1:  # the episode began before the rollout
+            kept = before["inputs"][:, :, i:i + 1]
+            alone.restore({"inputs": kept, "age": before["age"][i:i + 1], "action": before["action"][i:i + 1]})
+        obs = [*(memory.obs[s][i] for s in range(start, t + 1)), final[row]]
+        actions = [*(memory.actions[s][i:i + 1] for s in range(start, t + 1)), None]
+        with torch.no_grad():
+            for s, (token, action) in enumerate(zip(obs, actions), start):
+                begins = age <= t + 1 and s == start
+                reward = memory.previous[s][i, -1:] if s < 16 else torch.from_numpy(step.reward[i:i + 1])
+                known = step_of([begins])._replace(reward=reward.numpy().astype(np.float32))
+                *_, value = alone.act({"obs": token[None]}, known)
+                if action is not None:
+                    alone.action = torch.nn.functional.one_hot(action[0], 3).float()
+        torch.testing.assert_close(values[row], value[0], atol=1e-5, rtol=1e-5)
 
 
-def test_previous_action_and_reward():
+def test_previous_action_and_reward(tmp_path, monkeypatch):
     """The inputs beside the observation: one-hot action and reward of the step before, zeros at an episode's start."""
-    _, _, rollout, _, _ = counter_rollouts()
-    previous, age = rollout.inputs["previous"].view(16, 3, 4), rollout.inputs["age"].view(16, 3)
-    actions = rollout.actions.view(16, 3)
-    assert (previous[age == 0] == 0).all()
+    memory = counter_run(tmp_path, monkeypatch)
+    past = memory.minibatch(np.arange(3))
+    previous, age, actions = past.previous.view(16, 3, 4), past.age, torch.stack(memory.actions)
+    assert (previous[age == 0] == 0).all() and (age == 0).sum() > 5
     for t, i in zip(*np.nonzero(age[1:].numpy())):
         assert previous[t + 1, i, :3].argmax() == actions[t, i] and previous[t + 1, i, :3].sum() == 1
-        assert 0 < previous[t + 1, i, 3] < 1
+        assert previous[t + 1, i, 3] == memory.obs[t + 1][i, 0]  # the reward is the observation's first number
 
 
-def test_ages_of_a_rollout():
+def test_ages_of_a_rollout(tmp_path, monkeypatch):
     """The age of a token is its step in the episode, which the rollout's start does not cut."""
-    _, _, rollout, _, _ = counter_rollouts(num_rollouts=2, lengths=(5, 13, 100))
-    times = np.arange(16, 32)
-    assert rollout.inputs["age"].view(16, 3).T.tolist() == [(times % n).tolist() for n in (5, 13, 100)]
+    lengths = (5, 13, 100)
+    memory = counter_run(tmp_path, monkeypatch, 2, env_kwargs=[{"length": n} for n in lengths])
+    assert memory.minibatch(np.arange(3)).age.T.tolist() == [(np.arange(16, 32) % n).tolist() for n in lengths]
 
 
-def test_minibatches_are_envs(monkeypatch):
-    """Each epoch sees the whole rollout of each env once, and the columns of a minibatch belong together."""
-    agent, actor, rollout, args, _ = counter_rollouts(num_minibatches=2)
-    seen, original = [], actor.storage.gather
-    monkeypatch.setattr(actor.storage, "gather", lambda idx: seen.append(idx) or original(idx))
-    optimizer = torch.optim.Adam(agent.parameters(), fused=True)
-    ppo_gtrxl.update(agent, optimizer, actor, rollout, np.random.default_rng(0), args)
-    assert [len(idx) for idx in seen] == [32, 16] * args.update_epochs
-    for k in range(0, len(seen), 2):
-        assert sorted(np.concatenate(seen[k:k + 2])) == list(range(48))
-    args.num_minibatches = 1
-    ((obs, previous, age, past), batch), = actor.minibatches(rollout, np.random.default_rng(0), args)
-    order = np.random.default_rng(0).permutation(3)
-    assert torch.equal(batch.values.view(16, 3), rollout.values.view(16, 3)[:, order])
-    assert torch.equal(age, rollout.inputs["age"].view(16, 3)[:, order]) and previous is batch.inputs["previous"]
-    assert torch.equal(past.inputs, actor.past.inputs[:, :, order])
+def test_minibatches_are_envs(tmp_path, monkeypatch):
+    """Each epoch sees the whole rollout of each env once; columns of a minibatch belong together, first step first."""
+    memory = counter_run(tmp_path, monkeypatch, update_epochs=3)
+    assert [len(envs) for envs in memory.envs] == [2, 1] * 3
+    for k in range(0, 6, 2):
+        assert sorted(np.concatenate(memory.envs[k:k + 2])) == [0, 1, 2]
+    both, past = np.array([2, 0]), memory.minibatch(np.array([2, 0]))
+    everything = memory.minibatch(np.arange(3))
+    assert torch.equal(past.age, everything.age[:, both])
+    assert torch.equal(past.previous.view(16, 2, 4), everything.previous.view(16, 3, 4)[:, both])
+
+
+def test_resume_continues_the_memory(tmp_path):
+    """X3: two updates, then two more from the checkpoint, are bit by bit the four updates of one run."""
+    flags = dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, memory_length=20, prev_action=True,
+                 prev_reward=True, anneal_lr=False, save_model=True, checkpoint_every=2)
+    whole = run(tmp_path / "whole", **flags, total_timesteps=96)
+    run(tmp_path / "parts", **flags, total_timesteps=48)
+    resumed = run(tmp_path / "parts", **flags, total_timesteps=96, resume="auto")
+    for name, value in weights(whole.folder).items():
+        assert torch.equal(value, weights(resumed.folder)[name]), name
 
 
 @pytest.mark.parametrize("flags, message", [
     ({"num_minibatches": 4}, "--num-minibatches 4 exceeds --num-envs 3"), ({"dim": 10, "num_heads": 4}, "--dim 10"),
+    ({"num_heads": 0}, "--num-heads 0"), ({"num_layers": 0}, "--num-layers 0"), ({"dim": 0}, "--dim 0"),
     ({"memory_length": -1}, "--memory-length -1"), ({"bf16": True}, "--bf16"), ({"attention": "flex"}, "CUDA")])
-def test_flags_that_do_not_fit(flags, message):
-    with pytest.raises(ValueError, match=message):
-        ppo_gtrxl.main(small_args(env_id="CartPole-v1", **flags))
+def test_flags_that_do_not_fit(flags, message, tmp_path):
+    with pytest.raises(ppo_gtrxl.UsageError, match=message):
+        run(tmp_path, env_id="CartPole-v1", **flags)
 
 
-def test_evaluation_remembers_and_a_model_is_loaded(tmp_path, monkeypatch):
+def test_evaluation_remembers_and_a_model_is_loaded(tmp_path):
     """A policy that was trained to say the cue after a corridor says it in the evaluation, after loading, too."""
-    flags = dict(env_id="envs:Recall-v0", env_kwargs={"length": 3}, total_timesteps=0, eval_episodes=10)
-    _, rows = run(tmp_path / "a", monkeypatch, **flags | {
-        "total_timesteps": 16384, "save_model": True, "dim": 32, "num_envs": 16, "num_steps": 32, "num_minibatches": 4,
-        "update_epochs": 4, "memory_length": 8, "num_layers": 1, "learning_rate": 3e-3, "hidden_dims": (32,)})
+    flags = dict(env_id="envs:Recall-v0", env_kwargs={"length": 3}, total_timesteps=0, eval_episodes=10, dim=32,
+                 num_layers=1, hidden_dims=(32,), memory_length=8)
+    rows, _, folder, _ = run(tmp_path / "a", **flags | {
+        "total_timesteps": 12288, "save_model": True, "num_envs": 16, "num_steps": 32, "num_minibatches": 4,
+        "update_epochs": 4, "learning_rate": 3e-3})
     assert [row["return"] for row in rows] == [1.0] * 10
-    (path,) = (tmp_path / "a").glob("*/model.pt")
-    same = {"dim": 32, "num_layers": 1, "memory_length": 8, "hidden_dims": (32,)}
-    assert run(tmp_path / "b", monkeypatch, load_model=str(path), **flags | same)[1] == rows
-    forgetful = run(tmp_path / "c", monkeypatch, load_model=str(path), **flags | same | {"memory_length": 2})[1]
-    assert forgetful != rows
+    flags["load_model"] = str(folder / "model.pt")
+    assert run(tmp_path / "b", **flags).rows == rows
+    assert run(tmp_path / "c", **flags | {"memory_length": 2}).rows != rows
 
 
-def test_learns_masked_cartpole(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_learns_masked_cartpole(tmp_path):
     """T4: a short run balances the pole without seeing velocities, longer than any policy without memory does."""
-    _, rows = run(tmp_path, monkeypatch, env_id="CartPole-v1", mask_obs="1,3", norm_obs=True, num_envs=16, num_steps=32,
-                  total_timesteps=20480, num_minibatches=4, update_epochs=4, dim=32, num_heads=4, num_layers=1,
-                  hidden_dims=(32,), memory_length=8, learning_rate=3e-3, eval_episodes=10, ent_coef=0.0, gamma=0.98,
-                  gae_lambda=0.8, clip_vloss=False)
+    rows, *_ = run(tmp_path, env_id="CartPole-v1", wrap=("hide:1,3",), norm_obs=True, num_envs=16, num_steps=32,
+                   total_timesteps=20480, num_minibatches=4, update_epochs=4, dim=32, num_heads=4, num_layers=1,
+                   hidden_dims=(32,), memory_length=8, learning_rate=3e-3, eval_episodes=10, ent_coef=0.0, gamma=0.98,
+                   gae_lambda=0.8, clip_vloss=False)
     assert np.mean([row["return"] for row in rows]) > 80
 
 
@@ -456,14 +583,14 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 @pytest.mark.parametrize("memory_length", [5, 40, 200])
 def test_compiled_flex_attention(memory_length):
     """The compiled kernel gives the outputs and the gradients of attention in chunks, within float32."""
-    gtrxl = network(dtype=torch.float32, dim=64, num_heads=4).cuda()
+    agent = Bare(dtype=torch.float32, dim=64, num_heads=4, memory_length=memory_length).cuda()
     x, starts = history(1, 150, 256, 3, 0.02, dim=64)
     x = x.float().cuda()
-    _, ages, past = walk(gtrxl, x, starts, memory_length, 150)
+    *_, past = segment(agent, x, starts, 150)
     weight, results = torch.randn(256, 3, 64, device="cuda"), {}
-    for gtrxl.attention in ("sdpa", "flex"):
-        out = gtrxl(x[150:], ages, past)
-        results[gtrxl.attention] = out, *torch.autograd.grad((out * weight).sum(), list(gtrxl.parameters()))
+    for agent.gtrxl.attention in ("sdpa", "flex"):
+        out = agent.gtrxl(x[150:], past)
+        results[agent.gtrxl.attention] = out, *torch.autograd.grad((out * weight).sum(), list(agent.parameters()))
     for a, b in zip(*results.values()):
         torch.testing.assert_close(a, b, atol=1e-3 * max(1.0, a.abs().max().item()), rtol=1e-3)
 
@@ -472,10 +599,10 @@ def test_compiled_flex_attention(memory_length):
 @cuda
 @pytest.mark.parametrize("attention", ["auto", "flex", "sdpa"])
 @pytest.mark.parametrize("bf16, bound", [(False, 1e-4), (True, 0.05)])
-def test_main_on_cuda(tmp_path, monkeypatch, attention, bf16, bound):
+def test_main_on_cuda(tmp_path, attention, bf16, bound):
     """X2: collection and training agree on the device; with --bf16 within 0.05."""
-    logged, rows = run(tmp_path, monkeypatch, cuda=True, env_id="Random-v0", env_kwargs={"observation": "mixed"},
-                       dim=64, num_heads=4, attention=attention, bf16=bf16, prev_action=True, prev_reward=True,
-                       eval_episodes=2)
-    assert len(logged) == 3 and all(scalars["debug/collection_mismatch"] < bound for scalars in logged)
-    assert len(rows) == 2
+    rows, scalars, *_ = run(tmp_path, cuda=True, env_id="Random-v0", env_kwargs={"observation": "mixed"}, dim=64,
+                            num_heads=4, attention=attention, bf16=bf16, prev_action=True, prev_reward=True,
+                            eval_episodes=2)
+    mismatches = [value for _, value in scalars["debug/collection_mismatch"]]
+    assert len(mismatches) == 3 and max(mismatches) < bound and len(rows) == 2

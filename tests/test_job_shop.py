@@ -283,33 +283,6 @@ def test_seed_determines_the_episode():
     assert not np.array_equal(a.times, JobShopEnv().reset(seed=8)[0]["graph"].nodes)
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 6])
-def test_state_round_trip(num_steps):
-    env = JobShopEnv(jobs=(6, 8), machines=(5, 7))
-    observation, _ = env.reset(seed=3)
-    rng = np.random.default_rng(0)
-    for _ in range(num_steps):
-        observation, _, terminated, _, _ = env.step(sample_action(observation, rng))
-        assert not terminated
-    other = JobShopEnv(jobs=(6, 8), machines=(5, 7))
-    restored = other.set_state(env.get_state())
-    assert same_observation(observation, restored)
-    for _ in range(40):
-        action = sample_action(observation, rng)
-        result, again = env.step(action), other.step(action)
-        assert same_observation(result[0], again[0]) and result[1:3] == again[1:3] and result[4] == again[4]
-        observation = result[0]
-        if result[2]:
-            observation = env.reset()[0]
-            assert same_observation(observation, other.reset()[0])
-
-
-def test_state_before_reset():
-    env, other = JobShopEnv(), JobShopEnv()
-    assert other.set_state(env.get_state()) is None
-    assert same_observation(env.reset()[0], other.reset()[0])
-
-
 @pytest.mark.parametrize("edges", ["hub", "clique"])
 @pytest.mark.filterwarnings("ignore:.*Casting input x")
 def test_observation_is_in_the_space(edges):

@@ -5,7 +5,7 @@ import numpy as np
 import ppo_graph
 import pytest
 from gymnasium import spaces
-from helpers import graph_space, vector
+from helpers import graph_space, train_events, vector
 
 
 class Match(gym.Env):
@@ -107,61 +107,69 @@ for env in (Match, Agree, Delay):
     gym.register(f"{env.__name__}-v0", entry_point=env)
 
 
-def learn(tmp_path, monkeypatch, env_id, env_kwargs=None, **kwargs):
+def learn(tmp_path, env_id, env_kwargs=None, **kwargs):
     """(mean return of the last 200 episodes of training, mean return of 50 greedy episodes)"""
-    returns = []
-    monkeypatch.setattr(ppo_graph.Logger, "episode", lambda self, num_steps, env, ret, *rest: returns.append(ret))
     args = dict(total_timesteps=20_000, num_envs=16, num_steps=32, learning_rate=3e-3, hidden_dims=(32,), gnn_dim=16,
                 gnn_layers=1, gamma=0.0, eval_episodes=50, cuda=False, run_dir=str(tmp_path))
-    rows = ppo_graph.main(ppo_graph.Args(env_id=env_id, env_kwargs=env_kwargs or {}, **args | kwargs))
+    args |= {"env_id": env_id, "env_kwargs": env_kwargs or {}, "checkpoint_every": 0}
+    rows = ppo_graph.main(ppo_graph.Args(**args | kwargs))
+    returns = [ret for _, ret in train_events(tmp_path)["charts/episodic_return"]]
     return np.mean(returns[-200:]), np.mean([row["return"] for row in rows] or 0.0)
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("kind, optimum, threshold", [
-    ("discrete", 4, 3.8), ("multidiscrete", 4, 3.7), ("bits", 4, 3.8), ("box", 4, 3.5), ("mixed", 4, 3.5)])
-def test_flat_heads(tmp_path, monkeypatch, kind, optimum, threshold):
+    slow("discrete", 4, 3.8), slow("multidiscrete", 4, 3.7), slow("bits", 4, 3.8), slow("box", 4, 3.5),
+    ("mixed", 4, 3.5)])
+def test_flat_heads(tmp_path, kind, optimum, threshold):
     """P4, P5: Discrete with a mask from info, MultiDiscrete, MultiBinary, Box, and a Dict of them."""
-    _, greedy = learn(tmp_path, monkeypatch, "Match-v0", {"kind": kind})
+    _, greedy = learn(tmp_path, "Match-v0", {"kind": kind})
     assert threshold < greedy <= optimum
 
 
-def test_box_with_state_dependent_std(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_box_with_state_dependent_std(tmp_path):
     """P4: the standard deviation from the network."""
-    assert learn(tmp_path, monkeypatch, "Match-v0", {"kind": "box"}, state_dependent_std=True)[1] > 3.7
+    assert learn(tmp_path, "Match-v0", {"kind": "box"}, state_dependent_std=True)[1] > 3.7
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_choice_of_a_node(tmp_path, monkeypatch, workers):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_choice_of_a_node(tmp_path, workers):
     """G1, G6: the node with most flagged in-neighbours of a graph with a long-tailed size; the optimum is 16."""
-    sampled, greedy = learn(tmp_path, monkeypatch, "envs:PoissonGraph-v0", {"num_features": 2}, num_workers=workers)
+    sampled, greedy = learn(tmp_path, "envs:PoissonGraph-v0", {"num_features": 2}, num_workers=workers)
     assert sampled > 10 and greedy > 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key, stack", [("set", True), ("avail_actions", False)])
-def test_choice_of_an_element(tmp_path, monkeypatch, key, stack):
+def test_choice_of_an_element(tmp_path, key, stack):
     """G2, P6: the element of a set, or of avail_actions, with the largest product with a query; the optimum is 1."""
-    _, greedy = learn(tmp_path, monkeypatch, "envs:BestOfSet-v0", {"key": key, "stack": stack, "max_size": 16},
+    _, greedy = learn(tmp_path, "envs:BestOfSet-v0", {"key": key, "stack": stack, "max_size": 16},
                       total_timesteps=60_000, eval_episodes=200)
     assert greedy > 0.7
 
 
-def test_delayed_reward(tmp_path, monkeypatch):
+def test_delayed_reward(tmp_path):
     """G6: credit reaches the first of four choices through GAE; the optimum is 4."""
-    assert learn(tmp_path, monkeypatch, "Delay-v0", gamma=1.0)[1] > 3.6
+    assert learn(tmp_path, "Delay-v0", gamma=1.0)[1] > 3.6
 
 
-def test_autoregressive_parts(tmp_path, monkeypatch):
+def test_autoregressive_parts(tmp_path):
     """P7: parts that must agree at random earn up to 12.25 as a chain, and at most 4.27 if they are independent."""
     flags = {"total_timesteps": 40_000, "gamma": 0.9, "ent_coef": 0.02, "eval_episodes": 0}
     bound = 16**2 / (4 * 15)
-    assert learn(tmp_path, monkeypatch, "Agree-v0", autoregressive=True, **flags)[0] > 2 * bound
-    assert learn(tmp_path, monkeypatch, "Agree-v0", **flags)[0] < 1.3 * bound
+    assert learn(tmp_path / "chain", "Agree-v0", autoregressive=True, **flags)[0] > 2 * bound
+    assert learn(tmp_path / "independent", "Agree-v0", **flags)[0] < 1.3 * bound
 
 
-def test_autoregressive_nodes(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_autoregressive_nodes(tmp_path):
     """P7, G6: choose a node, then the node that matches it, which independent heads cannot."""
     kwargs = {"num_pairs": 4, "num_colours": 4, "mean_grey": 1}
-    bound = ppo_graph.make_env("envs:PairNodes-v0", kwargs).unwrapped.best_independent_return
-    sampled, _ = learn(tmp_path, monkeypatch, "envs:PairNodes-v0", kwargs, autoregressive=True, gamma=0.9,
+    bound = gym.make("envs:PairNodes-v0", **kwargs).unwrapped.best_independent_return
+    sampled, _ = learn(tmp_path, "envs:PairNodes-v0", kwargs, autoregressive=True, gamma=0.9,
                        ent_coef=0.02, total_timesteps=50_000, eval_episodes=0)
     assert sampled > 1.5 * bound

@@ -1,5 +1,6 @@
 """Every script x every kind of observation x every kind of action: training fits collection, every weight learns."""
 
+import importlib
 import re
 
 import gymnasium as gym
@@ -52,6 +53,7 @@ ACTIONS = {
     "info_mask": spaces.Tuple((spaces.Discrete(3), vector(1), spaces.Discrete(2, start=1))),
 }
 AUTOREGRESSIVE = ("pair", "tuple", "info_mask")
+ALONE = ("utils.checkpoint", "utils.evaluate")  # what a script does without
 
 
 class AnyEnv(gym.Env):
@@ -110,33 +112,56 @@ class AnyEnv(gym.Env):
         self.left -= 1
         truncated = self.left == 0 and self.episode % 2 == 1
         obs, info = self.observe()
-        info["eval"] = {"truncated": truncated}
         return obs, float(self.np_random.normal()), self.left == 0 and not truncated, truncated, info
 
 
 gym.register("Any-v0", entry_point=AnyEnv)
 
 
+class Writer:
+    """Stands for TensorBoard's; keeps what is logged of each update."""
+
+    def __init__(self, logged):
+        self.logged = logged
+
+    def add_scalar(self, tag, value, step):
+        if not tag.startswith("charts/episodic"):
+            if not self.logged or self.logged[-1][0] != step:
+                self.logged.append((step, {}))
+            self.logged[-1][1][tag] = value
+
+    def add_text(self, *args):
+        pass
+
+    flush = close = lambda self: None
+
+
 def train(script, monkeypatch, **kwargs):
     """(logs of each update, whether each episode was truncated, weights before, weights after) of main(), which writes
     nothing."""
-    logged, truncated, agents, before, original = [], [], [], {}, script.Agent
+    logged, truncated, agents, before = [], [], [], {}
+    make_agent, step, service = script.Agent, script.Envs.step, script.service
 
-    def make_agent(*args):
-        agents.append(original(*args))
+    def agent(*args):
+        agents.append(make_agent(*args))
         with torch.no_grad():  # so that the policy is not near uniform, where no error would show
             for name, parameter in agents[0].head.named_parameters():
                 parameter.mul_(10 if name.endswith("weight") and not name.startswith("conditions") else 1)
         before.update({name: value.clone() for name, value in agents[0].named_parameters()})
         return agents[0]
 
-    monkeypatch.setattr(script, "Agent", make_agent)
-    monkeypatch.setattr(script.Logger, "write", lambda self, *files: True)
-    monkeypatch.setattr(script.Logger, "update", lambda self, step, scalars: logged.append(scalars))
-    monkeypatch.setattr(script.Logger, "episode", lambda self, *episode: truncated.append(episode[-1]["truncated"]))
-    script.main(small_args(script, num_steps=6, total_timesteps=36, update_epochs=1, gnn_layers=1, learning_rate=1e-2,
-                           checkpoint_every=0, **kwargs))
-    return logged, truncated, before, dict(agents[0].named_parameters())
+    def recorded_step(envs, actions):
+        result = step(envs, actions)
+        truncated.extend(result.truncated[result.terminated | result.truncated].tolist())
+        return result
+
+    monkeypatch.setattr(script, "Agent", agent)
+    monkeypatch.setattr(script.Envs, "step", recorded_step)
+    monkeypatch.setattr(script, "SummaryWriter", lambda *args, **kwargs: Writer(logged))
+    monkeypatch.setattr(script, "service", lambda name, *flag: None if name in ALONE else service(name, *flag))
+    script.main(small_args(script, **dict(num_steps=6, total_timesteps=36, update_epochs=1, gnn_layers=1,
+                                          learning_rate=1e-2, checkpoint_every=0) | kwargs))
+    return [scalars for _, scalars in logged], truncated, before, dict(agents[0].named_parameters())
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -166,7 +191,7 @@ def test_no_elements_to_choose_from(name):
     for observation in OBSERVATIONS:
         for head in ("nodes", "avail_actions"):
             if head == "avail_actions" or observation not in ELEMENTS:
-                with pytest.raises(ValueError, match=f"--action-head {head} needs Discrete actions and exactly one"):
+                with pytest.raises(ValueError, match=f"--action-head {head} needs Discrete actions and one graph"):
                     script.main(small_args(script, env_id="Any-v0", action_head=head, **flags,
                                            env_kwargs={"observation": observation, "action": "discrete"}))
 
@@ -176,7 +201,7 @@ def test_continuous_actions_choose_nothing(name):
     """G6, P6, X1: neither do actions that are no indices choose, whatever the observation is."""
     script, flags = SCRIPTS[name]
     for head in ("nodes", "avail_actions"):
-        with pytest.raises(ValueError, match=rf"--action-head {head} needs Discrete actions.*Box"):
+        with pytest.raises(ValueError, match=rf"(?s)--action-head {head} needs Discrete actions.*Box"):
             script.main(small_args(script, env_id="Any-v0", action_head=head, **flags,
                                    env_kwargs={"observation": "graph", "action": "box"}))
 
@@ -198,9 +223,8 @@ any_observations = st.recursive(st.one_of(dense_spaces, ragged_spaces), lambda c
 class RandomSpaces(gym.Env):
     """Random in all that it does; AssertionError for an action that is not one of its action space."""
 
-    def __init__(self, observation_space, action_space, seed):
-        self.observation_space, self.action_space = observation_space, action_space
-        self.rng = np.random.default_rng(seed)
+    def __init__(self):
+        self.rng = np.random.default_rng(self.seed)
 
     def reset(self, *, seed=None, options=None):
         return sample(self.observation_space, self.rng), {}
@@ -211,19 +235,32 @@ class RandomSpaces(gym.Env):
         return sample(self.observation_space, self.rng), self.rng.random(), bool(ends[0]), bool(ends[1]), {}
 
 
+gym.register("RandomSpaces-v0", entry_point=RandomSpaces)
+
+
 @settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(any_observations, action_spaces, st.booleans(), st.booleans(), st.integers(0, 1000))
 def test_random_spaces(observation_space, action_space, autoregressive, state_dependent_std, seed):
-    """X1, X2, P1, P4, P7: a rollout and an update of each script for whatever spaces there are."""
-    for name, (script, flags) in SCRIPTS.items():
-        args = small_args(script, num_steps=5, autoregressive=autoregressive, state_dependent_std=state_dependent_std,
-                          num_envs=2, update_epochs=1, **flags)
-        envs = script.Envs([lambda i=i: RandomSpaces(observation_space, action_space, [seed, i]) for i in range(2)])
-        args.batch_size, agent = 10, script.Agent(envs.leaves, envs.action_space, args)
-        actor, optimizer = script.Actor(agent, envs.leaves, 2, args, torch.device("cpu")), torch.optim.SGD(
-            agent.parameters(), 0.01, fused=True)
-        envs.reset(seed)
-        for _ in range(2):
-            rollout = script.collect(actor, envs, args, lambda *episode: None)
-            logs = script.update(agent, optimizer, actor, rollout, np.random.default_rng(seed), args)
-            assert 0 <= logs["debug/collection_mismatch"] < 1e-5, name
+    """X1, X2, P1, P4, P7: two rollouts and updates of each script for whatever spaces there are."""
+    RandomSpaces.observation_space, RandomSpaces.action_space, RandomSpaces.seed = observation_space, action_space, seed
+    for script, flags in SCRIPTS.values():
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            logged, *_ = train(script, monkeypatch, env_id="RandomSpaces-v0", num_steps=5, num_envs=2,
+                               total_timesteps=20, autoregressive=autoregressive,
+                               state_dependent_std=state_dependent_std, **flags)
+        assert len(logged) == 2 and all(0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged)
+
+
+VARIANTS = [  # script, observation, action
+    (script, observation, list(ACTIONS)[k % len(ACTIONS)])
+    for script in ("ppo_graph_async", "ppo_graph_aux") for k, observation in enumerate(OBSERVATIONS)]
+
+
+@pytest.mark.parametrize("script, observation, action", VARIANTS)
+def test_variants(script, observation, action, monkeypatch):
+    """X1, X2, S3, P8: a sample of the matrix for the variants, with their auxiliary losses on."""
+    script = importlib.import_module(script)
+    flags = {"aux": "reconstruct"} if hasattr(script.Args, "aux") else {"max_lag": 0}
+    logged, *_ = train(script, monkeypatch, env_id="Any-v0", env_kwargs={"observation": observation, "action": action},
+                       autoregressive=action in AUTOREGRESSIVE, **flags)
+    assert len(logged) == 2 and all(0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged)

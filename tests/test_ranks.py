@@ -1,97 +1,196 @@
 """Several processes under torchrun learn as one process with all their environments does."""
 
+import contextlib
+import importlib
+import multiprocessing as mp
 import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+import helpers  # noqa: F401  registers Random-v0
 import numpy as np
+import ppo_graph
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_main import BASE, SCRIPT
+from helpers import train_events, weights
+from test_reliability import SCRIPTS, Dies, args_of, begun_earlier, folder_of, newest, train
+from tqdm import tqdm
 
-GREEDY = """
+FORK = mp.get_context("fork")
+RUNNER = """
 import sys, torch
 sys.path[:0] = [{scripts!r}, {tests!r}]
 torch.set_num_threads(1)
-import helpers, tyro, {name} as script
+import helpers, tyro, ppo_graph as script
 {patch}
 script.main(tyro.cli(script.Args))
 """
+GREEDY = "script.Categorical.sample = lambda self: self.mode"
 SMALL = ["--no-cuda", "--hidden-dims", "16", "--eval-episodes", "0", "--save-model", "--gnn-dim", "8"]
 
 
-def launch(tmp_path, name, num_ranks, flags, patch="", check=True):
-    """The finished process of a script under torchrun, or alone for one rank."""
-    file = tmp_path / f"run_{name}_{num_ranks}.py"
-    file.write_text(GREEDY.format(scripts=str(SCRIPT.parent), tests=str(Path(__file__).parent), name=name, patch=patch))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    command = [sys.executable, *(torchrun if num_ranks > 1 else []), str(file), *SMALL, *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert not check or result.returncode == 0, result.stderr
-    return result
+def torchrun(folder, flags, num_ranks=2, patch="", options=()):
+    """The finished process of ppo_graph.py under torchrun."""
+    file = folder / "runner.py"
+    file.write_text(RUNNER.format(scripts=str(Path(ppo_graph.__file__).parent), tests=str(Path(__file__).parent),
+                                  patch=patch))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks),
+               *options, str(file), *SMALL, *flags]
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder, capture_output=True,
+                          text=True, timeout=300)
 
 
-def model(folder):
-    (path,) = Path(folder).glob("*/model.pt")
-    return torch.load(path, weights_only=True)["model"]
+def start_ranks(run_dir, script="ppo_graph", patch=lambda module: None, num_ranks=2, **flags):
+    """The processes of the ranks, as torchrun starts them, but forked, which saves the imports; `patch` is called in
+    each of them before it trains. What rank k prints is in the file `run_dir`.k"""
+    module, args = args_of(run_dir, script, **flags)
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def target(rank):
+        os.setpgid(0, 0)
+        tqdm.set_lock(threading.RLock())
+        os.dup2(os.open(f"{run_dir}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": str(port)}
+        module.RANK, module.LOCAL_RANK, module.WORLD_SIZE = rank, rank, num_ranks
+        patch(module)
+        module.main(args)
+
+    processes = [FORK.Process(target=target, args=(rank,)) for rank in range(num_ranks)]
+    for process in processes:
+        process.start()
+    return processes
 
 
-@pytest.mark.parametrize("name", BASE)
-def test_two_ranks_equal_one_with_all_environments(name, tmp_path):
+def train_ranks(run_dir, script="ppo_graph", patch=lambda module: None, **flags):
+    """The exit codes of the ranks, which must end within a minute."""
+    processes, end = start_ranks(run_dir, script, patch, **flags), time.time() + 60
+    for process in processes:
+        process.join(max(0, end - time.time()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+MIXED = dict(env_id="Random-v0", env_kwargs={"observation": "mixed"}, num_steps=16, num_minibatches=1, update_epochs=1,
+             total_timesteps=96, norm_obs=True, norm_adv=False)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch):
     """S4: the first update of 2 ranks x 3 environments is that of 1 rank x 6, and so are the statistics of
-    observations; everything random is switched off."""
-    patch = "script.gumbel_like = torch.zeros_like"
-    flags = ["--env-id", "Random-v0", "--env-kwargs", '{"observation": "mixed"}', "--num-steps", "16", "--norm-obs",
-             "--num-minibatches", "1", "--update-epochs", "1", "--total-timesteps", "96", "--norm-adv-global"]
-    for num_ranks in (1, 2):
-        launch(tmp_path, name, num_ranks, [*flags, "--num-envs", str(6 // num_ranks), "--run-dir", str(num_ranks)],
-               patch)
-    one, two = model(tmp_path / "1"), model(tmp_path / "2")
-    assert any("mean" in key for key in one)
-    for key, value in one.items():
-        torch.testing.assert_close(two[key], value, atol=1e-6, rtol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+    observations, which are those of all ranks; actions are the most probable ones."""
+    monkeypatch.setattr(importlib.import_module(script).Categorical, "sample", lambda self: self.mode)
+    one = weights(train(tmp_path / "1", script, num_envs=6, **MIXED))
+    assert train_ranks(tmp_path / "2", script, num_envs=3, **MIXED) == [0, 0]
+    two = weights(folder_of(tmp_path / "2"))
+    assert any("mean" in name for name in one) and list(one) == list(two)
+    for name, value in one.items():
+        assert torch.allclose(two[name], value, atol=1e-6, rtol=1e-6), name
+    norms = [train_events(tmp_path / name)["losses/grad_norm"][0][1] for name in "12"]  # Adam hides a wrong scale
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+def test_torchrun(tmp_path, monkeypatch):
+    """S4: the same under torchrun itself; there are one log and one bar, with the steps of both."""
+    flags = ["--env-id", "Random-v0", "--env-kwargs", '{"observation": "graph_edges"}', "--num-steps", "16",
+             "--num-minibatches", "1", "--update-epochs", "1", "--total-timesteps", "96", "--no-norm-adv",
+             "--num-envs", "3", "--run-dir", "2", "--gnn-layers", "2", "--checkpoint-every", "2"]
+    result = torchrun(tmp_path, flags, patch=GREEDY)
+    assert result.returncode == 0 and result.stderr.count("  0%|") == 2, result.stderr  # at first, and with figures
+    monkeypatch.setattr(ppo_graph.Categorical, "sample", lambda self: self.mode)
+    kwargs = MIXED | dict(env_kwargs={"observation": "graph_edges"}, norm_obs=False)
+    one, two = weights(train(tmp_path / "1", num_envs=6, **kwargs)), weights(folder_of(tmp_path / "2"))
+    assert all(torch.allclose(two[name], value, atol=1e-6, rtol=1e-6) for name, value in one.items())
+    logs = [train_events(tmp_path / name) for name in "12"]
+    assert [step for step, _ in logs[1]["charts/SPS"]] == [96]
+    for tag in ("charts/episodic_return", "charts/episodic_length"):
+        assert sorted(logs[0][tag]) == sorted(logs[1][tag]) and len(logs[0][tag]) > 6
+
+
+def test_ranks_resume(tmp_path):
+    """X3, S4: a checkpoint holds environments, memory and random states of all ranks. After kill -9 of both they go on
+    bit by bit."""
+    script = "ppo_lstm_sparse" if "ppo_lstm_sparse" in SCRIPTS else "ppo_graph"
+    flags = dict(env_id="envs:GraphExplore-v0", num_envs=2, norm_obs=True, num_workers=2, total_timesteps=192)
+    assert train_ranks(tmp_path / "a", script, **flags) == [0, 0]
+    at = Dies(torch.optim.Adam, "step", 15)
+    assert train_ranks(tmp_path / "b", script, at, **flags) == [-9, -9] and newest(tmp_path / "b") == 64
+    begun_earlier(tmp_path / "b")
+    assert train_ranks(tmp_path / "b", script, resume="auto", **flags) == [0, 0]
+    one, two = weights(folder_of(tmp_path / "a")), weights(folder_of(tmp_path / "b"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    logs = [train_events(tmp_path / name) for name in "ab"]
+    assert [{**log, "charts/SPS": 0} for log in logs] == [{**logs[0], "charts/SPS": 0}] * 2
+    begun_earlier(tmp_path / "b")
+    with pytest.raises(SystemExit, match="--world-size 1, it was 2"):
+        train(tmp_path / "b", script, resume="auto", **flags)
+
+
+def test_signal_to_one_rank(tmp_path):
+    """X3, S4: all end the same update, save and leave."""
+    at = Dies("Envs", "step", 19, number=signal.SIGTERM)
+    patch = lambda module: module.RANK == 1 and at(module)
+    assert train_ranks(tmp_path / "a", patch=patch, env_id="CartPole-v1", total_timesteps=480) == [143, 143]
+    assert newest(tmp_path / "a") == 3 * 48 and not list(tmp_path.glob("a/*/failed"))
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path):
+    """S4, X3: none waits for ever. There is a mark, lest the same comes again."""
+    def burn(module):
+        original = module.Envs.call
+
+        def call(self, i, length, method, *args, **kwargs):
+            if self.first_env == 3 and self.num_steps == 20:
+                raise module.UsageError("the bridge is out")
+            return original(self, i, length, method, *args, **kwargs)
+
+        module.Envs.call = call
+
+    codes = train_ranks(tmp_path / "a", patch=burn, env_id="envs:StatelessCartPole-v1", total_timesteps=192)
+    assert codes == [1, 1] and "the bridge is out" in Path(f"{tmp_path}/a.1").read_text()
+    assert newest(tmp_path / "a") == 96 and list(tmp_path.glob("a/*/failed"))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_them_again(tmp_path):
+    """X3, S4: `torchrun --max-restarts` with `--resume auto` survives a rank that is killed."""
+    patch = f"""
+import os, signal, time
+import torch.utils.tensorboard as tensorboard
+original = script.Envs.step
+def step(self, actions):
+    if self.num_steps == 40 and script.RANK == 1 and not os.path.exists("{tmp_path}/killed"):
+        open("{tmp_path}/killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, actions)
+script.Envs.step = step
+"""
+    flags = ["--env-id", "CartPole-v1", "--num-envs", "2", "--num-steps", "8", "--num-minibatches", "1",
+             "--total-timesteps", "320", "--checkpoint-every", "2", "--run-dir", "runs", "--resume", "auto"]
+    result = torchrun(tmp_path, flags, patch=patch, options=["--max-restarts", "2"])
+    assert result.returncode == 0 and (tmp_path / "killed").exists(), result.stderr
+    log = train_events(tmp_path / "runs")
+    assert [step for step, _ in log["losses/value_loss"]] == [32 * k for k in range(1, 11)]
+    assert (folder_of(tmp_path / "runs") / "model.pt").exists()
+
+
+@pytest.mark.slow
 def test_two_ranks_learn(tmp_path):
-    """S4: two ranks balance the pole; one log, one bar, all steps counted."""
-    flags = ["--env-id", "CartPole-v1", "--total-timesteps", "30720", "--num-envs", "8", "--num-steps", "64",
-             "--learning-rate", "3e-3", "--run-dir", "runs", "--hidden-dims", "64"]
-    result = launch(tmp_path, "ppo_graph", 2, flags)
-    (folder,) = (tmp_path / "runs").iterdir()
-    log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    log.Reload()
-    returns = log.Scalars("charts/episodic_return")
-    assert np.mean([event.value for event in returns[-20:]]) > 100
-    assert log.Scalars("charts/SPS")[-1].step == 30720 and result.stderr.count("  0%|") == 1
-
-
-def test_two_ranks_resume(tmp_path):
-    """X3, S4: a checkpoint holds the environments, memories and random states of all ranks: resumed runs end with the
-    same bits."""
-    flags = ["--env-id", "envs:GraphExplore-v0", "--num-envs", "2", "--num-steps", "8", "--num-minibatches", "2",
-             "--checkpoint-every", "3", "--no-anneal-lr", "--norm-obs"]
-    launch(tmp_path, "ppo_lstm_sparse", 2, [*flags, "--total-timesteps", "192", "--run-dir", "whole"])
-    launch(tmp_path, "ppo_lstm_sparse", 2, [*flags, "--total-timesteps", "96", "--run-dir", "parts"])
-    result = launch(tmp_path, "ppo_lstm_sparse", 2, [*flags, "--total-timesteps", "192", "--run-dir", "parts",
-                                                     "--resume", "auto"])
-    assert "--total-timesteps 192, it was 96" in result.stderr
-    one, two = model(tmp_path / "whole"), model(tmp_path / "parts")
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    result = launch(tmp_path, "ppo_lstm_sparse", 1, [*flags, "--total-timesteps", "192", "--run-dir", "parts",
-                                                     "--resume", "auto"], check=False)
-    assert result.returncode != 0 and "--world-size 1 where the checkpoint has 2" in result.stderr
-
-
-def test_a_rank_that_dies_ends_the_others(tmp_path):
-    """S4: the error of one rank is shown and ends all of them."""
-    patch = ("original = script.collect\n"
-             "def collect(actor, envs, *rest):\n"
-             "    if script.ranks.rank == 1 and envs.num_steps >= 16: raise KeyError('the bridge is out')\n"
-             "    return original(actor, envs, *rest)\n"
-             "script.collect = collect")
-    flags = ["--env-id", "CartPole-v1", "--num-envs", "2", "--num-steps", "8", "--total-timesteps", "100000"]
-    result = launch(tmp_path, "ppo_graph", 2, flags, patch, check=False)
-    assert result.returncode != 0 and "the bridge is out" in result.stderr
+    """S4: two ranks balance the pole."""
+    flags = dict(env_id="CartPole-v1", total_timesteps=30720, num_envs=8, num_steps=64, learning_rate=3e-3,
+                 hidden_dims=(64,), num_minibatches=4, update_epochs=4, checkpoint_every=100)
+    processes = start_ranks(tmp_path / "a", **flags)
+    for process in processes:
+        process.join()
+    returns = [value for _, value in train_events(tmp_path / "a")["charts/episodic_return"]]
+    assert np.mean(returns[-20:]) > 100

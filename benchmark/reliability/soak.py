@@ -26,18 +26,19 @@ def sample(step: int) -> dict:
 
 def soak(args) -> list[dict]:
     """One sample per update."""
-    samples, update = [], ppo_graph.Logger.update
+    samples, add_scalar = [], ppo_graph.SummaryWriter.add_scalar
 
-    def sampled(logger, step, scalars):
-        update(logger, step, scalars)
-        samples.append(sample(step))
+    def sampled(writer, name, value, step):
+        add_scalar(writer, name, value, step)
+        if name == "charts/SPS":  # once per update
+            samples.append(sample(step))
 
-    ppo_graph.Logger.update = sampled
+    ppo_graph.SummaryWriter.add_scalar = sampled
     with tempfile.TemporaryDirectory() as folder:
         ppo_graph.main(ppo_graph.Args(
             env_id="envs:PoissonGraph-v0", total_timesteps=args.total_timesteps, num_envs=args.num_envs, num_steps=32,
             num_minibatches=2, update_epochs=1, gnn_layers=1, gnn_dim=8, hidden_dims=(16,), run_dir=folder, cuda=False,
-            norm_obs=True, checkpoint_every=20, num_workers=args.num_workers))
+            norm_obs=True, checkpoint_every=20, num_workers=args.num_workers, eval_episodes=0))
     return samples
 
 

@@ -17,25 +17,25 @@ Writes OUT.md, OUT.csv and OUT.png.
 """
 
 import csv
+import importlib.util
 import multiprocessing as mp
 import os
+import queue
 import resource
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import gymnasium as gym
-import matplotlib
 import numpy as np
 import torch
 import tyro
 from common import ROOT, report
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+from tqdm import tqdm
 
 sys.path.insert(0, str(ROOT / "cleanrl_graph"))
 
@@ -88,37 +88,98 @@ class Costly(gym.Wrapper):
 
 
 def thread_collector(script):
-    """A Collector whose process is a thread."""
+    """A Collector that is a thread instead of a process."""
 
-    class Thread(threading.Thread):
-        kill = exitcode = lambda self: None
+    class ThreadCollector:
+        def __init__(self, makers, args, seed):
+            workers = args.num_workers and script.service("utils.workers", "--num-workers")
+            self.envs = workers.WorkerEnvs(script.Envs, makers, args, 0) if workers else script.Envs(makers)
+            self.leaves, self.action_space, self.args, self.seed = (
+                self.envs.leaves, self.envs.action_space, args, seed)
+            self.requests, self.rollouts = queue.SimpleQueue(), queue.SimpleQueue()
+            self.thread = threading.Thread(target=self.act)
+            self.thread.start()
 
-    class ThreadCollector(script.Collector):
-        def __init__(self, makers, args, start=0):
-            probe = script.Envs(makers[:1], args.action_head)
-            self.leaves, self.action_space = probe.leaves, probe.action_space
-            self.args, self.requested, self.sections, self.stop = args, 0, ({}, {}), torch.zeros((), dtype=torch.uint8)
-            self.pipe, child = mp.Pipe()
-            arguments = (child, lambda: bool(self.stop), makers, args, start)
-            self.process = Thread(target=script.answer_requests, args=arguments)
-            self.process.start()
-            self.mail = script.Mail(self.pipe, args.max_lag + 1)
+        def act(self):
+            agent, step = script.Agent(self.leaves, self.action_space, self.args), self.envs.reset(self.seed)
+            while request := self.requests.get():
+                agent.load_state_dict(request[1])
+                rollout, step = script.collect(agent, self.envs, step, request[0], self.args, torch.device("cpu"))
+                self.rollouts.put(rollout)
+
+        def ask(self, version, agent):
+            self.requests.put((version, {name: value.clone() for name, value in agent.state_dict().items()}))
+
+        def receive(self):
+            return self.rollouts.get()
+
+        def close(self):
+            self.requests.put(None)
+            self.thread.join()
+            self.envs.close()
 
     return ThreadCollector
 
 
-def without_correction(script):
-    """`correct` that takes the present policy for the one that collected, and the ratio to the one that did."""
-    correct, vtrace = script.correct, script.vtrace
-    script.vtrace = lambda rewards, values, rho, *rest: vtrace(rewards, values, np.ones_like(rho), *rest)
+def without_correction(folder: str):
+    """ppo_graph_async.py that takes the present policy for the one that collected, and the ratio to the latter."""
+    path = ROOT / "cleanrl_graph" / "ppo_graph_async.py"
+    old, new = "        rho = whole_rho.clip(max=args.max_rho).reshape(T, N)\n", \
+        "        rho, log_probs = np.ones((T, N), np.float32), to_device(behaviour, device)\n"
+    if path.read_text().count(old) != 1:
+        raise SystemExit(f"{path} has changed: {old!r} must occur in it once")
+    changed = Path(folder, "uncorrected.py")
+    changed.write_text(path.read_text().replace(old, new))
+    spec = importlib.util.spec_from_file_location("uncorrected", changed)
+    script = sys.modules["uncorrected"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
-    def plain(agent, actor, trajectory, args):
-        rollout, logs = correct(agent, actor, trajectory, args)
-        log_probs = torch.from_numpy(trajectory.log_probs.copy())
-        return rollout._replace(log_probs=log_probs, rho=torch.ones_like(rollout.rho),
-                                returns=rollout.values + rollout.advantages), logs
 
-    return plain
+def watch(script) -> tuple[Counter, list]:
+    """({part: seconds}, [(step, seconds since the training began, mean return)]), filled while the script trains. An
+    update begins when its rollout is there, or with its first minibatch, and ends when the progress bar moves on."""
+    seconds, curve, at = Counter(), [], {}
+
+    class Bar(tqdm):
+        def __init__(self, *args, **kwargs):
+            at["start"] = time.perf_counter()
+            super().__init__(*args, **kwargs)
+
+        def set_postfix(self, SPS, ret):
+            at["return"] = np.nan if ret == "-" else float(ret)
+
+        def update(self, n):
+            super().update(n)
+            now = time.perf_counter()
+            seconds["update"] += now - at.pop("update")
+            curve.append((self.n, now - at["start"], at["return"]))
+
+    class Storage(script.Storage):
+        def clear(self):
+            super().clear()
+            if threading.current_thread() is threading.main_thread():
+                at["collect"] = time.perf_counter()
+
+        def gather(self, idx):
+            if "update" not in at:
+                at["update"] = time.perf_counter()
+                seconds["collect"] += at["update"] - at["collect"]
+            return super().gather(idx)
+
+    script.tqdm, script.Storage = Bar, Storage
+    if hasattr(script, "Collector"):
+        receive = script.Collector.receive
+
+        def timed(self):
+            start = time.perf_counter()
+            rollout = receive(self)
+            at["update"] = time.perf_counter()
+            seconds["receive"] += at["update"] - start
+            return rollout
+
+        script.Collector.receive = timed
+    return seconds, curve
 
 
 def train(pipe, system: str, flags: dict) -> None:
@@ -126,38 +187,18 @@ def train(pipe, system: str, flags: dict) -> None:
     that it started, [(step, mean return)])."""
     gym.register("Costly-v0", entry_point=Costly)
     torch.set_num_threads(1)
-    script = __import__("ppo_graph" if system == "ppo_graph" else "ppo_graph_async")
-    if system == "thread":
-        script.Collector = thread_collector(script)
-    if system == "uncorrected":
-        script.correct = without_correction(script)
-    seconds, curve, original, before = {}, [], script.Logger.update, time.process_time()
-
-    def timed(owner, name):
-        function = getattr(owner, name)
-
-        def run(*args, **kwargs):
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-
-        setattr(owner, name, run)
-
-    timed(script, "update")
-    timed(*((script, "collect") if system == "ppo_graph" else (script.Collector, "receive")))
-
-    def note(self, step, scalars):
-        original(self, step, scalars)
-        curve.append((step, time.time() - self.start, float(np.mean(self.recent)) if self.recent else np.nan))
-
-    script.Logger.update = note
     with tempfile.TemporaryDirectory() as folder:
+        if system == "uncorrected":
+            script = without_correction(folder)
+        else:
+            script = __import__("ppo_graph" if system == "ppo_graph" else "ppo_graph_async")
+        if system == "thread":
+            script.Collector = thread_collector(script)
+        (seconds, curve), before = watch(script), time.process_time()
         script.main(script.Args(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0, **flags))
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = time.process_time() - before, usage.ru_utime + usage.ru_stime
-    pipe.send((curve[-1][1], seconds, cpu, [(step, value) for step, _, value in curve]))
+    pipe.send((curve[-1][1], dict(seconds), cpu, [(step, value) for step, _, value in curve]))
 
 
 def run(system: str, **flags) -> tuple[float, dict, tuple, list]:
@@ -215,6 +256,11 @@ def wall_time(args) -> tuple[list[str], list[list]]:
 
 def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
     """The table of part 2 and its rows for the csv; draws the curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     lines = ["", "## Learning curves", "", "| system | mean return of the last 100 episodes, by seed | "
              "mean over the whole training |", "| --- | --- | --- |"]
     figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)

@@ -23,15 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-import matplotlib
 import numpy as np
 import torch
 import tyro
 from common import ROOT, in_turns, report
 from torch import Tensor
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "cleanrl_graph"))
 
@@ -105,27 +101,33 @@ def memory_part(args: Args) -> list[dict]:
     for W in args.memory_lengths:
         torch.manual_seed(0)
         gtrxl = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(dim=args.dim, num_layers=args.num_layers, memory_length=W))
-        x, memory = torch.randn(W + T, B, args.dim), ppo_gtrxl.Memory(gtrxl, B, W)
-        inputs, starts = [], np.zeros(B, bool)
-        with torch.no_grad():  # W steps before the segment, and the segment: all memories are full
-            for t in range(W + T):
-                if t == W:
-                    past = memory.past(memory.age)
-                gtrxl(x[t, None], memory.begin(starts), memory)
-                inputs.append(memory.inputs[:, memory.stop - 1])
-        inputs, age = torch.stack(inputs, 1), torch.arange(W, W + T)[:, None].expand(T, B)  # [layers, W + T, B, D]
-        samples, past = x[W:], past._replace(window=W)
-        expected = gtrxl(samples, age, past)
+        samples, age = torch.randn(T, B, args.dim), torch.full((T, B), W)  # all memories are full
+        inputs = [torch.randn(W, B, args.dim) for _ in range(args.num_layers)]  # of the layers, before the segment
+
+        def extend(net, x, kv):  # as Memory.minibatch of the script does
+            past = net.kv(net.norm_attention(inputs[net.index]))
+            return *torch.cat([past, kv]).chunk(2, -1), net.distances(W)
+
+        def forward(noted=None):
+            """The segment's outputs; `noted` receives the inputs of each layer."""
+            past = ppo_gtrxl.Past(age, None, W, lambda net, x, kv: (noted.append(x) if noted is not None else None,
+                                                                    extend(net, x, kv))[1])
+            return gtrxl(samples, past)
+
+        noted = []
+        with torch.no_grad():
+            expected = forward(noted)
+        before = [torch.cat(pair) for pair in zip(inputs, noted)]  # [W + T, B, D] of each layer
 
         def segment() -> None:
             gtrxl.zero_grad()
-            gtrxl(samples, age, past).square().mean().backward()
+            forward().square().mean().backward()
 
         row = {"memory": W, "segment, us per step": 1e6 * median_seconds(segment, args.repeats) / (T * B)}
         # saved for the backward pass, per layer and window entry: window, normalised window, keys and values
         need = 4 * T * B * W * args.num_layers * (5 * args.dim) / 1e9
         if need <= args.max_gb:
-            windows = [layer[:-1].unfold(0, W, 1).transpose(2, 3).flatten(0, 1).contiguous() for layer in inputs]
+            windows = [layer[:-1].unfold(0, W, 1).transpose(2, 3).flatten(0, 1).contiguous() for layer in before]
             flat, ages = samples.flatten(0, 1), age.flatten()
             torch.testing.assert_close(forward_windows(gtrxl, flat, windows, ages), expected.flatten(0, 1),
                                        atol=1e-4, rtol=1e-4)
@@ -154,6 +156,11 @@ def memory_table(rows: list[dict], args: Args) -> list[str]:
 
 
 def picture(rows: list[dict], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)
     for name, label in (("windows, us per step", "one window per step"), ("segment, us per step", "segment (ours)")):
         points = [(row["memory"], row[name]) for row in rows if name in row]
@@ -173,7 +180,7 @@ def sps_part(args: Args) -> list[str]:
              f"{args.total_timesteps} steps, {args.num_threads} thread(s), {args.rounds} runs each: median (range)",
              "", "| system | episodes up to | SPS | peak memory, MB | SPS / CleanRL's |",
              "| --- | --- | --- | --- | --- |"]
-    flags = "--env-id CartPole-v1 --mask-obs 1,3 --num-envs 16 --num-steps 256 --num-layers 4 --num-heads 4 " \
+    flags = "--env-id CartPole-v1 --wrap hide:1,3 --num-envs 16 --num-steps 256 --num-layers 4 --num-heads 4 " \
             "--dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 --hidden-dims 128 --eval-episodes 0 " \
             f"--no-cuda --total-timesteps {args.total_timesteps}"
     for steps in (500, 100):

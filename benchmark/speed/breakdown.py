@@ -43,29 +43,24 @@ TASKS = {  # name: (script, steps of each of the two trainings, flags)
 NETWORKS_AND_ENVS = ["environments", "policy forward", "update forward", "loss", "backward", "optimizer, clipping"]
 
 
-def roots_of(script) -> list[tuple]:
-    return [(script, "collect", "rest of collect"), (script, "update", "rest of update"),
-            (script.Storage, "stats", "logging"), (script.Logger, "update", "logging")]
-
-
 def timed_in(script) -> list[tuple]:
-    """(owner, name of the function, section)"""
-    memory = [(script.Memory, name, "memory") for name in ("begin", "append", "rebuild", "minibatch", "views", "rows")
-              if name in vars(getattr(script, "Memory", object))]
-    if script.__name__ == "ppo_framestack":  # the views are gathered outside of the agent
-        memory += [(script.Agent, "encode", "forward"), (script.Agent, "embed", "forward")]
-    timed = memory + [
-        (script.Agent, "forward", "forward"), (script.Agent, "value", "forward"),
-        (script, "ppo_loss", "loss"), (torch.Tensor, "backward", "backward"),
-        (torch.optim.Optimizer, "zero_grad", "optimizer, clipping"), (torch.optim.Adam, "step", "optimizer, clipping"),
-        (torch.nn.utils, "clip_grads_with_norm_", "optimizer, clipping"),
-        (torch, "_foreach_norm", "optimizer, clipping"), (script.Actor, "value", "rest of collect"),
+    """(owner, name of the function, section). The first call of Storage.append begins the training loop; the loss is
+    what lies between the end of the networks' forward pass and zero_grad."""
+    timed = [
+        (script.Storage, "append", "Storage.append"), (script.Storage, "gather", "Storage.gather"),
+        (script.Storage, "batch", "Storage.batch"), (script.Storage, "whole", "Storage.whole"),
+        (script.Storage, "stats", "logging"), (script.SummaryWriter, "add_scalar", "logging"),
+        (script.tqdm, "set_postfix", "logging"), (script.tqdm, "update", "logging"), (script, "join", "join"),
+        *((script.Agent, name, "forward") for name in ("encode", "embed", "forward", "value")),
+        (torch.optim.Optimizer, "zero_grad", "optimizer, clipping"), (torch.Tensor, "backward", "backward"),
+        (torch.optim.Adam, "step", "optimizer, clipping"),
+        (torch.nn.utils, "clip_grad_norm_", "optimizer, clipping"),
         (script.Envs, "step", "rest of Envs.step"), (script.Envs, "flatten", "Envs.flatten"),
-        (script.Envs, "check", "Envs.check"),
-        (script.Envs, "finish", "rest of Envs.step"), (script, "collate", "collate"),
-        (script.Storage, "append", "Storage.append"), (script.Storage, "latest", "Storage.latest"),
-        (script.Storage, "gather", "Storage.gather"), (script.Storage, "assemble", "Storage.assemble"),
-        (script, "to_env_actions", "to_env_actions"), (script, "gae", "gae"), (script.Logger, "episode", "logging")]
+        (script.Envs, "collate", "Envs.collate"), (script, "to_env_actions", "to_env_actions")]
+    memory = getattr(script, "Memory", None)
+    if memory is not None:
+        timed += [(memory, name, "memory") for name, value in vars(memory).items()
+                  if callable(value) and not name.startswith("_")]
     return [entry for entry in timed if hasattr(*entry[:2])]
 
 
@@ -82,7 +77,8 @@ class Args:
 
 
 class Clock:
-    """Seconds, calls and timed calls below, by section; `begin` and `end` of the wall time, from first to last root."""
+    """Seconds, calls and timed calls below, by section; `begin` and `end` of the wall time, from the first call of the
+    function that is the root to the end of the last timed one."""
 
     def __init__(self):
         self.stack = []  # of open sections: [name, seconds of the timed calls below, number of these]
@@ -90,18 +86,23 @@ class Clock:
         self.begin = self.end = None
         self.inside = self.outside = 0.0  # seconds that a timer adds to its section and to the caller
 
-    def wrap(self, section: str, function: Callable, is_root: bool = False) -> Callable:
-        """`function`, timed; outside of the roots it is not."""
+    def wrap(self, section: str, function: Callable, is_root: bool = False, gap: str = "") -> Callable:
+        """`function`, timed; not before the first call of the root. The time since the last timed call is a section of
+        its own, if `gap` is its name."""
 
         @functools.wraps(function)
         def timed(*args, **kwargs):
-            if not (self.stack or is_root):
+            if self.begin is None and not is_root:
                 return function(*args, **kwargs)
             name = section
             if name == "forward":
                 name = "update forward" if torch.is_grad_enabled() else "policy forward"
             self.stack.append(frame := [name, 0.0, 0])
             start = time.perf_counter()
+            self.begin = self.begin or start
+            if gap:
+                self.seconds[gap] += start - self.end
+                self.calls[gap] += 1
             try:
                 return function(*args, **kwargs)
             finally:
@@ -114,7 +115,7 @@ class Clock:
                     self.stack[-1][1] += end - start
                     self.stack[-1][2] += 1
                 else:
-                    self.begin, self.end = self.begin or start, end
+                    self.end = end
 
         return timed
 
@@ -122,9 +123,10 @@ class Clock:
         """Measures `inside` and `outside` on an empty function."""
         probe = Clock()
         empty, seconds = lambda: None, []
+        probe.wrap("first", empty, is_root=True)()
         for function in empty, probe.wrap("timed", empty):
             start = time.perf_counter()
-            probe.wrap("loop", lambda: [function() for _ in range(num)], is_root=True)()
+            probe.wrap("loop", lambda: [function() for _ in range(num)])()
             seconds.append(time.perf_counter() - start)
         self.inside = (probe.seconds["timed"] - seconds[0]) / num
         self.outside = (seconds[1] - seconds[0]) / num - self.inside
@@ -137,29 +139,31 @@ class Clock:
 def run(script, task: dict, clock: Clock, timed: list, run_dir: str) -> None:
     """One training; the functions in `timed` report to the clock."""
 
-    def make_env(*args):
-        env = make(*args)
+    def make_env(*args, **kwargs):
+        env = make(*args, **kwargs)
         env.step, env.reset = clock.wrap("environments", env.step), clock.wrap("environments", env.reset)
         return env
 
-    make, roots = script.make_env, roots_of(script)
+    make = script.make_env
     with ExitStack() as patches, redirect_stdout(sys.stderr):
-        for owner, name, section in roots + timed:
-            wrapped = clock.wrap(section, getattr(owner, name), is_root=(owner, name, section) in roots)
+        for owner, name, section in timed:
+            wrapped = clock.wrap(section, getattr(owner, name), is_root=(owner, name) == (script.Storage, "append"),
+                                 gap="loss" if name == "zero_grad" else "")
             patches.enter_context(patch.object(owner, name, wrapped))
-        if timed:
+        if len(timed) > 2:
             patches.enter_context(patch.object(script, "make_env", make_env))
-        script.main(script.Args(**task, cuda=False, eval_episodes=0, run_dir=run_dir))
+        script.main(script.Args(**task, cuda=False, eval_episodes=0, checkpoint_every=0, run_dir=run_dir))
 
 
-def breakdown(name: str, scale: float) -> list[str]:
-    """Markdown: one table of the training loop's seconds by section."""
+def breakdown(name: str, scale: float) -> tuple[list[str], str]:
+    """Markdown: one table of the training loop's seconds by section, and a row for the table of all tasks."""
     plain, clock = Clock(), Clock()
     script, num_steps, flags = TASKS[name]
-    task = {"num_steps": 128} | flags | {"total_timesteps": int(num_steps * scale)}
+    task = {"num_steps": 128} | flags
+    task["total_timesteps"] = max(int(num_steps * scale), task["num_envs"] * task["num_steps"])
     script = importlib.import_module(script)
     with tempfile.TemporaryDirectory() as run_dir:
-        run(script, task, plain, [], run_dir)
+        run(script, task, plain, [(script.Storage, "append", "first"), (script.tqdm, "update", "last")], run_dir)
         clock.calibrate()
         run(script, task, clock, timed_in(script), run_dir)
     overhead = (clock.inside + clock.outside) * sum(clock.calls.values())

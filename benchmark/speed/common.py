@@ -19,16 +19,27 @@ PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
 
 def report(markdown: str, out: str | None) -> None:
-    """Prints the markdown; writes it to `out`, if given, below the command line (absolute paths: their names only) and
-    the machine."""
+    """Prints the markdown; writes it to `out`, if given, below the command line (absolute paths: their names only),
+    the machine and the commit."""
     print(markdown)
     if out:
         flags = [os.path.basename(flag) if os.path.isabs(flag) else flag for flag in sys.argv[1:]]
         command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
         machine = f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, " \
-                  f"torch {torch.__version__}"
+                  f"torch {torch.__version__}, commit {commit_of(ROOT)}"
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(f"    {command}\n\n{machine}\n\n{markdown}\n")
+
+
+def commit_of(checkout: str | Path) -> str:
+    """The short name of its commit, with "-dirty" if its scripts were changed since; "unknown" without git."""
+    git = ["git", "-C", str(checkout)]
+    try:
+        name, changes = (subprocess.run([*git, *rest], capture_output=True, text=True, check=True).stdout.strip() for
+                         rest in (("rev-parse", "--short", "HEAD"), ("status", "-s", "--", "cleanrl_graph")))
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name + "-dirty" * bool(changes)
 
 
 def cpu_name() -> str:
@@ -47,6 +58,7 @@ class Run(NamedTuple):
     seconds: float  # of the whole process, imports included
     peak_mb: float  # largest resident memory
     mean_return: float  # of the last 100 episodes; NaN if the script prints none
+    cpu: float  # seconds of the CPU, of the process and its children, imports included
 
 
 def train(command: list[str], num_threads: int, cwd: str) -> Run:
@@ -66,7 +78,8 @@ def train(command: list[str], num_threads: int, cwd: str) -> Run:
                            f"{output[-2000:]}")
     mean_return = re.findall(r"(?:mean return |ret=)(-?[\d.]+)", output)[-1:]  # printed as a mean, or by episode
     mean_return = mean_return or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)[-100:] or [np.nan]
-    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, np.mean([float(number) for number in mean_return]))
+    mean_return = np.mean([float(number) for number in mean_return])
+    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return, usage.ru_utime + usage.ru_stime)
 
 
 def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> dict[str, list[Run]]:
@@ -90,7 +103,7 @@ def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
     lines = ["| system | SPS (least to most) | ours / this | process, s | peak memory, MB | mean return |",
              "| --- | --- | --- | --- | --- | --- |"]
     for name, column in runs.items():
-        sps, seconds, peak_mb, returns = (np.array(values) for values in zip(*column))
+        sps, seconds, peak_mb, returns, _ = (np.array(values) for values in zip(*column))
         ratio = ratios(runs[ours], column)
         ratio = "" if name == ours else f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"

@@ -53,17 +53,22 @@ def gap(table: Path) -> float:
 
 def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
     """Median milliseconds of loss and gradient on the same 512 steps [len(layers)]."""
-    first = replace(layers[0], num_steps=8)
-    envs = ppo_graph.Envs([partial(ppo_graph.make_env, first.env_id, first.env_kwargs)] * first.num_envs)
+    first = layers[0]
+    envs = ppo_graph.Envs([partial(ppo_graph.make_env, first, i) for i in range(first.num_envs)])
     agents = [ppo_graph.Agent(envs.leaves, envs.action_space, args) for args in layers]
-    storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
-    _, rollout = ppo_graph.collect(agents[0], envs, envs.reset(1), storage, first, lambda *episode: None)
-    obs, seconds = storage.gather(np.arange(storage.size)), np.zeros((repeats + 1, len(layers)))
+    storage, step, actions = ppo_graph.Storage(envs.leaves, torch.device("cpu")), envs.reset(1), []
+    with torch.no_grad():
+        for _ in range(512 // first.num_envs):
+            actions.append(agents[0](storage.append(step.obs))[0])
+            step = envs.step(ppo_graph.to_env_actions(envs.action_space, actions[-1].numpy()))
+    actions = torch.cat(actions)
+    obs, seconds = storage.gather(np.arange(len(actions))), np.zeros((repeats + 1, len(layers)))
     for row in seconds:
         for k, agent in enumerate(agents):
             start = time.perf_counter()
             agent.zero_grad()
-            ppo_graph.ppo_loss(agent, obs, rollout, first)[0].backward()
+            _, log_prob, entropy, value = agent(obs, actions)
+            (value.square().mean() - log_prob.mean() - entropy.mean()).backward()
             row[k] = time.perf_counter() - start
     return 1e3 * np.median(seconds[1:], 0)
 

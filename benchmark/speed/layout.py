@@ -5,9 +5,9 @@
 
 Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8 features; 4 edges
 per node). "collate B" makes one batch of B observations, as at a step of B environments; "gather" makes a random
-quarter of 8,192 stored observations one batch, as for a minibatch. Figures are medians over repeats in which the
-layouts take turns. Flat and Data batches are ready for a graph network; a padded batch must lose its padding first
-(last row).
+quarter of 8,192 stored observations one batch, as for a minibatch. The flat way is that of ppo_graph.py, which checks
+what it reads; the others check nothing. Figures are medians over repeats in which the layouts take turns. Flat and Data
+batches are ready for a graph network; a padded batch must lose its padding first (last row).
 """
 
 import sys
@@ -24,7 +24,7 @@ from torch_geometric.data import Batch, Data
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
 
-from ppo_graph import Storage, collate, leaves_of  # noqa: E402
+from ppo_graph import Envs, Storage  # noqa: E402
 
 EDGES_PER_NODE = 4
 
@@ -83,16 +83,10 @@ def unpad(nodes, edges, mask, sizes):
     return nodes[is_node], (edges[is_edge] + offset[:, None]).T, mask[is_node], batch
 
 
-def read(leaves, observations):
-    """The leaf arrays of each observation."""
-    return [[leaf.get(observation) for leaf in leaves] for observation in observations]
-
-
-def ours_collate(storage, arrays):
-    """One flat batch of observations given by their leaf arrays."""
+def ours_collate(storage, envs, arrays):
+    """One flat batch of observations given by their leaf arrays, whose values are checked."""
     storage.clear()
-    storage.append(*collate(storage.leaves, arrays))
-    return storage.latest()
+    return storage.append(envs.collate(arrays, range(len(arrays))))
 
 
 def check_equal(ours, pyg):
@@ -125,21 +119,21 @@ def measure(declared_max, args):
         observations.append(env.reset()[0] if terminated else observation)
     sizes = [len(observation["action_mask"]) for observation in observations]
 
-    leaves = leaves_of(env.observation_space)
-    scratch, stored = Storage(leaves, torch.device("cpu")), Storage(leaves, torch.device("cpu"))
-    arrays = read(leaves, observations)
+    envs = Envs([lambda: env])
+    scratch, stored = (Storage(envs.leaves, torch.device("cpu")) for _ in range(2))
+    arrays = [envs.flatten(0, observation) for observation in observations]
     for start in range(0, args.num_stored, 64):
-        stored.append(*collate(leaves, arrays[start : start + 64]))
+        stored.append(envs.collate(arrays[start : start + 64], range(64)))
     data = [to_data(observation) for observation in observations]
     padded = pad(observations, declared_max)
     batch = Batch.from_data_list(data[:64])
-    check_equal(ours_collate(scratch, arrays[:64]), batch)
+    check_equal(ours_collate(scratch, envs, arrays[:64]), batch)
     assert all(map(torch.equal, unpad(*(array[:64] for array in padded)), (batch.x, batch.edge_index, batch.mask,
                                                                            batch.batch)))
 
     collate_us = np.array([median_us([
-        lambda: ours_collate(scratch, arrays[:num]),
-        lambda: ours_collate(scratch, read(leaves, observations[:num])),
+        lambda: ours_collate(scratch, envs, arrays[:num]),
+        lambda: ours_collate(scratch, envs, [envs.flatten(0, obs) for obs in observations[:num]]),
         lambda: Batch.from_data_list(data[:num]),
         lambda: pyg_from_numpy(observations[:num]),
         lambda: pad(observations[:num], declared_max),
@@ -156,8 +150,8 @@ def measure(declared_max, args):
         lambda: unpad(*[array.index_select(0, idx_tensor) for array in padded]),
     ], args.repeats)
 
-    flat_bytes = sum(values[:num].nbytes for values, num in zip(stored.values, stored.num_rows))
-    count_bytes = sum(counts[group].nbytes for counts in stored.steps for group in counts if group)
+    values, counts = stored.whole()
+    flat_bytes, count_bytes = (sum(array.nbytes for array in arrays) for arrays in (values, counts.values()))
     data_bytes = sum(tensor.nbytes for graph in data for _, tensor in graph)
     padded_bytes = sum(array.nbytes for array in padded)
     names = ["flat, from leaf arrays", "flat, from observations", "list of Data, prebuilt",

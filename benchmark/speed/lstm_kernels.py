@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Literal
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn as nn
@@ -31,9 +30,6 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
 
 import ppo_lstm_sparse as script  # noqa: E402
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 N, T, NODES, D = 16, 128, 200, 32  # envs, steps, possible nodes, inputs
 
@@ -88,14 +84,15 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     is_seen, starts = rng.random((N, T, num)) < seen, rng.random((N, T)) < 1 / 64
     ids = np.broadcast_to(keys[:, None], is_seen.shape)[is_seen]
     counts, x = is_seen.sum(2).ravel(), torch.randn(len(ids), D)
-    memory = script.Memory(D, True, None, script.Args(lstm_dim=H))
-    state = {"ptr": torch.arange(0, N * num + 1, num), "keys": torch.from_numpy(keys.ravel()),
+    sparse = script.SparseLSTM(D, True, None, script.Args(lstm_dim=H))
+    state = {"num": torch.full((N,), num), "keys": torch.from_numpy(keys.ravel()),
              "h": torch.randn(N * num, H).tanh(), "c": torch.randn(N * num, H)}
-    weights = memory.lstm._flat_weights
+    weights = sparse.lstm._flat_weights
     env, step, slot = np.nonzero(is_seen)
+    seen = [torch.from_numpy(array) for array in (ids.copy(), np.append(0, counts.cumsum()), env * T + step)]
 
     def ours():
-        output, readout, _ = memory(x, ids, counts, starts, state)
+        output, readout, _ = sparse(x, script.Ragged(*seen), starts, state)
         return torch.cat([output.flatten(), readout[:, :H].flatten()])
 
     dense_x, mask = torch.zeros(T, N, NODES, D), torch.zeros(T, N, NODES, 1, dtype=torch.bool)
@@ -141,7 +138,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     size = lambda values: sum(v.nbytes for v in values.values())
     systems = {"sparse (ours)": ours, "loop, gather and scatter": gather_scatter, "zero-padded": zero_padded}
     sizes = [size(state), size({name: state[name] for name in ("h", "c")}) + N * num, size(dense)]
-    return systems, list(memory.lstm.parameters()), dict(zip(systems, sizes))
+    return systems, list(sparse.lstm.parameters()), dict(zip(systems, sizes))
 
 
 def graph_systems(rng: np.random.Generator):
@@ -151,7 +148,7 @@ def graph_systems(rng: np.random.Generator):
     own, other = nn.Linear(D, D), nn.Linear(D, D, bias=False)
     env, target, source = np.nonzero(edges.transpose(0, 2, 1))  # the log: sorted by the step in which it was written
     counts, source = np.bincount(env * T + target, minlength=N * T), torch.from_numpy(env * T + source)
-    ptr = torch.from_numpy(script.pointer(counts))
+    ptr = torch.from_numpy(np.append(0, counts.cumsum()))
     adjacency = torch.from_numpy(edges.transpose(0, 2, 1)).float()
 
     def log():
@@ -203,13 +200,17 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     systems = {
         "loop over steps": loop, "PackedSequence": packed,
         "zero-padded": lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[valid],
-        "staircase, exact": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx, detail=9),
-        "staircase, rounded (ours)": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx)}
+        "staircase (ours)": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx)[0]}
     return systems, list(lstm.parameters()), lengths
 
 
 def plot(rows: list[dict], path: Path) -> None:
     """Milliseconds and bytes against density, one line per layout."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
     for name in dict.fromkeys(row["layout"] for row in rows):
         points = [row for row in rows if row["layout"] == name]

@@ -53,7 +53,7 @@ def time_to_target(command: list[str], target: float) -> tuple[float, float]:
         start = log.Tensors("hyperparameters/text_summary")[0].wall_time
         episodes = log.Scalars("charts/episodic_return")
     returns = np.array([episode.value for episode in episodes])
-    means = np.convolve(returns, np.full(100, 0.01), "valid")
+    means = np.convolve(returns, np.full(100, 0.01), "valid") if len(returns) >= 100 else np.zeros(0)
     reached = np.flatnonzero(means >= target)
     return (episodes[99 + reached[0]].wall_time - start, episodes[99 + reached[0]].step) if len(reached) else (
         np.inf, np.inf)

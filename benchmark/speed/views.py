@@ -79,7 +79,7 @@ ENVS = {
 
 def used_bytes(storage):
     """Bytes of the rows that a Storage holds."""
-    return sum(values[:num].nbytes for values, num in zip(storage.values, storage.num_rows))
+    return sum(values.nbytes for values in storage.whole().values)
 
 
 def measure(name, args):
@@ -88,43 +88,43 @@ def measure(name, args):
     envs = ppo_framestack.Envs([lambda: ENVS[name](args) for _ in range(args.num_envs)])
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, script)
     memory = ppo_framestack.Memory(agent, envs.leaves, args.num_envs, script, CPU)
-    rng = np.random.default_rng(1)
+    rng, step = np.random.default_rng(1), envs.reset(1)
     with torch.no_grad():
-        memory.append(envs.reset(1))
-        for _ in range(2):
-            ppo_framestack.collect(agent, envs, memory, script, lambda *episode: None)
-    storage, N = memory.storage, args.num_envs
-    first, num = storage.size - (args.num_steps + 1) * N, args.num_steps * N
+        for t in range(2 * args.num_steps):
+            if t % args.num_steps == 0:
+                memory.begin()
+            action, *_ = memory.act(step)
+            step = envs.step(ppo_framestack.to_env_actions(envs.action_space, action.numpy()))
+    storage, first, num = memory.storage, memory.start, args.num_steps * args.num_envs
     steps = first + np.arange(num)
     batches = [first + rng.permutation(num)[:num // 4] for _ in range(8)]
-    all_frames = memory.rows(steps, memory.age[steps])["obs"]
+    all_frames = memory.rows(steps, memory.age[steps])
 
     if "graph" in name:
-        counts = {group: table[0] for group, table in storage_index(storage).items()}
         stacked = ppo_framestack.Storage(storage.leaves, CPU)  # observation 16 b + s is view s of step b
-        rows = all_frames.ravel()
-        empty = {group: np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)]) for group, num_rows in counts.items()}
+        rows, counts = all_frames.ravel(), storage.whole().counts
         full = storage.gather(rows[rows > 0] - 1)
-        parts = [[(full[leaf.path].values if leaf.group else full[leaf.path]).numpy()] for leaf in storage.leaves]
-        stacked.append(parts, empty | {None: np.ones(len(rows), np.int64)})
+        values = [full[leaf.path].values if leaf.group else full[leaf.path] for leaf in storage.leaves]
+        stacked.blocks = [ppo_framestack.Flat(values, {
+            group: np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)]) for group, num_rows in counts.items()})]
         bytes_stacked = used_bytes(stacked)
 
         def by_index(batch):
-            rows = memory.rows(batch, memory.age[batch])["obs"]
-            read = np.zeros(1 + storage.size, bool)
-            read[rows] = True
-            return storage.gather(read[1:].nonzero()[0])
+            read = np.unique(memory.rows(batch, memory.age[batch]))
+            return storage.gather(read[read > 0] - 1)
 
         def by_stack(batch):
             return stacked.gather(((batch - first)[:, None] * 16 + np.arange(16)).ravel())
     else:
-        image = "image" in name
-
-        def views_of(frames):
-            return memory.images(0, frames) if image else memory.views({"obs": frames}, memory.tables, frames)
+        def views_of(rows):
+            if "image" not in name:
+                return memory.views(rows, memory.tables, [])
+            images = memory.frames(rows)[0]
+            images *= torch.from_numpy(rows > 0)[..., None, None, None].to(images.dtype)
+            return images
 
         def by_index(batch):
-            return views_of(memory.rows(batch, memory.age[batch])["obs"])
+            return views_of(memory.rows(batch, memory.age[batch]))
 
         stacked = views_of(all_frames)
         bytes_stacked = stacked.nbytes
@@ -136,15 +136,8 @@ def measure(name, args):
     turns = iter(np.tile(np.arange(8), 10**5))
     gathers = [lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])]
     us = median_us(gathers, args.repeats, calls=8)
-    plain = sum(values[:rows].nbytes for values, rows in zip(storage.values, storage.num_rows)) / storage.size
-    table = memory.tables["obs"]
+    plain, table = used_bytes(storage) / memory.size, memory.tables["obs"][1:1 + memory.size]
     return plain, used_bytes(storage) / num, table.nbytes / num, bytes_stacked / num, *us
-
-
-def storage_index(storage):
-    """Rows per observation and first row, of each group."""
-    storage.gather(np.zeros(1, np.int64))
-    return storage.index
 
 
 def main(args: Args) -> None:

@@ -67,6 +67,7 @@ class AtariEnv(gym.Env):
         self.frames, self.action_space = deque(maxlen=frames), self.env.action_space
         self.observation_space = spaces.Box(0, 255, (84, 84, frames), np.uint8)
         self.first_actions = [1, 2] if "FIRE" in self.game.get_action_meanings() else []
+        self.sticky = repeat_action_probability > 0
         self.over = True  # the game, and not just a life
 
     def reset(self, *, seed=None, options=None):
@@ -113,19 +114,15 @@ class AtariEnv(gym.Env):
     def close(self):
         self.env.close()
 
-    def get_state(self):
-        """A dict of plain values and arrays from which set_state() continues exactly. Call it after reset()."""
-        state = self.game.ale.cloneState(include_rng=True)
-        return {"ale": np.frombuffer(state.serialize(), np.uint8), "rng": self.game.np_random.bit_generator.state,
-                "frames": np.stack(self.frames), "over": self.over, "score": self.score, "num_steps": self.num_steps,
-                "lives": self.lives}
+    def __getstate__(self):
+        """What pickle saves: the emulator pickles without its state, which therefore goes beside it. TypeError where
+        actions are sticky: the last one, which may be repeated, is not in that state."""
+        if self.sticky:
+            raise TypeError("an Atari game with repeat_action_probability above 0 cannot be pickled in the middle")
+        return {**self.__dict__, "emulator": (self.game.ale.cloneState(include_rng=True), self.game.np_random)}
 
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        import ale_py
-
-        self.game.ale.restoreState(ale_py.ALEState(state["ale"].tobytes()))
-        self.game.np_random.bit_generator.state = state["rng"]
-        self.frames.extend(state["frames"])
-        self.over, self.score, self.num_steps, self.lives = (
-            state[name] for name in ("over", "score", "num_steps", "lives"))
+    def __setstate__(self, state):
+        ale_state, rng = state.pop("emulator")
+        self.__dict__.update(state)
+        self.game.ale.restoreState(ale_state)
+        self.game.np_random = rng

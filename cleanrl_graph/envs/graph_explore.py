@@ -106,7 +106,6 @@ class GraphExploreEnv(gym.Env):
 
     def _draw_graph(self):
         rng = self.np_random
-        self.graph_rng_state = rng.bit_generator.state  # as it was before the graph: enough to draw it again
         n = int(rng.integers(self.num_nodes[0], self.num_nodes[1] + 1))
         self.points = rng.random((n, 2))
         ids = rng.choice(ID_BOUND, n, replace=False)
@@ -187,18 +186,6 @@ class GraphExploreEnv(gym.Env):
                 terminated |= self.current == self.target
         self.visited.add(self.current)
         return self._observation(), reward, terminated, False, {}
-
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
-        return {"rng": self.graph_rng_state, "current": self.current, "previous": self.previous,
-                "visited": sorted(self.visited), "num_steps": self.num_steps}
-
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        self.np_random.bit_generator.state = state["rng"]
-        self._draw_graph()
-        self.current, self.previous, self.num_steps = state["current"], state["previous"], state["num_steps"]
-        self.visited = set(state["visited"])
 
     def render(self):
         """The map, uint8 [400, 400, 3]: unseen grey, seen black, visited blue, the start green, the agent red, other

@@ -291,11 +291,10 @@ class JobShopEnv(gym.Env):
         self.alive = np.ones(num_ops + hubs, bool)
         self.legal = np.zeros(num_ops + hubs, np.int8)
 
-        features = self.features = np.zeros((num_ops + hubs, len(NODE_FEATURES)), np.float32)
-        table = self.op_features = features[:num_ops].reshape(*self.times.shape, -1)
-        self.hub_features = features[num_ops:]
+        self.features = np.zeros((num_ops + hubs, len(NODE_FEATURES)), np.float32)
+        table, hub_features = self._feature_views()
         self.machine_features = np.zeros((num_machines, 6), np.float32)
-        table[:, :, 0], self.hub_features[:, 1] = 1, 1
+        table[:, :, 0], hub_features[:, 1] = 1, 1
         self.mean_time = max(float(self.times.mean()), 1e-9)
         table[:, :, 2] = self.times / self.mean_time
         table[:, :, 6] = self.tail
@@ -316,6 +315,11 @@ class JobShopEnv(gym.Env):
             pairs = pairs[:, ~np.eye(self.num_jobs, dtype=bool)].reshape(-1, 2)
             self.edges = np.concatenate([edges, pairs])
             self.kinds = np.concatenate([kinds, np.full(len(pairs), 3)])
+
+    def _feature_views(self):
+        """Returns the rows of the operations [J, M, F] and of the hubs. Never kept: pickle makes a copy of a view."""
+        num_ops = self.times.size
+        return self.features[:num_ops].reshape(*self.times.shape, -1), self.features[num_ops:]
 
     def _dispatch(self, op):
         """Appends operation `op`, the next of its job, to the schedule."""
@@ -345,7 +349,7 @@ class JobShopEnv(gym.Env):
             self.next_op[job] = op + 1
             self.next_machine[job] = self.op_machine[op + 1]
             self.next_time[job] = self.op_time[op + 1]
-            self.op_features[job, step + 1, 13] = 1
+            self.features[op + 1, 13] = 1
         else:
             self.ready[job] = BIG
 
@@ -415,7 +419,7 @@ class JobShopEnv(gym.Env):
 
     def _node_features(self):
         """Returns float32 [N, F]: raw values are written for the whole instance, then gathered, shifted and scaled."""
-        ops, hubs, table, head = self.op_features, self.hub_features, self.machine_features, self.head
+        (ops, hubs), table, head = self._feature_views(), self.machine_features, self.head
         ops[:, :, 3] = ops[:, :, 4] = head
         ops[:, :, 7] = ops[:, :, 8] = head + self.work_from
         ops[:, :, 9] = self.job_bound[:, None]
@@ -458,27 +462,6 @@ class JobShopEnv(gym.Env):
             if self.dispatch == "active":  # the rules are far better without delays: a fair bar needs those too
                 result |= {f"nondelay {rule}": cost for rule, cost in rule_makespans(self.name, "nondelay").items()}
         return {"eval": result}
-
-    def get_state(self):
-        """Returns the state of the env as a dict of numpy arrays and the random generator's state."""
-        state = {"rng": self.np_random.bit_generator.state}
-        if self.times is not None:
-            state |= {"times": self.times.copy(), "machines": self.machine_of.copy(),
-                      "order": np.array(self.order, np.int64), "paid": np.array(self.paid)}
-        return state
-
-    def set_state(self, state):
-        """Restores get_state() of an env with the same arguments; returns the observation (None before reset)."""
-        self.np_random.bit_generator.state = state["rng"]
-        if "times" not in state:
-            self.times = None
-            return None
-        self._start_episode(state["times"], state["machines"])
-        for op in state["order"][len(self.order) :].tolist():
-            self._dispatch(op)
-            self._find_conflict()
-        self.paid = float(state["paid"])
-        return self._observe()
 
     def render(self):
         """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job, time to the right."""
@@ -524,7 +507,7 @@ def dispatch_rule(env, name):
     return int(np.searchsorted(env.nodes, env.next_op[rule_job(env, name, env.np_random)]))
 
 
-# Policies for record.py: policy(env, obs, rng) -> action
+# Policies for utils/demos.py: policy(env, obs, rng) -> action
 def rule_policy(rule, env, obs, rng):
     return dispatch_rule(env, rule)
 

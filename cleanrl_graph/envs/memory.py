@@ -51,19 +51,6 @@ class StatelessCartPoleEnv(CartPoleEnv):
         observation, *outcome = super().step(action)
         return observation[::2].copy(), *outcome
 
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset().
-
-        The steps that the time limit has counted are in gymnasium's TimeLimit wrapper and not in here."""
-        return {"rng": self.np_random.bit_generator.state, "state": self.state.tolist(),
-                "steps_beyond_terminated": self.steps_beyond_terminated}
-
-    def set_state(self, state):
-        """Continue from the state of get_state()."""
-        self.np_random.bit_generator.state = state["rng"]
-        self.state = np.array(state["state"])
-        self.steps_beyond_terminated = state["steps_beyond_terminated"]
-
 
 class RecallEnv(gym.Env):
     """See a cue, walk a corridor that shows nothing, and choose at the junction the action that matches the cue.
@@ -111,15 +98,6 @@ class RecallEnv(gym.Env):
         terminated = self.num_steps == self.length + 2
         reward = 0.0 if not terminated else 1.0 if action == self.cue else -1.0
         return self._observation(), reward, terminated, False, {}
-
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
-        return {"rng": self.np_random.bit_generator.state, "cue": self.cue, "num_steps": self.num_steps}
-
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        self.np_random.bit_generator.state = state["rng"]
-        self.cue, self.num_steps = state["cue"], state["num_steps"]
 
 
 class LastGraphsEnv(gym.Env):
@@ -171,7 +149,6 @@ class LastGraphsEnv(gym.Env):
     def _draw_episode(self):
         """All graphs of an episode, and one more to be seen after its last step."""
         rng, num_graphs = self.np_random, self.episode_length + 1
-        self.episode_rng_state = rng.bit_generator.state  # as it was before the episode: enough to draw it again
         component = rng.choice(len(self.weights), num_graphs, p=self.weights)
         sizes = rng.poisson(self.mean_nodes[component]).clip(1, self.max_nodes)
         starts = starts_of(sizes)
@@ -206,16 +183,6 @@ class LastGraphsEnv(gym.Env):
     def best_action(self):
         """The action that earns 1 now."""
         return self.answers[self.num_steps]
-
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
-        return {"rng": self.episode_rng_state, "num_steps": self.num_steps}
-
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        self.np_random.bit_generator.state = state["rng"]
-        self._draw_episode()
-        self.num_steps = state["num_steps"]
 
 
 def draw_values(rng, num_graphs, window):

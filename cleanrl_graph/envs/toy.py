@@ -105,7 +105,6 @@ class PoissonGraphEnv(gym.Env):
 
     def _draw_block(self):
         rng = self.np_random
-        self.block_rng_state = rng.bit_generator.state  # as it was before the block: enough to draw it again
         component = rng.choice(len(self.weights), BLOCK, p=self.weights)
         sizes = rng.poisson(self.mean_nodes[component]).clip(1, self.max_nodes)
         self.starts = starts_of(sizes)
@@ -152,16 +151,6 @@ class PoissonGraphEnv(gym.Env):
         """Indices of the nodes of the present graph that earn 1, int64 [at least one]."""
         return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
 
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
-        return {"rng": self.block_rng_state, "cursor": self.cursor, "num_steps": self.num_steps}
-
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        self.np_random.bit_generator.state = state["rng"]
-        self._draw_block()
-        self.cursor, self.num_steps = state["cursor"], state["num_steps"]
-
 
 class BestOfSetEnv(gym.Env):
     """Choose the allowed element of a set that has the largest dot product with the query.
@@ -189,7 +178,6 @@ class BestOfSetEnv(gym.Env):
 
     def _draw_block(self):
         rng = self.np_random
-        self.block_rng_state = rng.bit_generator.state  # as it was before the block: enough to draw it again
         sizes = (1 + rng.lognormal(1.5, 1.0, BLOCK).astype(np.int64)).clip(1, self.max_size)
         starts = starts_of(sizes)
         self.elements = rng.uniform(-1, 1, (starts[-1], 4)).astype(np.float32)
@@ -228,16 +216,6 @@ class BestOfSetEnv(gym.Env):
     def best_actions(self):
         """Indices of the elements of the present set that earn 1, int64 [at least one]."""
         return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
-
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
-        return {"rng": self.block_rng_state, "cursor": self.cursor, "num_steps": self.num_steps}
-
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        self.np_random.bit_generator.state = state["rng"]
-        self._draw_block()
-        self.cursor, self.num_steps = state["cursor"], state["num_steps"]
 
 
 class PairNodesEnv(gym.Env):
@@ -285,7 +263,6 @@ class PairNodesEnv(gym.Env):
 
     def _draw_graph(self):
         rng, num_pairs = self.np_random, self.num_pairs
-        self.graph_rng_state = rng.bit_generator.state
         num_grey = min(rng.poisson(self.mean_grey), 4 * self.mean_grey)
         num_nodes = 2 * num_pairs + num_grey
         order = rng.permutation(num_nodes)  # left nodes, then their right nodes, then grey ones
@@ -319,16 +296,6 @@ class PairNodesEnv(gym.Env):
         self.num_steps += 1
         return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
 
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
-        return {"rng": self.graph_rng_state, "num_steps": self.num_steps, "last": self.last}
-
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        self.np_random.bit_generator.state = state["rng"]
-        self._draw_graph()
-        self.num_steps, self.last = state["num_steps"], state["last"]
-
 
 class SkillGraphEnv(gym.Env):
     """A family of K tasks on the same graphs: task k is to choose the node to which the node with mark k points.
@@ -361,7 +328,6 @@ class SkillGraphEnv(gym.Env):
 
     def _draw_graph(self):
         rng = self.np_random
-        self.graph_rng_state = rng.bit_generator.state
         num_nodes = int(rng.integers(self.num_skills, self.max_nodes + 1))
         marked, target = rng.permutation(num_nodes)[: self.num_skills], rng.permutation(num_nodes)
         self.nodes = np.zeros((num_nodes, self.num_skills), np.float32)
@@ -391,13 +357,3 @@ class SkillGraphEnv(gym.Env):
         self._draw_graph()
         self.num_steps += 1
         return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
-
-    def get_state(self):
-        """A dict of plain values from which set_state() continues exactly. Call it after reset()."""
-        return {"rng": self.graph_rng_state, "num_steps": self.num_steps, "skill": self.skill}
-
-    def set_state(self, state):
-        """Continue from the state of get_state(), which an environment of the same arguments made."""
-        self.np_random.bit_generator.state = state["rng"]
-        self._draw_graph()
-        self.num_steps, self.skill = state["num_steps"], state["skill"]

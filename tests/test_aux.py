@@ -427,7 +427,7 @@ class Clock(gym.Env):
         return self.observe(), 0.0, ended and self.episode % 2 == 0, ended and self.episode % 2 == 1, {}
 
 
-gym.register("Clock-v0", entry_point=Clock)
+gym.register("AuxClock-v0", entry_point=Clock)
 
 
 def test_what_follows(tmp_path, monkeypatch):
@@ -444,7 +444,7 @@ def test_what_follows(tmp_path, monkeypatch):
         return losses[-1][1]
 
     monkeypatch.setattr(script.Prediction, "forward", note)
-    run(tmp_path, script, env_id="Clock-v0", aux="predict", num_steps=9, num_envs=4, num_minibatches=18,
+    run(tmp_path, script, env_id="AuxClock-v0", aux="predict", num_steps=9, num_envs=4, num_minibatches=18,
         total_timesteps=36, seed=0)
     expected = set()
     for env in range(4):

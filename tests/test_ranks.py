@@ -41,8 +41,8 @@ def torchrun(folder, flags, num_ranks=2, patch="", options=()):
                                   patch=patch))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks),
                *options, str(file), *SMALL, *flags]
-    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder, capture_output=True,
-                          text=True, timeout=300)
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # as in the README
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def start_ranks(run_dir, script="ppo_graph", patch=lambda module: None, num_ranks=2, **flags):

@@ -470,8 +470,8 @@ class Envs:
 # --- shared: storage ---
 # ---- Storage: every step once, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
-    """Rows of B observations one after the other; observation b owns values[ptr[b]:ptr[b + 1]]. Node indices
-    ("edge_links") are offset already, so that they index the rows of the batch, as in PyG's Batch."""
+    """Rows of B observations one after the other; b owns values[ptr[b]:ptr[b + 1]]. Node indices
+    ("edge_links") index the rows of the batch, as in PyG's Batch."""
 
     values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
@@ -611,9 +611,8 @@ class Rows(nn.Module):
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
-        values, moments = values.reshape(-1, self.dim).double(), (0 * self.var, 0 * self.mean)
-        if len(values):
-            moments = torch.var_mean(values, 0, correction=0)
+        values = values.reshape(-1, self.dim).double()
+        moments = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
         for num, var, mean in all_ranks((len(values), *moments)):
             delta, total = mean.to(self.mean) - self.mean, (self.count + num).clamp(min=1)
             spread = self.var * self.count + var * num + delta**2 * self.count * num / total
@@ -758,7 +757,7 @@ class Categorical:
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1, keepdim=True)
 
-    def sample(self) -> Tensor:  # by Gumbel noise
+    def sample(self) -> Tensor:  # Gumbel noise
         return self.best(self.log_probs - torch.empty_like(self.log_probs).exponential_().log())
 
     def log_prob(self, action: Tensor) -> Tensor:
@@ -779,8 +778,8 @@ class RaggedCategorical(Categorical):
 
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
-        local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
-        return segment_max(torch.where(is_best, local, 0).double(), self.ptr).long()[:, None]
+        rows = torch.arange(len(score), device=score.device)
+        return (segment_max((rows * is_best).double(), self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
@@ -789,7 +788,7 @@ class RaggedCategorical(Categorical):
         return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
 
 
-LOWEST = torch.finfo(torch.float32).min  # finite: a masked entry adds exactly 0 to an entropy
+LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
 
 
 class Part(NamedTuple):
@@ -889,7 +888,8 @@ class ActionHead(nn.Module):
         log_prob, entropy, columns = 0.0, 0.0, []
         for k, part in enumerate(self.parts):
             dist = self.distribution(k, latent, elements, obs)
-            a = action[:, part.columns] if action is not None else dist.mode if greedy else dist.sample()
+            sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
+            a = action[:, part.columns] if action is not None else dist.mode if greedy else sample().detach()
             a = a.long() if part.kind in ("categorical", "choice") else a.float()
             log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
             columns.append(a.to(self.dtype))
@@ -1003,20 +1003,21 @@ class Rollout(NamedTuple):
 def collect(agent: Agent, envs: Any, step: Step, version: int, args, device: torch.device) -> tuple[Rollout, Step]:
     """T steps of N environments from their last step on; also the new last step."""
     T, N, storage = args.num_steps, args.num_envs, Storage(envs.leaves, device)
-    observations, columns, episodes, cut, finals = [], [], [], [np.zeros(0, np.int64)], []
+    observations, actions, log_probs, episodes, cut, finals = [], [], [], [], [np.zeros(0, np.int64)], []
     rewards, dones = np.zeros((T, N), np.float32), np.zeros((T, N), np.float32)
     for t in range(T):
         storage.clear()
         action, log_prob, *_ = agent(storage.append(step.obs))
         observations.append(step.obs)
-        columns.append((action, log_prob))
-        step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy()))
+        actions.append(action.cpu().numpy())
+        log_probs.append(log_prob)
+        step = envs.step(to_env_actions(envs.action_space, actions[t]))
         rewards[t], dones[t] = step.reward, step.terminated | step.truncated
         episodes += [(t + 1, episode) for episode in step.episodes]
         if step.final:
             finals.append(step.final)
             cut.append(t * N + np.flatnonzero(step.truncated))
-    actions, log_probs = (torch.cat(column).cpu().numpy() for column in zip(*columns))
+    actions, log_probs = np.concatenate(actions), torch.cat(log_probs).cpu().numpy()
     obs = join([*observations, step.obs, *finals])
     return Rollout(version, obs, actions, log_probs, rewards, dones, np.concatenate(cut), episodes), step
 
@@ -1041,7 +1042,10 @@ def act(pipe, parent_end, makers: list[Callable[[], gym.Env]], args, seed: int) 
                 requests = listen(pipe, partial(os._exit, 1))
                 while request := requests.get():
                     version, weights = request
-                    agent.load_state_dict(dict(zip(agent.state_dict(), map(torch.from_numpy, weights))))
+                    state = agent.state_dict().values()
+                    weights = to_device(weights, device).split([values.numel() for values in state])
+                    for values, new in zip(state, weights):
+                        values.copy_(new.view_as(values))
                     rollout, step = collect(agent, envs, step, version, args, device)
                     send(pipe, rollout)
         except (UsageError, gym.error.Error, OSError) as error:  # sentences
@@ -1091,8 +1095,9 @@ class Collector:
 
     def ask(self, version: int, agent: Agent) -> None:
         """Asks for a rollout by the weights of the agent."""
+        weights = torch.cat([values.flatten() for values in agent.state_dict().values()])  # one copy and wait
         with contextlib.suppress(OSError):  # what happened is seen in the answer
-            send(self.pipe, (version, [values.cpu().numpy() for values in agent.state_dict().values()]))
+            send(self.pipe, (version, weights.cpu().numpy()))
 
     def receive(self) -> Rollout:
         """The next rollout. UsageError if the collector died; what it raised is raised here."""

@@ -479,8 +479,8 @@ class Envs:
 # --- shared: storage ---
 # ---- Storage: every step once, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
-    """Rows of B observations one after the other; observation b owns values[ptr[b]:ptr[b + 1]]. Node indices
-    ("edge_links") are offset already, so that they index the rows of the batch, as in PyG's Batch."""
+    """Rows of B observations one after the other; b owns values[ptr[b]:ptr[b + 1]]. Node indices
+    ("edge_links") index the rows of the batch, as in PyG's Batch."""
 
     values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
@@ -620,9 +620,8 @@ class Rows(nn.Module):
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
-        values, moments = values.reshape(-1, self.dim).double(), (0 * self.var, 0 * self.mean)
-        if len(values):
-            moments = torch.var_mean(values, 0, correction=0)
+        values = values.reshape(-1, self.dim).double()
+        moments = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
         for num, var, mean in all_ranks((len(values), *moments)):
             delta, total = mean.to(self.mean) - self.mean, (self.count + num).clamp(min=1)
             spread = self.var * self.count + var * num + delta**2 * self.count * num / total
@@ -1006,7 +1005,7 @@ class Categorical:
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1, keepdim=True)
 
-    def sample(self) -> Tensor:  # by Gumbel noise
+    def sample(self) -> Tensor:  # Gumbel noise
         return self.best(self.log_probs - torch.empty_like(self.log_probs).exponential_().log())
 
     def log_prob(self, action: Tensor) -> Tensor:
@@ -1027,8 +1026,8 @@ class RaggedCategorical(Categorical):
 
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
-        local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
-        return segment_max(torch.where(is_best, local, 0).double(), self.ptr).long()[:, None]
+        rows = torch.arange(len(score), device=score.device)
+        return (segment_max((rows * is_best).double(), self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
@@ -1037,7 +1036,7 @@ class RaggedCategorical(Categorical):
         return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
 
 
-LOWEST = torch.finfo(torch.float32).min  # finite: a masked entry adds exactly 0 to an entropy
+LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
 
 
 class Part(NamedTuple):
@@ -1137,7 +1136,8 @@ class ActionHead(nn.Module):
         log_prob, entropy, columns = 0.0, 0.0, []
         for k, part in enumerate(self.parts):
             dist = self.distribution(k, latent, elements, obs)
-            a = action[:, part.columns] if action is not None else dist.mode if greedy else dist.sample()
+            sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
+            a = action[:, part.columns] if action is not None else dist.mode if greedy else sample().detach()
             a = a.long() if part.kind in ("categorical", "choice") else a.float()
             log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
             columns.append(a.to(self.dtype))

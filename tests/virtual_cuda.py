@@ -384,7 +384,7 @@ def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
 def rates(script, steps=(6, 10), minibatches=(1, 2), updates=(2, 3), epochs=2, **flags) -> dict[str, dict]:
     """What the device is told per "step" of the policy, per "minibatch" and otherwise per "update": "waits", "copies"
     and "launches", each a Counter. By differences: of runs that are longer by some steps of a rollout, by some
-    minibatches of an epoch, by some updates. "collector waits" etc. are those of ppo_graph_async.py's second process."""
+    minibatches of an epoch, by some updates. "collector waits" ... are those of ppo_graph_async.py's second process."""
 
     def told(num_steps, num_minibatches, num_updates):
         size = {"num_steps": num_steps, "num_minibatches": num_minibatches, "update_epochs": epochs}

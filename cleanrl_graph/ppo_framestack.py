@@ -1201,7 +1201,7 @@ LOGGED = ("losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/o
 
 def main(args: Args) -> list:
     """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
-    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever the end is
+    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever it is
         return train(args, stack)
 
 
@@ -1238,7 +1238,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     envs = workers.WorkerEnvs(Envs, makers, args, RANK * N) if workers else Envs(makers, args.action_head, RANK * N)
     stack.callback(envs.close)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True)
     memory, first = Memory(agent, envs.leaves, N, args, device), 0
     if args.load_model:
         load = lambda file: agent.load_state_dict(torch.load(file, map_location=device, weights_only=True)["model"])
@@ -1322,7 +1322,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 optimizer.zero_grad()
                 loss.backward()
                 average_gradients(agent)
-                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
                 optimizer.step()
                 with torch.no_grad():
                     approx_kl = ((ratio - 1) - logratio).mean()

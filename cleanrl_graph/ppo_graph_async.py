@@ -1153,7 +1153,7 @@ LOGGED = ("losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/o
 
 def main(args: Args) -> list:
     """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
-    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever the end is
+    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever it is
         return train(args, stack)
 
 
@@ -1190,7 +1190,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     collector = stack.enter_context(contextlib.closing(Collector(makers, args, seed)))
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")  # not before the fork
     agent = Agent(collector.leaves, collector.action_space, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True)
     storage = Storage(collector.leaves, device)
     if args.load_model:
         load = lambda file: agent.load_state_dict(torch.load(file, map_location=device, weights_only=True)["model"])
@@ -1280,7 +1280,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 optimizer.zero_grad()
                 loss.backward()
                 average_gradients(agent)
-                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
                 optimizer.step()
                 with torch.no_grad():
                     approx_kl = ((ratio - 1) - logratio).mean()

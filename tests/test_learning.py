@@ -123,7 +123,7 @@ def slow(*values):
 
 @pytest.mark.parametrize("kind, optimum, threshold", [
     slow("discrete", 4, 3.8), slow("multidiscrete", 4, 3.7), slow("bits", 4, 3.8), slow("box", 4, 3.5),
-    ("mixed", 4, 3.5)])
+    slow("mixed", 4, 3.5)])
 def test_flat_heads(tmp_path, kind, optimum, threshold):
     """P4, P5: Discrete with a mask from info, MultiDiscrete, MultiBinary, Box, and a Dict of them."""
     _, greedy = learn(tmp_path, "Match-v0", {"kind": kind})
@@ -152,11 +152,13 @@ def test_choice_of_an_element(tmp_path, key, stack):
     assert greedy > 0.7
 
 
+@pytest.mark.slow
 def test_delayed_reward(tmp_path):
     """G6: credit reaches the first of four choices through GAE; the optimum is 4."""
     assert learn(tmp_path, "Delay-v0", gamma=1.0)[1] > 3.6
 
 
+@pytest.mark.slow
 def test_autoregressive_parts(tmp_path):
     """P7: parts that must agree at random earn up to 12.25 as a chain, and at most 4.27 if they are independent."""
     flags = {"total_timesteps": 40_000, "gamma": 0.9, "ent_coef": 0.02, "eval_episodes": 0}

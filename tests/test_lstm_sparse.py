@@ -692,6 +692,7 @@ class Recall(gym.Env):
 gym.register("RecallElements-v0", entry_point=Recall)
 
 
+@pytest.mark.slow
 def test_each_node_has_its_own_memory(tmp_path):
     """R1, R2: what was seen of an element is remembered under its id; chance earns 1/6."""
     result = run(tmp_path, script, env_id="RecallElements-v0", total_timesteps=12_000, num_envs=16, num_steps=16,

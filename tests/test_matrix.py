@@ -238,7 +238,7 @@ class RandomSpaces(gym.Env):
 gym.register("RandomSpaces-v0", entry_point=RandomSpaces)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(any_observations, action_spaces, st.booleans(), st.booleans(), st.integers(0, 1000))
 def test_random_spaces(observation_space, action_space, autoregressive, state_dependent_std, seed):
     """X1, X2, P1, P4, P7: two rollouts and updates of each script for whatever spaces there are."""

@@ -37,6 +37,7 @@ SOURCE = HERE / "virtual_cuda.cpp"
 BUILD = HERE.parent / ".pytest_cache" / "virtual_cuda"  # which git ignores
 PROJECT = re.compile(r"/cleanrl_graph/(utils/|envs/)?\w+\.py$|/test_\w+\.py$")
 CPU, CUDA = 1, 2  # DLPack's numbers
+HOST = torch.device("cpu")
 aten = torch.ops.aten
 NO_LAUNCH = {"empty", "empty_strided", "resize_", "set_", "_local_scalar_dense", "_fused_sdp_choice"}
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
@@ -92,7 +93,7 @@ pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c
 
 def alias(device: int, t: Tensor) -> Tensor:
     """The same memory as a tensor of the other device, which keeps it alive: DLPack with another name on it."""
-    capsule = torch._C._to_dlpack(t.detach())
+    capsule = torch._C._to_dlpack(t.detach() if t.requires_grad else t)
     place = (ctypes.c_int32 * 2).from_address(pointer(capsule, b"dltensor") + 8)
     place[0], place[1] = device, 0
     return torch._C._from_dlpack(capsule)
@@ -107,9 +108,12 @@ def on_host(t: Tensor) -> Tensor:
 
 # ---- Operations ----
 def tree(function, value):
+    """The value, or the list of values, with `function` of each tensor and device in place of it."""
+    if isinstance(value, (Tensor, torch.device)):
+        return function(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(tree(function, v) for v in value)
-    return function(value)
+        return type(value)([tree(function, v) for v in value])
+    return value
 
 
 @cache
@@ -128,7 +132,7 @@ def run(op, *args, **kwargs):
 
     def lower(value):
         if not isinstance(value, Tensor):
-            return torch.device("cpu") if isinstance(value, torch.device) else value
+            return HOST
         if not value.is_cuda:
             if value.dim() > 0 or not takes_scalars:
                 strangers.append(value)
@@ -137,7 +141,7 @@ def run(op, *args, **kwargs):
         tensors[id(host)] = value, host
         return host
 
-    low, low_kwargs = tree(lower, args), {k: tree(lower, v) for k, v in kwargs.items()}
+    low, low_kwargs = [tree(lower, v) for v in args], {k: tree(lower, v) for k, v in kwargs.items()}
     if strangers and tensors:
         if name not in INDEXING or not args[0].is_cuda:
             raise RuntimeError(f"Expected all tensors to be on the same device: {op} at {where()}")
@@ -152,14 +156,10 @@ def run(op, *args, **kwargs):
         if host.shape != value.shape:  # out=
             value.data = on_device(host)
 
-    def lift(value):
-        if not isinstance(value, Tensor):
-            return value
-        return tensors[id(value)][0] if id(value) in tensors else on_device(value)
-    return tree(lift, out)
+    return tree(lambda value: tensors[id(value)][0] if id(value) in tensors else on_device(value), out)
 
 
-def waits(name: str, args: tuple, kwargs: dict) -> bool:
+def waits(name: str, args: list, kwargs: dict) -> bool:
     """Whether the host waits for the device in an operation."""
     if name in INDEXING:
         return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
@@ -243,7 +243,10 @@ def kernels() -> tuple[list, set]:
     for block in re.split(r"\n(?=- func: )", text):
         head = re.match(r"- func: (\w+)(?:\.(\w+))?\(", block)
         op = head and getattr(getattr(aten, head[1], None), head[2] or "default", None)
-        if op is None or "structured_delegate" in block or head[1] in ("copy_", "record_stream"):
+        if op is None or head[1] in ("copy_", "record_stream"):
+            continue
+        if "structured_delegate" in block:  # without one it would be two, to make the result and to fill it
+            own.append(op)
             continue
         keys = {key.strip() for line in re.findall(r"^    ([\w, ]+): \w+", block, re.M) for key in line.split(",")}
         composite = any(key.startswith("Composite") for key in keys)

@@ -31,9 +31,11 @@ ROWS = {  # name: (script, flags)
     "graph, CartPole": ("ppo_graph", dict(env_id="CartPole-v1")),
     "graph, JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0")),
     "framestack, StatelessCartPole": ("ppo_framestack", dict(env_id="envs:StatelessCartPole-v1")),
-    "lstm, CartPole": ("ppo_lstm_sparse", dict(env_id="CartPole-v1")),
-    "lstm, GraphExplore with edges": ("ppo_lstm_sparse", dict(env_id="envs:GraphExplore-v0", remember_edges=True)),
-    "gtrxl, CartPole, memory 50": ("ppo_gtrxl", dict(env_id="CartPole-v1", memory_length=50)),
+    "lstm, CartPole": ("ppo_lstm_sparse", dict(env_id="CartPole-v1", prev_action=False)),
+    "lstm, GraphExplore with edges": ("ppo_lstm_sparse", dict(
+        env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=False)),
+    "gtrxl, CartPole, memory 50": ("ppo_gtrxl", dict(
+        env_id="CartPole-v1", memory_length=50, num_layers=2, prev_action=False)),
 }
 COLUMNS = [(unit, kind) for unit in ("step", "minibatch") for kind in ("waits", "copies", "launches")]
 

@@ -571,9 +571,8 @@ def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
-    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
-    empty = (ptr[1:] == ptr[:-1]).view(-1, *[1] * (values.dim() - 1))
-    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True).masked_fill(empty, 0.0)
+    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; -inf for an empty segment."""
+    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True)
 
 
 class Rows(nn.Module):
@@ -720,7 +719,7 @@ class Encoder(nn.Module):
         num = (ptr[1:] - ptr[:-1])[:, None].float()
         parts = [num.log1p()]
         if self.readout in ("max", "meanmax"):
-            parts.insert(0, segment_max(rows, ptr))
+            parts.insert(0, torch.where(num > 0, segment_max(rows, ptr), 0.0))
         if self.readout != "max":
             parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
         return torch.cat(parts, 1)
@@ -740,7 +739,7 @@ class Categorical:
     """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None):
-        self.log_probs = (logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)).log_softmax(-1)
+        self.log_probs = (logits if mask is None else torch.where(mask != 0, logits, -torch.inf)).log_softmax(-1)
 
     mode = property(lambda self: self.best(self.log_probs))
     def best(self, score: Tensor) -> Tensor:
@@ -761,14 +760,14 @@ class RaggedCategorical(Categorical):
 
     def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
         self.ptr, self.batch = rows.ptr, rows.batch
-        logits = logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)
+        logits = logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
         logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
         self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log()[self.batch]
 
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
-        rows = torch.arange(len(score), device=score.device)
-        return (segment_max((rows * is_best).double(), self.ptr).long() - self.ptr[:-1])[:, None]
+        rows = torch.arange(len(score), dtype=torch.double, device=score.device)
+        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1] + action.squeeze(1)]

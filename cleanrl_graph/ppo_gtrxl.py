@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, NamedTuple
 
 import gymnasium as gym
@@ -591,9 +591,8 @@ def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
-    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
-    empty = (ptr[1:] == ptr[:-1]).view(-1, *[1] * (values.dim() - 1))
-    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True).masked_fill(empty, 0.0)
+    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; -inf for an empty segment."""
+    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True)
 
 
 class Rows(nn.Module):
@@ -740,7 +739,7 @@ class Encoder(nn.Module):
         num = (ptr[1:] - ptr[:-1])[:, None].float()
         parts = [num.log1p()]
         if self.readout in ("max", "meanmax"):
-            parts.insert(0, segment_max(rows, ptr))
+            parts.insert(0, torch.where(num > 0, segment_max(rows, ptr), 0.0))
         if self.readout != "max":
             parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
         return torch.cat(parts, 1)
@@ -875,7 +874,15 @@ class GRUGate(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         (r_y, z_y, h_y), (r_x, z_x) = self.y(y).chunk(3, -1), self.x(x).chunk(2, -1)
         r, z = torch.sigmoid(r_y + r_x), torch.sigmoid(z_y + z_x - self.bias)
-        return x + z * (torch.tanh(h_y + self.rx(r * x)) - x)
+        return torch.lerp(x, torch.tanh(h_y + self.rx(r * x)), z)
+
+
+@lru_cache(maxsize=4)
+def sinusoids(window: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Encodings of window, ..., 0 (Dai et al. 2019, section 3.3), [window + 1, dim]."""
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype, device=device) / dim)
+    angle = torch.arange(window, -1, -1, device=device)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], 1)
 
 
 class GTrXLLayer(nn.Module):
@@ -896,19 +903,16 @@ class GTrXLLayer(nn.Module):
         self.gate_mlp = GRUGate(dim) if gate == "gru" else torch.add
 
     def distances(self, window: int) -> Tensor:
-        """Of window, ..., 0: encodings (Dai et al. 2019, section 3.3), [H, D / H, window + 1]."""
-        even = torch.arange(0, self.dim, 2, device=self.r.weight.device)
-        frequency = 10000.0 ** (-even.to(self.r.weight) / self.dim)
-        angle = torch.arange(window, -1, -1, device=even.device)[:, None] * frequency
-        r = self.r(torch.cat([angle.sin(), angle.cos()], 1))
-        return r.unflatten(1, (self.num_heads, -1)).permute(1, 2, 0)
+        """Of window, ..., 0: what adds to the logits of q, [H, D / H, window + 1]."""
+        r = self.r(sinusoids(window, self.dim, self.r.weight.dtype, self.r.weight.device))
+        return (r / math.sqrt(self.bias_key.shape[1])).unflatten(1, (self.num_heads, -1)).permute(1, 2, 0)
 
     def forward(self, x: Tensor, past: Past, attend: Callable, far: Tensor) -> Tensor:
         h = self.norm_attention(x)
         k, v, r = past.extend(self, x, self.kv(h))
         q, k, v = (y.unflatten(2, (self.num_heads, -1)) for y in (self.q(h), k, v))
-        bias = (q + self.bias_distance).flatten(0, 1).transpose(0, 1) @ r / math.sqrt(q.shape[3])
-        bias = bias.transpose(0, 1).unflatten(0, q.shape[:2]).masked_fill(far, -torch.inf)
+        bias = (q + self.bias_distance).flatten(0, 1).transpose(0, 1) @ r
+        bias = torch.where(far, -torch.inf, bias.transpose(0, 1).unflatten(0, q.shape[:2]))
         y = attend(q + self.bias_key, k, v, bias).flatten(2)
         x = self.gate_attention(x, self.out(y).relu())
         return self.gate_mlp(x, self.mlp(self.norm_mlp(x)).relu())
@@ -975,10 +979,8 @@ class GTrXL(nn.Module):
         if min(dim, num_heads, num_layers, args.memory_length + 1) < 1 or dim % (2 * num_heads):
             raise UsageError(f"--dim {dim}, --num-heads {num_heads}, --num-layers {num_layers}: at least 1 is needed, "
                              f"--dim a multiple of 2 x --num-heads; --memory-length {args.memory_length}: at least 0")
-        layers = [GTrXLLayer(k, dim, num_heads, args.gate) for k in range(num_layers)]
-        self.layers = nn.ModuleList(layers)
-        self.bf16, self.attention = args.bf16, args.attention
-        self.head_dim = dim // num_heads
+        self.layers = nn.ModuleList(GTrXLLayer(k, dim, num_heads, args.gate) for k in range(num_layers))
+        self.bf16, self.attention, self.head_dim = args.bf16, args.attention, dim // num_heads
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         attend = attend_step if len(x) == 1 else attend_in_chunks
@@ -999,7 +1001,7 @@ class Categorical:
     """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None):
-        self.log_probs = (logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)).log_softmax(-1)
+        self.log_probs = (logits if mask is None else torch.where(mask != 0, logits, -torch.inf)).log_softmax(-1)
 
     mode = property(lambda self: self.best(self.log_probs))
     def best(self, score: Tensor) -> Tensor:
@@ -1020,14 +1022,14 @@ class RaggedCategorical(Categorical):
 
     def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
         self.ptr, self.batch = rows.ptr, rows.batch
-        logits = logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)
+        logits = logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
         logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
         self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log()[self.batch]
 
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
-        rows = torch.arange(len(score), device=score.device)
-        return (segment_max((rows * is_best).double(), self.ptr).long() - self.ptr[:-1])[:, None]
+        rows = torch.arange(len(score), dtype=torch.double, device=score.device)
+        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1] + action.squeeze(1)]

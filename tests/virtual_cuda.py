@@ -236,7 +236,7 @@ def lstm_data(x, batch_sizes, hx, weights, *rest):
 
 
 def kernels() -> tuple[list, set]:
-    """(operations with a kernel for CUDA that are composed of others on the CPU, those that CUDA has no kernel for), of
+    """(operations with a kernel for CUDA that are composed of others elsewhere, those that CUDA has no kernel for), of
     PyTorch's own list."""
     text = (Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml").read_text()
     own, lacking = [], set()
@@ -250,7 +250,7 @@ def kernels() -> tuple[list, set]:
             continue
         keys = {key.strip() for line in re.findall(r"^    ([\w, ]+): \w+", block, re.M) for key in line.split(",")}
         composite = any(key.startswith("Composite") for key in keys)
-        if "CUDA" in keys and "CPU" not in keys and composite:
+        if "CUDA" in keys and composite:
             own.append(op)
         elif "CPU" in keys and "CUDA" not in keys and not composite:
             lacking.add(op)

@@ -874,7 +874,7 @@ class GRUGate(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         (r_y, z_y, h_y), (r_x, z_x) = self.y(y).chunk(3, -1), self.x(x).chunk(2, -1)
         r, z = torch.sigmoid(r_y + r_x), torch.sigmoid(z_y + z_x - self.bias)
-        return torch.lerp(x, torch.tanh(h_y + self.rx(r * x)), z)
+        return torch.addcmul(x, z, torch.tanh(h_y + self.rx(r * x)) - x)
 
 
 @lru_cache(maxsize=4)

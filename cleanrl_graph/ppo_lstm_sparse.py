@@ -779,22 +779,25 @@ def select(state: State, envs: np.ndarray, starts: np.ndarray | bool = False) ->
         counts = np.where(starts, 0, num)
         rows |= dict.fromkeys(ROWS[name], ranges(first - num, counts))
         chosen[name] = torch.from_numpy(counts)
-    return {name: select_rows(v, to_device(rows[name], v.device)) for name, v in state.items()} | chosen
+    index = {id(array): array for array in rows.values()}  # each once
+    packed = dict(zip(index, pack([*index.values()], state["h"].device)))
+    at = {name: packed[id(rows[name])] if v.is_cuda else torch.from_numpy(rows[name]) for name, v in state.items()}
+    return {name: select_rows(v, at[name]) for name, v in state.items()} | chosen
 
 
-def run_lstm(lstm: nn.LSTM, x: Tensor, events: np.ndarray, lengths: np.ndarray, hx: list[Tensor]):
-    """(h [rows, H], c [rows, H] if no sequence has two rows) of ragged sequences, x[events] one after
-    the other, that begin with hx: h and c [sequences, H]. `events` permutes the rows of x.
+def run_lstm(lstm: nn.LSTM, x: Tensor, events: np.ndarray, lengths: np.ndarray, hx: list[Tensor], begin: np.ndarray):
+    """(h [rows, H], c [rows, H] if no sequence has two rows) of ragged sequences, x[events] one after the
+    other; sequence k begins with the rows begin[k] of hx, h and c. `events` permutes the rows of x.
 
     In the order of a PackedSequence (by time, the longest first) cuDNN runs them on CUDA. On the
     CPU a fused call does all steps until the next sequence ends (a staircase); lengths are rounded
     up there, to two per octave."""
     if not len(x):
-        return tuple(hx)
+        return tuple(v[:0] for v in hx)
     if len(lengths) == len(x):
-        source, target = pack([events, np.argsort(events)], x.device)
-        output, (_, c) = lstm(select_rows(x, source)[None], tuple(v[None] for v in hx))
-        return select_rows(output[0], target), select_rows(c[0], target)
+        begin = to_device(begin[np.argsort(events)], x.device)
+        output, (_, c) = lstm(x[None], tuple(select_rows(v, begin)[None] for v in hx))
+        return output[0], c[0]
     order = np.argsort(-lengths, kind="stable")
     unit = 1 if x.is_cuda else 2 ** (np.log2(lengths[order]).astype(np.int64) - 1).clip(0)
     stairs = -(-lengths[order] // unit) * unit
@@ -803,15 +806,14 @@ def run_lstm(lstm: nn.LSTM, x: Tensor, events: np.ndarray, lengths: np.ndarray, 
     source, target = np.full(active.sum(), len(x)), np.empty_like(events)
     target[events] = (active.cumsum() - active)[time] + rank
     source[target] = np.arange(len(x))
-    order, source, target = pack([order, source, target], x.device)
-    h, c = (select_rows(values, order)[None] for values in hx)
+    begin, source, target = pack([begin[order], source, target], x.device)
+    h, c = (select_rows(values, begin)[None] for values in hx)
     if len(source) > len(x):
         x = torch.cat([x, x.new_zeros(1, x.shape[1])])
-    x = select_rows(x, source)
-    outputs, start, row = [], 0, 0
+    x, outputs, start, row = select_rows(x, source), [], 0, 0
     if x.is_cuda:
         packed, _ = lstm(nn.utils.rnn.PackedSequence(x, torch.from_numpy(active)), (h, c))
-        outputs, row = [packed.data], len(x)
+        return select_rows(packed.data, target), None
     while row < len(x):
         n = int(active[start])
         num_steps = int(stairs[n - 1]) - start
@@ -882,9 +884,7 @@ class SparseLSTM(nn.Module):
             state = select(state, np.arange(len(starts)), starts[:, 0])
         line, zero = Timeline(nodes, starts, state), x.new_zeros(1, self.lstm.hidden_size)
         rows = {name: torch.cat([zero, state[name]]) for name in ("h", "c", "out") if name in state}
-        begin, last = pack([line.begin, line.last], x.device)
-        hx = [select_rows(rows[name], begin) for name in "hc"]
-        h, c = run_lstm(self.lstm, x, line.events, line.lengths, hx)
+        h, c = run_lstm(self.lstm, x, line.events, line.lengths, [rows["h"], rows["c"]], line.begin)
         rows["h"], out, new = torch.cat([rows["h"], h]), h, {}
         if self.message is not None:
             messages, new = self.exchange(rows["h"], line, state, links, features)
@@ -893,7 +893,7 @@ class SparseLSTM(nn.Module):
         readout = self.sum_up(rows.get("out", rows["h"]), line) if self.per_node else out
         if line.T > 1:
             return out, readout, None
-        rows["c"] = torch.cat([rows["c"], c])
+        rows["c"], last = torch.cat([rows["c"], c]), to_device(line.last, x.device)
         new |= {name: select_rows(values, last) for name, values in rows.items()}
         new["num"] = torch.from_numpy(np.bincount(line.envs, minlength=line.M))
         new["keys"] = torch.from_numpy(line.keys)

@@ -229,7 +229,8 @@ def test_kernel(lengths, seed):
             h, c = cell(lstm, row, h, c)
             loop.append(h)
     packed = torch.cat(torch.nn.utils.rnn.unpack_sequence(packed))
-    results = [script.run_lstm(lstm, x, events, lengths, hx)[0][events], packed, torch.stack(loop)]
+    ours = script.run_lstm(lstm, x, events, lengths, hx, np.arange(len(lengths)))[0][events]
+    results = [ours, packed, torch.stack(loop)]
     weight = torch.randn_like(results[0])
     grads = [torch.autograd.grad((value * weight).sum(), leaves, retain_graph=True) for value in results]
     for value, gradients in zip(results[1:], grads[1:]):
@@ -242,11 +243,11 @@ def test_kernel_of_one_step():
     """Where no sequence has two rows, as when acting, c comes too, in the order of the rows; and nothing of nothing."""
     lstm, events = torch.nn.LSTM(3, 4).double(), np.array([2, 0, 3, 1])
     x, h, c = (torch.randn(4, width, dtype=torch.double) for width in (3, 4, 4))
-    result = script.run_lstm(lstm, x, events, np.ones(4, np.int64), [h, c])
+    result = script.run_lstm(lstm, x, events, np.ones(4, np.int64), [h, c], np.arange(4))
     for values, expected in zip(result, zip(*(cell(lstm, x[e], h[k], c[k]) for k, e in enumerate(events)))):
         assert_close(values[events], torch.stack(expected))
     none = np.zeros(0, np.int64)
-    assert [len(values) for values in script.run_lstm(lstm, x[:0], none, none, [h[:0], c[:0]])] == [0, 0]
+    assert [len(values) for values in script.run_lstm(lstm, x[:0], none, none, [h, c], none)] == [0, 0]
 
 
 def test_kernel_pads_little():
@@ -260,7 +261,7 @@ def test_kernel_pads_little():
 
     lengths = np.arange(1, 129)
     x = torch.zeros(lengths.sum(), 2)
-    script.run_lstm(Spy(2, 2), x, np.arange(len(x)), lengths, [torch.zeros(128, 2)] * 2)
+    script.run_lstm(Spy(2, 2), x, np.arange(len(x)), lengths, [torch.zeros(128, 2)] * 2, lengths - 1)
     assert len(calls) <= 14 and len(x) <= sum(calls) <= 7 / 6 * len(x)
 
 

@@ -200,7 +200,8 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     systems = {
         "loop over steps": loop, "PackedSequence": packed,
         "zero-padded": lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[valid],
-        "staircase (ours)": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx)[0]}
+        "staircase (ours)": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx,
+                                                     np.arange(len(lengths)))[0]}
     return systems, list(lstm.parameters()), lengths
 
 

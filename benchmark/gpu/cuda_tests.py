@@ -51,8 +51,8 @@ class Notes:
         if report.when == "teardown":
             outcomes = [part.outcome for part in parts]
             outcome = next((name for name in ("failed", "skipped") if name in outcomes), "passed")
-            reason = next((part.longrepr[2] for part in parts if isinstance(part.longrepr, tuple)), "")
-            note = {"passed": "", "skipped": f"not run: {reason.removeprefix('Skipped: ')}", "failed": "failed, see tests.txt"}[outcome]
+            reason = " ".join(part.longrepr[2] for part in parts if isinstance(part.longrepr, tuple))
+            note = {"passed": "", "skipped": f"not run: {reason}", "failed": "failed, see tests.txt"}[outcome]
             seconds = sum(part.duration for part in parts)
             self.results.add(row_of(report.nodeid), {"outcome": outcome, "seconds": seconds}, note)
             self.left -= 1

@@ -8,6 +8,7 @@ is stopped. SPS is that of the second half of this time, for all systems alike.
 import functools
 import importlib.util
 import json
+import os
 import re
 import shlex
 import sys
@@ -49,6 +50,9 @@ TASKS = {
     "Pendulum-v1": Task("Pendulum-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL},
                         ("LeanRL ppo_continuous_action_torchcompile.py",), True),
 }
+# later tensordicts than LeanRL was written for give the copy of the network that acts parameters that need gradients
+LEANRL_CHANGES = [("agent_inference_p.to_module(agent_inference)\n",
+                   "agent_inference_p.to_module(agent_inference)\n    agent_inference.requires_grad_(False)\n")]
 DRY = (("CartPole-v1", "ppo_graph", 0), ("StatelessCartPole-v1", "ppo_gtrxl", 2))  # of a dry run, 4 environments
 
 
@@ -130,22 +134,28 @@ def peer_environment(args: kit.Args, folder: Path) -> dict[str, str]:
         (folder / "stubs").mkdir()
         (folder / "stubs" / "wandb.py").write_text("def init(*args, **kwargs): pass\n\n\nlog = init\n")
         paths.append(str(folder / "stubs"))
-    return {"PYTHONPATH": ":".join(paths), "WANDB_MODE": "disabled"}
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join(paths), "WANDB_MODE": "disabled"}
+
+
+def changed(path: Path, changes: list[tuple[str, str]], folder: Path) -> str:
+    """A copy of a peer's file in the folder, after replacements that are said below the table."""
+    source = path.read_text()
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise ValueError(f"{path.name} is not the one that the changes fit: {old!r} must occur in it once")
+        source = source.replace(old, new)
+    (folder / path.name).write_text(source)
+    return str(folder / path.name)
 
 
 def cleanrl_ppo(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
     """(command, pattern of a line per update, environment) of ppo.py with the changes of cartpole_vs_cleanrl.py."""
     from cartpole_vs_cleanrl import CHANGES
 
-    source = peer_file(args, "ppo.py").read_text()
-    for old, new in CHANGES:
-        if source.count(old) != 1:
-            raise ValueError(f"{args.peers}/ppo.py is not the one that cartpole_vs_cleanrl.CHANGES fits")
-        source = source.replace(old, new)
-    (folder / "ppo.py").write_text(source)
-    return ([sys.executable, str(folder / "ppo.py"), "--env-id", "CartPole-v1", "--num-envs", str(num_envs),
-             "--num-steps", str(num_steps), "--total-timesteps", str(10**9), *(["--no-cuda"] if args.dry else [])],
-            r"^SPS:", {})
+    script = changed(peer_file(args, "ppo.py"), CHANGES, folder)
+    return ([sys.executable, script, "--env-id", "CartPole-v1", "--num-envs", str(num_envs), "--num-steps",
+             str(num_steps), "--total-timesteps", str(10**9), *(["--no-cuda"] if args.dry else [])], r"^SPS:", {})
 
 
 def cleanrl_trxl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
@@ -160,8 +170,8 @@ def cleanrl_trxl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) ->
 
 def leanrl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
     """LeanRL's compiled PPO with CUDA graphs on Pendulum-v1; it has none for discrete actions and vectors."""
-    script = peer_file(args, "ppo_continuous_action_torchcompile.py")
-    return ([sys.executable, str(script), "--env-id", "Pendulum-v1", "--num-envs", str(num_envs), "--num-steps",
+    script = changed(peer_file(args, "ppo_continuous_action_torchcompile.py"), LEANRL_CHANGES, folder)
+    return ([sys.executable, script, "--env-id", "Pendulum-v1", "--num-envs", str(num_envs), "--num-steps",
              str(num_steps), "--num-minibatches", "4", "--update-epochs", "4", "--total-timesteps", str(10**9),
              *(["--no-cuda"] if args.dry else ["--compile", "--cudagraphs"])],
             r"speed: *([\d.]+) sps", peer_environment(args, folder))
@@ -225,8 +235,9 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
 NOTES = """SPS: environment steps per second in the second half of the time between the end of the first update and
 the end of the run, some seconds later. Rollouts of 128, 32 and 8 steps with 64, 512 and 4,096 environments, 4
 minibatches, 4 epochs. Workers are processes that step the environments; the peers have none. CleanRL's ppo.py has the
-two changes of benchmark/speed/cartpole_vs_cleanrl.py. LeanRL has no compiled PPO for vectors and discrete actions, so
-Pendulum-v1 is there for it; its figure is the one that it prints itself, from its third update on."""
+two changes of benchmark/speed/cartpole_vs_cleanrl.py, ppo_trxl.py is as it is, and LeanRL's network that acts has no
+gradients, as was so with the tensordict it was written for. LeanRL has no compiled PPO for vectors and discrete
+actions, so Pendulum-v1 is there for it; its figure is the one that it prints itself, from its third update on."""
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:

@@ -277,7 +277,7 @@ def test_everything_runs_dry(tmp_path):
         kinds |= {row["note"].split(":")[0] for row in content["rows"]}
     assert kinds == {"", "not run"} and "needs a CUDA device" in (tmp_path / "out" / "tests.txt").read_text()
     again = subprocess.run([*command, "kernels", "recall"], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert again.returncode == 0 and "kernels: 7 of 7 rows" in again.stdout and "recall: 2 of 2 rows" in again.stdout
+    assert again.returncode == 0 and "kernels: 8 of 8 rows" in again.stdout and "recall: 2 of 2 rows" in again.stdout
 
 
 @pytest.mark.slow

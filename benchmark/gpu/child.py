@@ -182,7 +182,7 @@ def summary(events: list[dict]) -> dict:
     whole = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
     names = [name for _, name in marks]
     return result | {"steps": names.count("step"), "minibatches": names.count("optimizer"),
-                     "busy_us": union(busy), "trace_us": whole}
+                     "busy_us": union(busy), "device_events": len(busy), "trace_us": whole}
 
 
 def main(arguments: list[str]) -> None:

@@ -49,8 +49,8 @@ def in_turns(systems: dict[str, Callable[[], object]], args: kit.Args, seconds: 
         for name in [name for name in systems if name not in failed]:
             try:
                 ms[name].append(once(systems[name], device))
-            except (RuntimeError, NotImplementedError) as error:  # out of memory, too
-                failed[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}"
+            except Exception as error:  # out of memory, a kernel that cannot be compiled
+                failed[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}"
                 torch.cuda.empty_cache()
         if k > 3 and time.monotonic() > end:
             break
@@ -168,7 +168,7 @@ def attention(W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, d
                 step()  # compiles
                 if device.type == "cuda":
                     torch.cuda.synchronize()
-            except RuntimeError as error:
+            except Exception as error:  # in_turns shows it
                 print(f"attention over {W} steps, {name}: {error}", file=sys.stderr)
                 torch.cuda.empty_cache()
                 continue
@@ -179,6 +179,28 @@ def attention(W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, d
     ms = in_turns(systems, args)
     return ms | {"sdpa / flex": ratio(ms["sdpa, ms"], ms["flex, ms"]), "sdpa / flex, bf16": ratio(
         ms["sdpa, bf16, ms"], ms["flex, bf16, ms"])} | result | {"_difference to sdpa": differences}
+
+
+def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
+    """Seconds of the first FlexAttention, forward and backward, over each of these windows, one after the other, as
+    they grow with the episodes of a training: what is compiled again takes seconds."""
+    import ppo_gtrxl
+
+    device, figures, (T, B, H, d) = device_of(args), {}, (16, 2, 2, 16)
+    for W in windows:
+        attend = ppo_gtrxl.flex_attend(torch.full((T, B), W, device=device), W)
+        needs = device.type == "cuda"  # on the CPU it has no backward pass
+        q = torch.randn(T, B, H, d, device=device, requires_grad=needs)
+        k, v = (torch.randn(W + T, B, H, d, device=device, requires_grad=needs) for _ in range(2))
+        bias, start = torch.randn(T, B, H, W + 1, device=device, requires_grad=needs), time.perf_counter()
+        output = attend(q, k, v, bias)
+        if needs:
+            backward(output, [q, k, v, bias])
+            torch.cuda.synchronize()
+        figures[f"{W} steps, s"] = time.perf_counter() - start
+        if time.monotonic() > deadline:
+            raise kit.TimeIsUp
+    return figures
 
 
 # ---- Batches of graphs ----
@@ -276,6 +298,9 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
                      {"memory": W, "steps": num_steps, "environments": num_envs},
                      functools.partial(attention, W, num_steps, num_envs, dim, args), 2 if dry else 30)
                  for W in ((8,) if dry else (32, 128, 512, 1024, 2048, 4096))]
+    windows = (8, 9) if dry else (128, 129, 150, 190, 256, 257, 400, 401, 512, 700, 1000, 1024)
+    rows.append(Row("FlexAttention, first call over a window that grows", {"windows": len(windows)},
+                    functools.partial(growing, windows, args), 1 if dry else 60))
     table = "Batches of PoissonGraph (10 nodes on average, up to 200)"
     for what, sizes in (("collate a step", (64, 512, 4096)), ("gather a minibatch", (512, 2048, 8192))):
         for size in (4,) if dry else sizes:

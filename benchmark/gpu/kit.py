@@ -219,6 +219,7 @@ def measure(results: Results, rows: list[Row], args: Args, deadline: float) -> i
     """Measures what is not in the files yet. The exit code."""
     chosen, left, failed = [row for row in rows if re.search(args.only, row.name)], 0, 0
     missing = [row for row in chosen if not results.has(row)]
+    missing.sort(key=lambda row: results.find(row) is not None)  # what failed before may take the device with it
     print(f"{results.part}: {len(chosen) - len(missing)} of {len(chosen)} rows are there already", flush=True)
     for row in missing:
         start, figures, note = time.monotonic(), {}, ""

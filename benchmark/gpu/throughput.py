@@ -33,26 +33,27 @@ class Task(NamedTuple):
     env_id: str
     scripts: dict[str, str]  # script -> its own flags
     peers: tuple[str, ...] = ()
-    cheap: bool = False  # a step of the environment costs less than sending it to a worker: without workers too
+    workers: bool = True  # whether workers step 512 environments and more
 
 
 TASKS = {
-    "CartPole-v1": Task("CartPole-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL}, ("CleanRL ppo.py",), True),
+    "CartPole-v1": Task("CartPole-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL}, ("CleanRL ppo.py",), False),
     "PoissonGraph-v0": Task("envs:PoissonGraph-v0", {"ppo_graph": "", "ppo_graph_compile": ""}),
     "StatelessCartPole-v1": Task(MEMORY, {
         "ppo_framestack": SMALL, "ppo_lstm_sparse": f"{SMALL} --prev-action", "ppo_gtrxl": TRXL},
-        ("CleanRL ppo_trxl.py",), True),
+        ("CleanRL ppo_trxl.py",), False),
     "JobShop-v0": Task("envs:JobShop-v0", {"ppo_graph": LARGE, "ppo_graph_compile": LARGE}),
     "GraphExplore-v0": Task("envs:GraphExplore-v0", {"ppo_lstm_sparse": "", "ppo_graph": ""}),
     "PixelMemory-v0": Task("pixel_memory:PixelMemory-v0", {
         "ppo_gtrxl": "--num-layers 1 --gate none --activation relu", "ppo_graph": "--activation relu",
         "ppo_graph_compile": "--activation relu"}),
     "Pendulum-v1": Task("Pendulum-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL},
-                        ("LeanRL ppo_continuous_action_torchcompile.py",), True),
+                        ("LeanRL ppo_continuous_action_torchcompile.py",), False),
 }
 # later tensordicts than LeanRL was written for give the copy of the network that acts parameters that need gradients
 LEANRL_CHANGES = [("agent_inference_p.to_module(agent_inference)\n",
                    "agent_inference_p.to_module(agent_inference)\n    agent_inference.requires_grad_(False)\n")]
+RANKS = "Two ranks, one per GPU"
 DRY = (("CartPole-v1", "ppo_graph", 0), ("StatelessCartPole-v1", "ppo_gtrxl", 2))  # of a dry run, 4 environments
 
 
@@ -85,9 +86,10 @@ def cases(num_cpus: int) -> list[Case]:
     found = []
     for num_envs in NUM_ENVS:
         for name, task in TASKS.items():
-            workers = {0} if num_envs == 64 else {0, num_cpus - 2} if task.cheap else {num_cpus - 2}
-            found += [Case(name, script, num_envs, NUM_STEPS[num_envs], num) for script in task.scripts
-                      for num in sorted(map(lambda num: max(num, 0), workers))]
+            num_workers = max(num_cpus - 2, 0) if task.workers and num_envs > 64 else 0
+            found += [Case(name, script, num_envs, NUM_STEPS[num_envs], num_workers) for script in task.scripts]
+            if name == "CartPole-v1" and num_envs > 64 and num_cpus > 2:  # what workers are worth where steps are cheap
+                found.append(Case(name, "ppo_graph", num_envs, NUM_STEPS[num_envs], num_cpus - 2))
     return found
 
 
@@ -209,7 +211,7 @@ def ranks(args: kit.Args, deadline: float) -> dict:
 
 
 def all_rows(part: str, args: kit.Args) -> list[Row]:
-    seconds = 0.0 if args.dry else 6.0
+    seconds = 0.0 if args.dry else 5.0
     rows = []
     if args.dry:
         chosen = [Case(task, script, 4, 16, num, "--num-layers 1 --dim 16" * (script == "ppo_gtrxl"))
@@ -226,10 +228,10 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
             for peer in task.peers:
                 key = {"system": peer, "environments": num_envs, "steps": num_steps, "workers": 0}
                 rows.append(Row(name, key, functools.partial(train_peer, peer, num_envs, num_steps, args, seconds), 30))
-    rows.append(Row("Two ranks, one per GPU", {"system": "ppo_graph.py", "environments": 1024, "steps": 32,
+    rows.append(Row(RANKS, {"system": "ppo_graph.py", "environments": 1024, "steps": 32,
                                                "workers": 0}, functools.partial(ranks, args), 60))
-    order = {num: k for k, num in enumerate(NUM_ENVS)}
-    return sorted(rows, key=lambda row: order.get(row.key["environments"], len(order)))
+    order, tasks = [*NUM_ENVS, 1024, 4], [*TASKS, RANKS]
+    return sorted(rows, key=lambda row: (order.index(row.key["environments"]), tasks.index(row.table)))
 
 
 NOTES = """SPS: environment steps per second in the second half of the time between the end of the first update and

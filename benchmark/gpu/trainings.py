@@ -9,6 +9,7 @@ leaves its learning curve as DIR/NAME.csv, in the format of benchmark/run.py.
 
 import functools
 import importlib.util
+import json
 import shlex
 import shutil
 import tempfile
@@ -88,7 +89,11 @@ def speed(training: Training, script: str, args: kit.Args, deadline: float) -> d
 
 
 def plan(training: Training, results: kit.Results, args: kit.Args) -> tuple[str, int]:
-    """(script, steps) of the training. NotHere if no speed was measured where one is needed."""
+    """(script, steps) of the training, the same when it goes on. NotHere if no speed was measured where one is
+    needed."""
+    noted = Path(args.out) / "runs" / f"{training.name}.json"
+    if noted.exists():
+        return tuple(json.loads(noted.read_text()))
     if args.dry:
         return training.scripts[0], 2 * 4 * 16
     if training.steps:
@@ -107,6 +112,8 @@ def train(training: Training, results: kit.Results, args: kit.Args, deadline: fl
     needed(training, script)
     out = Path(args.out).resolve()
     run_dir = out / "runs" / training.name
+    run_dir.mkdir(parents=True, exist_ok=True)
+    kit.write(out / "runs" / f"{training.name}.json", json.dumps([script, steps]))
     flags = [*words(training, args), "--total-timesteps", str(steps), "--save-model", "--checkpoint-every", "10",
              "--resume", "auto", "--run-dir", str(run_dir), *(["--eval-episodes", "0"] if training.suites else [])]
     noted = kit.from_child(args, "train", script, flags, logs(args, training.name), deadline)

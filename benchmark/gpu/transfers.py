@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kit
 import throughput
-from kit import Row
+from kit import NotHere, Row
 from throughput import TASKS, Case
 
 CASES = [("CartPole-v1", "ppo_graph"), ("PoissonGraph-v0", "ppo_graph"), ("PoissonGraph-v0", "ppo_graph_compile"),
@@ -51,6 +51,8 @@ def profile(case: Case, args: kit.Args, deadline: float) -> dict:
         flags = [*case.flags, "--run-dir", run_dir, *(["--no-cuda"] if args.dry else [])]
         updates = UPDATES | (dict(warmup=1, plain=1) if args.dry else {})
         noted = kit.from_child(args, "profile", case.script, flags, log, deadline, **updates)
+    if not args.dry and not noted["device_events"]:
+        raise NotHere("torch.profiler's trace has nothing of the device (is CUPTI there?)")
     noted |= {"updates": updates["watched"], "expected_minibatches": updates["watched"] * 16}
     return figures(noted)
 
@@ -59,7 +61,7 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     rows = []
     for task, script in DRY if args.dry else CASES:
         num_envs, num_steps = (4, 16) if args.dry else (256, 32)
-        num_workers = 0 if args.dry or TASKS[task].cheap else max(kit.num_cpus() - 2, 0)
+        num_workers = 0 if args.dry or not TASKS[task].workers else max(kit.num_cpus() - 2, 0)
         case = Case(task, script, num_envs, num_steps, num_workers)
         rows.append(Row(f"{num_envs} environments, rollouts of {num_steps} steps, 4 epochs of 4 minibatches",
                         {"environment": task, "script": f"{script}.py", "workers": num_workers},

@@ -89,10 +89,11 @@ def test_rows_are_measured_once(tmp_path, capsys):
     assert "| absent | 1,000 |  |  | not run: no such thing |" in text and "_raw" not in text
     assert json.loads((tmp_path / "x.json").read_text())["rows"][0]["figures"]["_raw"] == [1, 2]
 
-    again = rows_of(good=lambda deadline: pytest.fail("it was measured"), bad=lambda deadline: {"ms": 2},
-                    absent=raises(kit.NotHere("still not")), stopped=lambda deadline: {"ms": 3})
+    order, noting = [], lambda name, ms: lambda deadline: order.append(name) or {"ms": ms}
+    again = rows_of(good=lambda deadline: pytest.fail("it was measured"), bad=noting("bad", 2),
+                    absent=raises(kit.NotHere("still not")), stopped=noting("stopped", 3))
     results, args = results_in(tmp_path)
-    assert kit.measure(results, again, args, LATER) == 0
+    assert kit.measure(results, again, args, LATER) == 0 and order == ["stopped", "bad"]
     assert [row["key"]["name"] for row in results.content["rows"]] == ["good", "bad", "absent", "stopped"]
     assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "x.md").read_text()
     assert "x: 1 of 4 rows are there already" in capsys.readouterr().out
@@ -155,6 +156,21 @@ def test_first_time_at_a_return():
     found = trainings.first_time(episodes, 0.9)
     assert list(found.values()) == [2390, 239.0]  # 90 of the last 100 are from episode 150 on
     assert set(trainings.first_time(episodes[:120], 0.9).values()) == {"never"}
+
+
+def test_a_training_goes_on_as_it_was_planned(tmp_path):
+    """By the fastest script, for as long as is asked for; when it goes on nothing changes."""
+    (training,), (results, _) = trainings.TRAININGS["jobshop"], results_in(tmp_path, MEASURED)
+    args = kit.Args(out=str(tmp_path))
+    with pytest.raises(kit.NotHere, match="no speed was measured"):
+        trainings.plan(training, results, args)
+    speeds = [row for row in trainings.all_rows("jobshop", args, results) if row.table == trainings.SPEED]
+    for row, sps in zip(speeds, (100.0, 200.0), strict=True):
+        results.add(row, {"SPS": sps})
+    assert trainings.plan(training, results, args) == ("ppo_graph_compile", int(200 * training.seconds))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "jobshop.json").write_text('["ppo_graph", 5]')
+    assert trainings.plan(training, results, args) == ("ppo_graph", 5)
 
 
 # ---- The trace ----

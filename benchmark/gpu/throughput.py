@@ -54,7 +54,8 @@ TASKS = {
 LEANRL_CHANGES = [("agent_inference_p.to_module(agent_inference)\n",
                    "agent_inference_p.to_module(agent_inference)\n    agent_inference.requires_grad_(False)\n")]
 RANKS = "Two ranks, one per GPU"
-DRY = (("CartPole-v1", "ppo_graph", 0), ("StatelessCartPole-v1", "ppo_gtrxl", 2))  # of a dry run, 4 environments
+DRY = (("CartPole-v1", "ppo_graph", 0, ""), ("PoissonGraph-v0", "ppo_graph_compile", 0, "--compile-mode none"),
+       ("StatelessCartPole-v1", "ppo_gtrxl", 2, "--num-layers 1 --dim 16"))  # of a dry run, 4 environments
 
 
 class Case(NamedTuple):
@@ -214,14 +215,13 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     seconds = 0.0 if args.dry else 5.0
     rows = []
     if args.dry:
-        chosen = [Case(task, script, 4, 16, num, "--num-layers 1 --dim 16" * (script == "ppo_gtrxl"))
-                  for task, script, num in DRY]
+        chosen = [Case(task, script, 4, 16, num_workers, more) for task, script, num_workers, more in DRY]
     else:
         chosen = cases(kit.num_cpus())
     for case in chosen:
-        slow = case.num_envs > 1000 or case.script == "ppo_graph_compile"
-        rows.append(Row(case.task, case.key, functools.partial(train, case, args, seconds), 5 if args.dry else
-                        60 if slow else 25))
+        compiled = case.script == "ppo_graph_compile"  # a CUDA graph per size of batches takes a while
+        rows.append(Row(case.task, case.key, functools.partial(train, case, args, seconds * (3 if compiled else 1)),
+                        5 if args.dry else 75 if compiled else 60 if case.num_envs > 1000 else 25))
     for num_envs in (4,) if args.dry else NUM_ENVS:
         num_steps = 16 if args.dry else NUM_STEPS[num_envs]
         for name, task in TASKS.items():

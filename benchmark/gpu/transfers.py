@@ -16,7 +16,7 @@ CASES = [("CartPole-v1", "ppo_graph"), ("PoissonGraph-v0", "ppo_graph"), ("Poiss
          ("GraphExplore-v0", "ppo_lstm_sparse"), ("PixelMemory-v0", "ppo_gtrxl"), ("CartPole-v1", "ppo_graph_compile"),
          ("JobShop-v0", "ppo_graph_compile")]
 DRY = [("PoissonGraph-v0", "ppo_graph"), ("GraphExplore-v0", "ppo_lstm_sparse")]
-UPDATES = dict(warmup=3, plain=3, watched=1)  # compiled code needs the first ones
+UPDATES = dict(warmup=3, plain=3, watched=1)
 
 
 def figures(noted: dict) -> dict:
@@ -50,6 +50,8 @@ def profile(case: Case, args: kit.Args, deadline: float) -> dict:
     with tempfile.TemporaryDirectory() as run_dir:
         flags = [*case.flags, "--run-dir", run_dir, *(["--no-cuda"] if args.dry else [])]
         updates = UPDATES | (dict(warmup=1, plain=1) if args.dry else {})
+        if case.script == "ppo_graph_compile":  # a CUDA graph per size of batches
+            updates |= dict(warmup=20)
         noted = kit.from_child(args, "profile", case.script, flags, log, deadline, **updates)
     if not args.dry and not noted["device_events"]:
         raise NotHere("torch.profiler's trace has nothing of the device (is CUPTI there?)")

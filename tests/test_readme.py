@@ -208,18 +208,25 @@ def test_requirements_list_all_that_is_imported():
     assert packages - {"ale_py", "cv2"} <= pinned
 
 
-def test_ci_runs_the_test_command_and_the_slow_tests(tmp_path):
-    """.ci/run takes the command from the README as it stands, and makes that of the slow tests from it."""
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / "README.md").write_text(TEXT)
-    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
-    (tmp_path / "python3").write_text("#!/bin/sh\nexit 7\n")  # stops the command at its first word
-    (tmp_path / "python3").chmod(0o755)
+@pytest.mark.parametrize("fast, slow", [(0, 0), (1, 0), (0, 1)])
+def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, tmp_path):
+    """.ci/run takes the command from the README as it stands, makes that of the slow tests of each file from it, and
+    fails where one of them does."""
+    files = {"README.md": TEXT, ".ci/run": (ROOT / ".ci" / "run").read_text(), "python3": "#!/bin/sh",
+             ".venv/bin/pip": "#!/bin/sh", ".venv/bin/python": f"""#!/bin/sh
+echo "$@"
+case "$*" in *"not slow") exit {fast};; *test_a.py*) exit {slow};; esac""",
+             "tests/test_a.py": "@pytest.mark.slow", "tests/test_b.py": "", "tests/test_c.py": "marks=pytest.mark.slow"}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+        path.chmod(0o755)
     result = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, capture_output=True, text=True,
                             env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     lines = result.stdout.splitlines()
-    assert result.returncode == 1
-    assert lines[0] == "python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && " \
-                       "OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q tests -m \"not slow\""
-    assert "OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q tests -m slow" in lines
-    assert lines[-2].startswith("not slow: ") and lines[-1].startswith("slow: ")
+    assert result.returncode == fast + slow, result.stderr
+    assert lines[:2] == ["python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && OMP_NUM_THREADS=1 "
+                         ".venv/bin/python -m pytest -q tests -m \"not slow\"", "-m pytest -q tests -m not slow"]
+    assert sorted(lines[3:5]) == [f"-m pytest -q tests/test_{name}.py -m slow" for name in "ac"]
+    assert [line.split(":")[0] for line in lines[5:]] == ["fast", "test_a.py", "test_c.py"]

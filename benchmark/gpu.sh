@@ -1,0 +1,52 @@
+#!/bin/bash
+# Everything that is measured on a GPU, part by part, each at most 8 minutes: the parts that are named, or all of them.
+#
+#     bash benchmark/gpu.sh --out DIR [--dry] [--minutes 7] [--only REGEX] [--peers DIR] [--commit NAME] [PART ...]
+#
+#     tests     all tests that need a CUDA device
+#     sps       steps per second of the scripts, eager and compiled, and of the peers
+#     profile   bytes copied, waits of the host, how busy the GPU is
+#     kernels   LSTM, attention, batches and precision, each against its alternative
+#     jobshop   a training and its gaps on la01-40 and ta01-10
+#     recall    a cue over 1,000 steps            minigrid   memory in pixels
+#
+# Each writes DIR/PART.json (raw) and DIR/PART.md (tables) after every row, and leaves out the rows that are in DIR. No row
+# is begun after --minutes. Exit code: 0 all rows are there, 1 a row failed or there is no CUDA device, 3 time was up with
+# rows left: the same command goes on. --dry tries everything on the CPU in about a minute. See benchmark/README.md.
+set -uo pipefail
+PYTHON=${PYTHON:-python}
+all=(tests sps profile kernels jobshop recall minigrid)
+parts=() flags=() minutes=7 dry=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --minutes) minutes=${2:-} ;;&
+        --dry) dry=1 ;;&
+        --out | --minutes | --only | --peers | --commit)
+            flags+=("$1" "${2:-}")
+            shift $(($# > 1))
+            ;;
+        --*) flags+=("$1") ;;
+        *) parts+=("$1") ;;
+    esac
+    shift
+done
+[[ $minutes =~ ^[0-9]+$ ]] || { echo "--minutes $minutes: a whole number is needed" >&2; exit 1; }
+for part in "${parts[@]}"; do
+    [[ " ${all[*]} " == *" $part "* ]] || { echo "there is no part $part, the parts are: ${all[*]}" >&2; exit 1; }
+done
+[ ${#parts[@]} -gt 0 ] || parts=("${all[@]}")
+[ -z "$dry" ] || parts=("${parts[*]}")  # in one process, which saves its imports
+
+code=0
+for part in "${parts[@]}"; do
+    timeout -k 20 $((60 * minutes + 60)) "$PYTHON" "$(dirname "${BASH_SOURCE[0]}")/gpu/part.py" $part "${flags[@]}"
+    ended=$?
+    case $ended in
+        0) ;;
+        2) exit 1 ;;  # it said why it cannot run here
+        3 | 124 | 137) [ $code != 0 ] || code=3 ;;
+        130) exit 130 ;;
+        *) code=1 ;;
+    esac
+done
+exit $code

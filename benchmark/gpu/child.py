@@ -1,0 +1,207 @@
+"""A training of one of the scripts in a process of its own, with what benchmark/gpu.sh wants to know about it.
+
+    python benchmark/gpu/child.py '{"mode": "sps", "result": "FILE", "seconds": 5}' ppo_graph --env-id CartPole-v1 ...
+
+mode "train" runs the script as it is; "sps" notes when updates end and stops `seconds` after the first one; "profile"
+makes `warmup` updates, times `plain` ones and has torch.profiler watch `watched` ones (its trace is summed up, see
+`summary`). The file receives what was noted as json. The scripts are not changed: their `tqdm`, which is told the steps
+at the end of each update, is replaced, and for a profile the calls of Envs.step, Storage.append, Storage.gather and
+Adam.step get names.
+"""
+
+import functools
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+from bisect import bisect_right
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "cleanrl_graph"), str(ROOT / "benchmark")]
+
+import torch  # noqa: E402
+import tyro  # noqa: E402
+from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+MARK = "gpu.sh: "  # of the names that are put around calls
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cuStreamSynchronize",
+         "cuCtxSynchronize", "cuEventSynchronize")
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
+PHASES = ("collection", "advantages", "update", "between")
+
+
+class Enough(SystemExit):
+    """The training has shown what is asked for."""
+
+
+class Counted(tqdm):
+    """The script's progress bar, which calls `after(steps so far)` at the end of each update."""
+
+    after = staticmethod(lambda step: None)
+
+    def update(self, n=1):
+        super().update(n)
+        type(self).after(int(self.n))
+
+
+def run_script(script, flags: list[str], after) -> None:
+    """script.main, which ends by itself or where `after` raises Enough. SystemExit with a sentence for an error."""
+    script.tqdm = type("Bar", (Counted,), {"after": staticmethod(after)})
+    try:
+        script.main(tyro.cli(script.Args, args=flags))
+    except Enough:
+        pass
+    except (script.UsageError, OSError) as problem:
+        sys.exit(str(problem))
+
+
+def memory() -> dict:
+    """Of this process on the device, GB."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return {"gpu_gb": 0.0}
+    return {"gpu_gb": torch.cuda.max_memory_allocated() / 1e9}
+
+
+def sps(script, flags: list[str], seconds: float) -> dict:
+    """When updates ended."""
+    updates, start = [], time.perf_counter()
+
+    def after(step):
+        updates.append((step, time.perf_counter() - start))
+        if len(updates) > 3 and updates[-1][1] - updates[0][1] >= seconds:
+            raise Enough(0)
+
+    run_script(script, flags, after)
+    return {"updates": updates, **memory()}
+
+
+# ---- torch.profiler ----
+def named(function, name: str):
+    """`function`, which the trace shows under this name."""
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        with record_function(MARK + name):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def profiled(script, flags: list[str], warmup: int, plain: int, watched: int) -> dict:
+    """`summary` of the watched updates, and the seconds and steps of the plain ones."""
+    workers = importlib.import_module("utils.workers").WorkerEnvs
+    for owner, method, name in ((script.Envs, "step", "step"), (workers, "step", "step"),
+                                (script.Storage, "append", "append"), (script.Storage, "gather", "gather"),
+                                (torch.optim.Adam, "step", "optimizer")):
+        setattr(owner, method, named(getattr(owner, method), name))
+    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    profiler, times, began = profile(activities=[ProfilerActivity.CPU, *cuda]), [], []
+
+    def after(step):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append((step, time.perf_counter()))
+        if len(times) == warmup + plain:
+            profiler.start()
+            began.append(time.perf_counter())
+        if len(times) == warmup + plain + watched:
+            profiler.stop()
+            raise Enough(0)
+
+    run_script(script, flags, after)
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(path := os.path.join(folder, "trace.json"))
+        noted = summary(json.loads(Path(path).read_text())["traceEvents"])
+    first, second, last = times[warmup - 1], times[warmup + plain - 1], times[-1]
+    return noted | {"plain_seconds": second[1] - first[1], "plain_steps": second[0] - first[0],
+                    "watched_seconds": last[1] - began[0], "watched_steps": last[0] - second[0], **memory()}
+
+
+def union(intervals: list[tuple[float, float]]) -> float:
+    """The length of what intervals (begin, end) cover."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def phase_at(marks: list[tuple[float, str]]):
+    """The phase of a time on the host, told by the named calls that began before and after it."""
+    times, names = [begin for begin, _ in marks], [name for _, name in marks]
+
+    def phase(ts: float) -> str:
+        k = bisect_right(times, ts)
+        before, after = names[k - 1] if k else None, names[k] if k < len(names) else None
+        if after in ("gather", "optimizer"):  # values and advantages come after the last observations were appended
+            return "advantages" if before in ("append", "step") else "update"
+        if after == "step" or after == "append" and before in ("append", "step"):
+            return "collection"
+        return "between"  # the last minibatch's end, logs, checkpoint, what begins a rollout
+
+    return phase
+
+
+def summary(events: list[dict]) -> dict:
+    """Sums of a chrome trace of torch.profiler, by phase: "bytes" and "copies" to the device, bytes back from it, waits
+    of the host and their milliseconds, launches; and the numbers of steps and minibatches, the microseconds in which
+    the device was busy, and those of the whole."""
+    events = [event for event in events if event.get("ph") == "X"]
+    # a user's annotation appears once for the host, and where there is a device once more for it
+    marks = sorted((e["ts"], e["name"].removeprefix(MARK)) for e in events
+                   if e["name"].startswith(MARK) and e.get("cat") in ("user_annotation", "cpu_op"))
+    phase, launched = phase_at(marks), {}
+    result = {"phases": {name: dict.fromkeys(("to_device_bytes", "to_device_copies", "to_host_bytes", "to_host_copies",
+                                              "waits", "wait_ms", "launches"), 0) for name in PHASES}}
+    for event in events:
+        if event.get("cat") not in ("cuda_runtime", "cuda_driver"):
+            continue
+        sums = result["phases"][phase(event["ts"])]
+        correlation = event.get("args", {}).get("correlation")
+        launched[correlation] = event["ts"]
+        sums["launches"] += event["name"] in LAUNCHES
+        if event["name"] in WAITS:
+            sums["waits"] += 1
+            sums["wait_ms"] += event.get("dur", 0) / 1000
+    busy = []
+    for event in events:
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        busy.append((event["ts"], event["ts"] + event.get("dur", 0)))
+        if event["cat"] == "gpu_memcpy":
+            way = "to_device" if "HtoD" in event["name"] else "to_host" if "DtoH" in event["name"] else None
+            if way:
+                details = event.get("args", {})
+                sums = result["phases"][phase(launched.get(details.get("correlation"), event["ts"]))]
+                sums[f"{way}_copies"] += 1
+                sums[f"{way}_bytes"] += int(details.get("bytes", 0))
+    spans = [(event["ts"], event["ts"] + event.get("dur", 0)) for event in events if event.get("cat") != "Trace"]
+    whole = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
+    names = [name for _, name in marks]
+    return result | {"steps": names.count("step"), "minibatches": names.count("optimizer"),
+                     "busy_us": union(busy), "device_events": len(busy), "trace_us": whole}
+
+
+def main(arguments: list[str]) -> None:
+    settings, name, *flags = arguments
+    settings = json.loads(settings)
+    mode, result = settings.pop("mode"), Path(settings.pop("result"))
+    script = importlib.import_module(name)
+    if num := settings.pop("num_instances", None):  # of each suite, for a dry run
+        from envs.job_shop import JobShopEnv
+
+        JobShopEnv.eval_suites = {suite: entries[:num] for suite, entries in JobShopEnv.eval_suites.items()}
+    if mode == "train":
+        run_script(script, flags, lambda step: None)
+        noted = memory()
+    else:
+        noted = {"sps": sps, "profile": profiled}[mode](script, flags, **settings)
+    if os.environ.get("RANK", "0") == "0":
+        result.write_text(json.dumps(noted))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,325 @@
+"""Part "kernels" of benchmark/gpu.sh: milliseconds of forward and backward passes by CUDA events: cuDNN's packed LSTM
+against the staircase of ppo_lstm_sparse.py, FlexAttention against scaled_dot_product_attention in ppo_gtrxl.py, the
+batches of ppo_graph.py against PyG's, and bfloat16 autocast of graph networks against float32 and TF32."""
+
+import contextlib
+import functools
+import inspect
+import sys
+import time
+from typing import Callable
+
+import kit
+import numpy as np
+import torch
+import torch.nn as nn
+from kit import Row
+from torch import Tensor
+
+sys.path.insert(0, str(kit.SCRIPTS))
+
+T = 128  # steps of an environment in a minibatch of the LSTM
+
+
+def device_of(args: kit.Args) -> torch.device:
+    return torch.device("cpu" if args.dry else "cuda")
+
+
+def once(function: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of a call, between two CUDA events on the device."""
+    if device.type == "cpu":
+        start = time.perf_counter()
+        function()
+        return 1000 * (time.perf_counter() - start)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    function()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def in_turns(systems: dict[str, Callable[[], object]], args: kit.Args, seconds: float = 4.0) -> dict:
+    """Name -> median milliseconds of each, in turns A B C A B C ... after two warm-up turns; or, of one that fails, the
+    error. At most 30 turns, and about that many seconds."""
+    ms, failed, device = {name: [] for name in systems}, {}, device_of(args)
+    end, turns = time.monotonic() + seconds, 1 if args.dry else 30
+    for k in range(turns + 2):
+        for name in [name for name in systems if name not in failed]:
+            try:
+                ms[name].append(once(systems[name], device))
+            except Exception as error:  # out of memory, a kernel that cannot be compiled
+                failed[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}"
+                torch.cuda.empty_cache()
+        if k > 3 and time.monotonic() > end:
+            break
+    return {name: failed.get(name) or float(np.median(ms[name][2:])) for name in systems}
+
+
+def backward(output: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    return torch.autograd.grad(output.float().square().mean(), parameters, allow_unused=True)
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference by the largest number."""
+    return float((a - b).abs().max() / a.abs().max().clamp(min=1e-12))
+
+
+def ratio(a: float | str, b: float | str) -> float | None:
+    return a / b if isinstance(a, float) and isinstance(b, float) else None
+
+
+# ---- LSTM ----
+def run_lstm_as(is_cuda: bool) -> Callable:
+    """run_lstm of ppo_lstm_sparse.py that takes the path of the CPU (the staircase) or of CUDA (the PackedSequence),
+    whatever the device is."""
+    import ppo_lstm_sparse as script
+
+    source = inspect.getsource(script.run_lstm)
+    if source.count("x.is_cuda") != 2:
+        raise RuntimeError("run_lstm of ppo_lstm_sparse.py chooses its path in another way than this file knows")
+    names = dict(vars(script))
+    exec(source.replace("x.is_cuda", str(is_cuda)), names)
+    return names["run_lstm"]
+
+
+def lengths_of(kind: str, num_envs: int, rng: np.random.Generator) -> np.ndarray:
+    """Lengths of the sequences of num_envs x T steps: whole rollouts, episodes with a long tail (20 steps on average),
+    or the visits of nodes (20 nodes are seen at a step, a sequence has 6 events on average)."""
+    if kind == "whole rollouts":
+        return np.full(num_envs, T)
+    if kind == "visits of nodes":
+        lengths = np.minimum(rng.geometric(1 / 6, num_envs * T * 20 // 6), T)
+        return lengths
+    starts = np.zeros((num_envs, T), bool)
+    for row in starts:
+        ends = np.cumsum(np.ceil(rng.exponential(20, T))).astype(int)
+        row[ends[ends < T]] = True
+    starts[:, 0] = True
+    return np.diff(np.append(np.flatnonzero(starts), num_envs * T))
+
+
+def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> dict:
+    device, rng = device_of(args), np.random.default_rng(0)
+    torch.manual_seed(0)
+    lengths = lengths_of(kind, num_envs, rng)
+    net, x = nn.LSTM(H, H).to(device), torch.randn(int(lengths.sum()), H, device=device)
+    hx = [torch.zeros(len(lengths), H, device=device) for _ in range(2)]
+    first = lengths.cumsum() - lengths
+    # sequence s, step t -> row of x, or a row of zeros behind it
+    steps = np.arange(lengths.max())[:, None]
+    padded = torch.from_numpy(np.where(steps < lengths, first + steps, len(x))).to(device)
+    rank = np.repeat(np.arange(len(lengths)), lengths)
+    back = torch.from_numpy((np.arange(len(x)) - first[rank]) * len(lengths) + rank).to(device)
+
+    def zero_padded() -> Tensor:
+        rows = torch.cat([x, x.new_zeros(1, H)])[padded]
+        return net(rows, tuple(v[None] for v in hx))[0].flatten(0, 1)[back]
+
+    paths = {"packed, ms": run_lstm_as(True), "staircase, ms": run_lstm_as(False)}
+    outputs = {name: functools.partial(lambda path: path(net, x, np.arange(len(x)), lengths, hx)[0], path)
+               for name, path in paths.items()} | {"zero-padded, ms": zero_padded}
+    expected, worst = None, 0.0
+    for output in outputs.values():
+        with torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
+            found = output()
+            expected = found if expected is None else expected
+            worst = max(worst, difference(expected, found))
+    if worst > 1e-2:
+        raise RuntimeError(f"the outputs of {', '.join(outputs)} differ by up to {worst:.1e} of the largest")
+    parameters = list(net.parameters())
+    ms = in_turns({name: functools.partial(lambda output: backward(output(), parameters), output)
+                   for name, output in outputs.items()}, args)
+    return {"sequences": len(lengths), "events": len(x)} | ms | {
+        "staircase / packed": ratio(ms["staircase, ms"], ms["packed, ms"]), "largest difference": worst}
+
+
+# ---- Attention ----
+def attention(W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, deadline: float) -> dict:
+    """Through GTrXL, two layers, as Memory.minibatch of ppo_gtrxl.py calls it, with full memories."""
+    import ppo_gtrxl
+
+    device, result, expected = device_of(args), {}, None
+    torch.manual_seed(0)
+    x, age = torch.randn(num_steps, num_envs, dim, device=device), torch.full((num_steps, num_envs), W, device=device)
+    inputs = [torch.randn(W, num_envs, dim, device=device) for _ in range(2)]
+
+    def extend(net, x, kv):
+        past = net.kv(net.norm_attention(inputs[net.index]))
+        return *torch.cat([past, kv]).chunk(2, -1), net.distances(W)
+
+    past = ppo_gtrxl.Past(age, None, W, extend)
+    systems, differences = {}, {}
+    for kernel in ("sdpa", "flex"):
+        for bf16 in (False, True):
+            torch.manual_seed(1)
+            net = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(dim=dim, num_layers=2, num_heads=4, memory_length=W, gate="none",
+                                                 attention=kernel, bf16=bf16)).to(device)
+            name, start = f"{kernel}{', bf16' if bf16 else ''}", time.perf_counter()
+            parameters = list(net.parameters())
+            step = functools.partial(lambda net, parameters: backward(net(x, past), parameters), net, parameters)
+            systems[f"{name}, ms"] = step
+            try:
+                with torch.no_grad():
+                    output = net(x, past)
+                expected = output if expected is None else expected
+                differences[name] = difference(expected, output)
+                step()  # compiles
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+            except Exception as error:  # in_turns shows it
+                print(f"attention over {W} steps, {name}: {error}", file=sys.stderr)
+                torch.cuda.empty_cache()
+                continue
+            if kernel == "flex":
+                result[f"{name}, first call, s"] = time.perf_counter() - start
+            if time.monotonic() > deadline:
+                raise kit.TimeIsUp
+    ms = in_turns(systems, args)
+    return ms | {"sdpa / flex": ratio(ms["sdpa, ms"], ms["flex, ms"]), "sdpa / flex, bf16": ratio(
+        ms["sdpa, bf16, ms"], ms["flex, bf16, ms"])} | result | {"_difference to sdpa": differences}
+
+
+def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
+    """Seconds of the first FlexAttention, forward and backward, over each of these windows, one after the other, as
+    they grow with the episodes of a training: what is compiled again takes seconds."""
+    import ppo_gtrxl
+
+    device, figures, (T, B, H, d) = device_of(args), {}, (16, 2, 2, 16)
+    for W in windows:
+        attend = ppo_gtrxl.flex_attend(torch.full((T, B), W, device=device), W)
+        needs = device.type == "cuda"  # on the CPU it has no backward pass
+        q = torch.randn(T, B, H, d, device=device, requires_grad=needs)
+        k, v = (torch.randn(W + T, B, H, d, device=device, requires_grad=needs) for _ in range(2))
+        bias, start = torch.randn(T, B, H, W + 1, device=device, requires_grad=needs), time.perf_counter()
+        output = attend(q, k, v, bias)
+        if needs:
+            backward(output, [q, k, v, bias])
+            torch.cuda.synchronize()
+        figures[f"{W} steps, s"] = time.perf_counter() - start
+        if time.monotonic() > deadline:
+            raise kit.TimeIsUp
+    return figures
+
+
+# ---- Batches of graphs ----
+@functools.cache
+def graphs(num: int):
+    """(Envs of PoissonGraph, leaf arrays of `num` observations, the same as Data)."""
+    import gymnasium as gym
+    from layout import to_data
+    from ppo_graph import Envs
+
+    env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True)
+    observations = [env.reset(seed=0)[0]]
+    while len(observations) < num:
+        observation, _, terminated, _, _ = env.step(0)
+        observations.append(env.reset()[0] if terminated else observation)
+    envs = Envs([lambda: env])
+    return envs, [envs.flatten(0, observation) for observation in observations], list(map(to_data, observations))
+
+
+def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> dict:
+    from ppo_graph import Storage
+    from torch_geometric.data import Batch
+
+    (envs, arrays, data), device = graphs(num), device_of(args)
+    if what == "collate a step":
+        flat, scratch = envs.collate(arrays[:size], range(size)), Storage(envs.leaves, device)
+
+        def ours():
+            scratch.clear()
+            return scratch.append(flat)
+
+        systems = {"ours, ms": ours, "PyG on the host, then copied, ms":
+                   lambda: Batch.from_data_list(data[:size]).to(device)}
+    else:
+        stored, idx = Storage(envs.leaves, device), np.random.default_rng(0).permutation(num)[:size]
+        for start in range(0, num, 64):
+            part = arrays[start:start + 64]
+            stored.append(envs.collate(part, range(len(part))))
+        there = [graph.to(device) for graph in data]
+        ours = lambda: stored.gather(idx)
+        systems = {"ours, ms": ours, "PyG on the device, ms": lambda: Batch.from_data_list([there[i] for i in idx]),
+                   "PyG on the host, then copied, ms":
+                       lambda: Batch.from_data_list([data[i] for i in idx]).to(device)}
+    one, two = ours(), list(systems.values())[-1]()
+    if not torch.equal(one["graph.nodes"].values, two.x) or not torch.equal(one["graph.edge_links"].values.T,
+                                                                            two.edge_index):
+        raise RuntimeError("the two batches differ")
+    ms = in_turns(systems, args)
+    best = min(value for name, value in ms.items() if name != "ours, ms")
+    return ms | {"best PyG / ours": ratio(best, ms["ours, ms"])}
+
+
+# ---- Precision of graph networks ----
+def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float) -> dict:
+    """Encoder of ppo_graph.py, forward and backward."""
+    import ppo_graph
+
+    (envs, arrays, _), device = graphs(size), device_of(args)
+    torch.manual_seed(0)
+    leaves = [leaf for leaf in envs.leaves]
+    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=layer, gnn_dim=width)).to(device)
+    obs = ppo_graph.Storage(leaves, device).append(envs.collate(arrays[:size], range(size)))
+    parameters, before = list(encoder.parameters()), torch.get_float32_matmul_precision()
+
+    def forward(matmul: str, bf16: bool) -> Tensor:
+        torch.set_float32_matmul_precision(matmul)
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
+            return encoder(obs)[0]
+
+    kinds = {"float32": ("highest", False), "TF32": ("high", False), "bf16 autocast": ("highest", True)}
+    try:
+        ms = in_turns({f"{name}, ms": functools.partial(lambda kind: backward(forward(*kind), parameters), kind)
+                       for name, kind in kinds.items()}, args)
+        with torch.no_grad():
+            results = {name: forward(*kind).float() for name, kind in kinds.items()
+                       if isinstance(ms[f"{name}, ms"], float)}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    nodes, edges = (len(obs[path].values) for path in ("graph.nodes", "graph.edge_links"))
+    worst = {f"difference, {name}": difference(results["float32"], value) for name, value in results.items()
+             if name != "float32"}
+    return {"nodes": nodes, "edges": edges} | ms | worst
+
+
+def all_rows(part: str, args: kit.Args) -> list[Row]:
+    dry, rows = args.dry, []
+    kinds = ("episodes with a long tail", "visits of nodes", "whole rollouts")
+    for H, num_envs in [(8, 2)] if dry else [(128, 16), (128, 128), (256, 128), (256, 512)]:
+        rows += [Row("LSTM over 128 steps, forward and backward", {"sequences are": kind, "environments": num_envs,
+                                                                   "width": H},
+                     functools.partial(lstm, kind, num_envs, H, args), 1 if dry else 15)
+                 for kind in kinds if num_envs <= 128 or kind != "visits of nodes"]
+    for num_steps, num_envs, dim in [(16, 2, 64)] if dry else [(128, 16, 128), (512, 8, 128)]:
+        rows += [Row(f"Attention, two layers of {dim}, 4 heads, forward and backward",
+                     {"memory": W, "steps": num_steps, "environments": num_envs},
+                     functools.partial(attention, W, num_steps, num_envs, dim, args), 2 if dry else 30)
+                 for W in ((8,) if dry else (32, 128, 512, 1024, 2048, 4096))]
+    windows = (8, 9) if dry else (128, 129, 150, 190, 256, 257, 400, 401, 512, 700, 1000, 1024)
+    rows.append(Row("FlexAttention, first call over a window that grows", {"windows": len(windows)},
+                    functools.partial(growing, windows, args), 1 if dry else 60))
+    table = "Batches of PoissonGraph (10 nodes on average, up to 200)"
+    for what, sizes in (("collate a step", (64, 512, 4096)), ("gather a minibatch", (512, 2048, 8192))):
+        for size in (4,) if dry else sizes:
+            num = 8 if dry else 4 * size if what == "gather a minibatch" else size
+            key = {"what": what, "graphs": size, "of": num}
+            rows.append(Row(table, key, functools.partial(batches, what, size, num, args), 1 if dry else 20))
+    for layer, width, size in [("gine", 8, 4)] if dry else [(layer, width, size) for layer in ("gine", "gatv2") for
+                                                           width in (64, 256) for size in (512, 8192)]:
+        rows.append(Row("Graph network, 3 layers, forward and backward",
+                        {"layer": layer, "width": width, "graphs": size},
+                        functools.partial(precision, layer, width, size, args), 1 if dry else 20))
+    return rows
+
+
+NOTES = """Milliseconds are medians of up to 30 turns in which the systems of a row follow each other, between two CUDA
+events around the call with the device idle before it, so that they hold what the host needs for its launches. "First
+call" is the compilation of FlexAttention and its backward pass. Differences are the largest by the largest number."""
+
+
+def run(part: str, args: kit.Args, deadline: float) -> int:
+    results = kit.Results(args, part, "Kernels on the GPU", NOTES, kit.machine(args))
+    return kit.measure(results, all_rows(part, args), args, deadline)

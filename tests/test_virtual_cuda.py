@@ -186,7 +186,7 @@ BUGS = {  # planted bug -> (check, observation, action, what is found)
     early: (same, "box", "discrete", "AssertionError: 100"),  # of an action
     left_behind: (same, "image", "discrete", "RuntimeError: Expected all tensors to be on the same device"),
     no_kernel: (same, "box", "discrete", "NotImplementedError: aten.histogram.bin_ct has no CUDA kernel (test_virtual"),
-    otherwise: (same, "box", "discrete", "losses/policy_loss"),
+    otherwise: (same, "box", "discrete", "losses/entropy"),
 }
 CASES |= {f"bug: {bug.__name__}": (check, "ppo_graph", any_env(observation, action), bug)
           for bug, (check, observation, action, _) in BUGS.items()}

@@ -1010,8 +1010,9 @@ def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
 
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
-    A "choice" scores element e with w . tanh(W e + U latent). With `autoregressive` the latent of a part holds those
-    before it, p(a) = p(a_1) p(a_2 | a_1) ..., and the entropy is the sum of the conditional ones along the action."""
+    A "choice" scores a row of key k = W e and query q = U latent with w . tanh(k + q) + k . q / sqrt(d): a pointer
+    network's score and dot-product attention's (Vaswani et al. 2017). With `autoregressive` the latent of a part holds
+    those before it; the entropy is the sum of the conditional ones along the action."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, element_dim: int, args):
         super().__init__()
@@ -1025,7 +1026,7 @@ class ActionHead(nn.Module):
             width = {"choice": element_dim, "normal": size * (1 + args.state_dependent_std)}.get(kind, size)
             if kind == "normal" and not args.state_dependent_std:
                 self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
-            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 1.0 if kind == "choice" else 0.01)
+            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 0.01)  # nearly uniform at first
             if kind == "choice":
                 score = layer_init(nn.Linear(element_dim, 1), 0.01)
                 self.choices[str(k)] = nn.ModuleList([nn.Linear(element_dim, element_dim), score])
@@ -1056,7 +1057,9 @@ class ActionHead(nn.Module):
             mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
             return Independent(Normal(mean, log_std.exp(), validate_args=False), 1)
         rows, (project, score) = obs[self.rows], self.choices[str(k)]
-        logits = score(torch.tanh(project(elements[self.group]) + out[rows.batch])).squeeze(1)
+        keys, query = project(elements[self.group]), out[rows.batch]
+        logits = score(torch.tanh(keys + query)).squeeze(1)
+        logits = logits + (keys * query).sum(1) / keys.shape[1]**0.5
         if mask is not None:
             mask = mask.values if mask.values.dim() == 1 else mask.values[:, k]
         return RaggedCategorical(logits, mask, rows)

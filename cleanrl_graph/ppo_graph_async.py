@@ -271,7 +271,7 @@ def service(name: str, flag: str | None = None):
     """A module beside the scripts; where this script was copied alone None, or a UsageError if a flag needs it."""
     try:
         module = importlib.import_module(name)
-        if "cleanrl_graph" in (module.__doc__ or ""):  # not one of that name in a user's project
+        if "cleanrl_graph" in (module.__doc__ or ""):  # not a user's own of that name
             return module
     except ModuleNotFoundError as error:
         if error.name not in (name, name.split(".")[0]):
@@ -904,7 +904,7 @@ class ActionHead(nn.Module):
             mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
             return Independent(Normal(mean, log_std.exp(), validate_args=False), 1)
         rows, (project, score) = obs[self.rows], self.choices[str(k)]
-        keys, query = project(elements[self.group]), out[rows.batch]
+        keys, query = project(elements[self.group]), select_rows(out, rows.batch)
         logits = score(torch.tanh(keys + query)).squeeze(1)
         logits = logits + (keys * query).sum(1) / keys.shape[1]**0.5
         if mask is not None:

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A choice among rows that is scored additively (commit 08f42c3) against that score with a dot product beside it, with
-# the same flags. About 50 minutes on one core, of which two runs with the steps of benchmark/ppo_graph.sh take 12.
+# the same flags; then two longer runs of half the steps that benchmark/ppo_graph.sh takes, or fewer. An hour on one core.
 #
 #     git worktree add runs/08f42c3 08f42c3
 #     bash benchmark/choice_head.sh [FLAGS OF run.py]
@@ -33,8 +33,8 @@ for task in "${tasks[@]}"; do
 done
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
 "$PYTHON" benchmark/run.py --table $TABLE --seeds 1 "$@" --commands \
-    "long_best_of_set=$NEW/$flags --env-id envs:BestOfSet-v0 --total-timesteps 800000 --eval-episodes 2000" \
-    "long_poisson_2_hops=$NEW/$two_hops --total-timesteps 800000 --eval-episodes 200"
+    "long_best_of_set=$NEW/$flags --env-id envs:BestOfSet-v0 --total-timesteps 200000 --eval-episodes 2000" \
+    "long_poisson_2_hops=$NEW/$two_hops --total-timesteps 400000 --eval-episodes 200"
 
 systems=()
 for task in "MatchGoal, 32 envs=match_32" "MatchGoal, 8 envs, default flags=match_8" "BestOfSet=best_of_set" \

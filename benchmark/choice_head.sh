@@ -1,6 +1,6 @@
 #!/bin/bash
 # A choice among rows that is scored additively (commit 08f42c3) against that score with a dot product beside it, with
-# the same flags; then two longer runs of half the steps that benchmark/ppo_graph.sh takes, or fewer. An hour on one core.
+# the same flags; then BestOfSet for a quarter of the steps of benchmark/ppo_graph.sh. An hour on one core.
 #
 #     git worktree add runs/08f42c3 08f42c3
 #     bash benchmark/choice_head.sh [FLAGS OF run.py]
@@ -33,8 +33,7 @@ for task in "${tasks[@]}"; do
 done
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
 "$PYTHON" benchmark/run.py --table $TABLE --seeds 1 "$@" --commands \
-    "long_best_of_set=$NEW/$flags --env-id envs:BestOfSet-v0 --total-timesteps 200000 --eval-episodes 2000" \
-    "long_poisson_2_hops=$NEW/$two_hops --total-timesteps 400000 --eval-episodes 200"
+    "long_best_of_set=$NEW/$flags --env-id envs:BestOfSet-v0 --total-timesteps 200000 --eval-episodes 2000"
 
 systems=()
 for task in "MatchGoal, 32 envs=match_32" "MatchGoal, 8 envs, default flags=match_8" "BestOfSet=best_of_set" \
@@ -44,7 +43,6 @@ for task in "MatchGoal, 32 envs=match_32" "MatchGoal, 8 envs, default flags=matc
 done
 "$PYTHON" benchmark/report.py --table $TABLE --no-plot --beside optimum.csv --systems "${systems[@]}" \
     "BestOfSet|with dot product, long=long_best_of_set_*" \
-    "PoissonGraph, 2 hops|with dot product, long=long_poisson_2_hops_*" \
     --note "additive: w . tanh(k + q), commit 08f42c3. With dot product: k . q / sqrt(d) more, and U small at first.
 PairNodes is trained with --autoregressive, GraphExplore by ppo_lstm_sparse.py. The trainings are short: most do not end
 at the optimum."

@@ -1,7 +1,7 @@
 """PPO with a gated Transformer-XL memory, on any observation of ppo_graph.py.
 
-    python cleanrl_graph/ppo_gtrxl.py --env-id CartPole-v1 --wrap hide:1,3 --memory-length 50 --num-envs 16
-    python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --prev-action --prev-reward
+    python cleanrl_graph/ppo_gtrxl.py --env-id CartPole-v1 --wrap hide:1,3 --memory-length 50
+    python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --prev-reward
 
 Rooms: as in ppo_graph.py, and memory. A step attends to itself and to the `memory_length` steps before it of
 its own episode. Collection computes one step at a time and keeps its layer inputs, once. Training runs all
@@ -119,9 +119,9 @@ class Args:
     """if toggled, the log-std of Box actions is an output of the network instead of a parameter"""
 
     # Memory
-    memory_length: int = 32
+    memory_length: int = 64
     """previous steps of its episode that a step attends to; 0 for none, 1000000 for all"""
-    num_layers: int = 2
+    num_layers: int = 1
     """number of transformer layers"""
     num_heads: int = 4
     """number of attention heads"""
@@ -129,7 +129,7 @@ class Args:
     """width of the transformer"""
     gate: Literal["gru", "none"] = "gru"
     """what joins a sublayer to the stream: GTrXL's gate, or none for a plain sum"""
-    prev_action: bool = False
+    prev_action: bool = True
     """if toggled, the previous action is an input"""
     prev_reward: bool = False
     """if toggled, the previous reward is an input"""
@@ -141,9 +141,9 @@ class Args:
     # Algorithm
     total_timesteps: int = 500000
     """total timesteps of the experiments"""
-    learning_rate: float = 2.5e-4
+    learning_rate: float = 1e-3
     """the learning rate of the optimizer"""
-    num_envs: int = 4
+    num_envs: int = 16
     """the number of parallel game environments (of each rank, with torchrun)"""
     num_steps: int = 128
     """the number of steps to run in each environment per policy rollout"""
@@ -155,18 +155,18 @@ class Args:
     """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches; each holds whole rollouts of some of the envs"""
-    update_epochs: int = 4
+    update_epochs: int = 8
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """toggles whether or not to use a clipped loss for the value function, as per the paper"""
-    ent_coef: float = 0.01
+    ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function"""
+    """coefficient of the value function, over 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = None
@@ -1381,6 +1381,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
+        v_scale = 1 + returns.var(correction=0)  # large returns must not rule the shared memory
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []
@@ -1404,7 +1405,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                     v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss / v_scale
 
                 optimizer.zero_grad()
                 loss.backward()

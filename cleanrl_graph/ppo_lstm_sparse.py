@@ -1,13 +1,12 @@
 """PPO with an LSTM whose recurrent state is sparse and grows: one entry per node that the agent has ever seen.
 
-    python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --wrap hide:1,3 --prev-action --vf-coef 0.002
+    python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --wrap hide:1,3
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --num-envs 16 --remember-edges
-    python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-action --prev-reward
+    python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-reward
 
 Observations with the key `node_ids` (an integer per node or set element) have a memory per id: the LSTM runs on the
 nodes that are seen, and there is no entry for those that never were. Without ids there is one entry per environment:
-the ordinary LSTM. Actor and critic share the memory: where returns are large, a small --vf-coef keeps the critic's
-gradient from drowning the actor's.
+the ordinary LSTM. The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
 
 Rooms: those of ppo_graph.py and, after the encoder, the memory. `train` is the algorithm.
 
@@ -124,12 +123,12 @@ class Args:
     """if toggled, and there are node_ids, each node has a state of its own; otherwise each env has one"""
     lstm_dim: int = 128
     """width of the LSTM's hidden state"""
-    forget_bias: float = 1.0
-    """initial bias of the LSTM's forget gate (Jozefowicz et al. 2015); the larger, the longer a state lasts"""
-    prev_action: bool = False
-    """if toggled, the previous action is an input of the LSTM"""
+    forget_bias: float = 5.0
+    """the LSTM's forget gates begin with biases from 0 to this: short and long memories"""
+    prev_action: bool = True
+    """if toggled, the previous action is an input"""
     prev_reward: bool = False
-    """if toggled, the previous reward is an input of the LSTM"""
+    """if toggled, the previous reward is an input"""
     state_readout: Literal["mean", "sum"] = "mean"
     """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
@@ -139,9 +138,9 @@ class Args:
     # Algorithm
     total_timesteps: int = 500000
     """total timesteps of the experiments"""
-    learning_rate: float = 2.5e-4
+    learning_rate: float = 1e-3
     """the learning rate of the optimizer"""
-    num_envs: int = 4
+    num_envs: int = 16
     """the number of parallel game environments (of each rank, with torchrun)"""
     num_steps: int = 128
     """the number of steps to run in each environment per policy rollout"""
@@ -153,18 +152,18 @@ class Args:
     """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches"""
-    update_epochs: int = 4
+    update_epochs: int = 8
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """toggles whether or not to use a clipped loss for the value function, as per the paper"""
-    ent_coef: float = 0.01
+    ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function"""
+    """coefficient of the value function, over 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = None
@@ -827,9 +826,8 @@ def run_lstm(lstm: nn.LSTM, x: Tensor, events: np.ndarray, lengths: np.ndarray, 
 class Timeline:
     """Index arithmetic of M envs x T steps; number m * T + t is step t of env m.
 
-    A row is a value of a remembered entry: row 0 is zero, then come those of the state, then one
-    per event, that is an element of an observation. An entry is a key in what the T steps hold of
-    an episode."""
+    A row is a value of an entry, that is a key in what the T steps hold of an episode: row 0 is zero,
+    then come those of the state, then one per event (element of an observation)."""
 
     def __init__(self, nodes: Ragged, starts: np.ndarray, state: State):
         (self.M, self.T), self.num_old = starts.shape, len(state["keys"])
@@ -858,19 +856,17 @@ class Timeline:
 
 
 class SparseLSTM(nn.Module):
-    """An LSTM over the elements that are seen, and a readout over all that were seen since the episode
-    began.
-
-    One call takes M envs through T steps, one to act and num_steps to learn. The events of an entry
-    are a sequence; the sum over all entries is a running sum of the changes that events make."""
+    """An LSTM over the elements that are seen, a sequence per entry, and a readout over all entries, a
+    running sum of changes. One call takes M envs through T steps: one to act, all to learn."""
 
     def __init__(self, input_dim: int, per_node: bool, edge_rows: nn.Module | None, args):
         super().__init__()
         H, self.per_node, self.readout = args.lstm_dim, per_node, args.state_readout
         self.lstm, self.dim = nn.LSTM(input_dim, H), H + per_node
         for name, parameter in self.lstm.named_parameters():
-            nn.init.constant_(parameter, 0) if "bias" in name else nn.init.orthogonal_(parameter, 1.0)
-        nn.init.constant_(self.lstm.bias_ih_l0[H:2 * H], args.forget_bias)
+            for gate in parameter.chunk(4):
+                nn.init.constant_(gate, 0) if "bias" in name else nn.init.orthogonal_(gate)
+        self.lstm.bias_ih_l0.data[H:2 * H] = torch.linspace(0, args.forget_bias, H)
         self.edge_rows, self.message = edge_rows, None
         if args.remember_edges:
             self.message = nn.Linear(H + getattr(edge_rows, "dim", 0), H)
@@ -1253,8 +1249,10 @@ class Agent(nn.Module):
         self.action_dim = sum(element_dim if part.kind == "choice" else part.size for part in self.parts)
         self.prev_reward, dim = args.prev_reward, element_dim if self.group else self.encoder.dim
         edge_rows = self.edges and self.encoder.rows[key(self.edges)]
-        dim += self.action_dim + args.prev_reward
-        self.memory = SparseLSTM(dim, self.group is not None, edge_rows, args)
+        # its random bias lets the size of small observations through the layer norm
+        layer = nn.Linear(dim + self.action_dim + args.prev_reward, element_dim)
+        self.token = nn.Sequential(layer, nn.LayerNorm(element_dim))
+        self.memory = SparseLSTM(element_dim, self.group is not None, edge_rows, args)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
@@ -1297,7 +1295,8 @@ class Agent(nn.Module):
             x, nodes = encoded[self.group], index["node_ids"]
             past = past[obs["node_ids"].batch]
         edges = index.get(self.links), obs[self.edges].values if self.edges else None
-        out, readout, new = self.memory(torch.cat([x, past], 1), nodes, starts, state, *edges)
+        tokens = self.token(torch.cat([x, past], 1))
+        out, readout, new = self.memory(tokens, nodes, starts, state, *edges)
         elements = encoded | {self.group: torch.cat([x, out], 1)} if self.group else encoded
         features = torch.cat([features, readout], 1)
         action, log_prob, entropy = self.head(self.actor(features), elements, obs, action, greedy)
@@ -1452,6 +1451,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
+        v_scale = 1 + returns.var(correction=0)  # large returns must not rule the shared memory
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []
@@ -1474,7 +1474,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                     v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss / v_scale
 
                 optimizer.zero_grad()
                 loss.backward()

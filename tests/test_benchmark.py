@@ -20,7 +20,7 @@ import tyro
 
 ROOT = Path(__file__).parents[1]
 BENCHMARK = ROOT / "benchmark"
-sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed")]
+sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers")]
 import old_vs_new  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
@@ -379,7 +379,7 @@ def parses(command):
     return tyro.cli(script.Args, args=list(command[1:]), console_outputs=False)
 
 
-@pytest.mark.parametrize("script", ["async", "choice_head", "demos", "job_shop", "popgym", "ppo_framestack",
+@pytest.mark.parametrize("script", ["async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack",
                                     "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed",
                                     "stateless_cartpole", "third_party"])
 def test_commands_of_the_shell_files(tmp_path, script):

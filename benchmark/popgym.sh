@@ -11,7 +11,8 @@ TABLE=popgym
 SEEDS=${SEEDS:-1}
 
 flags="--num-envs 32 --update-epochs 8 --learning-rate 5e-4 --ent-coef 0 --eval-episodes 100 --total-timesteps"
-lstm="cleanrl_graph/ppo_lstm_sparse.py --prev-action $flags"
+lstm="cleanrl_graph/ppo_lstm_sparse.py --eval-episodes 100 --total-timesteps"  # as they come
+gtrxl="cleanrl_graph/ppo_gtrxl.py --eval-episodes 100 --total-timesteps"
 cartpoles=(popgym:popgym-PositionOnlyCartPole{Easy,Medium,Hard}-v0)
 others=(popgym:popgym-{RepeatPreviousEasy,MineSweeperEasy,MultiarmedBanditEasy,CountRecallEasy}-v0)
 first=popgym:popgym-RepeatFirstEasy-v0
@@ -19,16 +20,13 @@ run() { "$PYTHON" benchmark/run.py --table $TABLE --seeds $SEEDS "${options[@]}"
 
 options=("$@")
 run "${others[@]}" $first "${cartpoles[@]}" --commands "framestack=cleanrl_graph/ppo_framestack.py $flags 196608" \
-    "gtrxl=cleanrl_graph/ppo_gtrxl.py --num-layers 1 $flags 196608" "memoryless=cleanrl_graph/ppo_graph.py $flags 196608"
-run "${others[@]}" --commands "lstm=$lstm 196608"
-run $first --commands "lstm=$lstm 196608 --forget-bias 3"
+    "gtrxl=$gtrxl 196608" "memoryless=cleanrl_graph/ppo_graph.py $flags 196608"
+run "${others[@]}" $first --commands "lstm=$lstm 196608"
 run "${cartpoles[@]}" --commands "lstm=$lstm 524288"
 # the reward depends on the present action alone: with a discount of 0 it is free of the noise of the others
 immediate="cleanrl_graph/ppo_gtrxl.py --num-envs 32 --num-layers 1 --memory-length 64 --learning-rate 1e-3 --gate none
-    --gamma 0 --gae-lambda 0 --ent-coef 0 --no-clip-vloss --hidden-dims 64 --eval-episodes 100"
-run popgym:popgym-RepeatPreviousEasy-v0 --commands "recurrent=cleanrl_graph/ppo_lstm_sparse.py --prev-action --num-envs 32
-    --update-epochs 8 --learning-rate 1e-3 --gamma 0 --gae-lambda 0 --ent-coef 0 --no-clip-vloss --eval-episodes 100
-    --total-timesteps 300000"
+    --update-epochs 4 --no-prev-action --gamma 0 --gae-lambda 0 --ent-coef 0 --no-clip-vloss --hidden-dims 64 --eval-episodes 100"
+run popgym:popgym-RepeatPreviousEasy-v0 --commands "recurrent=$lstm 300000 --gamma 0 --gae-lambda 0"
 run popgym:popgym-RepeatPreviousMedium-v0 --commands "immediate=$immediate --total-timesteps 300000"
 run popgym:popgym-RepeatPreviousHard-v0 --commands "immediate=$immediate --num-steps 192 --total-timesteps 400000"
 

@@ -10,15 +10,15 @@ TABLE=ppo_gtrxl
 export PYTHONPATH=benchmark${PYTHONPATH:+:$PYTHONPATH}
 
 flags="--num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3 --activation relu --gae-lambda 1
-    --ent-coef 0.05 --vf-coef 1 --no-clip-vloss --eval-episodes 200 --capture-video"
-transformer="cleanrl_graph/ppo_gtrxl.py --num-layers 1 --memory-length 32 $flags"
+    --ent-coef 0.05 --vf-coef 1 --no-clip-vloss --update-epochs 4 --eval-episodes 200 --capture-video"
+transformer="cleanrl_graph/ppo_gtrxl.py --memory-length 32 --no-prev-action $flags"
 run() { "$PYTHON" benchmark/run.py --table $TABLE --env-ids pixel_memory:PixelMemory-v0 "${options[@]}" "$@"; }
 
 options=("$@")
 run --seeds 1 2 3 --commands "transformer=$transformer --total-timesteps 250000 --gate none"
 run --seeds 3 --commands "transformer_400k=$transformer --total-timesteps 400000 --gate none"
 run --seeds 1 --commands "gated=$transformer --total-timesteps 400000" \
-    "lstm=cleanrl_graph/ppo_lstm_sparse.py $flags --total-timesteps 250000" \
+    "lstm=cleanrl_graph/ppo_lstm_sparse.py --no-prev-action $flags --total-timesteps 250000" \
     "no_memory=cleanrl_graph/ppo_graph.py $flags --total-timesteps 250000"
 "$PYTHON" benchmark/report.py --table $TABLE --reference 0.5 "best without memory" --ylabel "return (success: 0.97)" \
     --systems "ppo_gtrxl.py --gate none=transformer_P*" "ppo_gtrxl.py --gate none, 400k steps=transformer_400k_*" \

@@ -10,16 +10,17 @@ TABLE=recall
 
 commands=()
 for length in ${LENGTHS:-10 50 200}; do
-    flags="--num-envs 16 --learning-rate 1e-3 --no-clip-vloss --eval-episodes 200 --env-kwargs '{\"length\": $length}'
-        --num-steps $((length < 100 ? 128 : 256))"
+    flags="--eval-episodes 200 --env-kwargs '{\"length\": $length}' --num-steps $((length < 100 ? 128 : 256))"
+    frames="$flags --num-envs 16 --learning-rate 1e-3 --no-clip-vloss"
     steps=$((length < 100 ? 150000 : 200000)) gtrxl=
     if [ "$length" -ge 100 ]; then  # only the last of 201 actions matters: a discount of 0 spares it the noise of the others
-        flags="$flags --gamma 0 --gae-lambda 0" gtrxl="--gate none"
+        flags="$flags --gamma 0 --gae-lambda 0" frames="$frames --gamma 0 --gae-lambda 0"
+        gtrxl="--gate none --memory-length $((length + 2))"
     fi
     commands+=(
-        "frames_$length=cleanrl_graph/ppo_framestack.py $flags --total-timesteps $steps --action-shifts '' --reward-shifts ''"
-        "lstm_$length=cleanrl_graph/ppo_lstm_sparse.py $flags --total-timesteps $steps --hidden-dims 64 --forget-bias 5"
-        "gtrxl_$length=cleanrl_graph/ppo_gtrxl.py $flags --total-timesteps $steps --hidden-dims 64 --num-layers 1 --memory-length $((length + 2)) $gtrxl"
+        "frames_$length=cleanrl_graph/ppo_framestack.py $frames --total-timesteps $steps --action-shifts '' --reward-shifts ''"
+        "lstm_$length=cleanrl_graph/ppo_lstm_sparse.py $flags --total-timesteps $steps"
+        "gtrxl_$length=cleanrl_graph/ppo_gtrxl.py $flags --total-timesteps $steps $gtrxl"
     )
 done
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:Recall-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"

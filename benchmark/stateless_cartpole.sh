@@ -15,12 +15,12 @@ export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 ppo="--eval-episodes 100 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"
 frames="cleanrl_graph/ppo_framestack.py $ppo --num-envs 8 --update-epochs 6 --total-timesteps 250000"
-# actor and critic share the memory of the last two: a small --vf-coef keeps returns of 100 from ruling it
+# the last two run as they come
 commands=(
     "frames_16=$frames"
     "frames_1=$frames --obs-shifts 0 --action-shifts '' --reward-shifts ''"
-    "lstm=cleanrl_graph/ppo_lstm_sparse.py $ppo --num-envs 16 --num-steps 32 --lstm-dim 64 --forget-bias 0 --prev-action --vf-coef 0.002 --total-timesteps 130000"
-    "gtrxl=cleanrl_graph/ppo_gtrxl.py $ppo --num-envs 16 --num-steps 64 --num-minibatches 8 --memory-length 50 --num-layers 1 --vf-coef 0.002 --total-timesteps 250000"
+    "lstm=cleanrl_graph/ppo_lstm_sparse.py --eval-episodes 100 --total-timesteps 250000"
+    "gtrxl=cleanrl_graph/ppo_gtrxl.py --eval-episodes 100 --total-timesteps 250000"
 )
 
 peer() {  # PYTHON SCRIPT NAME FLAGS...
@@ -57,7 +57,7 @@ for part in ${PARTS:-ours peers table}; do
         table)
             "$PYTHON" benchmark/report.py --table $TABLE --target 475 --log-seconds --systems \
                 "ppo_framestack.py, 16 frames=frames_16_*" "ppo_framestack.py, 1 frame (control)=frames_1_*" \
-                "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py, memory 50=gtrxl_*" \
+                "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py=gtrxl_*" \
                 "RLlib, 16 frames=../peers/rllib_framestack_*" "RLlib, LSTM=../peers/rllib_lstm_*" \
                 "RLlib, attention, memory 50=../peers/rllib_attention_*" \
                 "Stable-Baselines3, RecurrentPPO=../peers/sb3_lstm_*" \

@@ -181,6 +181,51 @@ def test_greedy_is_the_mode(case):
             actions, p, column = actions[keep], p[keep], column + width
 
 
+def score_of_row(agent, k, latent, row):
+    """w . tanh(k + q) + k . q / sqrt(d) with k = W e and q = U latent, the score of one row, in numpy and float64."""
+    weights = {name: p.detach().double().numpy() for name, p in agent.head.named_parameters()}
+    layer = lambda name, x: weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+    key, query = layer(f"choices.{k}.0", row), layer(f"heads.{k}", latent)
+    return layer(f"choices.{k}.1", np.tanh(key + query))[0] + key @ query / len(key)**0.5
+
+
+CHOICES = ["nodes", "nodes_unmasked", "elements", "avail_actions", "avail_actions_masked", "two_nodes"]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_score_of_a_choice(name):
+    """G6, P6: the probabilities of the rows are the softmax of their scores, computed row by row."""
+    agent, storage, _ = setup(*HEADS[name], False)
+    for i in range(NUM):
+        obs = repeat(storage, i, 1)
+        features, elements = agent.encoder(obs)
+        latent, rows = agent.actor(features)[0].detach().double().numpy(), elements[agent.head.group].detach().double()
+        actions, expected = enumerate_actions(agent, storage, i), 0.0
+        for k in range(len(agent.head.parts)):
+            p = np.exp([score_of_row(agent, k, latent, row) for row in rows.numpy()])
+            if "action_mask" in obs:
+                p *= obs["action_mask"].values.view(len(p), -1).numpy()[:, k] > 0
+            expected = expected + np.log(p / p.sum(), where=p > 0, out=np.full(len(p), -np.inf))[actions[:, k]]
+        log_prob = agent(repeat(storage, i, len(actions)), actions)[1]
+        np.testing.assert_allclose(log_prob.detach().numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1, 30])
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_begins_nearly_uniform(name, scale):
+    """G6, P6: with fresh weights the entropy is the largest possible one within 1%, features of 30 or not."""
+    _, storage, envs = setup(*HEADS[name], False, num=50)
+    obs = storage.gather(np.arange(50))
+    for path in set(obs) & {"graph.nodes", "set", "avail_actions"}:
+        obs[path] = obs[path]._replace(values=obs[path].values * scale)
+    agent = ppo_graph.Agent(envs.leaves, HEADS[name][0], ppo_graph.Args(**HEADS[name][2]))
+    rows, num = obs[agent.head.rows], len(agent.head.parts)
+    mask = obs.get("action_mask", rows._replace(values=torch.ones(len(rows.values), num))).values.view(-1, num).float()
+    largest = ppo_graph.segment_sum(mask, rows.ptr).log().sum(1)
+    with torch.no_grad():
+        assert torch.allclose(agent(obs)[2], largest, rtol=0.01, atol=1e-4)
+
+
 @pytest.mark.parametrize("case", ALL, ids=IDS)
 def test_gradients_are_finite(case):
     """P5: no NaN or inf in any gradient, masks or not, and every weight of the head has one."""

@@ -628,7 +628,7 @@ def test_flags(tmp_path):
     played = run(tmp_path / "play", script, **base | {"total_timesteps": 0, "save_model": False},
                  load_model=str(first.folder / "model.pt"))
     assert played.rows == first.rows
-    for flags in ({"prev_action": True}, {"prev_reward": True}, {"state_readout": "sum"}, {"remember_edges": True},
+    for flags in ({"prev_action": False}, {"prev_reward": True}, {"state_readout": "sum"}, {"remember_edges": True},
                   {"state_per_node": False}, {"forget_bias": 0.0}):
         changed = weights(run(tmp_path / "_".join(flags), script, **base | flags | {"eval_episodes": 0}).folder)
         assert any(name not in expected or values.shape != expected[name].shape
@@ -651,7 +651,7 @@ def test_resume(tmp_path):
 def test_learns_without_velocities(tmp_path):
     """T4: CartPole whose velocities are hidden is learned with memory and not without."""
     base = dict(env_id="CartPole-v1", wrap=("hide:1,3",), norm_obs=True, num_envs=16, num_steps=64, hidden_dims=(64,),
-                learning_rate=3e-3, ent_coef=0.002, vf_coef=0.002, total_timesteps=40_000, num_minibatches=4,
+                learning_rate=3e-3, ent_coef=0.002, total_timesteps=40_000, num_minibatches=4,
                 update_epochs=4)
 
     def last_returns(name, module, **flags):

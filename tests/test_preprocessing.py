@@ -9,7 +9,19 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import OBSERVATIONS, everything, graph_space, rows_of, run, sample, small_args, stored, vector, weights
+from helpers import (
+    OBSERVATIONS,
+    ListEnv,
+    everything,
+    graph_space,
+    rows_of,
+    run,
+    sample,
+    small_args,
+    stored,
+    vector,
+    weights,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +187,21 @@ def test_node_ids_are_aligned_and_no_input():
     assert not any("node_ids" in name for name in agent.state_dict())
     other = dict(obs, node_ids=obs["node_ids"]._replace(values=torch.tensor([1, 2, 4])))
     assert torch.equal(agent.value(obs), agent.value(other))
+
+
+def test_node_ids_beside_avail_actions():
+    """R1, P6: ids name the rows of the set and never those of avail_actions, which may be as many or not."""
+    ids, rows = spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True), spaces.Sequence(vector(2), stack=True)
+    obs = {"avail_actions": np.zeros((2, 2), np.float32), "node_ids": np.array([5, 3, 8]),
+           "set": np.zeros((3, 2), np.float32)}
+    space, actions = spaces.Dict(avail_actions=rows, node_ids=ids, set=rows), spaces.Discrete(9)
+    envs = ppo_graph.Envs([lambda: ListEnv(space, [obs], actions)])
+    assert {leaf.path: leaf.group for leaf in envs.leaves} == {
+        "avail_actions": "avail_actions", "set": "set", "node_ids": "set"}
+    assert envs.choice.path == "avail_actions" and envs.reset().obs.counts["set"].tolist() == [3]
+    space = spaces.Dict(avail_actions=rows, node_ids=ids)
+    with pytest.raises(ppo_graph.UsageError, match="leaf 'node_ids'"):  # there is nothing that they could name
+        ppo_graph.Envs([lambda: ListEnv(space, [obs], actions)]).reset()
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int8, np.uint16])

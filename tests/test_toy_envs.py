@@ -14,6 +14,7 @@ ENVS = [
     ("BestOfSet-v0", {}),
     ("BestOfSet-v0", {"stack": False, "episode_length": 3}),
     ("BestOfSet-v0", {"key": "avail_actions"}),
+    ("MatchGoal-v0", {}),
     ("PairNodes-v0", {}),
     ("SkillGraph-v0", {}),
     ("SkillGraph-v0", {"num_skills": 3, "max_nodes": 3, "skill": 2}),
@@ -69,15 +70,16 @@ def test_poisson_graph_optimum_from_the_observation_alone(hops):
     assert mean_return(env, best, 30) == env.episode_length
 
 
-@pytest.mark.parametrize("key", ["set", "avail_actions"])
-def test_best_of_set_optimum_from_the_observation_alone(key):
-    env = make("BestOfSet-v0", key=key, episode_length=5)
+@pytest.mark.parametrize("env_id, key, optimum", [
+    ("BestOfSet-v0", "set", 5), ("BestOfSet-v0", "avail_actions", 5), ("MatchGoal-v0", "avail_actions", 12)])
+def test_best_of_set_optimum_from_the_observation_alone(env_id, key, optimum):
+    env = make(env_id, key=key, **({} if env_id == "MatchGoal-v0" else {"episode_length": 5}))
 
     def best(observation):
         scores = observation[key] @ observation["query"]
         return np.where(observation.get("action_mask", True), scores, -np.inf).argmax()
 
-    assert mean_return(env, best, 100) == 5
+    assert mean_return(env, best, 100) == optimum
 
 
 @pytest.mark.parametrize("env_id, kwargs", ENVS)
@@ -245,6 +247,10 @@ def test_sizes_are_long_tailed():
     env.reset(seed=0)
     sizes = [len(env.step(0)[0]["set"]) for _ in range(5_000)]
     assert min(sizes) == 1 and 6 < np.mean(sizes) < 10 and 32 < max(sizes) <= 64
+
+    env = make("MatchGoal-v0")
+    sizes = [len(env.reset(seed=0)[0]["avail_actions"])] + [len(env.step(0)[0]["avail_actions"]) for _ in range(5_000)]
+    assert min(sizes) == 1 and 29 < np.mean(sizes) < 32 and max(sizes) == 60
 
 
 def test_declared_max_changes_the_action_space_only():

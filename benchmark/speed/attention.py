@@ -181,7 +181,8 @@ def sps_part(args: Args) -> list[str]:
              "", "| system | episodes up to | SPS | peak memory, MB | SPS / CleanRL's |",
              "| --- | --- | --- | --- | --- |"]
     flags = "--env-id CartPole-v1 --wrap hide:1,3 --num-envs 16 --num-steps 256 --num-layers 4 --num-heads 4 " \
-            "--dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 --hidden-dims 128 --eval-episodes 0 " \
+            "--dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 --no-prev-action " \
+            "--hidden-dims 128 --eval-episodes 0 " \
             f"--no-cuda --total-timesteps {args.total_timesteps}"
     for steps in (500, 100):
         ours = [sys.executable, str(ROOT / "cleanrl_graph/ppo_gtrxl.py"), *flags.split(),

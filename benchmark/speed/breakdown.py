@@ -36,9 +36,10 @@ TASKS = {  # name: (script, steps of each of the two trainings, flags)
                                           env_kwargs={"jobs": [3, 10], "machines": [3, 10]})),
     "cartpole": ("ppo_graph", 102_400, dict(env_id="CartPole-v1", num_envs=4, hidden_dims=(64, 64))),
     "framestack": ("ppo_framestack", 40_960, CARTPOLE),
-    "lstm": ("ppo_lstm_sparse", 40_960, CARTPOLE | dict(prev_action=True)),
-    "lstm_nodes": ("ppo_lstm_sparse", 24_576, dict(env_id="envs:GraphExplore-v0", num_envs=16, num_steps=64)),
-    "gtrxl": ("ppo_gtrxl", 20_480, CARTPOLE | dict(memory_length=50, num_layers=1, dim=64)),
+    "lstm": ("ppo_lstm_sparse", 40_960, CARTPOLE),
+    "lstm_nodes": ("ppo_lstm_sparse", 24_576, dict(env_id="envs:GraphExplore-v0", num_envs=16, num_steps=64,
+                                                update_epochs=4, prev_action=False)),
+    "gtrxl": ("ppo_gtrxl", 20_480, CARTPOLE | dict(memory_length=50, prev_action=False)),
 }
 NETWORKS_AND_ENVS = ["environments", "policy forward", "update forward", "loss", "backward", "optimizer, clipping"]
 

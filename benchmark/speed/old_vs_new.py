@@ -25,17 +25,18 @@ from common import commit_of, report, train
 from tqdm import tqdm
 
 CARTPOLE = "--env-id envs:StatelessCartPole-v1 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"
+MEMORY = "--num-envs 16 --update-epochs 4"  # the defaults of the memory scripts were others
 CASES = {  # name: (script, steps of a run, flags)
     "cartpole": ("ppo_graph", 65_536, "--env-id CartPole-v1 --hidden-dims 64 64"),  # CleanRL's defaults
     "poisson": ("ppo_graph", 32_768, "--env-id envs:PoissonGraph-v0 --num-envs 64 --gnn-layers 2"),
     "jobshop": ("ppo_graph", 24_576, "--env-id envs:JobShop-v0 --num-envs 64 --num-steps 64 --num-minibatches 8 "
                 "--update-epochs 3 --gamma 1 --env-kwargs {\"jobs\":[3,10],\"machines\":[3,10]}"),
     "framestack": ("ppo_framestack", 40_960, f"{CARTPOLE} --num-envs 8 --update-epochs 6"),
-    "lstm": ("ppo_lstm_sparse", 40_960, f"{CARTPOLE} --num-envs 16 --num-steps 32 --lstm-dim 64 --prev-action"),
-    "gtrxl": ("ppo_gtrxl", 32_768, f"{CARTPOLE} --num-envs 16 --num-steps 64 --num-minibatches 8 --memory-length 50 "
-              "--num-layers 1"),
-    "lstm_nodes": ("ppo_lstm_sparse", 24_576, "--env-id envs:GraphExplore-v0 --num-envs 16 --gnn-layers 1 "
-                   "--lstm-dim 64"),
+    "lstm": ("ppo_lstm_sparse", 40_960, f"{CARTPOLE} {MEMORY} --num-steps 32 --lstm-dim 64 --prev-action"),
+    "gtrxl": ("ppo_gtrxl", 32_768, f"{CARTPOLE} {MEMORY} --num-steps 64 --num-minibatches 8 --memory-length 50 "
+              "--num-layers 1 --no-prev-action"),
+    "lstm_nodes": ("ppo_lstm_sparse", 24_576, f"--env-id envs:GraphExplore-v0 {MEMORY} --gnn-layers 1 --lstm-dim 64 "
+                   "--no-prev-action"),
     "hidden": ("ppo_graph", 65_536, "--env-id CartPole-v1 --num-envs 8 --wrap hide:1,3"),
     "workers": ("ppo_graph", 32_768, "--env-id envs:PoissonGraph-v0 --num-envs 64 --gnn-layers 2 --num-workers 2"),
     "help": ("ppo_graph", 0, "--help"),

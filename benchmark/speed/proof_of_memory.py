@@ -19,7 +19,7 @@ import tyro
 from common import ROOT, Run, in_turns, report
 
 FLAGS = "--env-id pom_env:ProofofMemory-v0 --num-envs 16 --num-minibatches 8 --vf-coef 0.1 --ent-coef 0.001 " \
-        "--hidden-dims 64 --eval-episodes 0 --no-cuda"
+        "--update-epochs 4 --clip-vloss --no-prev-action --hidden-dims 64 --eval-episodes 0 --no-cuda"
 VARIANTS = {
     "4 layers of 64, 1 head, memory 16, as CleanRL's":
         "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3",

@@ -6,6 +6,8 @@ gym.register("GraphExplore-v0", entry_point=f"{__name__}.graph_explore:GraphExpl
 gym.register("JobShop-v0", entry_point=f"{__name__}.job_shop:JobShopEnv")
 gym.register("PoissonGraph-v0", entry_point=f"{__name__}.toy:PoissonGraphEnv")
 gym.register("BestOfSet-v0", entry_point=f"{__name__}.toy:BestOfSetEnv")
+gym.register("MatchGoal-v0", entry_point=f"{__name__}.toy:BestOfSetEnv",
+             kwargs={"key": "avail_actions", "max_size": 60, "uniform_sizes": True, "episode_length": 12})
 gym.register("PairNodes-v0", entry_point=f"{__name__}.toy:PairNodesEnv")
 gym.register("SkillGraph-v0", entry_point=f"{__name__}.toy:SkillGraphEnv")
 gym.register("StatelessCartPole-v1", entry_point=f"{__name__}.memory:StatelessCartPoleEnv", max_episode_steps=500)

@@ -2,6 +2,7 @@
 
 PoissonGraph-v0   choose the node with the most flagged in-neighbours; long-tailed graph sizes
 BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed set sizes
+MatchGoal-v0      the same with 1 to 60 `avail_actions`, all sizes as likely, and 12 steps an episode
 PairNodes-v0      choose a node, then the node that matches it; independent heads cannot solve it
 SkillGraph-v0     choose the node to which a mark points; which one is known from the reset options only
 
@@ -157,17 +158,17 @@ class BestOfSetEnv(gym.Env):
 
     Observation: {key: float32 [n, 4] in [-1, 1], a tuple of n arrays [4] with stack=False; "query": float32 [4];
     "action_mask": int8 [n]}. With key="avail_actions" every element is allowed and there is no mask. n is a rounded
-    lognormal, 1 to max_size: median 5, mean about 8, and 1 in 7% of the sets.
+    lognormal, 1 to max_size: median 5, mean about 8, and 1 in 7% of the sets; with uniform_sizes it is uniform.
     Action: the index of an element. Reward 1 for the best allowed element, otherwise 0: the optimal return is exactly
     `episode_length`. A fresh set is drawn at every step; the episode terminates after `episode_length` steps.
     Raises ValueError if key is not "set" or "avail_actions".
     """
 
-    def __init__(self, max_size=64, episode_length=1, stack=True, key="set", forbidden=0.2):
+    def __init__(self, max_size=64, episode_length=1, stack=True, key="set", forbidden=0.2, uniform_sizes=False):
         if key not in ("set", "avail_actions"):
             raise ValueError(f'key is "{key}"; choose "set" or "avail_actions"')
         self.max_size, self.episode_length, self.stack, self.key = max_size, episode_length, stack, key
-        self.forbidden = forbidden if key == "set" else 0.0
+        self.forbidden, self.uniform_sizes = forbidden if key == "set" else 0.0, uniform_sizes
         element = spaces.Box(-1, 1, (4,), np.float32)
         observation = {key: spaces.Sequence(element, stack=stack), "query": spaces.Box(-1, 1, (4,), np.float32)}
         if key == "set":
@@ -178,7 +179,10 @@ class BestOfSetEnv(gym.Env):
 
     def _draw_block(self):
         rng = self.np_random
-        sizes = (1 + rng.lognormal(1.5, 1.0, BLOCK).astype(np.int64)).clip(1, self.max_size)
+        if self.uniform_sizes:
+            sizes = rng.integers(1, self.max_size, BLOCK, endpoint=True)
+        else:
+            sizes = (1 + rng.lognormal(1.5, 1.0, BLOCK).astype(np.int64)).clip(1, self.max_size)
         starts = starts_of(sizes)
         self.elements = rng.uniform(-1, 1, (starts[-1], 4)).astype(np.float32)
         self.queries = rng.uniform(-1, 1, (BLOCK, 4)).astype(np.float32)

@@ -386,7 +386,7 @@ class Envs:
             if not (terminated or truncated):
                 self.observations[i] = self.flatten(i, obs)
                 continue
-            if not terminated:  # copied: the environment may write into it when it begins anew
+            if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.flatten(i, obs)]
             if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
                 whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
@@ -497,7 +497,7 @@ def select_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class Storage:
-    """Observations on `device` in the order in which they came: with N envs number t * N + i is step t of env i."""
+    """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
@@ -769,8 +769,10 @@ class Memory:
     with the observation. Row 0 is zero."""
 
     def __init__(self, agent: nn.Module, leaves: list[Leaf], num_envs: int, args, device: torch.device):
-        self.agent, self.device, self.num_envs = agent, device, num_envs
-        self.storage, self.size = Storage(leaves, device), 0
+        self.agent, self.device = agent, device
+        self.num_envs = num_envs
+        self.storage = Storage(leaves, device)
+        self.size = 0
         self.images = [k for k, leaf in enumerate(leaves) if key(leaf.path) in agent.cnns]
         self.encoder_learns = any(True for _ in agent.encoder.parameters())
         # The views: those on observations, on actions, on rewards
@@ -1067,9 +1069,9 @@ class ActionHead(nn.Module):
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.long().squeeze(1)]
         if part.kind == "categorical":
-            action = nn.functional.one_hot(action.squeeze(1), part.size)
+            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
 
@@ -1077,7 +1079,7 @@ class ActionHead(nn.Module):
 
 
 # --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments; without torchrun one that is alone ----
+# ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK, LOCAL_RANK, WORLD_SIZE = (int(os.environ.get(name, default)) for name, default in
                                 (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 
@@ -1137,12 +1139,8 @@ class Agent(nn.Module):
 
     def embed(self, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What views read of each action, [B, dim]: one-hot, numbers, or the chosen element."""
-        embedded = []
-        for part in self.head.parts:
-            column = action[:, part.columns]
-            column = column if part.kind == "normal" else column.long()
-            embedded.append(self.head.embed(part, column, elements, obs))
-        return torch.cat(embedded, 1)
+        return torch.cat([self.head.embed(part, action[:, part.columns], elements, obs)
+                          for part in self.head.parts], 1)
 
     def forward(self, views: Tensor, elements: dict[str, Tensor], obs: Obs,
                 action: Tensor | None = None, greedy: bool = False):

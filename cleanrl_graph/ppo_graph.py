@@ -376,7 +376,7 @@ class Envs:
             if not (terminated or truncated):
                 self.observations[i] = self.flatten(i, obs)
                 continue
-            if not terminated:  # copied: the environment may write into it when it begins anew
+            if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.flatten(i, obs)]
             if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
                 whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
@@ -487,7 +487,7 @@ def select_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class Storage:
-    """Observations on `device` in the order in which they came: with N envs number t * N + i is step t of env i."""
+    """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
@@ -903,9 +903,9 @@ class ActionHead(nn.Module):
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.long().squeeze(1)]
         if part.kind == "categorical":
-            action = nn.functional.one_hot(action.squeeze(1), part.size)
+            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
 
@@ -913,7 +913,7 @@ class ActionHead(nn.Module):
 
 
 # --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments; without torchrun one that is alone ----
+# ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK, LOCAL_RANK, WORLD_SIZE = (int(os.environ.get(name, default)) for name, default in
                                 (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 

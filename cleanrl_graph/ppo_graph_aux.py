@@ -398,7 +398,7 @@ class Envs:
             if not (terminated or truncated):
                 self.observations[i] = self.flatten(i, obs)
                 continue
-            if not terminated:  # copied: the environment may write into it when it begins anew
+            if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.flatten(i, obs)]
             if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
                 whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
@@ -509,7 +509,7 @@ def select_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class Storage:
-    """Observations on `device` in the order in which they came: with N envs number t * N + i is step t of env i."""
+    """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
@@ -925,9 +925,9 @@ class ActionHead(nn.Module):
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.long().squeeze(1)]
         if part.kind == "categorical":
-            action = nn.functional.one_hot(action.squeeze(1), part.size)
+            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
 
@@ -935,7 +935,7 @@ class ActionHead(nn.Module):
 
 
 # --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments; without torchrun one that is alone ----
+# ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK, LOCAL_RANK, WORLD_SIZE = (int(os.environ.get(name, default)) for name, default in
                                 (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 
@@ -1065,11 +1065,8 @@ class Prediction(nn.Module):
     def forward(self, agent: "Agent", obs: Obs, latent: Tensor, elements: dict[str, Tensor], actions: Tensor,
                 rows: Tensor, next_obs: Obs) -> Tensor:
         """`next_obs` are the observations after `rows` (int64 [K]) of the minibatch."""
-        inputs = [latent]
-        for part in agent.head.parts:
-            action = actions[:, part.columns]
-            inputs.append(agent.head.embed(part, action if part.kind == "normal" else action.long(), elements, obs))
-        predicted = self.net(torch.cat(inputs, 1)[rows])
+        seen = (agent.head.embed(part, actions[:, part.columns], elements, obs) for part in agent.head.parts)
+        predicted = self.net(torch.cat([latent, *seen], 1)[rows])
         with torch.no_grad():
             target = standardised(agent.encoder(next_obs)[0])
         return ((predicted - target) ** 2).sum() / max(target.numel(), 1)

@@ -396,7 +396,7 @@ class Envs:
             if not (terminated or truncated):
                 self.observations[i] = self.flatten(i, obs)
                 continue
-            if not terminated:  # copied: the environment may write into it when it begins anew
+            if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.flatten(i, obs)]
             if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
                 whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
@@ -507,7 +507,7 @@ def select_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class Storage:
-    """Observations on `device` in the order in which they came: with N envs number t * N + i is step t of env i."""
+    """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
@@ -980,7 +980,8 @@ class GTrXL(nn.Module):
             raise UsageError(f"--dim {dim}, --num-heads {num_heads}, --num-layers {num_layers}: at least 1 is needed, "
                              f"--dim a multiple of 2 x --num-heads; --memory-length {args.memory_length}: at least 0")
         self.layers = nn.ModuleList(GTrXLLayer(k, dim, num_heads, args.gate) for k in range(num_layers))
-        self.bf16, self.attention, self.head_dim = args.bf16, args.attention, dim // num_heads
+        self.bf16, self.attention = args.bf16, args.attention
+        self.head_dim = dim // num_heads
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         attend = attend_step if len(x) == 1 else attend_in_chunks
@@ -1165,9 +1166,9 @@ class ActionHead(nn.Module):
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.long().squeeze(1)]
         if part.kind == "categorical":
-            action = nn.functional.one_hot(action.squeeze(1), part.size)
+            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
 
@@ -1175,7 +1176,7 @@ class ActionHead(nn.Module):
 
 
 # --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments; without torchrun one that is alone ----
+# ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK, LOCAL_RANK, WORLD_SIZE = (int(os.environ.get(name, default)) for name, default in
                                 (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 
@@ -1215,7 +1216,7 @@ class Agent(nn.Module):
         self.seen = self.head.parts if args.prev_action else []  # by the next step
         dim = self.encoder.element_dim
         self.action_dim = sum(dim if part.kind == "choice" else part.size for part in self.seen)
-        # its random bias lets the size of small observations through the layer norms
+        # its bias lets the size of observations through the norms
         self.token = nn.Linear(self.encoder.dim + self.action_dim + args.prev_reward, args.dim)
 
     def forward(self, obs: Obs, past: Past, action: Tensor | None = None, greedy: bool = False):
@@ -1224,11 +1225,9 @@ class Agent(nn.Module):
         tokens = self.token(torch.cat([features, past.previous], 1)).view(*past.age.shape, -1)
         latent = self.gtrxl(tokens, past).flatten(0, 1)
         action, log_prob, entropy = self.head(self.actor(latent), elements, obs, action, greedy)
-        seen = [latent[:, :0]]
-        for part in self.seen:
-            a = action[:, part.columns]
-            seen.append(self.head.embed(part, a if part.kind == "normal" else a.long(), elements, obs))
-        return action, log_prob, entropy, self.critic(latent).squeeze(1), torch.cat(seen, 1)
+        seen = (self.head.embed(part, action[:, part.columns], elements, obs) for part in self.seen)
+        seen = torch.cat([latent[:, :0], *seen], 1)
+        return action, log_prob, entropy, self.critic(latent).squeeze(1), seen
 
 
 @torch.no_grad()
@@ -1381,7 +1380,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
-        v_scale = 1 + returns.var(correction=0)  # large returns must not rule the shared memory
+        v_scale = 1 + returns.var(correction=0)  # large returns must not rule
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []

@@ -1,11 +1,11 @@
 """PPO with an LSTM whose recurrent state is sparse and grows: one entry per node that the agent has ever seen.
 
     python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --wrap hide:1,3
-    python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --num-envs 16 --remember-edges
+    python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-reward
 
 Observations with the key `node_ids` (an integer per node or set element) have a memory per id: the LSTM runs on the
-nodes that are seen, and there is no entry for those that never were. Without ids there is one entry per environment:
+nodes that are seen; those that never were have no entry. Without ids there is one entry per environment:
 the ordinary LSTM. The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
 
 Rooms: those of ppo_graph.py and, after the encoder, the memory. `train` is the algorithm.
@@ -393,7 +393,7 @@ class Envs:
             if not (terminated or truncated):
                 self.observations[i] = self.flatten(i, obs)
                 continue
-            if not terminated:  # copied: the environment may write into it when it begins anew
+            if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.flatten(i, obs)]
             if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
                 whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
@@ -504,7 +504,7 @@ def select_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class Storage:
-    """Observations on `device` in the order in which they came: with N envs number t * N + i is step t of env i."""
+    """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
@@ -862,7 +862,8 @@ class SparseLSTM(nn.Module):
     def __init__(self, input_dim: int, per_node: bool, edge_rows: nn.Module | None, args):
         super().__init__()
         H, self.per_node, self.readout = args.lstm_dim, per_node, args.state_readout
-        self.lstm, self.dim = nn.LSTM(input_dim, H), H + per_node
+        self.lstm = nn.LSTM(input_dim, H)
+        self.dim = H + per_node
         for name, parameter in self.lstm.named_parameters():
             for gate in parameter.chunk(4):
                 nn.init.constant_(gate, 0) if "bias" in name else nn.init.orthogonal_(gate)
@@ -1185,9 +1186,9 @@ class ActionHead(nn.Module):
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.long().squeeze(1)]
         if part.kind == "categorical":
-            action = nn.functional.one_hot(action.squeeze(1), part.size)
+            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
 
@@ -1195,7 +1196,7 @@ class ActionHead(nn.Module):
 
 
 # --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments; without torchrun one that is alone ----
+# ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK, LOCAL_RANK, WORLD_SIZE = (int(os.environ.get(name, default)) for name, default in
                                 (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 
@@ -1241,15 +1242,17 @@ class Agent(nn.Module):
         self.group = id_group(leaves) if args.state_per_node else None
         element_dim = self.encoder.element_dim
         group = self.group if args.remember_edges else None
-        self.links, self.edges = self.encoder.links.get(group), self.encoder.edges.get(group)
+        self.links = self.encoder.links.get(group)
+        self.edges = self.encoder.edges.get(group)
         if args.remember_edges and self.links is None:
             raise UsageError("--remember-edges needs a graph and the key 'node_ids' in the observation")
         choice = choice_group(action_space, leaves, args.action_head)
         self.parts = parts_of(action_space, choice is not None) if args.prev_action else []
         self.action_dim = sum(element_dim if part.kind == "choice" else part.size for part in self.parts)
-        self.prev_reward, dim = args.prev_reward, element_dim if self.group else self.encoder.dim
+        self.prev_reward = args.prev_reward
+        dim = element_dim if self.group else self.encoder.dim
         edge_rows = self.edges and self.encoder.rows[key(self.edges)]
-        # its random bias lets the size of small observations through the layer norm
+        # its bias lets the size of observations through the norm
         layer = nn.Linear(dim + self.action_dim + args.prev_reward, element_dim)
         self.token = nn.Sequential(layer, nn.LayerNorm(element_dim))
         self.memory = SparseLSTM(element_dim, self.group is not None, edge_rows, args)
@@ -1271,11 +1274,8 @@ class Agent(nn.Module):
 
     def embed(self, action: Tensor, encoded: dict[str, Tensor], obs: Obs) -> Tensor:
         """The actions [B, columns] as the memory sees them at the next step, [B, action_dim]."""
-        columns = [action[:, :0].float()]
-        for part in self.parts:
-            chosen = action if part.kind == "normal" else action.long()
-            columns.append(self.head.embed(part, chosen[:, part.columns], encoded, obs))
-        return torch.cat(columns, 1)
+        columns = (self.head.embed(part, action[:, part.columns], encoded, obs) for part in self.parts)
+        return torch.cat([action[:, :0].float(), *columns], 1)
 
     def forward(self, inputs: Inputs, action: Tensor | None = None, greedy: bool = False):
         """(action [B, columns], log_prob [B], entropy [B], value [B], new state or None if T > 1)"""
@@ -1451,7 +1451,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
-        v_scale = 1 + returns.var(correction=0)  # large returns must not rule the shared memory
+        v_scale = 1 + returns.var(correction=0)  # large returns must not rule
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []

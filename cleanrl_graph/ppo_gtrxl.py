@@ -6,6 +6,7 @@
 Rooms: as in ppo_graph.py, and memory. A step attends to itself and to the `memory_length` steps before it of
 its own episode. Collection computes one step at a time and keeps its layer inputs, once. Training runs all
 steps of a rollout at once: keys and values are made anew, of the layer inputs before the rollout as well.
+The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
 
 Papers: GTrXL (Parisotto et al. 2019, arXiv:1910.06764), Transformer-XL (Dai et al. 2019, arXiv:1901.02860);
 those on PPO, encoder and heads stand in ppo_graph.py.

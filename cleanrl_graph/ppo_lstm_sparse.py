@@ -841,11 +841,11 @@ class Timeline:
         order = np.argsort(code, kind="stable")
         # rows in the order of entries and time
         self.row, self.at = order + 1, at[order]
-        is_head = np.diff(code[order], prepend=-1) != 0
-        self.entry = is_head.cumsum() - 1
-        self.before = np.where(is_head, 0, np.roll(self.row, 1))  # the row that the entry had before
+        changes = np.diff(code[order], prepend=-1, append=-1) != 0
+        self.entry = changes[:-1].cumsum() - 1
+        self.before = np.where(changes[:-1], 0, np.append(0, self.row)[:-1])  # the entry's row before
         # entries
-        last = order[np.diff(code[order], append=-1) != 0]
+        last = order[changes[1:]]
         self.code, self.last = code[last], last + 1
         self.keys, self.envs = keys[last], at[last] // self.T
         # events, and the sequences that they form

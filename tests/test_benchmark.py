@@ -379,9 +379,9 @@ def parses(command):
     return tyro.cli(script.Args, args=list(command[1:]), console_outputs=False)
 
 
-@pytest.mark.parametrize("script", ["async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack",
-                                    "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed",
-                                    "stateless_cartpole", "third_party"])
+@pytest.mark.parametrize("script", [
+    "async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack", "ppo_graph",
+    "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole", "third_party"])
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs exist."""
     copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"

@@ -1449,9 +1449,9 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             advantages[t] = lastgaelam = delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
             next_value = V[t]
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
+        v_scale = 1 + np.var(all_ranks(advantages + V))  # tames large returns
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
-        v_scale = 1 + returns.var(correction=0)  # large returns must not rule
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []

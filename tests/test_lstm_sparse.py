@@ -331,7 +331,8 @@ def lively(agent):
     """The same agent with logits of the size of those that were learned, so that differences show."""
     with torch.no_grad():
         for name, parameter in agent.head.named_parameters():
-            parameter.mul_(100 if name.endswith("weight") and not name.startswith("conditions") else 1)
+            small = name.startswith("heads") or name.startswith("choices") and ".1." in name  # those begin at 0.01
+            parameter.mul_(100 if small and name.endswith("weight") else 1)
     return agent
 
 

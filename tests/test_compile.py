@@ -1,0 +1,236 @@
+"""X4: ppo_graph_compile.py, whose batches are filled up to few sizes, computes what ppo_graph.py computes."""
+
+import dataclasses
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import ppo_graph
+import ppo_graph_compile as script
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import OBSERVATIONS, command, observation_spaces, run, sample, small_args, stored, vector, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppo_graph import Ragged
+from test_main import LOGGED
+from torch_geometric.data import Batch, Data
+
+CPU = torch.device("cpu")
+NONE = {"compile_mode": "none"}
+TASKS = {  # of every kind of head, with leaves that are empty now and then
+    "vector": dict(env_id="CartPole-v1"),
+    "graph": dict(env_id="envs:PoissonGraph-v0", gnn_layers=1),
+    "nodes": dict(env_id="Random-v0", env_kwargs={"observation": "graph_edges", "head": "nodes"}, norm_obs=True),
+    "pair": dict(env_id="envs:PairNodes-v0", autoregressive=True),
+    "avail_actions": dict(env_id="Random-v0", env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
+    "masked": dict(env_id="Random-v0", env_kwargs={"observation": "graph_categories", "head": "mask"}),
+    "mixed": dict(env_id="Random-v0", env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True),
+    "job_shop": dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": [2, 4], "machines": 3}, num_minibatches=5),
+}
+
+
+def filled(obs, leaves):
+    return script.Buckets(leaves, CPU).fill(obs)
+
+
+# ---- Buckets ----
+def test_bucket():
+    """X4: 8 sizes per octave, never less than what came in and less than an eighth more."""
+    sizes = [script.bucket(num) for num in range(5000)]
+    assert sizes[:20] == [*range(17), 18, 18, 20]
+    assert all(num <= size < num * 1.125 for num, size in enumerate(sizes) if num)
+    assert all(script.bucket(size) == size for size in sizes)
+    for k in range(3, 12):
+        assert len({size for size in sizes if 2**k < size <= 2**(k + 1)}) == 8
+
+
+def test_waste():
+    """X4: spare rows are less than 15% of the rows wherever there are at least 8, and there is one at least."""
+    rows = np.arange(8, 100_000)
+    spare = np.array([script.bucket(int(num) + 1) - num for num in rows])
+    assert spare.min() == 1 and (spare / rows).max() < 0.15 and (spare / (rows + spare)).max() < 0.125
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), min_size=1, max_size=9), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
+    """X4: what PyG's Batch makes of the graphs and one at the end whose nodes have loops; empty graphs and batches
+    included."""
+    rng, space = np.random.default_rng(seed), spaces.Dict(
+        g=spaces.Graph(vector(2), vector(1)), action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True))
+    graphs = [spaces.GraphInstance(rng.random((n, 2), np.float32), rng.random((e * (n > 0), 1), np.float32),
+                                   rng.integers(max(n, 1), size=(e * (n > 0), 2))) for n, e in sizes]
+    graphs = [graph for graph in graphs if len(graph.nodes)] or [space["g"].sample()]
+    masks = [rng.permutation(np.arange(len(graph.nodes)) < 1).astype(np.int8) for graph in graphs]
+    storage, leaves = stored(space, [[{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]],
+                             action_space=spaces.Discrete(99))
+    obs = filled(storage.batch(storage.whole()), leaves)
+    num_nodes, num_edges = (sum(len(part) for part in parts) for parts in (masks, [g.edges for g in graphs]))
+    nodes, edges = (script.bucket(max(num + 1, 2)) - num for num in (num_nodes, num_edges))
+    loops = torch.arange(edges) % nodes
+    data = [Data(x=torch.tensor(x), edge_attr=torch.tensor(e), edge_index=torch.tensor(links).T, mask=torch.tensor(m))
+            for (x, e, links), m in zip(graphs, masks)]
+    data.append(Data(x=torch.zeros(nodes, 2), edge_attr=torch.zeros(edges, 1), edge_index=torch.stack([loops, loops]),
+                     mask=torch.ones(nodes, dtype=torch.int8)))
+    batch = Batch.from_data_list(data)
+    for path, values in (("g.nodes", batch.x), ("g.edges", batch.edge_attr), ("g.edge_links", batch.edge_index.T),
+                         ("action_mask", batch.mask)):
+        assert torch.equal(obs[path].values, values) and obs[path].values.dtype == values.dtype, path
+    for path in ("g.nodes", "action_mask"):
+        assert torch.equal(obs[path].ptr, batch.ptr) and torch.equal(obs[path].batch, batch.batch)
+    assert torch.equal(obs["g.edge_links"].batch, batch.batch[batch.edge_index[0]])
+    assert obs["g.edges"].ptr.tolist() == [0, *np.cumsum([d.num_edges for d in data])]
+
+
+@given(observation_spaces, st.integers(1, 5), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_fill_any_space(space, num, seed):
+    """X4: the rows that came in stand first, unchanged, and those of a group have a size of few; without ragged leaves
+    nothing changes."""
+    rng = np.random.default_rng(seed)
+    storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
+    obs, buckets = storage.batch(storage.whole()), script.Buckets(leaves, CPU)
+    result = buckets.fill(obs)
+    assert list(result) == list(obs)
+    if not any(leaf.group for leaf in leaves):
+        assert result is obs and buckets.stats() == {"charts/batch_sizes": 0, "charts/spare_rows": 0}
+        return
+    for leaf in leaves:
+        old, new = obs[leaf.path], result[leaf.path]
+        if leaf.group:
+            assert torch.equal(new.ptr[:-1], old.ptr) and torch.equal(new.batch[:len(old.batch)], old.batch)
+            assert len(new.ptr) == num + 2 and new.ptr[-1] == len(new.values) == len(new.batch)
+            assert set(new.batch[len(old.batch):].tolist()) == {num}
+            assert len(new.values) == script.bucket(len(new.values)) > max(len(old.values), 1)
+            old, new = old.values, new.values
+        else:
+            assert len(new) == num + 1
+        assert torch.equal(new[:len(old)], old) and new.dtype == old.dtype
+    assert buckets.stats()["charts/batch_sizes"] == 1
+
+
+# ---- The same results ----
+def losses(space, observations, action_space, **flags):
+    """(loss, logs, gradients) of the same weights and rollout by ppo_graph's agent on the batch as it is, and by the
+    script's loss on the filled one."""
+    storage, leaves = stored(space, [observations], action_space=action_space)
+    args = small_args(script, autoregressive=True, **NONE | flags)
+    agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
+    action, log_prob, entropy, value = agent(obs)
+    rollout = torch.stack([log_prob + 0.1 * torch.randn(len(action)), value + torch.randn(len(action)),
+                           torch.randn(len(action)), torch.randn(len(action))], 1).detach()
+    for inputs in (obs, filled(obs, leaves)):
+        agent.zero_grad()
+        if inputs is obs:
+            spare, script.Ragged = script.Ragged, type(None)  # no spare observation is cut off
+        loss, logs = script.ppo_loss(agent, args, inputs, action, rollout)
+        if inputs is obs:
+            script.Ragged = spare
+        loss.backward()
+        yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
+
+
+def mask_of(num):
+    return spaces.Sequence(spaces.Box(0, 1, (num,), np.int8), stack=True)
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_spare_rows_change_nothing(kind):
+    """X4: loss and gradients are those of the batch as it is, for all observations, empty ones included."""
+    rng = np.random.default_rng(0)
+    observations = [sample(OBSERVATIONS[kind], rng, lambda rng: rng.choice([0, 1, 5, 40])) for _ in range(7)]
+    action_space = spaces.Dict(a=spaces.Discrete(3), b=vector(2), c=spaces.MultiBinary(2))
+    (one, logs, grads), (two, other, others) = losses(OBSERVATIONS[kind], observations, action_space)
+    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, others[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gnn", ["gine", "gatv2", "transformer", "sage"])
+def test_spare_rows_change_no_choice(gnn):
+    """X4: the same where actions choose nodes, under masks, and for all layers."""
+    rng, space = np.random.default_rng(1), spaces.Dict(g=spaces.Graph(vector(2), vector(1)), action_mask=mask_of(2))
+    observations = []
+    for n in (1, 6, 2, 17):
+        mask = rng.integers(0, 2, (n, 2)).astype(np.int8)
+        mask[rng.integers(n)] = 1
+        links = rng.integers(n, size=(2 * n - 2, 2))
+        graph = spaces.GraphInstance(rng.random((n, 2), np.float32), rng.random((2 * n - 2, 1), np.float32), links)
+        observations.append({"g": graph, "action_mask": mask})
+    (one, logs, grads), (two, other, others) = losses(space, observations, spaces.Tuple([spaces.Discrete(99)] * 2), gnn=gnn)
+    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, others[name], atol=1e-6, rtol=1e-4)
+
+
+def greedy(monkeypatch):
+    """Actions are the most probable ones, so that runs which draw other random numbers have the same rollouts."""
+    for module in (ppo_graph, script):
+        monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
+        monkeypatch.setattr(module, "Normal", Certain)
+
+
+class Certain(torch.distributions.Normal):
+    def sample(self, shape=()):
+        return self.mean.detach()
+
+
+def assert_same_run(one, two):
+    """Two runs logged the same and have the same weights, within float32."""
+    for tag, values in one.scalars.items():
+        if tag != "charts/SPS":
+            assert [at for at, _ in values] == [at for at, _ in two.scalars[tag]], tag
+            expected, result = ([value for _, value in scalars] for scalars in (values, two.scalars[tag]))
+            assert result == pytest.approx(expected, abs=2e-4, rel=1e-3), tag
+    assert list(weights(one.folder)) == list(weights(two.folder))
+    for name, value in weights(one.folder).items():
+        torch.testing.assert_close(value, weights(two.folder)[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
+    """X2, X4: without the compiler a run logs what ppo_graph.py logs and ends with its weights; collection and training
+    agree, and spare rows are few."""
+    if name != "vector":  # where nothing is filled up the random numbers are the same
+        greedy(monkeypatch)
+    one = run(tmp_path / "one", save_model=True, **TASKS[name])
+    two = run(tmp_path / "two", script, save_model=True, **NONE | TASKS[name])
+    assert_same_run(one, two)
+    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-5
+    assert {value for _, value in two.scalars["charts/compilations"]} == {two.scalars["charts/compilations"][0][1]}
+    assert two.scalars["charts/spare_rows"][-1][1] < 0.15
+
+
+def test_log(tmp_path):
+    """What is logged beside ppo_graph.py's scalars."""
+    log = run(tmp_path, script, **NONE | TASKS["graph"]).scalars
+    assert set(LOGGED) < set(log)
+    assert set(log) - set(LOGGED) - {"charts/episodic_return", "charts/episodic_length"} == {
+        "charts/batch_sizes", "charts/spare_rows", "charts/compilations"}
+
+
+def test_models_of_both_scripts(tmp_path):
+    """X4: model.pt of either is loaded and played by the other, with the same returns."""
+    flags = TASKS["job_shop"] | dict(eval_episodes=3)
+    first = run(tmp_path / "a", script, save_model=True, **NONE | flags)
+    assert not [name for name in weights(first.folder) if "_orig_mod" in name]
+    more = dict(load_model=str(first.folder / "model.pt"), total_timesteps=0, save_model=True)
+    second = run(tmp_path / "b", **flags | more)
+    more["load_model"] = str(second.folder / "model.pt")
+    third = run(tmp_path / "c", script, **NONE | flags | more)
+    assert [row["return"] for row in first.rows] == [row["return"] for row in second.rows] \
+        == [row["return"] for row in third.rows]
+    assert dataclasses.asdict(script.Args(**torch.load(first.folder / "model.pt", weights_only=True)["args"]))
+
+
+def test_no_silent_fallback(tmp_path, monkeypatch):
+    """X4: a mode that is not for this device, and what cannot be compiled, end the run with a sentence."""
+    code, _, err = command("--compile-mode", "reduce-overhead", "--env-id", "CartPole-v1", "--no-cuda", script=script,
+                           cwd=tmp_path)
+    assert code == 1 and "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU" in err
+    with pytest.raises(SystemExit):
+        command("--compile-mode", "fast", script=script, cwd=tmp_path)

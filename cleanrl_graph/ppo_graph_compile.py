@@ -1009,7 +1009,8 @@ def compiled(function: Callable, mode: str, ragged: bool) -> Callable:
         try:
             return fast(*inputs)
         except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as error:
-            raise UsageError(f"{error}\n--compile-mode {mode}: this cannot be compiled; none runs it as it is") from error
+            sentence = f"--compile-mode {mode}: this cannot be compiled; --compile-mode none runs it as it is"
+            raise UsageError(f"{error}\n{sentence}") from None
 
     return call
 
@@ -1089,12 +1090,11 @@ LOGGED = ("losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/o
           "losses/clipfrac", "debug/collection_mismatch", "losses/grad_norm")
 
 
-def ppo_loss(agent: Agent, args: Args, obs: Obs, actions: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
+def ppo_loss(agent: Agent, args: Args, spare: int, obs: Obs, actions: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) of B observations, and what is logged of it,
-    [7]. `rollout` [B, 4]: log-probabilities, values, advantages, returns. What the spare observation gives is cut off,
-    so its gradient is zero."""
+    [7]. `rollout` [B, 4]: log-probabilities, values, advantages, returns. What the `spare` observations at the end give
+    is cut off, so their gradient is zero."""
     log_probs, values, mb_advantages, returns = rollout.unbind(1)
-    spare = int(any(isinstance(leaf, Ragged) for leaf in obs.values()))
     outputs = agent(obs, nn.functional.pad(actions, (0, 0, 0, spare)))
     _, new_log_prob, entropy, new_value = (output[:len(actions)] for output in outputs)
     logratio = new_log_prob - log_probs
@@ -1166,7 +1166,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     if mode == "reduce-overhead" and device.type == "cpu":
         raise UsageError("--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU")
     policy = compiled(agent, mode, buckets.spare > 0)
-    loss_of = compiled(partial(ppo_loss, agent, args), mode, buckets.spare > 0)
+    loss_of = compiled(partial(ppo_loss, agent, args, buckets.spare), mode, buckets.spare > 0)
     if args.load_model:
         load = lambda file: agent.load_state_dict(torch.load(file, map_location=device, weights_only=True)["model"])
         guarded(f"--load-model {args.load_model}", partial(load, args.load_model))

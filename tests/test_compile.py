@@ -1,9 +1,7 @@
 """X4: ppo_graph_compile.py, whose batches are filled up to few sizes, computes what ppo_graph.py computes."""
 
 import dataclasses
-from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import ppo_graph
 import ppo_graph_compile as script
@@ -13,7 +11,6 @@ from gymnasium import spaces
 from helpers import OBSERVATIONS, command, observation_spaces, run, sample, small_args, stored, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ppo_graph import Ragged
 from test_main import LOGGED
 from torch_geometric.data import Batch, Data
 
@@ -29,10 +26,6 @@ TASKS = {  # of every kind of head, with leaves that are empty now and then
     "mixed": dict(env_id="Random-v0", env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True),
     "job_shop": dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": [2, 4], "machines": 3}, num_minibatches=5),
 }
-
-
-def filled(obs, leaves):
-    return script.Buckets(leaves, CPU).fill(obs)
 
 
 # ---- Buckets ----
@@ -66,7 +59,7 @@ def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
     masks = [rng.permutation(np.arange(len(graph.nodes)) < 1).astype(np.int8) for graph in graphs]
     storage, leaves = stored(space, [[{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]],
                              action_space=spaces.Discrete(99))
-    obs = filled(storage.batch(storage.whole()), leaves)
+    obs = script.Buckets(leaves, CPU).fill(storage.batch(storage.whole()))
     num_nodes, num_edges = (sum(len(part) for part in parts) for parts in (masks, [g.edges for g in graphs]))
     nodes, edges = (script.bucket(max(num + 1, 2)) - num for num in (num_nodes, num_edges))
     loops = torch.arange(edges) % nodes
@@ -121,13 +114,10 @@ def losses(space, observations, action_space, **flags):
     action, log_prob, entropy, value = agent(obs)
     rollout = torch.stack([log_prob + 0.1 * torch.randn(len(action)), value + torch.randn(len(action)),
                            torch.randn(len(action)), torch.randn(len(action))], 1).detach()
-    for inputs in (obs, filled(obs, leaves)):
+    buckets = script.Buckets(leaves, CPU)
+    for inputs, spare in ((obs, 0), (buckets.fill(obs), buckets.spare)):
         agent.zero_grad()
-        if inputs is obs:
-            spare, script.Ragged = script.Ragged, type(None)  # no spare observation is cut off
-        loss, logs = script.ppo_loss(agent, args, inputs, action, rollout)
-        if inputs is obs:
-            script.Ragged = spare
+        loss, logs = script.ppo_loss(agent, args, spare, inputs, action, rollout)
         loss.backward()
         yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
 
@@ -160,7 +150,8 @@ def test_spare_rows_change_no_choice(gnn):
         links = rng.integers(n, size=(2 * n - 2, 2))
         graph = spaces.GraphInstance(rng.random((n, 2), np.float32), rng.random((2 * n - 2, 1), np.float32), links)
         observations.append({"g": graph, "action_mask": mask})
-    (one, logs, grads), (two, other, others) = losses(space, observations, spaces.Tuple([spaces.Discrete(99)] * 2), gnn=gnn)
+    action_space = spaces.Tuple([spaces.Discrete(99)] * 2)
+    (one, logs, grads), (two, other, others) = losses(space, observations, action_space, gnn=gnn)
     torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
     for name, grad in grads.items():
@@ -171,12 +162,8 @@ def greedy(monkeypatch):
     """Actions are the most probable ones, so that runs which draw other random numbers have the same rollouts."""
     for module in (ppo_graph, script):
         monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
-        monkeypatch.setattr(module, "Normal", Certain)
-
-
-class Certain(torch.distributions.Normal):
-    def sample(self, shape=()):
-        return self.mean.detach()
+        monkeypatch.setattr(module.Bernoulli, "sample", lambda self, shape=(): self.mode)
+        monkeypatch.setattr(module.Normal, "sample", lambda self, shape=(): self.mode.detach())
 
 
 def assert_same_run(one, two):

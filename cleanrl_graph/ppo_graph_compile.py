@@ -1236,7 +1236,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 optimizer.step()
                 optimizer.zero_grad()
                 logs.append(torch.cat([stats, grad_norm[None]]))
-            if args.target_kl is not None and np.mean(all_ranks(stats[4].item())) > args.target_kl:
+            if args.target_kl is not None and np.mean(all_ranks(stats[LOGGED.index("losses/approx_kl")].item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, which must see what collection saw
             agent.encoder.observe(storage.gather(np.arange(args.batch_size)))

@@ -221,3 +221,32 @@ def test_no_silent_fallback(tmp_path, monkeypatch):
     assert code == 1 and "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU" in err
     with pytest.raises(SystemExit):
         command("--compile-mode", "fast", script=script, cwd=tmp_path)
+
+
+# ---- Compiled ----
+def traced(monkeypatch):
+    """torch.compile makes its graphs of forward and backward, as ever, but they are run without being compiled."""
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, mode, **how: compile(
+        function, backend="aot_eager_decomp_partition", **how))
+    torch._dynamo.reset()
+
+
+def compilations(result):
+    """The number of graphs at the end of a run, and before its last update."""
+    return [value for _, value in result.scalars["charts/compilations"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_one_graph_for_all_sizes(name, tmp_path, monkeypatch):
+    """X2, X4: policy step and loss are traced without a break, once for all sizes; the run logs what ppo_graph.py logs."""
+    traced(monkeypatch)
+    if name != "vector":
+        greedy(monkeypatch)
+    before = script.num_compilations()
+    one = run(tmp_path / "one", save_model=True, **TASKS[name])
+    two = run(tmp_path / "two", script, save_model=True, **TASKS[name] | {"compile_mode": "auto"})
+    assert_same_run(one, two)
+    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-5
+    assert compilations(two)[-1] - before <= 3, compilations(two)

@@ -1,20 +1,23 @@
 """PPO whose networks are compiled, and on CUDA captured: ppo_graph.py on batches of few sizes.
 
-    python cleanrl_graph/ppo_graph_compile.py --env-id envs:PoissonGraph-v0 --num-envs 64 --total-timesteps 200000
+    python cleanrl_graph/ppo_graph_compile.py --env-id envs:PoissonGraph-v0 --num-envs 64
     python cleanrl_graph/ppo_graph_compile.py --env-id CartPole-v1 --compile-mode none
 
-`diff ppo_graph.py ppo_graph_compile.py` shows the idea: a room "buckets", and a loss that is a function. Two things are
-compiled, each as one graph without breaks: a step of the policy (encoder, heads, sampling), and the loss of a minibatch
-with its gradients. On CUDA both are captured as CUDA graphs (mode reduce-overhead), one launch instead of hundreds. The
-optimizer, what happens once per update (V of the last observations, statistics of --norm-obs), the index arithmetic of
-the storage and the evaluation run as in ppo_graph.py.
+`diff ppo_graph.py ppo_graph_compile.py` shows the idea: a room "buckets", and the loss as a function.
 
-Ragged batches hardly ever have the same number of rows twice. So the total of each group of rows is rounded up to one
-of 8 sizes per octave, and the spare rows, less than 1/8, belong to one more observation at the end of the batch, on
-which no result depends: nothing is padded per graph. The code is compiled once for all sizes (dynamic shapes); a CUDA
-graph is captured for each size that occurs. Flags, weights and model.pt are those of ppo_graph.py.
+Compiled are a step of the policy (encoder, heads, sampling) and the loss of a minibatch with its
+gradients, each as one graph without breaks. On CUDA both are captured (mode reduce-overhead): one
+launch instead of hundreds. The optimizer, the index arithmetic of the storage, what happens once per
+update (V of the last observations, statistics of --norm-obs) and the evaluation run as in ppo_graph.py.
 
-What cannot be compiled, or not captured, is an error: there is no fallback.
+Ragged batches hardly ever have the same number of rows twice. So the total of each group of rows is
+rounded up to one of 8 sizes per octave, and the spare rows, less than 1/8, belong to one more
+observation at the end of the batch, on which no result depends: nothing is padded per graph. The code
+is compiled once for all sizes (dynamic shapes); a CUDA graph is captured for each size that occurs.
+
+What cannot be compiled, or not captured, is an error: there is no fallback. (--gnn gatv2 leaves out
+loops in the data, a number that only the device knows: on CUDA it needs --compile-mode default.)
+Flags, weights and model.pt are those of ppo_graph.py.
 """
 
 import contextlib
@@ -952,12 +955,14 @@ def bucket(num: int) -> int:
 
 
 class Buckets:
-    """Fills batches up. Where there are ragged leaves one more observation stands at the end; it owns the spare rows,
-    at least one per group, that make the number of rows a bucket of at least 2 (0 and 1 would be compiled anew)."""
+    """Fills batches up. Where there are ragged leaves one more observation stands at the end. It owns the
+    spare rows, at least one per group, that make their number a bucket, and at least 2: torch.compile
+    makes other code for 0 and 1."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
-        self.leaves, self.rows, self.sizes, self.num, self.num_spare = leaves, {}, set(), 0, 0
+        self.leaves, self.rows = leaves, {}
         self.spare = int(any(leaf.group for leaf in leaves))  # observations that are added
+        self.sizes, self.num, self.num_spare = set(), 0, 0
         for leaf in leaves:  # a spare row: the first category, an action that is allowed, or zeros
             start = leaf.space.start if leaf.kind in ("discrete", "multidiscrete") else 0
             value = np.full(leaf.shape, 1 if leaf.path == "action_mask" else start, leaf.dtype)
@@ -969,18 +974,22 @@ class Buckets:
         if not num:
             return obs
         spare = {group: bucket(max(n + 1, 2)) - n for group, n in num.items()}
-        self.num, self.num_spare = self.num + sum(num.values()), self.num_spare + sum(spare.values())
+        self.num += sum(num.values())
+        self.num_spare += sum(spare.values())
         filled, index = {}, {}
         for leaf in self.leaves:
-            values, row, more = obs[leaf.path], self.rows[leaf.path], spare.get(leaf.group, 1)
+            values, row = obs[leaf.path], self.rows[leaf.path]
+            more = spare.get(leaf.group, 1)
             if leaf.group:
                 values, ptr, batch = values
-                if leaf.group not in index:
-                    index[leaf.group] = (nn.functional.pad(ptr, (0, 1), value=len(values) + more),
-                                         nn.functional.pad(batch, (0, more), value=len(ptr) - 1))
+                if leaf.group not in index:  # as in Storage, one for all leaves of the group
+                    ptr = nn.functional.pad(ptr, (0, 1), value=len(values) + more)
+                    batch = nn.functional.pad(batch, (0, more), value=len(ptr) - 2)
+                    index[leaf.group] = ptr, batch
             if leaf.kind == "links":
                 nodes = leaf.path.removesuffix("edge_links") + "nodes"
-                row = (torch.arange(more, device=values.device) % spare[nodes] + num[nodes])[:, None]
+                node = torch.arange(more, device=values.device) % spare[nodes]
+                row = (node + num[nodes])[:, None]
             values = torch.cat([values, row.expand(more, *leaf.shape)])
             filled[leaf.path] = Ragged(values, *index[leaf.group]) if leaf.group else values
         self.sizes.add(tuple((len(ptr), len(batch)) for ptr, batch in index.values()))
@@ -988,8 +997,8 @@ class Buckets:
 
     def stats(self) -> dict[str, float]:
         """Sizes of batches so far, each of which CUDA captures once, and the share of spare rows."""
-        return {"charts/batch_sizes": len(self.sizes),
-                "charts/spare_rows": self.num_spare / max(self.num + self.num_spare, 1)}
+        share = self.num_spare / max(self.num + self.num_spare, 1)
+        return {"charts/batch_sizes": len(self.sizes), "charts/spare_rows": share}
 
 
 def compiled(function: Callable, mode: str, ragged: bool) -> Callable:
@@ -999,9 +1008,9 @@ def compiled(function: Callable, mode: str, ragged: bool) -> Callable:
     import torch._inductor.config as inductor
     from torch._dynamo import exc
 
-    inductor.fallback_random = True  # torch's own random numbers, as without compilation: never 0, never infinite
+    inductor.fallback_random = True  # torch's own, as without compilation: exponentials > 0 and finite
     inductor.triton.cudagraph_or_error = mode == "reduce-overhead"
-    inductor.triton.cudagraph_dynamic_shape_warn_limit = None  # the sizes are few, and logged
+    inductor.triton.cudagraph_dynamic_shape_warn_limit = None  # sizes are few, and logged
     fast = torch.compile(function, mode=mode, fullgraph=True, dynamic=ragged or None)
 
     def call(*inputs):
@@ -1009,8 +1018,8 @@ def compiled(function: Callable, mode: str, ragged: bool) -> Callable:
         try:
             return fast(*inputs)
         except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as error:
-            sentence = f"--compile-mode {mode}: this cannot be compiled; --compile-mode none runs it as it is"
-            raise UsageError(f"{error}\n{sentence}") from None
+            how = f"--compile-mode {mode}: this cannot be compiled; --compile-mode none runs it as it is"
+            raise UsageError(f"{error}\n{how}") from None
 
     return call
 
@@ -1090,10 +1099,11 @@ LOGGED = ("losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/o
           "losses/clipfrac", "debug/collection_mismatch", "losses/grad_norm")
 
 
-def ppo_loss(agent: Agent, args: Args, spare: int, obs: Obs, actions: Tensor, rollout: Tensor) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) of B observations, and what is logged of it,
-    [7]. `rollout` [B, 4]: log-probabilities, values, advantages, returns. What the `spare` observations at the end give
-    is cut off, so their gradient is zero."""
+def ppo_loss(agent: Agent, args: Args, spare: int, obs: Obs, actions: Tensor,
+             rollout: Tensor) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) of B observations, and what is
+    logged of it, [7]. `rollout` [B, 4] has log-probabilities, values, advantages and returns. What the
+    `spare` observations at the end give is cut off, so their gradient is zero."""
     log_probs, values, mb_advantages, returns = rollout.unbind(1)
     outputs = agent(obs, nn.functional.pad(actions, (0, 0, 0, spare)))
     _, new_log_prob, entropy, new_value = (output[:len(actions)] for output in outputs)
@@ -1236,7 +1246,8 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 optimizer.step()
                 optimizer.zero_grad()
                 logs.append(torch.cat([stats, grad_norm[None]]))
-            if args.target_kl is not None and np.mean(all_ranks(stats[LOGGED.index("losses/approx_kl")].item())) > args.target_kl:
+            approx_kl = stats[LOGGED.index("losses/approx_kl")]
+            if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, which must see what collection saw
             agent.encoder.observe(storage.gather(np.arange(args.batch_size)))

@@ -12,6 +12,8 @@ from helpers import OBSERVATIONS, command, observation_spaces, run, sample, smal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_main import LOGGED
+from test_ranks import train_ranks
+from test_reliability import begun_earlier, folder_of, train
 from torch_geometric.data import Batch, Data
 
 CPU = torch.device("cpu")
@@ -214,15 +216,13 @@ def test_models_of_both_scripts(tmp_path):
     assert dataclasses.asdict(script.Args(**torch.load(first.folder / "model.pt", weights_only=True)["args"]))
 
 
-def test_no_silent_fallback(tmp_path, monkeypatch):
-    """X4: a mode that is not for this device, and what cannot be compiled, end the run with a sentence."""
-    code, _, err = command("--compile-mode", "reduce-overhead", "--env-id", "CartPole-v1", "--no-cuda", script=script,
-                           cwd=tmp_path)
+def test_modes(tmp_path):
+    """X4: a mode that is not for this device ends the run with a sentence."""
+    flags = ["--env-id", "CartPole-v1", "--no-cuda", "--compile-mode"]
+    code, _, err = command(*flags, "reduce-overhead", script=script, cwd=tmp_path)
     assert code == 1 and "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU" in err
-    with pytest.raises(SystemExit):
-        command("--compile-mode", "fast", script=script, cwd=tmp_path)
-
-
+    code, *_ = command(*flags, "fast", script=script, cwd=tmp_path)
+    assert code == 2
 # ---- Compiled ----
 def traced(monkeypatch):
     """torch.compile makes its graphs of forward and backward, as ever, but they are run without being compiled."""
@@ -232,21 +232,84 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-def compilations(result):
-    """The number of graphs at the end of a run, and before its last update."""
-    return [value for _, value in result.scalars["charts/compilations"]]
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """An empty folder for what the compiler makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        torch._dynamo.reset()
+        yield
+
+
+def assert_compiled(result, num_before, most=2):
+    """Policy step and loss were compiled once each, at least in the last update nothing was; X2 holds."""
+    made = [value for _, value in result.scalars["charts/compilations"]]
+    assert num_before < made[0] == made[-1] <= num_before + most, (num_before, made)
+    assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TASKS)
-def test_one_graph_for_all_sizes(name, tmp_path, monkeypatch):
-    """X2, X4: policy step and loss are traced without a break, once for all sizes; the run logs what ppo_graph.py logs."""
-    traced(monkeypatch)
-    if name != "vector":
-        greedy(monkeypatch)
-    before = script.num_compilations()
-    one = run(tmp_path / "one", save_model=True, **TASKS[name])
-    two = run(tmp_path / "two", script, save_model=True, **TASKS[name] | {"compile_mode": "auto"})
+@pytest.mark.parametrize("name", ["vector", "nodes"])
+def test_compiled(name, tmp_path, cache):
+    """X2, X4: by the compiler of the CPU a run logs what it logs without, random numbers included, and its weights have
+    ppo_graph.py's names."""
+    flags, before = dict(save_model=True, gnn_layers=1) | TASKS[name], script.num_compilations()
+    one = run(tmp_path / "one", script, **NONE | flags)
+    two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     assert_same_run(one, two)
-    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-5
-    assert compilations(two)[-1] - before <= 3, compilations(two)
+    assert_compiled(two, before)
+    assert not [name for name in weights(two.folder) if "_orig_mod" in name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [TASKS["pair"], TASKS["mixed"], TASKS["graph"] | {"gnn": "gatv2"}],
+                         ids=["pair", "mixed", "gatv2"])
+def test_one_graph_for_all_sizes(flags, tmp_path, monkeypatch):
+    """X2, X4: policy step and loss are traced without a break, once for all sizes; the run logs what ppo_graph.py
+    logs."""
+    traced(monkeypatch)
+    greedy(monkeypatch)
+    before = script.num_compilations()
+    one = run(tmp_path / "one", save_model=True, **flags)
+    two = run(tmp_path / "two", script, save_model=True, **flags | {"compile_mode": "auto"})
+    assert_same_run(one, two)
+    assert_compiled(two, before)
+
+
+@pytest.mark.slow
+def test_no_silent_fallback(tmp_path, monkeypatch):
+    """X4: what cannot be compiled ends the run with a sentence."""
+    head = script.ActionHead.forward
+    monkeypatch.setattr(script.ActionHead, "forward", lambda *args: print() or head(*args))  # breaks the graph
+    with pytest.raises(script.UsageError, match="(?s)print.*--compile-mode default: this cannot be compiled; --comp"):
+        run(tmp_path, script, env_id="CartPole-v1", compile_mode="default")
+
+
+@pytest.mark.slow
+def test_resume_and_workers(tmp_path, monkeypatch):
+    """X3: a run that was stopped and goes on ends with the weights of a whole one, bit by bit; with worker processes,
+    too, and --norm-obs."""
+    traced(monkeypatch)
+    flags = dict(compile_mode="auto", env_id="Random-v0", env_kwargs={"observation": "vector"}, norm_obs=True)
+    whole = train(tmp_path / "a", "ppo_graph_compile", **flags)
+    train(tmp_path / "b", "ppo_graph_compile", num_workers=2, **flags)
+    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*144.ckpt")):
+        path.unlink()
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", "ppo_graph_compile", resume="auto", num_workers=2, **flags)
+    one, two = weights(whole), weights(folder_of(tmp_path / "b"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+@pytest.mark.slow
+def test_ranks(tmp_path, monkeypatch):
+    """S4: each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
+    traced(monkeypatch)
+    monkeypatch.setattr(script.Categorical, "sample", lambda self: self.mode)
+    flags = dict(compile_mode="auto", env_id="Random-v0", env_kwargs={"observation": "set"}, num_steps=16,
+                 num_minibatches=1, update_epochs=1, total_timesteps=96, norm_adv=False)
+    one = weights(train(tmp_path / "1", "ppo_graph_compile", num_envs=6, **flags))
+    assert train_ranks(tmp_path / "2", "ppo_graph_compile", num_envs=3, **flags) == [0, 0]
+    two = weights(folder_of(tmp_path / "2"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)

@@ -1006,8 +1006,10 @@ def compiled(function: Callable, mode: str, ragged: bool) -> Callable:
     if mode == "none":
         return function
     import torch._inductor.config as inductor
+    import torch.fx.experimental._config as shapes
     from torch._dynamo import exc
 
+    shapes.use_duck_shape = False  # sizes that are equal in the first batch need not be so in the next
     inductor.fallback_random = True  # torch's own, as without compilation: exponentials > 0 and finite
     inductor.triton.cudagraph_or_error = mode == "reduce-overhead"
     inductor.triton.cudagraph_dynamic_shape_warn_limit = None  # sizes are few, and logged

@@ -21,7 +21,7 @@ NONE = {"compile_mode": "none"}
 TASKS = {  # of every kind of head, with leaves that are empty now and then
     "vector": dict(env_id="CartPole-v1"),
     "graph": dict(env_id="envs:PoissonGraph-v0", gnn_layers=1),
-    "nodes": dict(env_id="Random-v0", env_kwargs={"observation": "graph_edges", "head": "nodes"}, norm_obs=True),
+    "nodes": dict(env_id="Random-v0", env_kwargs={"observation": "graph", "head": "nodes"}, norm_obs=True),
     "pair": dict(env_id="envs:PairNodes-v0", autoregressive=True),
     "avail_actions": dict(env_id="Random-v0", env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
     "masked": dict(env_id="Random-v0", env_kwargs={"observation": "graph_categories", "head": "mask"}),
@@ -171,7 +171,7 @@ def greedy(monkeypatch):
 def assert_same_run(one, two):
     """Two runs logged the same and have the same weights, within float32."""
     for tag, values in one.scalars.items():
-        if tag != "charts/SPS":
+        if tag not in ("charts/SPS", "charts/compilations"):
             assert [at for at, _ in values] == [at for at, _ in two.scalars[tag]], tag
             expected, result = ([value for _, value in scalars] for scalars in (values, two.scalars[tag]))
             assert result == pytest.approx(expected, abs=2e-4, rel=1e-3), tag
@@ -241,10 +241,9 @@ def cache(tmp_path_factory):
         yield
 
 
-def assert_compiled(result, num_before, most=2):
-    """Policy step and loss were compiled once each, at least in the last update nothing was; X2 holds."""
-    made = [value for _, value in result.scalars["charts/compilations"]]
-    assert num_before < made[0] == made[-1] <= num_before + most, (num_before, made)
+def assert_compiled(result, num_before):
+    """Policy step and loss were compiled once each, and collection and training agree."""
+    assert {value for _, value in result.scalars["charts/compilations"]} == {num_before + 2}
     assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
 
 
@@ -262,16 +261,15 @@ def test_compiled(name, tmp_path, cache):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [TASKS["pair"], TASKS["mixed"], TASKS["graph"] | {"gnn": "gatv2"}],
-                         ids=["pair", "mixed", "gatv2"])
+@pytest.mark.parametrize("flags", [TASKS["pair"], TASKS["mixed"] | {"gnn": "gatv2"}], ids=["pair", "mixed"])
 def test_one_graph_for_all_sizes(flags, tmp_path, monkeypatch):
     """X2, X4: policy step and loss are traced without a break, once for all sizes; the run logs what ppo_graph.py
     logs."""
     traced(monkeypatch)
     greedy(monkeypatch)
-    before = script.num_compilations()
-    one = run(tmp_path / "one", save_model=True, **flags)
-    two = run(tmp_path / "two", script, save_model=True, **flags | {"compile_mode": "auto"})
+    flags, before = dict(save_model=True, gnn_layers=1) | flags, script.num_compilations()
+    one = run(tmp_path / "one", **flags)
+    two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     assert_same_run(one, two)
     assert_compiled(two, before)
 

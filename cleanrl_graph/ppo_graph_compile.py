@@ -988,8 +988,8 @@ class Buckets:
                     index[leaf.group] = ptr, batch
             if leaf.kind == "links":
                 nodes = leaf.path.removesuffix("edge_links") + "nodes"
-                node = torch.arange(more, device=values.device) % spare[nodes]
-                row = (node + num[nodes])[:, None]
+                node = torch.arange(num[nodes], num[nodes] + spare[nodes], device=values.device)
+                row = node.repeat(-(-more // spare[nodes]))[:more, None]
             values = torch.cat([values, row.expand(more, *leaf.shape)])
             filled[leaf.path] = Ragged(values, *index[leaf.group]) if leaf.group else values
         self.sizes.add(tuple((len(ptr), len(batch)) for ptr, batch in index.values()))
@@ -1011,7 +1011,7 @@ def compiled(function: Callable, mode: str, ragged: bool) -> Callable:
 
     shapes.use_duck_shape = False  # sizes that are equal in the first batch need not be so in the next
     inductor.fallback_random = True  # torch's own, as without compilation: exponentials > 0 and finite
-    inductor.triton.cudagraph_or_error = mode == "reduce-overhead"
+    inductor.triton.cudagraph_or_error, inductor.graph_partition = mode == "reduce-overhead", False
     inductor.triton.cudagraph_dynamic_shape_warn_limit = None  # sizes are few, and logged
     fast = torch.compile(function, mode=mode, fullgraph=True, dynamic=ragged or None)
 

@@ -311,3 +311,41 @@ def test_ranks(tmp_path, monkeypatch):
     two = weights(folder_of(tmp_path / "2"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)
+
+
+# ---- On CUDA ----
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["vector", "nodes", "mixed"])
+def test_captured(name, tmp_path, monkeypatch, cache):
+    """X4: policy step and loss are captured as CUDA graphs, forward and backward, one per size; a run logs what it logs
+    without them within the rounding of atomic sums, and results that are kept are not overwritten."""
+    from torch._inductor.cudagraph_trees import get_container
+
+    greedy(monkeypatch)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    flags = dict(save_model=True, cuda=True, num_steps=16, total_timesteps=192) | TASKS[name]
+    before = script.num_compilations()
+    one = run(tmp_path / "one", script, **NONE | flags)
+    two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
+    num_graphs = get_container(0).tree_manager.new_graph_id().id
+    assert num_graphs >= 3 and torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    assert {value for _, value in two.scalars["charts/compilations"]} == {before + 2}
+    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-4
+    for tag in ("losses/value_loss", "losses/entropy", "charts/episodic_return"):
+        expected, result = ([value for _, value in log.scalars[tag]] for log in (one, two))
+        assert result == pytest.approx(expected, abs=1e-2, rel=1e-2), tag
+    for key, value in weights(one.folder).items():
+        torch.testing.assert_close(weights(two.folder)[key], value, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_cannot_be_captured(tmp_path, cache):
+    """X4: a layer that needs a number from the device is an error where graphs are captured, and compiles without."""
+    flags = TASKS["graph"] | {"gnn": "gatv2", "cuda": True}
+    with pytest.raises((script.UsageError, RuntimeError), match="(?i)cudagraph|capture"):
+        run(tmp_path / "a", script, **flags, compile_mode="reduce-overhead")
+    torch._dynamo.reset()
+    log = run(tmp_path / "b", script, **flags, compile_mode="default").scalars
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-4

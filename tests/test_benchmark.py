@@ -461,6 +461,7 @@ TRIES = {
     "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
     "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",
     "async": "--cases 0.1 --rounds 1 --num-updates 2 --systems ppo_graph thread --curve-steps 0",
+    "compile": "--cases CartPole-v1 --repeats 1 --rounds 1 --scale 0.05 --mode none",
     "old_vs_new": f"--old {ROOT} --new {ROOT} --cases cartpole --rounds 1 --scale 0",
 }
 

@@ -226,7 +226,7 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
         elif space.dtype.kind == "f":
             dtype = np.dtype(np.float32)
     elif isinstance(space, spaces.MultiBinary):
-        dtype = np.dtype(np.int8)
+        dtype = space.dtype
     elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         kind = type(space).__name__.lower()
     else:
@@ -253,10 +253,10 @@ class Flat(NamedTuple):
     counts: dict[str, np.ndarray]  # group of ragged leaves -> int64 [N]
 
 
-def join(flats: list[Flat]) -> Flat:
-    """All observations of `flats` in order, copied."""
+def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
+    """The observations of all `flats`, copied by `concatenate`."""
     values, counts = zip(*flats)
-    return Flat([np.concatenate(arrays) for arrays in zip(*values)],
+    return Flat([concatenate(arrays) for arrays in zip(*values)],
                 {group: np.concatenate([num[group] for num in counts]) for group in counts[0]})
 
 
@@ -269,7 +269,7 @@ def service(name: str, flag: str | None = None):
     """A module beside the scripts; where this script was copied alone None, or a UsageError if a flag needs it."""
     try:
         module = importlib.import_module(name)
-        if "cleanrl_graph" in (module.__doc__ or ""):  # not a module of the same name in a user's own project
+        if "cleanrl_graph" in (module.__doc__ or ""):  # not a user's own of that name
             return module
     except ModuleNotFoundError as error:
         if error.name not in (name, name.split(".")[0]):
@@ -341,7 +341,8 @@ class Envs:
         if len({repr((group or parts_of(env.action_space, False), to_env_actions(env.action_space, np.zeros((1, 999)))))
                 for env in self.envs}) > 1:
             raise UsageError(f"--env-kwargs: not all entries have the action space {self.action_space}")
-        aligned = {"action_mask": group, "node_ids": next(iter(element_groups(leaves)), None)}  # have as many rows
+        sets = [g for g in element_groups(leaves) if g != "avail_actions"]
+        aligned = {"action_mask": group, "node_ids": next(iter(sets), None)}  # as many rows
         self.leaves = sorted((leaf._replace(group=aligned.get(leaf.path, leaf.group)) for leaf in leaves),
                              key=lambda leaf: leaf.path in NOT_INPUT)
         self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
@@ -374,15 +375,17 @@ class Envs:
             obs, reward, terminated, truncated, info = self.call(i, 5, "step", action)
             info, doing = info or {}, f"env {self.first_env + i}, step {self.num_steps}"
             reward = reward if isinstance(reward, float) else guarded(f"{doing}, reward", float, reward)
-            if not abs(reward) < 3e38 or "action_mask" in info and not self.is_masked:
-                raise UsageError(f"{doing}: reward {reward} is not finite, or info has an action_mask too late")
+            if not abs(reward) < 3e38:
+                raise UsageError(f"{doing}: reward {reward} is not finite")
+            if "action_mask" in info and not self.is_masked:
+                raise UsageError(f"{doing}: info has an action_mask, the first reset had none")
             self.returns[i] += reward
             self.lengths[i] += 1
             outcomes.append((reward, terminated, truncated and not terminated))
             if not (terminated or truncated):
                 self.observations[i] = self.flatten(i, obs)
                 continue
-            if not terminated:  # copied: the environment may write into it when it begins anew
+            if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.flatten(i, obs)]
             if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
                 whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
@@ -468,8 +471,8 @@ class Envs:
 # --- shared: storage ---
 # ---- Storage: every step once, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
-    """Rows of B observations one after the other; observation b owns values[ptr[b]:ptr[b + 1]]. Node indices
-    ("edge_links") are offset already, so that they index the rows of the batch, as in PyG's Batch."""
+    """Rows of B observations one after the other; b owns values[ptr[b]:ptr[b + 1]]. Node indices
+    ("edge_links") index the rows of the batch, as in PyG's Batch."""
 
     values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
@@ -493,7 +496,7 @@ def select_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class Storage:
-    """Observations on `device` in the order in which they came: with N envs number t * N + i is step t of env i."""
+    """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves, self.device = leaves, device
@@ -510,9 +513,7 @@ class Storage:
     def whole(self) -> Flat:
         """All observations in one block."""
         if len(self.blocks) > 1:
-            values, counts = zip(*self.blocks)
-            counts = {group: np.concatenate([num[group] for num in counts]) for group in counts[0]}
-            self.blocks = [Flat([torch.cat(arrays) for arrays in zip(*values)], counts)]
+            self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
     def gather(self, idx: np.ndarray) -> Obs:
@@ -580,9 +581,8 @@ def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
-    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
-    empty = (ptr[1:] == ptr[:-1]).view(-1, *[1] * (values.dim() - 1))
-    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True).masked_fill(empty, 0.0)
+    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; -inf for an empty segment."""
+    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True)
 
 
 class Rows(nn.Module):
@@ -591,7 +591,7 @@ class Rows(nn.Module):
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.axes, self.embedding, self.dim = len(leaf.shape), None, int(np.prod(leaf.shape))
+        self.axes, self.embedding, self.dim = len(leaf.shape), None, math.prod(leaf.shape)
         self.categorical = leaf.kind in ("discrete", "multidiscrete")
         if self.categorical:
             num = num_options(leaf)
@@ -609,11 +609,11 @@ class Rows(nn.Module):
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
-        values, moments = values.reshape(-1, self.dim).double(), (0 * self.var, 0 * self.mean)
-        if len(values):
-            moments = torch.var_mean(values, 0, correction=0)
-        for num, var, mean in all_ranks((len(values), *moments)):
-            delta, total = mean.to(self.mean) - self.mean, (self.count + num).clamp(min=1)
+        values = values.reshape(-1, self.dim).double()
+        moments = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
+        for num, moment in all_ranks((len(values), torch.stack(moments))):
+            (var, mean), total = moment.to(self.mean), (self.count + num).clamp(min=1)
+            delta = mean - self.mean
             spread = self.var * self.count + var * num + delta**2 * self.count * num / total
             self.mean += delta * num / total
             self.var.copy_(torch.where(self.count + num > 0, spread / total, self.var))
@@ -671,12 +671,12 @@ class GNN(nn.Module):
         self.embed, layers = nn.Linear(node_dim, args.gnn_dim), range(args.gnn_layers)
         self.convs = nn.ModuleList(make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers)
         self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in layers)
-        self.takes_edge_attr = ["edge_attr" in inspect.signature(conv.forward).parameters for conv in self.convs]
+        self.takes_edge_attr = "edge_attr" in inspect.signature(self.convs[0].forward).parameters
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        h = self.embed(x)
-        for conv, norm, takes_edge_attr in zip(self.convs, self.norms, self.takes_edge_attr):
-            h = h + conv(norm(h), edge_index, *([edge_attr] if takes_edge_attr else [])).relu()
+        h, edge_attrs = self.embed(x), [edge_attr] if self.takes_edge_attr else []
+        for conv, norm in zip(self.convs, self.norms):
+            h = h + conv(norm(h), edge_index, *edge_attrs).relu()
         return h
 
 
@@ -694,10 +694,8 @@ class Encoder(nn.Module):
         links = [leaf.path.removesuffix("edge_links") for leaf in leaves if leaf.kind == "links"]
         self.links = {f"{path}nodes": f"{path}edge_links" for path in links}
         self.edges = {f"{path}nodes": f"{path}edges" for path in links if f"{path}edges" in rows}
-        self.groups = {}  # nodes of a graph, or a set -> its leaves
-        for leaf in leaves:
-            if leaf.group is not None and leaf.group not in self.links.values():
-                self.groups.setdefault(leaf.group, []).append(leaf.path)
+        groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group not in (None, *self.links.values()))
+        self.groups = {group: [leaf.path for leaf in leaves if leaf.group == group] for group in groups}
         self.nets = nn.ModuleDict()
         for group, paths in self.groups.items():
             dim = sum(rows[path].dim for path in paths)
@@ -727,10 +725,10 @@ class Encoder(nn.Module):
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
-        num = (ptr[1:] - ptr[:-1])[:, None].float()
+        num = ptr.diff()[:, None].float()
         parts = [num.log1p()]
         if self.readout in ("max", "meanmax"):
-            parts.insert(0, segment_max(rows, ptr))
+            parts.insert(0, torch.where(num > 0, segment_max(rows, ptr), 0.0))
         if self.readout != "max":
             parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
         return torch.cat(parts, 1)
@@ -750,13 +748,13 @@ class Categorical:
     """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None):
-        self.log_probs = (logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)).log_softmax(-1)
+        self.log_probs = (logits if mask is None else torch.where(mask != 0, logits, -torch.inf)).log_softmax(-1)
 
     mode = property(lambda self: self.best(self.log_probs))
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1, keepdim=True)
 
-    def sample(self) -> Tensor:  # by Gumbel noise
+    def sample(self) -> Tensor:  # Gumbel noise
         return self.best(self.log_probs - torch.empty_like(self.log_probs).exponential_().log())
 
     def log_prob(self, action: Tensor) -> Tensor:
@@ -771,14 +769,14 @@ class RaggedCategorical(Categorical):
 
     def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
         self.ptr, self.batch = rows.ptr, rows.batch
-        logits = logits if mask is None else logits.masked_fill(mask == 0, -torch.inf)
+        logits = logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
         logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
         self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log()[self.batch]
 
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
-        local = torch.arange(len(score), device=score.device) - self.ptr[self.batch]
-        return segment_max(torch.where(is_best, local, 0).double(), self.ptr).long()[:, None]
+        rows = torch.arange(len(score), dtype=torch.double, device=score.device)
+        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
@@ -787,7 +785,7 @@ class RaggedCategorical(Categorical):
         return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
 
 
-LOWEST = torch.finfo(torch.float32).min  # finite: a masked entry adds exactly 0 to an entropy
+LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
 
 
 class Part(NamedTuple):
@@ -828,15 +826,14 @@ def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator[np.ndarray])
         return [dict(zip(space.keys(), row)) for row in zip(*children)]
     if isinstance(space, spaces.Discrete):
         return (next(columns).astype(np.int64) + space.start).tolist()
-    rows = np.stack([next(columns) for _ in range(int(np.prod(space.shape)))], 1).reshape(-1, *space.shape)
+    rows = np.stack([next(columns) for _ in range(math.prod(space.shape))], 1).reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         rows = rows.clip(space.low, space.high)
     return list(rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0))
 
 
 def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
-    """The group whose rows actions choose from, None for a fixed list. UsageError for a head or mask that does not fit
-    the spaces."""
+    """The group whose rows actions choose from, None for a fixed list. UsageError where head or mask do not fit."""
     parts, masks = parts_of(space, choice=False), [leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"]
     groups = [leaf.group for leaf in leaves if leaf.group and leaf not in masks]
     discrete = all(part.kind == "categorical" for part in parts)
@@ -857,8 +854,9 @@ def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
 
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
-    A "choice" scores element e with w . tanh(W e + U latent). With `autoregressive` the latent of a part holds those
-    before it, p(a) = p(a_1) p(a_2 | a_1) ..., and the entropy is the sum of the conditional ones along the action."""
+    A "choice" scores a row of key k = W e and query q = U latent with w . tanh(k + q) + k . q / sqrt(d): a pointer
+    network's score and dot-product attention's (Vaswani et al. 2017). With `autoregressive` the latent of a part holds
+    those before it; the entropy is the sum of the conditional ones along the action."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, element_dim: int, args):
         super().__init__()
@@ -866,15 +864,13 @@ class ActionHead(nn.Module):
         self.rows = next((leaf.path for leaf in leaves if leaf.group and leaf.group == self.group), None)
         self.parts = parts_of(space, choice=self.group is not None)
         self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
-        self.heads, self.choices, self.conditions = nn.ModuleDict(), nn.ModuleDict(), nn.ModuleDict()
+        self.heads, self.choices, self.conditions = (nn.ModuleDict() for _ in range(3))
         self.log_stds = nn.ParameterDict()
         for k, (kind, size, _, _) in enumerate(self.parts):
-            width = element_dim if kind == "choice" else size
+            width = {"choice": element_dim, "normal": size * (1 + args.state_dependent_std)}.get(kind, size)
             if kind == "normal" and not args.state_dependent_std:
                 self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
-            elif kind == "normal":
-                width *= 2
-            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 1.0 if kind == "choice" else 0.01)
+            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 0.01)  # nearly uniform at first
             if kind == "choice":
                 score = layer_init(nn.Linear(element_dim, 1), 0.01)
                 self.choices[str(k)] = nn.ModuleList([nn.Linear(element_dim, element_dim), score])
@@ -887,7 +883,8 @@ class ActionHead(nn.Module):
         log_prob, entropy, columns = 0.0, 0.0, []
         for k, part in enumerate(self.parts):
             dist = self.distribution(k, latent, elements, obs)
-            a = action[:, part.columns] if action is not None else dist.mode if greedy else dist.sample()
+            sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
+            a = action[:, part.columns] if action is not None else dist.mode if greedy else sample().detach()
             a = a.long() if part.kind in ("categorical", "choice") else a.float()
             log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
             columns.append(a.to(self.dtype))
@@ -905,16 +902,19 @@ class ActionHead(nn.Module):
             mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
             return Independent(Normal(mean, log_std.exp(), validate_args=False), 1)
         rows, (project, score) = obs[self.rows], self.choices[str(k)]
-        logits = score(torch.tanh(project(elements[self.group]) + out[rows.batch])).squeeze(1)
-        mask = mask if mask is None or mask.values.dim() == 1 else mask._replace(values=mask.values[:, k])
-        return RaggedCategorical(logits, None if mask is None else mask.values, rows)
+        keys, query = project(elements[self.group]), select_rows(out, rows.batch)
+        logits = score(torch.tanh(keys + query)).squeeze(1)
+        logits = logits + (keys * query).sum(1) / keys.shape[1]**0.5
+        if mask is not None:
+            mask = mask.values if mask.values.dim() == 1 else mask.values[:, k]
+        return RaggedCategorical(logits, mask, rows)
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            return elements[self.group][obs[self.rows].ptr[:-1] + action.squeeze(1)]
+            return elements[self.group][obs[self.rows].ptr[:-1] + action.long().squeeze(1)]
         if part.kind == "categorical":
-            action = nn.functional.one_hot(action.squeeze(1), part.size)
+            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
 
@@ -922,7 +922,7 @@ class ActionHead(nn.Module):
 
 
 # --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments; without torchrun one that is alone ----
+# ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK, LOCAL_RANK, WORLD_SIZE = (int(os.environ.get(name, default)) for name, default in
                                 (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 
@@ -1133,7 +1133,7 @@ def ppo_loss(agent: Agent, args: Args, spare: int, obs: Obs, actions: Tensor,
 
 def main(args: Args) -> list:
     """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
-    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever the end is
+    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever it is
         return train(args, stack)
 
 
@@ -1170,7 +1170,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     envs = workers.WorkerEnvs(Envs, makers, args, RANK * N) if workers else Envs(makers, args.action_head, RANK * N)
     stack.callback(envs.close)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True)
     storage, buckets, first = Storage(envs.leaves, device), Buckets(envs.leaves, device), 0
     mode = args.compile_mode
     if mode == "auto":
@@ -1244,7 +1244,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 loss, stats = loss_of(buckets.fill(storage.gather(idx)), actions[mb], rollout[mb])
                 loss.backward()
                 average_gradients(agent)
-                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
                 logs.append(torch.cat([stats, grad_norm[None]]))

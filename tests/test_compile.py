@@ -165,7 +165,7 @@ def greedy(monkeypatch):
     for module in (ppo_graph, script):
         monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
         monkeypatch.setattr(module.Bernoulli, "sample", lambda self, shape=(): self.mode)
-        monkeypatch.setattr(module.Normal, "sample", lambda self, shape=(): self.mode.detach())
+        monkeypatch.setattr(module.Normal, "rsample", lambda self, shape=(): self.mode.detach())
 
 
 def assert_same_run(one, two):

@@ -165,13 +165,13 @@ def test_company_in_the_batch_changes_nothing():
 
 @pytest.mark.parametrize("dim", [(), (3,)])
 def test_segments_against_loops(dim):
-    """G6, G7: sums and maxima with their gradients; an empty segment gives zero."""
+    """G6, G7: sums and maxima with their gradients; an empty segment has the sum 0 and the maximum -inf."""
     sizes = [2, 0, 5, 1, 0, 0, 300, 0]
     ptr = torch.tensor([0, *np.cumsum(sizes)])
     values = torch.randn(sum(sizes), *dim, dtype=torch.float64, requires_grad=True)
-    for segment, loop in ((ppo_graph.segment_sum, lambda rows: rows.sum(0)),
-                          (ppo_graph.segment_max, lambda rows: rows.max(0)[0])):
-        expected = torch.stack([loop(values[a:b]) if b > a else torch.zeros(dim, dtype=torch.float64)
+    for segment, loop, empty in ((ppo_graph.segment_sum, lambda rows: rows.sum(0), 0.0),
+                                 (ppo_graph.segment_max, lambda rows: rows.max(0)[0], -torch.inf)):
+        expected = torch.stack([loop(values[a:b]) if b > a else torch.full(dim, empty, dtype=torch.float64)
                                 for a, b in zip(ptr, ptr[1:])])
         result = segment(values, ptr)
         torch.testing.assert_close(result, expected)

@@ -1,4 +1,4 @@
-"""What the scripts would ask of a GPU: waits of the host, copies, launches of operations. It needs no GPU, but PyTorch's
+"""What the scripts would ask of a GPU: waits of the host, copies, launches. It needs no GPU, but PyTorch's
 build for the CPU and a C++ compiler.
 
     python benchmark/launches.py --before ../old --out benchmark/results/launches.md

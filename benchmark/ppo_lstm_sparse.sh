@@ -9,10 +9,10 @@ PYTHON=${PYTHON:-python}
 TABLE=ppo_lstm_sparse
 
 flags="--num-envs 16 --learning-rate 1e-3 --gnn-layers 1 --total-timesteps 250000 --ent-coef 0.005 --no-clip-vloss
-    --eval-episodes 200"
+    --update-epochs 4 --eval-episodes 200"
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:GraphExplore-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands \
-    "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64" \
-    "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64 --no-state-per-node --prev-action" \
+    "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64 --no-prev-action" \
+    "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64 --no-state-per-node" \
     "no_memory=cleanrl_graph/ppo_graph.py $flags"
 "$PYTHON" benchmark/report.py --table $TABLE --episodes 500 --beside reference.csv \
     --reference 0.686 "depth first, perfect memory" --ylabel "share of new nodes" \

@@ -613,8 +613,8 @@ class Rows(nn.Module):
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
         values = values.reshape(-1, self.dim).double()
         moments = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
-        for num, moments in all_ranks((len(values), torch.stack(moments))):
-            (var, mean), total = moments.to(self.mean), (self.count + num).clamp(min=1)
+        for num, moment in all_ranks((len(values), torch.stack(moments))):
+            (var, mean), total = moment.to(self.mean), (self.count + num).clamp(min=1)
             delta = mean - self.mean
             spread = self.var * self.count + var * num + delta**2 * self.count * num / total
             self.mean += delta * num / total

@@ -3,9 +3,9 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id CartPole-v1 --wrap hide:1,3 --memory-length 50
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Rooms: as in ppo_graph.py, and memory. A step attends to itself and to the `memory_length` steps before it of
-its own episode. Collection computes one step at a time and keeps its layer inputs, once. Training runs all
-steps of a rollout at once: keys and values are made anew, of the layer inputs before the rollout as well.
+Rooms: as in ppo_graph.py, and memory. A step attends to itself and the `memory_length` steps before it in its
+episode. Collection makes one step at a time and keeps its layer inputs, once; training runs all steps of a rollout
+at once, with keys and values made anew. Defaults differ from CleanRL's: see benchmark/results/memory_defaults.
 
 Papers: GTrXL (Parisotto et al. 2019, arXiv:1910.06764), Transformer-XL (Dai et al. 2019, arXiv:1901.02860);
 those on PPO, encoder and heads stand in ppo_graph.py.
@@ -622,8 +622,8 @@ class Rows(nn.Module):
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
         values = values.reshape(-1, self.dim).double()
         moments = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
-        for num, moments in all_ranks((len(values), torch.stack(moments))):
-            (var, mean), total = moments.to(self.mean), (self.count + num).clamp(min=1)
+        for num, moment in all_ranks((len(values), torch.stack(moments))):
+            (var, mean), total = moment.to(self.mean), (self.count + num).clamp(min=1)
             delta = mean - self.mean
             spread = self.var * self.count + var * num + delta**2 * self.count * num / total
             self.mean += delta * num / total
@@ -1378,9 +1378,9 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             advantages[t] = lastgaelam = delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
             next_value = V[t]
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
+        v_scale = 1 + np.var(all_ranks(advantages + V))  # tames large returns
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
-        v_scale = 1 + returns.var(correction=0)  # large returns must not rule
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []

@@ -619,8 +619,8 @@ class Rows(nn.Module):
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
         values = values.reshape(-1, self.dim).double()
         moments = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
-        for num, moments in all_ranks((len(values), torch.stack(moments))):
-            (var, mean), total = moments.to(self.mean), (self.count + num).clamp(min=1)
+        for num, moment in all_ranks((len(values), torch.stack(moments))):
+            (var, mean), total = moment.to(self.mean), (self.count + num).clamp(min=1)
             delta = mean - self.mean
             spread = self.var * self.count + var * num + delta**2 * self.count * num / total
             self.mean += delta * num / total
@@ -841,11 +841,11 @@ class Timeline:
         order = np.argsort(code, kind="stable")
         # rows in the order of entries and time
         self.row, self.at = order + 1, at[order]
-        is_head = np.diff(code[order], prepend=-1) != 0
-        self.entry = is_head.cumsum() - 1
-        self.before = np.where(is_head, 0, np.roll(self.row, 1))  # the row that the entry had before
+        changes = np.diff(code[order], prepend=-1, append=-1) != 0
+        self.entry = changes[:-1].cumsum() - 1
+        self.before = np.where(changes[:-1], 0, np.append(0, self.row)[:-1])  # the entry's row before
         # entries
-        last = order[np.diff(code[order], append=-1) != 0]
+        last = order[changes[1:]]
         self.code, self.last = code[last], last + 1
         self.keys, self.envs = keys[last], at[last] // self.T
         # events, and the sequences that they form
@@ -1449,9 +1449,9 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             advantages[t] = lastgaelam = delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
             next_value = V[t]
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
+        v_scale = 1 + np.var(all_ranks(advantages + V))  # tames large returns
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
-        v_scale = 1 + returns.var(correction=0)  # large returns must not rule
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []

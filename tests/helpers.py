@@ -27,6 +27,7 @@ def small_args(script=ppo_graph, **kwargs):
     """Args of `script` for a network and a run of two updates that take milliseconds, without checkpoints."""
     small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2,
                  update_epochs=2, total_timesteps=48, eval_episodes=0, checkpoint_every=0, cuda=False)
+    small |= {"compile_mode": "none"} if hasattr(script.Args, "compile_mode") else {}  # compiling takes long
     return script.Args(**small | kwargs)
 
 

@@ -379,9 +379,9 @@ def parses(command):
     return tyro.cli(script.Args, args=list(command[1:]), console_outputs=False)
 
 
-@pytest.mark.parametrize("script", ["async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack",
-                                    "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed",
-                                    "stateless_cartpole", "third_party"])
+@pytest.mark.parametrize("script", [
+    "async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack", "ppo_graph",
+    "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole", "third_party"])
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs exist."""
     copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"
@@ -461,6 +461,7 @@ TRIES = {
     "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
     "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",
     "async": "--cases 0.1 --rounds 1 --num-updates 2 --systems ppo_graph thread --curve-steps 0",
+    "compile": "--cases CartPole-v1 --repeats 1 --rounds 1 --scale 0.05 --mode none",
     "old_vs_new": f"--old {ROOT} --new {ROOT} --cases cartpole --rounds 1 --scale 0",
 }
 

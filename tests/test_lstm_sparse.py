@@ -331,7 +331,8 @@ def lively(agent):
     """The same agent with logits of the size of those that were learned, so that differences show."""
     with torch.no_grad():
         for name, parameter in agent.head.named_parameters():
-            parameter.mul_(100 if name.endswith("weight") and not name.startswith("conditions") else 1)
+            small = name.startswith("heads") or name.startswith("choices") and ".1." in name  # those begin at 0.01
+            parameter.mul_(100 if small and name.endswith("weight") else 1)
     return agent
 
 
@@ -644,6 +645,23 @@ def test_resume(tmp_path):
     parts = run(tmp_path / "parts", script, **half, total_timesteps=96, save_model=True, resume="auto")
     rest = weights(parts.folder)
     assert all(torch.equal(values, rest[name]) for name, values in weights(whole.folder).items())
+
+
+def test_initialisation():
+    """The recurrent weights of each gate are orthogonal and forget biases spread; what the LSTM sees has the same size
+    whatever that of the observation, which still shows."""
+    space = vector(3, low=-np.inf, high=np.inf)
+    args = lstm_args(lstm_dim=6, forget_bias=5.0)
+    agent = script.Agent(script.leaves_of(space), spaces.Discrete(2), args)
+    lstm = agent.memory.lstm
+    for gate in lstm.weight_hh_l0.chunk(4):
+        assert_close(gate @ gate.T, torch.eye(6), 1e-5)
+    assert_close(lstm.bias_ih_l0[6:12], torch.linspace(0, 5, 6))
+    assert not lstm.bias_ih_l0[:6].any() and not lstm.bias_ih_l0[12:].any() and not lstm.bias_hh_l0.any()
+    x = torch.randn(1, 3 + 2) * torch.tensor([0.01, 1.0, 100.0])[:, None]
+    tokens = agent.token(x)
+    assert_close(tokens.std(1, correction=0), torch.ones(3), 1e-2)
+    assert (tokens[0] - tokens[1]).abs().max() > 0.1 and (tokens[1] - tokens[2]).abs().max() > 0.1
 
 
 # ---- learning ----

@@ -20,6 +20,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 FORMAT = "cleanrl_graph-checkpoint-2"
 SAME = {"script", "env_id", "env_kwargs", "wrap", "num_envs", "num_workers", "world_size", "obs_shifts",
@@ -287,6 +288,7 @@ def restore_env(envs: Any, state: dict, seed: int, failures: int) -> tuple:
 def state_of(envs: Any, rng: np.random.Generator, memory: Any = None) -> dict:
     """What one rank has: its environments, wherever they are stepped, random states and memory."""
     states = envs.ask([(env_state,)] * len(envs.workers)) if hasattr(envs, "workers") else [env_state(envs)]
+    memory = tree_map_only(torch.Tensor, torch.Tensor.cpu, memory)  # a rank need not have the others' devices
     return {"envs": states, "minibatches": rng.bit_generator.state, "random": random_state(), "memory": memory}
 
 

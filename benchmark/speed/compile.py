@@ -1,0 +1,196 @@
+"""What compiling brings: ppo_graph_compile.py beside ppo_graph.py.
+
+    python benchmark/speed/compile.py --out benchmark/results/speed/compile.md
+    python benchmark/speed/compile.py --repeats 2 --rounds 1 --scale 0.05          # does it run?
+
+1. In this process, in turns A B A B ..., with the same weights and observations: a step of the policy (from the
+   environments' arrays to actions) and a minibatch (gathered, loss, gradients, clipped, Adam). Each turn has other
+   observations, so sizes differ. Compilation takes the seconds of the CPU, of this process and of g++, that the first
+   calls take with an empty cache; the first task also pays for precompiled headers.
+2. Whole trainings as processes, in turns, which find what part 1 has compiled: steps per second over all of the run,
+   and over its second half.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from common import ROOT, report, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tqdm import tqdm
+
+sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+import ppo_graph_compile as script  # noqa: E402
+
+CASES = {
+    "CartPole-v1": dict(env_id="CartPole-v1", num_envs=8, num_steps=128, total_timesteps=61_440),
+    "PoissonGraph-v0": dict(env_id="envs:PoissonGraph-v0", num_envs=64, num_steps=32, gnn_layers=2,
+                            total_timesteps=32_768),
+    "JobShop-v0": dict(env_id="envs:JobShop-v0", num_envs=64, num_steps=64, num_minibatches=8, update_epochs=3,
+                       env_kwargs={"jobs": [3, 10], "machines": [3, 10]}, gamma=1.0, total_timesteps=16_384),
+}
+EAGER, COMPILED = "ppo_graph.py", "ppo_graph_compile.py"
+
+
+@dataclass
+class Args:
+    cases: tuple[str, ...] = tuple(CASES)
+    """tasks"""
+    repeats: int = 40
+    """turns of part 1"""
+    rounds: int = 2
+    """runs of each script in part 2; --seed is the round; 0 leaves it out"""
+    scale: float = 1.0
+    """factor of the steps of each run in part 2"""
+    mode: str = "auto"
+    """--compile-mode"""
+    cuda: bool = False
+    """if toggled, use CUDA"""
+    note: str = ""
+    """a sentence on the machine for the report, such as what else ran"""
+    out: str | None = None
+    """file that receives the same markdown, below the command and the machine"""
+
+
+class System:
+    """The networks of seed 0 with one rollout, as the training loop has them."""
+
+    def __init__(self, args, case: dict, compiled: bool):
+        self.args = script.Args(**case, cuda=args.cuda)
+        script.check_args(self.args)
+        self.device = torch.device("cuda" if args.cuda else "cpu")
+        mode = ("reduce-overhead" if args.cuda else "default") if args.mode == "auto" else args.mode
+        torch.manual_seed(0)
+        envs = script.Envs([partial(script.make_env, self.args, i) for i in range(self.args.num_envs)])
+        self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
+        self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=1e-6, eps=1e-5, fused=True)
+        self.storage, self.steps = script.Storage(envs.leaves, self.device), [envs.reset(1).obs]
+        self.actions = []
+        with torch.no_grad():
+            for _ in range(self.args.num_steps):
+                self.actions.append(self.agent(self.storage.append(self.steps[-1]))[0])
+                actions = script.to_env_actions(envs.action_space, self.actions[-1].cpu().numpy())
+                self.steps.append(envs.step(actions).obs)
+        self.actions, B = torch.cat(self.actions), self.args.batch_size
+        self.rollout = torch.randn(B, 4, device=self.device)
+        self.buckets = script.Buckets(envs.leaves, self.device)
+        self.fill, self.spare = (self.buckets.fill, self.buckets.spare) if compiled else (lambda obs: obs, 0)
+        build = partial(script.compiled, mode=mode if compiled else "none", ragged=self.buckets.spare > 0)
+        self.policy = build(self.agent)
+        self.loss_of = build(partial(script.ppo_loss, self.agent, self.args, self.spare))
+        envs.close()
+
+    def act(self, k: int) -> None:
+        """Acts on the observations after k steps."""
+        storage = script.Storage(self.storage.leaves, self.device)
+        with torch.no_grad():
+            outputs = self.policy(self.fill(storage.append(self.steps[k % len(self.steps)])))
+        [output[:self.args.num_envs].clone() for output in outputs][0].cpu()
+
+    def learn(self, k: int) -> None:
+        """Learns from the k-th minibatch."""
+        idx = np.random.default_rng(k).permutation(self.args.batch_size)[:self.args.minibatch_size]
+        mb = script.to_device(idx, self.device)
+        loss, _ = self.loss_of(self.fill(self.storage.gather(idx)), self.actions[mb], self.rollout[mb])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def timed(function, k: int, device: torch.device) -> float:
+    """Milliseconds of function(k)."""
+    start = time.perf_counter()
+    function(k)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def parts(args, name: str) -> str:
+    """The row of part 1."""
+    torch._dynamo.reset()
+    before = script.num_compilations()
+    systems = [System(args, CASES[name], compiled) for compiled in (False, True)]
+    cells = []
+    for part in ("act", "learn"):
+        getattr(systems[0], part)(0)
+        start = cpu_seconds()
+        getattr(systems[1], part)(0)
+        seconds = cpu_seconds() - start
+        ms = np.array([[timed(getattr(system, part), k, system.device) for system in systems]
+                       for k in range(1, args.repeats + 1)])
+        ratio = ms[:, 0] / ms[:, 1]
+        cells.append((np.median(ms, 0), np.median(ratio), np.quantile(ratio, [0.25, 0.75]), seconds))
+    (act, act_ratio, act_range, act_seconds), (learn, learn_ratio, learn_range, learn_seconds) = cells
+    stats, count = systems[1].buckets.stats(), script.num_compilations() - before
+    return (f"| {name} | {act[0]:.2f} | {act[1]:.2f} | {act_ratio:.2f} ({act_range[0]:.2f} to {act_range[1]:.2f}) | "
+            f"{learn[0]:.1f} | {learn[1]:.1f} | {learn_ratio:.2f} ({learn_range[0]:.2f} to {learn_range[1]:.2f}) | "
+            f"{act_seconds:.0f} + {learn_seconds:.0f} | {count} | {stats['charts/batch_sizes']} | "
+            f"{stats['charts/spare_rows']:.1%} |")
+
+
+def trainings(args, name: str) -> list[str]:
+    """The rows of part 2."""
+    case = CASES[name] | {"total_timesteps": int(CASES[name]["total_timesteps"] * args.scale)}
+    flags = [str(x) for key, value in case.items() for x in (
+        f"--{key.replace('_', '-')}", *(value if isinstance(value, tuple) else [str(value).replace("'", '"')]))]
+    flags += ["--eval-episodes", "0", "--checkpoint-every", "0", *([] if args.cuda else ["--no-cuda"])]
+    results = {EAGER: [], COMPILED: []}
+    for k in range(args.rounds):
+        for system, column in results.items():
+            with tempfile.TemporaryDirectory() as folder:
+                mode = ["--compile-mode", args.mode] if system == COMPILED else []
+                path = str(ROOT / "cleanrl_graph" / system)
+                run = train([sys.executable, path, *flags, *mode, "--seed", str(k + 1)], 1, folder)
+                (file,) = Path(folder).glob("runs/*/events*")
+                log = EventAccumulator(str(file), size_guidance={"scalars": 0})
+                log.Reload()
+                seconds = {event.step: event.step / max(event.value, 1) for event in log.Scalars("charts/SPS")}
+            end = max(seconds)
+            half = min(seconds, key=lambda step: abs(step - end / 2))
+            late = (end - half) / (seconds[end] - seconds[half]) if half < end else np.nan
+            column.append((run.sps, late, seconds[end], run.mean_return))
+            print(f"{name}, round {k + 1}: {system}: {run.sps:.0f} SPS, second half {late:.0f}", file=sys.stderr)
+    lines = []
+    for system, column in results.items():
+        column = np.array(column)
+        ratio = np.median(np.array(results[COMPILED])[:, 1] / column[:, 1])
+        sps, late, _, ret = np.median(column, 0)
+        lines.append(f"| {name}, {case['total_timesteps']:,} steps | {system} | {sps:,.0f} | {late:,.0f} | "
+                     f"{ratio:.2f} | {ret:.3g} |")
+    return lines
+
+
+def main(args):
+    torch.set_num_threads(1)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    device = torch.cuda.get_device_name() if args.cuda else "the CPU, 1 thread"
+    lines = ["# ppo_graph_compile.py beside ppo_graph.py", "",
+             f"Medians of {args.repeats} turns on {device}, and the ratios of turns (quartiles). {args.note}", "",
+             "| task | policy step, ms | compiled | ratio | minibatch, ms | compiled | ratio "
+             "| compilation, s of the CPU | compilations | sizes of batches | spare rows |", "|" + " --- |" * 11]
+    lines += [parts(args, name) for name in tqdm(args.cases)]
+    if args.rounds:
+        lines += ["", f"Whole trainings that find compiled code in the cache, medians of {args.rounds} rounds.", "",
+                  "| task | script | SPS | SPS, second half of the run | compiled / this, second half | "
+                  "return at the end |", "|" + " --- |" * 6]
+        for name in args.cases:
+            lines += trainings(args, name)
+    report("\n".join(lines), args.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -63,8 +63,8 @@ def count(folder: str, details: str | None) -> None:
         if details and not name.startswith(details):
             continue
         with contextlib.redirect_stderr(open(os.devnull, "w")):
-            rates = virtual_cuda.rates(importlib.import_module(script), steps=(16, 24), minibatches=(2, 4), **NETWORK,
-                                       **flags)
+            rates = virtual_cuda.rates(importlib.import_module(script), steps=(16, 24), minibatches=(2, 4), epochs=2,
+                                       **NETWORK, **flags)
         found[name] = [sum(rates[unit][kind].values()) for unit, kind in COLUMNS]
         for unit, kind in COLUMNS if details else ():
             print(f"{name}: {kind} per {unit}")

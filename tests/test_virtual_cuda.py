@@ -61,7 +61,7 @@ def budget(script, **flags) -> list[str]:
     ppo_graph_async.py's collector is a process of its own: it waits for each action, and once per rollout to hand it
     over. The learner does not step, and waits once more per update, for the weights that it sends."""
     flags = {"num_envs": 4} | flags
-    is_async, epochs, pyg = hasattr(script, "Collector"), 2, 2 * (flags.get("gnn") == "gatv2")
+    is_async, epochs, pyg = hasattr(script, "Collector"), 1, 2 * (flags.get("gnn") == "gatv2")
     rates = virtual_cuda.rates(script, epochs=epochs, **flags)
     allowed = {("step", "waits"): 0 if is_async else 1 + pyg, ("step", "collector waits"): 1,
                ("minibatch", "waits"): pyg, ("minibatch", "collector waits"): 0, ("update", "collector waits"): 1,

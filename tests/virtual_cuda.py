@@ -384,7 +384,7 @@ def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
     return logged, copy.deepcopy(vars(log)) | {"collector": told}
 
 
-def rates(script, steps=(6, 10), minibatches=(1, 2), updates=(2, 3), epochs=2, **flags) -> dict[str, dict]:
+def rates(script, steps=(5, 8), minibatches=(1, 2), updates=(2, 3), epochs=1, **flags) -> dict[str, dict]:
     """What the device is told per "step" of the policy, per "minibatch" and otherwise per "update": "waits", "copies"
     and "launches", each a Counter. By differences: of runs that are longer by some steps of a rollout, by some
     minibatches of an epoch, by some updates. "collector waits" ... are those of ppo_graph_async.py's second process."""

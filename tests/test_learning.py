@@ -149,7 +149,7 @@ def test_choice_of_an_element(tmp_path, key, stack):
     """G2, P6: the element of a set, or of avail_actions, with the largest product with a query; the optimum is 1."""
     _, greedy = learn(tmp_path, "envs:BestOfSet-v0", {"key": key, "stack": stack, "max_size": 16},
                       total_timesteps=60_000, eval_episodes=200)
-    assert greedy > 0.7
+    assert greedy > 0.85
 
 
 @pytest.mark.slow

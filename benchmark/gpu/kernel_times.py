@@ -118,7 +118,8 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
         return net(rows, tuple(v[None] for v in hx))[0].flatten(0, 1)[back]
 
     paths = {"packed, ms": run_lstm_as(True), "staircase, ms": run_lstm_as(False)}
-    outputs = {name: functools.partial(lambda path: path(net, x, np.arange(len(x)), lengths, hx)[0], path)
+    events, begin = np.arange(len(x)), np.arange(len(lengths))
+    outputs = {name: functools.partial(lambda path: path(net, x, events, lengths, hx, begin)[0], path)
                for name, path in paths.items()} | {"zero-padded, ms": zero_padded}
     expected, worst = None, 0.0
     for output in outputs.values():

@@ -162,6 +162,7 @@ def share_of_the_best(name, observation, action, delay, flags, run_dir):
     return np.mean([row["return"] for row in rows]) / (4 - delay)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, observation, action, flags", CASES, ids=["-".join(case[:3]) for case in CASES])
 def test_optimum_is_reached(name, observation, action, flags, tmp_path):
     """X1, P1, P2, P4, P5, P6, P7: at least 95% of the best return; scripts with a memory see what counts too early."""

@@ -284,6 +284,7 @@ def test_copied_alone(name, tmp_path):
     assert made == {"CartPole-v1", "my_env:Mine-v0"}
 
 
+@pytest.mark.slow
 def test_flags_that_need_more_than_the_script(tmp_path):
     """X8: where the folders beside it are not there each of these flags says so in a sentence."""
     (tmp_path / "ppo_graph.py").write_text(SCRIPTS["ppo_graph"].read_text())

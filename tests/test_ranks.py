@@ -100,6 +100,7 @@ def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path, monkeypatch):
     """S4: the same under torchrun itself; there are one log and one bar, with the steps of both."""
     flags = ["--env-id", "Random-v0", "--env-kwargs", '{"observation": "graph_edges"}', "--num-steps", "16",

@@ -290,6 +290,7 @@ def test_killed_while_it_saves(tmp_path):
     assert not unfinished.exists()
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
     """X3: benchmark/reliability/kill.py, whatever its processes do when they are killed."""
     import kill

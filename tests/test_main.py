@@ -260,8 +260,8 @@ ALONE = ["--total-timesteps", "256", "--num-envs", "4", "--num-steps", "32", "--
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ppo_graph"))
-                                  for name in SCRIPTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_copied_alone(name, tmp_path):
     """X8: in an empty folder a script trains CartPole-v1 and an environment file of one's own, logs, saves its model
     and plays."""

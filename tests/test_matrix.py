@@ -164,9 +164,12 @@ def train(script, monkeypatch, **kwargs):
     return [scalars for _, scalars in logged], truncated, before, dict(agents[0].named_parameters())
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("name, observation", [
-    (name, kind) for name in SCRIPTS for kind in OBSERVATIONS if name != "lstm_per_node" or kind in ELEMENTS])
+MATRIX = [(name, kind, action) for action in ACTIONS for name in SCRIPTS for kind in OBSERVATIONS
+          if name != "lstm_per_node" or kind in ELEMENTS]
+
+
+@pytest.mark.parametrize("name, observation, action", [  # every third is a fast one
+    pytest.param(*case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, case in enumerate(MATRIX)])
 def test_all_fit_together(name, observation, action, monkeypatch):
     """X1, X2, P1, P2, P4, P5, P6, P7: before the first gradient step of each update the probability ratio is 1, all
     actions are legal, all losses are finite, and every weight of the network is moved."""

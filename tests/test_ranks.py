@@ -118,6 +118,7 @@ def test_torchrun(tmp_path, monkeypatch):
         assert sorted(logs[0][tag]) == sorted(logs[1][tag]) and len(logs[0][tag]) > 6
 
 
+@pytest.mark.slow
 def test_ranks_resume(tmp_path):
     """X3, S4: a checkpoint holds environments, memory and random states of all ranks. After kill -9 of both they go on
     bit by bit."""

@@ -529,7 +529,7 @@ def test_signal_while_it_is_evaluated(tmp_path):
     assert process.exitcode == 143 and weights(folder_of(tmp_path))
 
 
-@pytest.mark.parametrize("fault", ["", "hang"])
+@pytest.mark.parametrize("fault", ["", pytest.param("hang", marks=pytest.mark.slow)])
 def test_no_orphans(fault, tmp_path):
     """X3: kill -9 of the run: its workers leave, also from a step that hangs."""
     flags = dict(env_id="Faulty-v0", env_kwargs={"fault": fault, "at": 30}, total_timesteps=10**6)
@@ -543,6 +543,7 @@ def test_no_orphans(fault, tmp_path):
     assert len(workers) == 2
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path, own_module):
     """X3, S6: Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the current folder exits
     with 130 and shows no traceback; the run goes on as one that was not stopped."""

@@ -155,7 +155,7 @@ def check_run(envs, inner, space, num_steps, rng):
     return storage, len(flat)
 
 
-@settings(max_examples=600, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(all_spaces, st.integers(0, 2**32 - 1))
 def test_random_environments(space, seed):
     """P1, P2, S6: whatever they show and however their episodes end. Some of them are played by a network."""

@@ -551,6 +551,7 @@ def test_flags_that_do_not_fit(flags, message, tmp_path):
         run(tmp_path, env_id="CartPole-v1", **flags)
 
 
+@pytest.mark.slow
 def test_evaluation_remembers_and_a_model_is_loaded(tmp_path):
     """A policy that was trained to say the cue after a corridor says it in the evaluation, after loading, too."""
     flags = dict(env_id="envs:Recall-v0", env_kwargs={"length": 3}, total_timesteps=0, eval_episodes=10, dim=32,

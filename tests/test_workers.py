@@ -184,6 +184,7 @@ def test_environment_that_cannot_be_made_in_a_worker():
             envs.reset(0)
 
 
+@pytest.mark.slow
 def test_spawned_workers(monkeypatch):
     """S4: where processes cannot be forked they are spawned; makers that can be pickled, as those of the scripts are,
     give the same Steps."""

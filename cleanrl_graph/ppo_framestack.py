@@ -1,12 +1,13 @@
 """PPO whose memory are views on the last steps: frame stacking that stores every step once, for any observation.
 
-    python cleanrl_graph/ppo_framestack.py --env-id envs:StatelessCartPole-v1 --norm-obs --learning-rate 1e-3
+    python cleanrl_graph/ppo_framestack.py --env-id envs:StatelessCartPole-v1
     python cleanrl_graph/ppo_framestack.py --env-id CartPole-v1 --wrap hide:1,3 --obs-shifts -8,-4,-2,-1,0
     python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --gamma 0.5
 
 Rooms: Args, observations, environments, storage, encoder, memory, action heads, agent, train. `train` is the algorithm:
 collect, advantages, update, log. The policy sees the observations of steps t - 15 to t, and the actions and rewards of
-t - 16 to t - 1. A step is stored once; its views are gathered by index, also from before the rollout.
+t - 16 to t - 1. A step is stored once; its views are gathered by index, also from before the rollout. Defaults
+differ from CleanRL's: see benchmark/results/memory_defaults.
 
 Papers: frame stacking (Mnih et al. 2015, doi:10.1038/nature14236), PPO (Schulman et al. 2017, arXiv:1707.06347), GAE
 (Schulman et al. 2015, arXiv:1506.02438).
@@ -131,9 +132,9 @@ class Args:
     # Algorithm
     total_timesteps: int = 500000
     """total timesteps of the experiments"""
-    learning_rate: float = 2.5e-4
+    learning_rate: float = 1e-3
     """the learning rate of the optimizer"""
-    num_envs: int = 4
+    num_envs: int = 16
     """the number of parallel game environments (of each rank, with torchrun)"""
     num_steps: int = 128
     """the number of steps to run in each environment per policy rollout"""
@@ -145,18 +146,18 @@ class Args:
     """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches"""
-    update_epochs: int = 4
+    update_epochs: int = 8
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
-    clip_vloss: bool = True
+    clip_vloss: bool = False
     """toggles whether or not to use a clipped loss for the value function, as per the paper"""
-    ent_coef: float = 0.01
+    ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function"""
+    """coefficient of the value function, over 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = None
@@ -1292,6 +1293,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             advantages[t] = lastgaelam = delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
             next_value = V[t]
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
+        v_scale = 1 + np.var(all_ranks(advantages + V))  # tames large returns
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
@@ -1315,7 +1317,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                     v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss / v_scale
 
                 optimizer.zero_grad()
                 loss.backward()

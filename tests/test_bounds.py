@@ -91,13 +91,13 @@ def test_help_shows_every_flag(name, capsys):
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
 def test_flags_of_all_scripts_are_alike(name):
     """A flag of ppo_graph.py that a script has, too, has the same type and default there, but for the environment and
-    for what the LSTM and the transformer need to learn (benchmark/results/memory_defaults)."""
+    for what memories need to learn (benchmark/results/memory_defaults)."""
     script = importlib.import_module(name)
     theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
     ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}
     for field in set(ours) & set(theirs) - {"exp_name", "env_id", "env_kwargs"}:
         assert theirs[field][0] == ours[field][0], field
-        tuned = name in ("ppo_gtrxl", "ppo_lstm_sparse") and field in TUNED
+        tuned = name in MEMORIES and field in TUNED
         assert tuned or str(theirs[field][1]) == str(ours[field][1]), field
     assert name not in MEMORIES or set(ours) <= set(theirs)
 

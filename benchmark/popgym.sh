@@ -14,7 +14,7 @@ tasks=(popgym:popgym-{RepeatPreviousEasy,RepeatFirstEasy,PositionOnlyCartPole{Ea
     popgym:popgym-{MineSweeperEasy,MultiarmedBanditEasy,CountRecallEasy,HigherLowerEasy}-v0)
 flags="--total-timesteps 500000 --eval-episodes 100"
 # the memoryless script learns as the others do (its own defaults are CleanRL's)
-alike="--num-envs 16 --update-epochs 8 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss"
+alike="--num-envs 16 --update-epochs 8 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"
 options=("$@")
 run() { "$PYTHON" benchmark/run.py --table $TABLE --env-ids "${tasks[@]}" "${options[@]}" --seeds "$@"; }
 

@@ -8,12 +8,12 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 TABLE=ppo_lstm_sparse
 
-flags="--num-envs 16 --learning-rate 1e-3 --gnn-layers 1 --total-timesteps 250000 --ent-coef 0.005 --no-clip-vloss
-    --update-epochs 4 --eval-episodes 200"
+flags="--total-timesteps 250000 --eval-episodes 200"
+alike="--num-envs 16 --update-epochs 8 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"  # as the LSTM's defaults
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:GraphExplore-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands \
-    "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64 --no-prev-action" \
-    "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --lstm-dim 64 --no-state-per-node" \
-    "no_memory=cleanrl_graph/ppo_graph.py $flags"
+    "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags" \
+    "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --no-state-per-node" \
+    "no_memory=cleanrl_graph/ppo_graph.py $flags $alike"
 "$PYTHON" benchmark/report.py --table $TABLE --episodes 500 --beside reference.csv \
     --reference 0.686 "depth first, perfect memory" --ylabel "share of new nodes" \
     --systems "one LSTM state per node=per_node_*" "one LSTM state per environment=per_env_*" \

@@ -89,7 +89,7 @@ class Args:
     """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo their number"""
     wrap: tuple[str, ...] = ()
     """wrappers, the innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
-    norm_obs: bool = False
+    norm_obs: bool = True
     """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
     num_workers: int = 0
     """worker processes that step the environments; 0 steps them in this process (best for cheap environments)"""

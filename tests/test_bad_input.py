@@ -192,7 +192,7 @@ SPACES = {  # observation space, action space, what is said
     "only ids": (spaces.Dict(node_ids=IDS), TWO, "one must be an input"),
     "action that is text": (vector(2), spaces.Text(4), "action.* Text.*not supported"),
     "action of integers": (vector(2), spaces.Box(0, 3, (2,), np.int32), "action space Box.* is not supported"),
-    "action that is a set": (vector(2), spaces.Sequence(TWO), "action.* Sequence.*not supported"),
+    "an action per row where there are none": (vector(2), spaces.Sequence(TWO), "nodes needs one graph or set, not Seq"),
     "action that is a graph": (vector(2), spaces.Dict(a=TWO, b=spaces.Graph(vector(1), None)),
                                "action space .* is not supported"),
     "mask too long": (spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(4)), spaces.Discrete(3),

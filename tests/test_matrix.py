@@ -194,7 +194,7 @@ def test_no_elements_to_choose_from(name):
     for observation in OBSERVATIONS:
         for head in ("nodes", "avail_actions"):
             if head == "avail_actions" or observation not in ELEMENTS:
-                with pytest.raises(ValueError, match=f"--action-head {head} needs Discrete actions and one graph"):
+                with pytest.raises(ValueError, match=f"--action-head {head} needs Discrete actions, or a Sequence, and one graph"):
                     script.main(small_args(script, env_id="Any-v0", action_head=head, **flags,
                                            env_kwargs={"observation": observation, "action": "discrete"}))
 

@@ -340,18 +340,14 @@ class Envs:
         paths = [leaf.path for leaf in leaves]
         if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
             raise UsageError(f"{space}: its leaves {paths} need different names, and one must be an input")
-        parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
+        self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
         if len({repr(([part._replace(size=0) if part.kind == "choice" else part for part in own], to_env_actions(
-                env.action_space, np.zeros((1, 999))))) for own, env in zip(parts, self.envs)}) > 1:
+                env.action_space, np.zeros((1, 999))))) for own, env in zip(self.parts, self.envs)}) > 1:
             raise UsageError(f"--env-kwargs: not all entries have the action space {self.action_space}")
         sets = [g for g in element_groups(leaves) if g != "avail_actions"]
-        aligned = {part.mask: part.group for part in parts[0]} | {"node_ids": next(iter(sets), None)}  # as many rows
+        aligned = {part.mask: part.group for part in self.parts[0]} | {"node_ids": next(iter(sets), None)}
         self.leaves = sorted((leaf._replace(group=aligned.get(leaf.path, leaf.group)) for leaf in leaves),
                              key=lambda leaf: not leaf.is_input)
-        self.max_rows = [{part.group: min(other.size for other in own if other.group == part.group) for part in own
-                          if part.kind == "choice"} for own in parts]
-        self.options = {part.mask: [other.entries for other in parts[0] if other.mask == part.mask and other.kind !=
-                                    "choice"] for part in parts[0] if part.mask}  # one of each must be allowed
         self.returns, self.lengths = np.zeros(N), np.zeros(N, np.int64)  # of the present episodes
         self.observations: list[list[np.ndarray]] = [[]] * N  # leaf arrays of the last step
 
@@ -381,7 +377,7 @@ class Envs:
             reward = reward if isinstance(reward, float) else guarded(f"{doing}, reward", float, reward)
             if not abs(reward) < 3e38:
                 raise UsageError(f"{doing}: reward {reward} is not finite")
-            if "action_mask" in info and not self.options:
+            if "action_mask" in info and not any(part.mask for part in self.parts[i]):
                 raise UsageError(f"{doing}: info has an action_mask, the first reset had none")
             self.returns[i] += reward
             self.lengths[i] += 1
@@ -426,14 +422,15 @@ class Envs:
                 raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
             if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
                 raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
-            if (options := self.options.get(leaf.path)) is not None:
-                table = array.reshape(len(array) if ragged else 1, math.prod(leaf.shape))
-                if not (all(table[:, k].any(1).all() for k in options) if options else table.any(0).all()):
-                    raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
             if leaf.path == "node_ids" and len(np.unique(array)) < len(array):
                 raise self.error(i, leaf, f"an id occurs twice: {array.tolist()}")
-            if (most := self.max_rows[i].get(leaf.group)) and not 0 < len(array) <= most:
-                raise self.error(i, leaf, f"{len(array)} rows to choose from, the action space has {most}")
+            for part in self.parts[i]:
+                is_choice = part.kind == "choice"
+                if is_choice and part.group == leaf.group and not 0 < len(array) <= part.size:
+                    raise self.error(i, leaf, f"{len(array)} rows to choose from, the action space has {part.size}")
+                if part.mask == leaf.path and not array.reshape(-1, math.prod(leaf.shape))[:, part.entries].any(
+                        0 if is_choice else 1).all():
+                    raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
             arrays.append(array)
         return arrays
 
@@ -528,7 +525,7 @@ class Storage:
         return self.batch(Flat(values, {group: num[idx] for group, num in counts.items()}), [*first, idx])
 
     def select(self, values: Tensor, idx: np.ndarray, group: str, start: int = 0) -> Tensor:
-        """The rows of observations start + idx from `values`, which have a row for each of a group from `start` on."""
+        """Of `values`, a row for each of a group from observation `start` on, those of the observations start + idx."""
         num = self.whole().counts[group][start:]
         end, num = num.cumsum()[idx], num[idx]
         rows = np.arange(num.sum()) + (end - num.cumsum()).repeat(num)
@@ -693,8 +690,8 @@ class GNN(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}, of edges their features). Dense leaves enter
-    as they are, images through a CNN; graphs go through a GNN and sets through an MLP per row, followed by a readout."""
+    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}, of edges their features). Dense leaves
+    enter as they are, images through a CNN, graphs through a GNN, sets through an MLP per row; then a readout."""
 
     def __init__(self, leaves: list[Leaf], args):
         super().__init__()
@@ -819,8 +816,8 @@ class Memory:
         self.storage.blocks = [Flat(values[:-2], counts) for values, counts in self.recent]
         obs = self.storage.batch(self.storage.whole())
         self.tables["obs"][kept], elements = self.agent.encode(obs)
-        seen = self.actions[kept] if self.agent.head.per_row else self.agent.head.seen(self.actions[kept], elements, obs)
-        self.tables["actions"][kept] = seen
+        seen, head = self.actions[kept], self.agent.head
+        self.tables["actions"][kept] = seen if head.per_row else head.seen(seen, elements, obs)
 
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) for observations, which become steps."""
@@ -964,59 +961,51 @@ LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
 class Part(NamedTuple):
     """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits" or "normal"."""
 
-    path: str  # "action.node"
     kind: str
     size: int  # options, bits or dimensions
     columns: slice  # of the action [B, columns]
     group: str | None  # a choice is one of its rows; of a Sequence each of its rows has an action
-    mask: str | None = None  # path of the mask's leaf
-    entries: slice | None = None  # of the mask
+    mask: str | None  # path of the mask's leaf
+    entries: slice  # of the mask
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
-    """The factors of an action space, in order; those of each row for a Sequence. UsageError for a space with no rule,
-    and where --action-head, names or masks do not fit. In a Dict a part that is named node, edge, or as a set, chooses
-    among these, and the others are ordinary. In a Dict of masks each is that of the part with its name."""
-    parts, per_row = [], isinstance(space, spaces.Sequence)
+    """The factors of an action space, or of each row of a Sequence, in order. In a Dict a Discrete part that is named
+    node, edge, or as a set, chooses one. UsageError where there is no rule, or head and masks do not fit."""
+    parts, column, ends, per_row = [], 0, {}, isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
-    discrete = [leaf for leaf in factors if leaf.kind in ("discrete", "multidiscrete")]
-    masks = [leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"]
-    groups = list(dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.is_input))
-    nodes, edges = element_groups(leaves), [group for group in groups if group.endswith(".edge_links")]
-    rows = {"node": nodes, "nodes": nodes, "edge": edges, "edges": edges} | {group: [group] for group in groups}
-    named = [leaf for leaf in discrete if head == "auto" and isinstance(space, spaces.Dict)
-             and rows.get(leaf.path.removeprefix("action."))]
+    discrete = [leaf.kind in ("discrete", "multidiscrete") for leaf in factors]
+    masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
+    rows = {leaf.group: [leaf.group] for leaf in leaves if leaf.group and leaf.is_input}
+    nodes, edges = element_groups(leaves), [group for group in rows if group.endswith(".edge_links")]
+    names = {"node": nodes, "edge": edges} | rows if head == "auto" and isinstance(space, spaces.Dict) else {}
+    named = [ok and names.get(leaf.path.removeprefix("action.")) for leaf, ok in zip(factors, discrete)]
     if head == "auto":
-        head = ("nodes" if per_row else "flat" if named or len(discrete) < len(factors) else
-                "avail_actions" if "avail_actions" in groups else "nodes" if masks and masks[0].group else "flat")
-    for leaf in factors:
+        head = ("nodes" if per_row else "flat" if any(named) or not all(discrete) else "avail_actions" if
+                "avail_actions" in rows else "nodes" if any(mask.group for mask in masks.values()) else "flat")
+    rows |= {"nodes": nodes, "edges": edges, "flat": [None]}
+    for leaf, is_discrete, found in zip(factors, discrete, named):
         binary = isinstance(leaf.space, spaces.MultiBinary)
-        if leaf.group or not (leaf in discrete or binary or leaf.dtype.kind == "f"):
+        if leaf.group or not (is_discrete or binary or leaf.dtype.kind == "f"):
             raise UsageError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, "
-                             "Dict and Tuple of these, and Sequence of any of these are)")
-        name = leaf.path.removeprefix("action.") if leaf in named else head
-        found = rows.get(name, []) if name != "flat" else [None] * (not per_row)
-        kind = "categorical" if leaf in discrete else "bits" if binary else "normal"
-        if len(found) != 1 or found[0] and not per_row and leaf not in discrete:
-            raise UsageError(f"--action-head {name} needs Discrete actions, or a Sequence, and one graph or set, not "
-                             f"{space} and {groups}")
-        for size in num_options(leaf).tolist() if leaf in discrete else [math.prod(leaf.shape)]:
-            column = parts[-1].columns.stop if parts else 0
-            columns = slice(column, column + (1 if leaf in discrete else size))
-            parts.append(Part(leaf.path, "choice" if found[0] and not per_row else kind, size, columns, found[0]))
-    for mask in masks:  # ragged: an entry for each choice, or one for all; dense, or of a Sequence: one for each option
-        inside = f"action{mask.path.removeprefix('action_mask')}."
-        mine = [part for part in parts if part.kind in ("choice", "categorical") and f"{part.path}.".startswith(inside)]
-        mine = [part for part in mine if bool(part.group) == bool(mask.group)] or mine
-        sizes, group = [1 if part.kind == "choice" else part.size for part in mine], mine[0].group if mine else None
-        shared = mask.shape == () and group and not per_row
-        if (any(part.group != group for part in mine) or bool(group) != bool(mask.group)
-                or not shared and (not mine or math.prod(mask.shape) != sum(sizes))):
-            rows = f"rows of shape {'() or ' * (not per_row)}({sum(sizes)},), as {group} has"
-            raise UsageError(f"leaf '{mask.path}': --action-head {head} needs a mask of "
-                             f"{rows if group else f'{sum(sizes)} options'}, not {mask.space}")
-        for part, size, end in zip(mine, sizes, [1] * len(mine) if shared else np.cumsum(sizes).tolist()):
-            parts[parts.index(part)] = part._replace(mask=mask.path, entries=slice(end - size, end))
+                             "Dict and Tuple of these, and a Sequence of any are)")
+        group, *others = found or rows.get(head) or [None, None]
+        if others or (not group if per_row else group and not is_discrete):
+            raise UsageError(f"--action-head {head} needs Discrete actions, or a Sequence, and one graph or set, not "
+                             f"{space} and {[*rows]}")
+        kind = "categorical" if is_discrete else "bits" if binary else "normal"
+        kind = "choice" if group and not per_row else kind
+        mask = masks.get("action_mask") or masks.get(leaf.path.replace("action", "action_mask", 1))
+        mask = mask if is_discrete and mask and bool(mask.group) == bool(group) else None
+        for size in num_options(leaf).tolist() if is_discrete else [math.prod(leaf.shape)]:
+            width, num = 1 if is_discrete else size, 1 if kind == "choice" else size
+            path, entry = (mask.path, ends.get(mask.path, 0) if mask.shape else 0) if mask else (None, 0)
+            parts.append(Part(kind, size, slice(column, column + width), group, path, slice(entry, entry + num)))
+            column, ends[path] = column + width, entry + num
+    for path, mask in masks.items():
+        if ends.get(path) != math.prod(mask.shape) or len({part.group for part in parts if part.mask == path}) > 1:
+            what = ", ".join(p.group or f"{p.size} options" for p in parts if p.kind[0] == "c") or "no options"
+            raise UsageError(f"leaf '{path}': --action-head {head} of {what} needs another mask than {mask.space}")
     return parts
 
 
@@ -1026,7 +1015,8 @@ def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.
     if isinstance(space, spaces.Sequence):
         each, rows = space.feature_space, iter(to_env_actions(space.feature_space, actions))
         rows = [tuple(next(rows) for _ in range(n)) for n in ([len(actions)] if counts is None else counts)]
-        return [concatenate(each, row, create_empty_array(each, len(row))) if space.stack else row for row in rows]
+        stack = lambda row, out: concatenate(each, row, out) if row else out
+        return [stack(row, create_empty_array(each, len(row))) for row in rows] if space.stack else rows
     columns = iter(actions.T) if isinstance(actions, np.ndarray) else actions
     if isinstance(space, spaces.Tuple):
         return list(zip(*[to_env_actions(child, columns) for child in space]))
@@ -1058,7 +1048,7 @@ class ActionHead(nn.Module):
         self.heads, self.choices, self.conditions = (nn.ModuleDict() for _ in range(3))
         self.log_stds = nn.ParameterDict()
         self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
-        for k, (_, kind, size, _, group, *_) in enumerate(self.parts):
+        for k, (kind, size, _, group, *_) in enumerate(self.parts):
             element_dim = dims.get(self.ends.get(group, group))
             width = {"choice": element_dim, "normal": size * (1 + args.state_dependent_std)}.get(kind, size)
             if kind == "normal" and not args.state_dependent_std:
@@ -1110,7 +1100,7 @@ class ActionHead(nn.Module):
         return RaggedCategorical(logits, None if mask is None else mask.squeeze(1), rows)
 
     def project(self, linear: nn.Linear, group: str, elements: dict[str, Tensor], obs: Obs) -> Tensor:
-        """`linear` of each row. Of edges, A source + B target + C features, A and B multiply each node once."""
+        """`linear` of each row; of edges (source, target, features) once per node, then a sum per edge."""
         if group not in self.ends:
             return linear(elements[group])
         nodes, features = elements[self.ends[group]], elements[group]
@@ -1130,10 +1120,12 @@ class ActionHead(nn.Module):
         return action.float()
 
     def seen(self, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
-        """What the next steps see of an action, all parts side by side; of a Sequence the mean over the rows."""
+        """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
         seen = torch.cat([self.embed(part, action[:, part.columns], elements, obs) for part in self.parts], 1)
-        ptr = obs[self.rows[self.per_row]].ptr if self.per_row else None
-        return segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None] if self.per_row else seen
+        if self.per_row:
+            ptr = obs[self.rows[self.per_row]].ptr
+            seen = segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None]
+        return seen
 
 
 # --- end shared: action heads ---

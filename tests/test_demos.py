@@ -21,7 +21,7 @@ class Part(NamedTuple):
     size: int
     columns: slice
     group: str | None
-    mask: str
+    mask: str | None
     entries: slice
 
 
@@ -30,8 +30,8 @@ def parts(*kinds, group="g.nodes"):
     found, column, entry = [], 0, 0
     for kind, size in kinds:
         width, entries = size if kind in ("bits", "normal") else 1, {"categorical": size, "choice": 1}.get(kind, 0)
-        found.append(Part(kind, size, slice(column, column + width), group if kind == "choice" else None, "action_mask",
-                          slice(entry, entry + entries)))
+        found.append(Part(kind, size, slice(column, column + width), group if kind == "choice" else None,
+                          "action_mask" if entries else None, slice(entry, entry + entries)))
         column, entry = column + width, entry + entries
     return found
 

@@ -198,7 +198,8 @@ def test_score_of_a_choice(name):
     for i in range(NUM):
         obs = repeat(storage, i, 1)
         features, elements = agent.encoder(obs)
-        latent, rows = agent.actor(features)[0].detach().double().numpy(), elements[agent.head.parts[0].group].detach().double()
+        latent = agent.actor(features)[0].detach().double().numpy()
+        rows = elements[agent.head.parts[0].group].detach().double()
         actions, expected = enumerate_actions(agent, storage, i), 0.0
         for k in range(len(agent.head.parts)):
             p = np.exp([score_of_row(agent, k, latent, row) for row in rows.numpy()])

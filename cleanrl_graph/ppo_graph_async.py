@@ -43,7 +43,7 @@ import tyro
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
@@ -877,9 +877,9 @@ def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
     A "choice" scores a row of key k = W e and query q = U latent with w . tanh(k + q) + k . q / sqrt(d): a pointer
-    network's score and dot-product attention's (Vaswani et al. 2017); e of an edge is both ends and its features. With
-    `autoregressive` the latent of a part holds those before it, choices first; the entropy is that along the action.
-    Of a Sequence each row has a latent of its own; log-probability and entropy are sums over an observation's rows."""
+    network's score and dot-product attention's (Vaswani et al. 2017); e of an edge is both ends and its features.
+    With `autoregressive` the latent of a part holds those before it, choices first; the entropy is that along
+    the action. Of a Sequence each row has a latent; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict[str, int], args):
         super().__init__()
@@ -916,7 +916,8 @@ class ActionHead(nn.Module):
             sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
             a = action[:, part.columns] if action is not None else dist.mode if greedy else sample().detach()
             a = a.long() if part.kind in ("categorical", "choice") else a.float()
-            log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
+            sums = [x.sum(1) if x.dim() > 1 else x for x in (dist.log_prob(a), dist.entropy())]
+            log_prob, entropy = log_prob + sums[0], entropy + sums[1]
             columns[k] = a.to(self.dtype)
             if str(k) in self.conditions:
                 latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
@@ -932,10 +933,10 @@ class ActionHead(nn.Module):
         if part.kind == "categorical":
             return Categorical(out, mask)
         if part.kind == "bits":
-            return Independent(Bernoulli(logits=out, validate_args=False), 1)
+            return Bernoulli(logits=out, validate_args=False)
         if part.kind == "normal":
             mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
-            return Independent(Normal(mean, log_std.exp(), validate_args=False), 1)
+            return Normal(mean, log_std.exp(), validate_args=False)
         rows, (project, score) = obs[self.rows[part.group]], self.choices[str(k)]
         keys, query = self.project(project, part.group, elements, obs), select_rows(out, rows.batch)
         logits = score(torch.tanh(keys + query)).squeeze(1)

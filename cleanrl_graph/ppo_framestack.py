@@ -4,8 +4,8 @@
     python cleanrl_graph/ppo_framestack.py --env-id CartPole-v1 --wrap hide:1,3 --obs-shifts -8,-4,-2,-1,0
     python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --gamma 0.5
 
-Rooms: Args, observations, environments, storage, encoder, memory, action heads, agent, train. `train` is the algorithm. The
-policy sees the observations of steps t - 15 to t, and the actions and rewards of t - 16 to t - 1. A step is stored
+Rooms: Args, observations, environments, storage, encoder, memory, action heads, agent, train. `train` is the algorithm.
+The policy sees the observations of steps t - 15 to t, and the actions and rewards of t - 16 to t - 1. A step is stored
 once; its views are gathered by index, also from before the rollout. Defaults differ from CleanRL's: see
 benchmark/results/memory_defaults.
 

@@ -1,6 +1,7 @@
 """A trained policy in a program of one's own (U1): it does what `play` does, in every script."""
 
 import importlib
+import runpy
 import sys
 from pathlib import Path
 
@@ -206,11 +207,30 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
 
 
+# ---- Threads ----
+def test_threads(tmp_path, monkeypatch):
+    """U2: one thread unless OMP_NUM_THREADS or the flag says otherwise; 0 leaves them as they are."""
+    for value, default in (("", 1), ("3", 3), (None, 1)):
+        monkeypatch.delenv("OMP_NUM_THREADS") if value is None else monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert runpy.run_path(ppo_graph.__file__)["Args"]().torch_threads == default
+    flags = dict(total_timesteps=0, env_id="CartPole-v1")
+    try:
+        for k, (flag, num) in enumerate([(2, 2), (0, 2), (1, 1)]):
+            run(tmp_path / str(k), torch_threads=flag, **flags)
+            assert torch.get_num_threads() == num
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.slow
-def test_table_of_decisions(tmp_path, monkeypatch):
-    """benchmark/speed/policy.py runs."""
+def test_tables(tmp_path, monkeypatch):
+    """benchmark/speed/policy.py and threads.py run."""
     monkeypatch.syspath_prepend(FOLDER.parent / "benchmark" / "speed")
     import policy
+    import threads
 
     policy.main(policy.Args(batches=(0, 2), num_steps=2, rounds=1, jobs=2, out=str(tmp_path / "table.md")))
     assert (tmp_path / "table.md").read_text().count(".py | 2 |") == 4
+    out = tmp_path / "threads.md"
+    threads.main(threads.Args(parts=("steps",), threads=(1,), networks=("small",), num_envs=2, repeats=1, out=str(out)))
+    assert out.read_text().count("| small | gradient step |") == 2

@@ -75,9 +75,11 @@ class Args:
     save_model: bool = False
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
-    """start from the weights of this model.pt"""
+    """start from this model.pt, with its environment and network"""
+    torch_threads: int = int(os.environ.get("OMP_NUM_THREADS") or 1)
+    """torch's threads on the CPU; 0: one per core, slow where they are busy"""
     checkpoint_every: int = 100
-    """updates between two checkpoints in {run_dir}/{run_name}, of which the newest two stay; 0 writes none"""
+    """updates between two checkpoints in the run's folder, the newest two stay; 0: none"""
     resume: str | None = None
     """go on from this checkpoint, or the newest in this folder; `auto`: in the newest folder of the same run, if any"""
     eval_suite: str | None = None
@@ -99,7 +101,7 @@ class Args:
     norm_obs: bool = False
     """normalises vectors and the columns of graphs and sets by their running mean and std"""
     num_workers: int = 0
-    """worker processes that step the environments; 0 steps them in this process"""
+    """processes that step the environments; 0: this one does"""
     env_timeout: float = 300.0
     """seconds after which a worker that does not answer has failed; 0 waits forever"""
 
@@ -221,20 +223,18 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
         return [leaf._replace(group=name, get=lambda obs, g=leaf.get: [g(row) for row in get(obs)] or None)
                 for leaf in rows]
     kind, dtype = "vector", np.dtype(np.int64)  # torch knows no larger unsigned numbers
-    if isinstance(space, spaces.Box):
-        pixels = space.shape[:2] if len(space.shape) == 3 and space.shape[2] < space.shape[0] else space.shape[1:]
-        kind = "image" if len(space.shape) == 3 and min(pixels) >= 8 else "vector"
-        if space.dtype.kind in "bi" or space.dtype == np.uint8:
-            dtype = space.dtype
-        elif space.dtype.kind == "f":
-            dtype = np.dtype(np.float32)
-    elif isinstance(space, spaces.MultiBinary):
-        dtype = space.dtype
-    elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         kind = type(space).__name__.lower()
-    else:
+    elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(f"leaf '{name}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Graph, "
                          "Sequence, Dict and Tuple are)")
+    elif space.dtype.kind == "f":
+        dtype = np.dtype(np.float32)
+    elif space.dtype.kind in "bi" or space.dtype == np.uint8:
+        dtype = space.dtype
+    if isinstance(space, spaces.Box) and len(space.shape) == 3:
+        pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
+        kind = "image" if min(pixels) >= 8 else "vector"
     return [Leaf(name, kind, tuple(space.shape), dtype, None, space, get)]
 
 
@@ -1178,18 +1178,18 @@ class Collector:
 
 # --- shared: flags ---
 def check_args(args) -> None:
-    """UsageError for a flag without a meaning; fills in what is computed from others."""
-    positive = "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps"
+    """UsageError for a flag without a meaning; fills in what is computed, or is that of --load-model."""
+    if args.load_model:
+        service("utils.policy", "--load-model").take_flags(args)
+    positive = "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
     others = ("num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
-              "target_kl max_grad_norm")
+              "target_kl max_grad_norm torch_threads")
     for names, least, most in ((positive, 1, math.inf), (others, 0, math.inf), ("gamma gae_lambda clip_coef", 0, 1),
                                ("ent_coef vf_coef", -math.inf, math.inf), ("seed", 0, 2**32 - 1)):
         for name in names.split():
-            value = getattr(args, name)
-            if value is not None and (not least <= value <= most or math.isinf(value) and name != "max_grad_norm"):
-                raise UsageError(f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed")
-    if min(args.hidden_dims, default=1) < 1:
-        raise UsageError(f"--hidden-dims {args.hidden_dims}: widths of at least 1 are needed")
+            for value in np.ravel(getattr(args, name)):
+                if value is not None and (not least <= value <= most or math.isinf(value) and name != "max_grad_norm"):
+                    raise UsageError(f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed")
     if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
         raise UsageError(f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4")
     if not tasks_of(args) or not all(isinstance(task, dict) for task in tasks_of(args)):
@@ -1198,8 +1198,7 @@ def check_args(args) -> None:
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
     if args.total_timesteps > 0 and args.num_iterations == 0:
-        raise UsageError(f"--total-timesteps {args.total_timesteps} is less than a rollout of {args.num_envs} envs x "
-                         f"{args.num_steps} steps; 0 only evaluates")
+        raise UsageError(f"--total-timesteps {args.total_timesteps} is less than a rollout of {args.batch_size} steps")
 
 
 # --- end shared: flags ---
@@ -1231,6 +1230,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     if evaluate:
         evaluate.check(make_env, args)  # what cannot be evaluated is an error now
 
+    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     random.seed(args.seed + RANK)
     np.random.seed(args.seed + RANK)
     torch.manual_seed(args.seed)  # for the same weights on all ranks
@@ -1251,8 +1251,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     optimizer = torch.optim.Adam(params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True)
     storage, per_row = Storage(collector.leaves, device), agent.head.per_row
     if args.load_model:
-        load = lambda file: agent.load_state_dict(torch.load(file, map_location=device, weights_only=True)["model"])
-        guarded(f"--load-model {args.load_model}", partial(load, args.load_model))
+        service("utils.policy", "--load-model").load_weights(agent, args)
     if saved:
         try:
             agent.load_state_dict(saved["model"])
@@ -1400,7 +1399,8 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     if RANK > 0:
         return []
     if args.save_model:
-        model, path = {"model": agent.state_dict(), "args": vars(args)}, os.path.join(folder, "model.pt")
+        path = os.path.join(folder, "model.pt")
+        model = {"script": Args.exp_name, "args": vars(args), "model": agent.state_dict()}
         guarded(f"--save-model {path}", partial(torch.save, model, path))
     signals.append(0)  # from now on one signal is enough
     playing = partial(play, agent, args, device)

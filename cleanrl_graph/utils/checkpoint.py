@@ -27,7 +27,8 @@ SAME = {"script", "env_id", "env_kwargs", "wrap", "num_envs", "num_workers", "wo
         "action_shifts", "reward_shifts", "memory_length"}  # what the saved state has the shape of
 FREE = ("run_dir", "track", "wandb_project_name", "wandb_entity", "capture_video", "save_model", "load_model",
         "checkpoint_every", "resume", "eval_suite", "eval_episodes", "eval_samples", "eval_max_steps", "env_timeout",
-        "cuda", "exp_name", "batch_size", "minibatch_size", "num_iterations")  # all others shape the training
+        "cuda", "torch_threads", "exp_name", "batch_size", "minibatch_size",
+        "num_iterations")  # all others shape the training
 load_env: Callable[[bytes], gym.Env] = cloudpickle.loads  # of what dump_envs returned
 said = set()  # kinds of environments that do not go on exactly
 

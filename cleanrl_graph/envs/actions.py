@@ -182,7 +182,7 @@ class NodeAmountEnv(StepsEnv):
     def observation(self):
         nodes = np.eye(self.num_amounts + 1, dtype=np.float32)[self.wants]
         graph = spaces.GraphInstance(nodes, None, self.links)
-        return {"graph": graph, "action_mask": {"node": self.mask, "amount": self.amounts}}
+        return {"graph": graph, "action_mask": {"node": self.mask.copy(), "amount": self.amounts.copy()}}
 
     def reward(self, action):
         right = self.wants[action["node"]] == action["amount"] and action["node"] != self.last

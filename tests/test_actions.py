@@ -5,7 +5,12 @@ import itertools
 import envs  # noqa: F401
 import gymnasium as gym
 import numpy as np
+import ppo_framestack
 import ppo_graph
+import ppo_graph_aux
+import ppo_graph_compile
+import ppo_gtrxl
+import ppo_lstm_sparse
 import pytest
 import torch
 from gymnasium import spaces
@@ -230,6 +235,84 @@ def test_observations_that_do_not_fit(space, graph, mask, kind, sentence):
         ppo_graph.Envs([lambda: ListEnv(observation, [obs], space)]).reset()
 
 
+# ---- Scripts ----
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Colouring", "NodeAmount"])
+def test_workers_step_the_same(name, tmp_path):
+    """G9, G10, S6: two processes return what this one returns, whatever the actions are."""
+    flags = dict(env_id=f"envs:{name}-v0", num_envs=4, autoregressive=True)
+    here, there = (run(tmp_path / str(num), num_workers=num, **flags).scalars for num in (0, 2))
+    assert all(here[tag] == there[tag] for tag in here if tag != "charts/SPS")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BestEdge", "Colouring", "NeighbourMean", "NodeAmount"])
+def test_compiled(name, tmp_path):
+    """G8, G9, G10, X4: compiled code collects and learns with the same policy, and plays, empty graphs included."""
+    found = run(tmp_path, script=ppo_graph_compile, env_id=f"envs:{name}-v0", compile_mode="default", eval_episodes=2)
+    assert max(value for _, value in found.scalars["debug/collection_mismatch"]) < 1e-5 and len(found.rows) == 2
+
+
+def zeros(env, obs, rng):
+    """A policy that colours all nodes alike."""
+    return (0,) * len(obs["graph"].nodes)
+
+
+def test_demonstrations_of_a_sequence(tmp_path):
+    """G9, P8: --record and --demos say that they cannot."""
+    flags = dict(script=ppo_graph_aux, env_id="envs:Colouring-v0", demos=str(tmp_path / "demos.npz"))
+    for more in ({"record": "test_actions:zeros"}, {}):
+        with pytest.raises(SystemExit, match="demonstrations of .*Sequence.* whose number varies"):
+            run(tmp_path / "runs", **flags, **more)
+
+
+@pytest.mark.parametrize("script, flags", [
+    (ppo_lstm_sparse, {"lstm_dim": 8}), (ppo_gtrxl, {"dim": 8, "num_heads": 2}), (ppo_framestack, {})])
+def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
+    """G9, T2: of one action per node the memory sees how many nodes took each option, as shares."""
+    found = script.Envs([lambda: gym.make("envs:Colouring-v0")])
+    head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
+    obs = {head.rows["graph.nodes"]: script.Ragged(torch.zeros(4, 3), torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2]))}
+    seen = head.seen(torch.tensor([[1], [1], [0], [0]]), {}, obs)
+    torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
+
+
+class OneOfMany(gym.Env):
+    """Shows each of 3 nodes a bit in the first step, in another order in the second one, when each is to tell it."""
+
+    observation_space = spaces.Dict(things=spaces.Sequence(vector(2), stack=True), node_ids=spaces.Sequence(
+        spaces.Box(0, 9, (), np.int64), stack=True))
+    action_space = spaces.Sequence(spaces.Discrete(2))
+
+    def observe(self):
+        self.order, shown = self.np_random.permutation(3), np.zeros((3, 2), np.float32)
+        if self.t == 0:
+            shown[np.arange(3), self.bits[self.order]] = 1
+        return {"things": shown, "node_ids": self.order}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.bits = 0, self.np_random.integers(2, size=3)
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = float((np.array(action) == self.bits[self.order]).mean()) * self.t
+        self.t += 1
+        return self.observe(), reward, self.t == 2, False, {}
+
+
+gym.register("OneOfMany-v0", entry_point=OneOfMany)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_node", [False, True])
+def test_each_node_remembers(per_node, tmp_path):
+    """G9, R1: with a state per id each node tells its own bit; without, its row is told apart by nothing."""
+    rows = run(tmp_path, ppo_lstm_sparse, env_id="OneOfMany-v0", num_envs=16, num_steps=16, total_timesteps=8192,
+               learning_rate=5e-3, lstm_dim=16, gnn_dim=16, state_per_node=per_node, eval_episodes=64).rows
+    assert (np.mean([row["return"] for row in rows]) > 0.95) == per_node
+
+
 # ---- Tasks ----
 def best(env, obs):
     """The best action of the toy tasks."""
@@ -264,9 +347,9 @@ def test_toy_tasks(name):
     ("BestEdge", 6, {"max_edges": 8, "num_colours": 2}), ("Colouring", 7, {}), ("NeighbourMean", 6.8, {})])
 def test_toy_tasks_are_learned(name, least, kwargs, tmp_path):
     """G8, G9: random actions earn less than 4.5 of 8."""
-    rows = run(tmp_path, env_id=f"envs:{name}-v0", env_kwargs=kwargs, num_envs=16, num_steps=32, learning_rate=2.5e-3, gamma=0.0,
-               ent_coef=0.0, gnn_dim=64, hidden_dims=(64,), total_timesteps=12288, num_minibatches=4, update_epochs=4,
-               eval_episodes=64).rows
+    rows = run(tmp_path, env_id=f"envs:{name}-v0", env_kwargs=kwargs, num_envs=16, num_steps=32, learning_rate=2.5e-3,
+               gamma=0.0, ent_coef=0.0, gnn_dim=64, hidden_dims=(64,), total_timesteps=12288, num_minibatches=4,
+               update_epochs=4, eval_episodes=64).rows
     assert np.mean([row["return"] for row in rows]) > least
 
 

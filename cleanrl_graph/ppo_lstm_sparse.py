@@ -64,17 +64,17 @@ class Args:
     capture_video: bool = False
     """if toggled, save a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
-    """folder that receives a folder per run: TensorBoard log, model, checkpoints, evaluation"""
+    """folder of a folder per run: TensorBoard log, model, checkpoints, evaluation"""
     save_model: bool = False
     """if toggled, save the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
-    """start from this model.pt, with its environment, network and memory where not given"""
+    """start from this model.pt, with its environment and networks where not given"""
     torch_threads: int = int(os.environ.get("OMP_NUM_THREADS") or 1)
     """torch's threads on the CPU; more are slower where cores are busy; 0: one per core"""
     checkpoint_every: int = 100
-    """updates between two checkpoints in {run_dir}/{run_name}, of which the newest two stay; 0 writes none"""
+    """updates between two checkpoints in {run_dir}/{run_name}, of which the newest two stay; 0: none"""
     resume: str | None = None
-    """go on from this checkpoint, or the newest in this folder; `auto`: in the newest folder of the same run, if any"""
+    """go on from this checkpoint, or the newest in this folder; `auto`: in the newest folder of this run"""
     eval_suite: str | None = None
     """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
     eval_episodes: int = 10
@@ -82,7 +82,7 @@ class Args:
     eval_samples: int = 16
     """sampled episodes per entry of the eval_suite, beside the greedy one; the best is reported"""
     eval_max_steps: int = 10_000
-    """steps after which an episode of the evaluation is cut off"""
+    """steps after which an evaluated episode is cut off"""
 
     # Environment
     env_id: str = "CartPole-v1"
@@ -92,11 +92,11 @@ class Args:
     wrap: tuple[str, ...] = ()
     """wrappers, the innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
     norm_obs: bool = False
-    """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
+    """if toggled, vectors and the columns of graphs and sets are normalised by running mean and std"""
     num_workers: int = 0
-    """worker processes that step the environments; 0: this process does (best for cheap ones)"""
+    """worker processes that step the environments; 0: none (best for cheap ones)"""
     env_timeout: float = 300.0
-    """seconds after which a worker that does not answer counts as hanging; 0 waits forever"""
+    """seconds after which a worker that does not answer counts as hanging; 0: never"""
 
     # Network
     hidden_dims: tuple[int, ...] = (256, 256)
@@ -118,7 +118,7 @@ class Args:
     autoregressive: bool = False
     """if toggled, the parts of a composite action are drawn in sequence, each given those before it"""
     state_dependent_std: bool = False
-    """if toggled, the log-std of Box actions is an output of the network instead of a parameter"""
+    """if toggled, the log-std of Box actions is the network's output, not a parameter"""
 
     # Memory
     state_per_node: bool = True
@@ -296,7 +296,7 @@ def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
         trace, frames = error.__traceback__, []
         while trace and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        if not isinstance(error, (gym.error.Error, OSError)):  # which say enough
+        if not isinstance(error, (gym.error.Error, OSError, ModuleNotFoundError)):  # which say enough
             frames = traceback.format_exception(type(error), error, trace)
         raise UsageError(f"{''.join(frames)}{doing}{args or ''}: {type(error).__name__}: {error}") from None
 
@@ -308,7 +308,7 @@ def tasks_of(args) -> list[dict]:  # the entries of --env-kwargs
 def make_env(args, i: int = 0, more: dict | None = None) -> gym.Env:
     """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
     kwargs = {"disable_env_checker": True} | tasks_of(args)[i % len(tasks_of(args))] | (more or {})
-    env = guarded("--env-id", gym.make, args.env_id, **kwargs)
+    env = guarded(f"--env-id {args.env_id} (module:Name-v0 imports it)", partial(gym.make, args.env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 

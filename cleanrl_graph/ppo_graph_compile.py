@@ -71,7 +71,7 @@ class Args:
     capture_video: bool = False
     """if toggled, save a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
-    """folder of a folder per run: TensorBoard log, model, checkpoints, evaluation"""
+    """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
     save_model: bool = False
     """if toggled, save the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
@@ -85,11 +85,11 @@ class Args:
     eval_suite: str | None = None
     """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
     eval_episodes: int = 10
-    """greedy episodes played when training ends if there is no eval_suite; 0: none"""
+    """greedy episodes played when training ends if there is no eval_suite; 0 for none"""
     eval_samples: int = 16
     """sampled episodes per entry of the eval_suite, beside the greedy one; the best is reported"""
     eval_max_steps: int = 10_000
-    """steps after which an evaluated episode is cut off"""
+    """steps after which an evaluation's episode is cut off"""
 
     # Environment
     env_id: str = "envs:JobShop-v0"
@@ -99,11 +99,11 @@ class Args:
     wrap: tuple[str, ...] = ()
     """wrappers, the innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
     norm_obs: bool = False
-    """if toggled, vectors and the columns of graphs and sets are normalised by running mean and std"""
+    """normalises vectors and the columns of graphs and sets by their running mean and std"""
     num_workers: int = 0
-    """worker processes that step the environments; 0: none (best for cheap ones)"""
+    """worker processes that step the environments; 0 steps them in this process"""
     env_timeout: float = 300.0
-    """seconds after which a worker that does not answer counts as hanging; 0: never"""
+    """seconds after which a worker that does not answer has failed; 0 waits forever"""
 
     # Network
     hidden_dims: tuple[int, ...] = (256, 256)
@@ -125,7 +125,7 @@ class Args:
     autoregressive: bool = False
     """if toggled, the parts of a composite action are drawn in sequence, each given those before it"""
     state_dependent_std: bool = False
-    """if toggled, the log-std of Box actions is the network's output, not a parameter"""
+    """makes the log-std of Box actions an output of the network instead of a parameter"""
 
     # Algorithm
     total_timesteps: int = 500000

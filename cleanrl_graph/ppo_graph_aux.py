@@ -62,21 +62,21 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of wandb's project"""
     capture_video: bool = False
-    """if toggled, save a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
+    """save a greedy episode to {run_dir}/{run_name}/episode.gif at the end"""
     run_dir: str = "runs"
     """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
     save_model: bool = False
-    """if toggled, save the model to {run_dir}/{run_name}/model.pt when training ends"""
+    """save the model to {run_dir}/{run_name}/model.pt at the end"""
     load_model: str | None = None
-    """start from this model.pt, with its environment and networks where not given"""
+    """model.pt to start from, with its flags where not given"""
     torch_threads: int = int(os.environ.get("OMP_NUM_THREADS") or 1)
-    """torch's threads on the CPU; more are slower where cores are busy; 0: one per core"""
+    """torch's threads on the CPU; more are slower on busy cores; 0: one per core"""
     checkpoint_every: int = 100
-    """updates between two checkpoints in {run_dir}/{run_name}, of which the newest two stay; 0: none"""
+    """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
     resume: str | None = None
     """go on from this checkpoint, or the newest in this folder; `auto`: in the newest folder of this run"""
     eval_suite: str | None = None
-    """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
+    """name of a list of env kwargs in the env's `eval_suites`, each played at the end"""
     eval_episodes: int = 10
     """greedy episodes played when training ends if there is no eval_suite; 0 for none"""
     eval_samples: int = 16
@@ -1132,7 +1132,7 @@ def play(agent: Agent, args, device: torch.device, makers: list[Callable[[], gym
 
 # --- shared: flags ---
 def check_args(args) -> None:
-    """UsageError for a flag without a meaning; fills in what is computed, or is that of --load-model."""
+    """UsageError for a flag without a meaning; fills in what is computed, or --load-model's."""
     if args.load_model:
         service("utils.policy", "--load-model").take_flags(args)
     positive = "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"

@@ -62,11 +62,11 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of wandb's project"""
     capture_video: bool = False
-    """save a greedy episode to {run_dir}/{run_name}/episode.gif at the end"""
+    """saves a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
     """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
     save_model: bool = False
-    """save the model to {run_dir}/{run_name}/model.pt at the end"""
+    """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
     """model.pt to start from, with its flags where not given"""
     torch_threads: int = int(os.environ.get("OMP_NUM_THREADS") or 1)

@@ -81,7 +81,7 @@ class Args:
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
     resume: str | None = None
-    """go on from this checkpoint, or the newest in this folder; `auto`: in the newest folder of this run"""
+    """go on from this checkpoint, or the newest in this folder; `auto`: of this run"""
     eval_suite: str | None = None
     """name of a list of env kwargs in the env's `eval_suites`, each played at the end"""
     eval_episodes: int = 10
@@ -93,7 +93,7 @@ class Args:
 
     # Environment
     env_id: str = "envs:JobShop-v0"
-    """the id of the environment, `module:Name-v0` imports the module first"""
+    """the environment's id, `module:Name-v0` imports the module first"""
     env_kwargs: Json = field(default_factory=dict)
     """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo their number"""
     wrap: tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class Args:
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
     """how a node aggregates its incoming messages"""
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how the nodes of a graph, or the elements of a set, become one vector"""
+    """how a graph's nodes, or a set's elements, become one vector"""
     action_head: Literal["auto", "flat", "nodes", "avail_actions"] = "auto"
     """what a Discrete action indexes: a fixed list, the elements that action_mask is aligned to, or avail_actions"""
     autoregressive: bool = False
@@ -177,7 +177,7 @@ class Args:
 
 
 class UsageError(ValueError):
-    """A sentence that says what was wrong, where, and what to do; the command line shows it without a traceback."""
+    """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
 
 
 # --- shared: observations ---

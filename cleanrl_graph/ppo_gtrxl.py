@@ -50,7 +50,7 @@ class Args:
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
     seed: int = 1
-    """seed of the experiment; env i is seeded with seed + i"""
+    """seed of the experiment; env i has seed + i"""
     torch_deterministic: bool = True
     """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
@@ -112,7 +112,7 @@ class Args:
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
     """how a node aggregates its incoming messages"""
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how a graph's nodes, or a set's elements, become one vector"""
+    """how the nodes of a graph, or the elements of a set, become one vector"""
     action_head: Literal["auto", "flat", "nodes", "avail_actions"] = "auto"
     """what a Discrete action indexes: a fixed list, the elements that action_mask is aligned to, or avail_actions"""
     autoregressive: bool = False
@@ -232,7 +232,7 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
                 for leaf in rows]
     kind, dtype = "vector", np.dtype(np.int64)  # torch knows no larger unsigned numbers
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        kind = type(space).__name__.lower()
+        kind = "discrete" if isinstance(space, spaces.Discrete) else "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(f"leaf '{name}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Graph, "
                          "Sequence, Dict and Tuple are)")

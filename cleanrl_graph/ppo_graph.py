@@ -90,7 +90,7 @@ class Args:
     env_kwargs: Json = field(default_factory=dict)
     """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo their number"""
     wrap: tuple[str, ...] = ()
-    """wrappers, the innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
+    """wrappers, innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
     norm_obs: bool = False
     """normalises vectors and the columns of graphs and sets by their running mean and std"""
     num_workers: int = 0
@@ -270,7 +270,7 @@ def service(name: str, flag: str | None = None):
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs); its exception becomes a UsageError: the frames of others' code, then a sentence."""
+    """function(*args, **kwargs); its exception becomes a UsageError: frames of others' code, then a sentence."""
     try:
         return function(*args, **kwargs)
     except UsageError:
@@ -291,13 +291,13 @@ def tasks_of(args) -> list[dict]:  # the entries of --env-kwargs
 def make_env(args, i: int = 0, more: dict | None = None) -> gym.Env:
     """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
     kwargs = {"disable_env_checker": True} | tasks_of(args)[i % len(tasks_of(args))] | (more or {})
-    env = guarded(f"--env-id {args.env_id} (module:Name-v0 imports it)", partial(gym.make, args.env_id, **kwargs))
+    env = guarded(f"--env-id {args.env_id} (or module:Name-v0)", partial(gym.make, args.env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
 class Episode(NamedTuple):
-    """An episode that ended. Return and length are those of RecordEpisodeStatistics where that is used."""
+    """An episode that ended. Return and length are those of RecordEpisodeStatistics where used."""
 
     env: int
     ret: float
@@ -1008,7 +1008,7 @@ LOGGED = ("losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/o
 
 def main(args: Args) -> list:
     """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
-    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever it is
+    with contextlib.ExitStack() as stack:  # what is closed at the end
         return train(args, stack)
 
 

@@ -57,7 +57,7 @@ class Args:
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
     seed: int = 1
-    """seed of the experiment; env i is seeded with seed + i"""
+    """seed of the experiment; env i has seed + i"""
     torch_deterministic: bool = True
     """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
@@ -75,15 +75,15 @@ class Args:
     save_model: bool = False
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
-    """start from this model.pt, with its environment and network"""
+    """model.pt to start from, with its flags where not given"""
     torch_threads: int = int(os.environ.get("OMP_NUM_THREADS") or 1)
-    """torch's threads on the CPU; 0: one per core, slow where they are busy"""
+    """torch's threads on the CPU; more are slower on busy cores; 0: one per core"""
     checkpoint_every: int = 100
-    """updates between two checkpoints in the run's folder, the newest two stay; 0: none"""
+    """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
     resume: str | None = None
-    """go on from this checkpoint, or the newest in this folder; `auto`: in the newest folder of the same run, if any"""
+    """go on from this checkpoint, or the newest in this folder; `auto`: of this run"""
     eval_suite: str | None = None
-    """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
+    """name of a list of env kwargs in the env's `eval_suites`, each played at the end"""
     eval_episodes: int = 10
     """greedy episodes played when training ends if there is no eval_suite; 0 for none"""
     eval_samples: int = 16
@@ -93,15 +93,15 @@ class Args:
 
     # Environment
     env_id: str = "envs:JobShop-v0"
-    """the id of the environment, `module:Name-v0` imports the module first"""
+    """the environment's id, `module:Name-v0` imports the module first"""
     env_kwargs: Json = field(default_factory=dict)
     """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo their number"""
     wrap: tuple[str, ...] = ()
-    """wrappers, the innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
+    """wrappers, innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
     norm_obs: bool = False
     """normalises vectors and the columns of graphs and sets by their running mean and std"""
     num_workers: int = 0
-    """processes that step the environments; 0: this one does"""
+    """worker processes that step the environments; 0 steps them in this process"""
     env_timeout: float = 300.0
     """seconds after which a worker that does not answer has failed; 0 waits forever"""
 
@@ -175,7 +175,7 @@ class Args:
 
 
 class UsageError(ValueError):
-    """A sentence that says what was wrong, where, and what to do; the command line shows it without a traceback."""
+    """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
 
 
 # --- shared: observations ---
@@ -222,7 +222,7 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
                 for leaf in rows]
     kind, dtype = "vector", np.dtype(np.int64)  # torch knows no larger unsigned numbers
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        kind = type(space).__name__.lower()
+        kind = "discrete" if isinstance(space, spaces.Discrete) else "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(f"leaf '{name}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Graph, "
                          "Sequence, Dict and Tuple are)")
@@ -280,7 +280,7 @@ def service(name: str, flag: str | None = None):
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs); its exception becomes a UsageError: the frames of others' code, then a sentence."""
+    """function(*args, **kwargs); its exception becomes a UsageError: frames of others' code, then a sentence."""
     try:
         return function(*args, **kwargs)
     except UsageError:
@@ -289,7 +289,7 @@ def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
         trace, frames = error.__traceback__, []
         while trace and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        if not isinstance(error, (gym.error.Error, OSError)):  # which say enough
+        if not isinstance(error, (gym.error.Error, OSError, ModuleNotFoundError)):  # which say enough
             frames = traceback.format_exception(type(error), error, trace)
         raise UsageError(f"{''.join(frames)}{doing}{args or ''}: {type(error).__name__}: {error}") from None
 
@@ -301,13 +301,13 @@ def tasks_of(args) -> list[dict]:  # the entries of --env-kwargs
 def make_env(args, i: int = 0, more: dict | None = None) -> gym.Env:
     """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
     kwargs = {"disable_env_checker": True} | tasks_of(args)[i % len(tasks_of(args))] | (more or {})
-    env = guarded("--env-id", gym.make, args.env_id, **kwargs)
+    env = guarded(f"--env-id {args.env_id} (or module:Name-v0)", partial(gym.make, args.env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
 class Episode(NamedTuple):
-    """An episode that ended. Return and length are those of RecordEpisodeStatistics where that is used."""
+    """An episode that ended. Return and length are those of RecordEpisodeStatistics where used."""
 
     env: int
     ret: float
@@ -1128,7 +1128,7 @@ def play(agent: Agent, args, device: torch.device, makers: list[Callable[[], gym
 
 # --- shared: flags ---
 def check_args(args) -> None:
-    """UsageError for a flag without a meaning; fills in what is computed, or is that of --load-model."""
+    """UsageError for a flag without a meaning; fills in what is computed, or --load-model's."""
     if args.load_model:
         service("utils.policy", "--load-model").take_flags(args)
     positive = "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
@@ -1192,7 +1192,7 @@ def ppo_loss(agent: Agent, args: Args, spare: int, obs: Obs, actions: Tensor,
 
 def main(args: Args) -> list:
     """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
-    with contextlib.ExitStack() as stack:  # what is closed at the end, whatever it is
+    with contextlib.ExitStack() as stack:  # what is closed at the end
         return train(args, stack)
 
 

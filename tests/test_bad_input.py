@@ -526,9 +526,10 @@ SMALL = ["--total-timesteps", 32, "--num-envs", 2, "--num-steps", 8, "--num-mini
 
 @pytest.mark.parametrize("flags, sentence", [
     (["--gnn", "gatv2", "--gnn-dim", 62], "--gnn-dim 62: the 4 heads of --gnn gatv2 need a multiple of 4"),
-    (["--env-id", "Nope-v0"], "Environment `Nope` doesn't exist.*"),
+    (["--env-id", "Nope-v0"], r"--env-id Nope-v0 \(or module:Name-v0\): .*Environment `Nope` doesn't exist.*"),
+    (["--env-id", "nowhere:Nope-v0"], "--env-id nowhere:Nope-v0 .*No module named 'nowhere'.*"),
     (["--resume", "nowhere"], "--resume nowhere: auto, a folder .*"),
-    (["--load-model", "nowhere.pt"], ".*nowhere.pt.*"),
+    (["--load-model", "nowhere.pt"], "--load-model .*nowhere.pt.*"),
     (["--wrap", "nope"], "--wrap nope: there is no such wrapper.*")])
 def test_a_sentence_alone(flags, sentence, tmp_path):
     """A wrong flag ends with exit code 1 and the sentence: no traceback."""

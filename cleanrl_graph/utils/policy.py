@@ -83,7 +83,7 @@ def take_flags(args: Any) -> None:
     wrappers, unless they are given. SystemExit for a flag that is given and makes another network."""
     try:
         saved = read_model(args.load_model)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise SystemExit(f"--load-model {error}") from None
     typed = {part.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_") for part in sys.argv[1:]}
     given = {name for name, value in vars(type(args)()).items() if name in typed or getattr(args, name) != value}

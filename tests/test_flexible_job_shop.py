@@ -253,7 +253,7 @@ def test_benchmark_instances():
     assert sum(load_instance(kwargs["instance"])[2] for kwargs in SUITES["sd10x5"]) == 9632  # their mean is 96.32
     for data, published in {"edata": 1.15, "rdata": 2.0}.items():  # eligible machines per operation
         times = [load_instance(kwargs["instance"])[0] for kwargs in SUITES[data]]
-        assert np.mean([(t > 0).sum() / len(t) for t in times]) == pytest.approx(published, abs=0.03)
+        assert np.mean([(t > 0).sum() / len(t) for t in times]) == pytest.approx(published, abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["mk01", "mk10", "la21_edata", "la38_rdata", "la16_vdata", "la30_vdata", "sd20x5_007"])

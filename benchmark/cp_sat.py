@@ -5,10 +5,10 @@ FlexibleJobShop-v0.
 
 A plain model: an interval per operation, or an optional one for each machine that can take it, of which exactly one is
 present; no two on a machine overlap; precedence along the jobs; the makespan is minimised from the solver's own start.
-Each row of benchmark/results/cp_sat/ENV.csv is written when its instance ends, and what is in there is not solved again,
-so an interrupted command goes on. In the end the mean gaps (%) to the best known makespans are printed, and written to
-ENV.md beside it for all that the csv holds. An instance without any solution in time has no makespan there, and its
-suite's cell says how many those are.
+Each row of benchmark/results/cp_sat/ENV.csv is written when its instance ends, and what is in there is not solved
+again, so an interrupted command goes on. In the end the mean gaps (%) to the best known makespans of all that the csv
+holds are printed, and written to ENV.md beside it. An instance without any solution in time has no makespan there; the
+cell of its suite says how many those are, and is the mean of the others.
 """
 
 import csv

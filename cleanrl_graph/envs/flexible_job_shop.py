@@ -440,6 +440,8 @@ class FlexibleJobShopEnv(gym.Env):
         if self.name is not None:
             result["best_known"] = float(load_instance(self.name)[2])
             result |= rule_makespans(self.name, self.dispatch)
+            if self.dispatch == "active":  # some rules are better without delays: a fair bar needs those too
+                result |= {f"nondelay {rule}": cost for rule, cost in rule_makespans(self.name, "nondelay").items()}
         return {"eval": result}
 
     def render(self):

@@ -51,8 +51,8 @@ def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
         if kind == "greedy":
             by_seed.setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()
             for rule in (name for name in run["eval"] if name.split()[-1] in RULES):
-                builder, rule_name = ("nondelay" if " " in rule else "active"), rule.split()[-1]
-                rows.setdefault(f"{rule_name}, {builder}", {})[suite] = gaps(run, rule).mean()
+                *other, name = rule.split()  # a bare name is in the builder of the environment
+                rows.setdefault(f"{name}, {(*other, 'nondelay')[0]}", {})[suite] = gaps(run, rule).mean()
         else:
             best = next(name for name in run["eval"] if name.startswith("best of"))
             rows.setdefault(f"ppo_graph.py {best}, seed {run['seed']}", {})[suite] = gaps(run, best).mean()

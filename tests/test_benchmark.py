@@ -386,7 +386,7 @@ def test_gaps_of_flexible_job_shops(tmp_path):
     (folder / "published.csv").write_text(published)
     for seed, name, column in [(1, "greedy-mk", "greedy"), (2, "greedy-mk", "greedy"), (1, "samples-mk", "best of 4")]:
         table = {"instance": list("ab"), column: [100 + 4 * seed, 200], "best_known": [100, 200],
-                 "MWKR": [120, 220], "nondelay MWKR": [110, 220]}
+                 "MWKR": [110, 220], "active MWKR": [120, 220]}
         (folder / "runs" / f"{name}_{seed}.json").write_text(json.dumps({
             "name": name, "seed": seed, "exit_code": 0, "eval": table, "cpu": "C", "versions": {"torch": "2"},
             "commit": "0123456789", "duration": 60, "command": f"python x.py --seed {seed}"}))

@@ -173,7 +173,7 @@ def test_episode_against_plain_loops(jobs, machines, steps, seed, dispatch, wind
 @pytest.mark.parametrize("seed", range(12))
 def test_active_choices_reach_the_optimum(seed):
     """Brute force over all schedules of tiny shops; every bound on the way is a bound of what can be reached."""
-    env = FlexibleJobShopEnv(jobs=3, machines=(2, 3), operations=2, durations=(1, 9), deviation=1.0,
+    env = FlexibleJobShopEnv(jobs=3, machines=(2, 3), operations=2, durations=(1, 9), deviation=1.0, dispatch="active",
                              reward_unit="time", skip_forced=False)
     rng = np.random.default_rng(seed)
     observation, _ = env.reset(seed=seed)
@@ -190,7 +190,7 @@ def test_active_choices_reach_the_optimum(seed):
 
 
 def test_feature_values_by_hand():
-    env = FlexibleJobShopEnv(instance=TINY)
+    env = FlexibleJobShopEnv(instance=TINY, dispatch="active", window=2)
     observation, _ = env.reset(seed=0)
     x, edge_x, links = observation["graph"]
     mean_time = (3 + 3 + 5) / 3

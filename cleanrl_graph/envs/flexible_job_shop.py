@@ -5,9 +5,27 @@ machines, for a time that depends on the machine. A decision appends one operati
 the earliest time that its job and the machine are both free; the makespan is to be small. Which pairs (operation,
 machine) are offered, of the next operations of the jobs, is the schedule builder (`dispatch`):
 
+- "nondelay": those that can start at the earliest time. No machine waits while it has work, so the optimum may be out
+  of reach, but fewer choices are bad ones.
 - "active": all that could start before the earliest completion of any of them. Some sequence of these choices is an
   optimal schedule: where an optimal one starts all that is left later, what could complete first can be moved there.
-- "nondelay": those that can start at the earliest time. No machine waits while it has work.
+
+"nondelay" is the default because a policy learns it far sooner: LEARNT
+
+Mean gap of the rules below to the best known makespan, %; a job's rule takes the machine that completes it first:
+
+| instances | dispatch | SPT | MWKR | MOPNR | FIFO | EFT | random |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| sd10x5 | nondelay | 35.0 | 16.9 | 19.4 | 22.5 | 35.0 | 35.9 |
+| sd10x5 | active | 60.8 | 17.2 | 19.3 | 21.8 | 48.2 | 48.9 |
+| mk | nondelay | 49.7 | 25.3 | 24.6 | 26.5 | 49.7 | 55.5 |
+| mk | active | 78.6 | 22.2 | 23.1 | 19.3 | 63.7 | 60.7 |
+| edata | nondelay | 26.4 | 17.3 | 18.0 | 20.7 | 26.4 | 27.1 |
+| edata | active | 51.8 | 21.9 | 21.0 | 20.7 | 38.9 | 33.9 |
+| rdata | nondelay | 29.2 | 13.2 | 14.9 | 16.6 | 29.2 | 25.8 |
+| rdata | active | 67.6 | 14.1 | 16.2 | 16.6 | 47.8 | 38.8 |
+| vdata | nondelay | 17.9 | 3.8 | 6.1 | 6.7 | 17.9 | 16.2 |
+| vdata | active | 50.6 | 3.6 | 7.2 | 6.7 | 37.5 | 21.2 |
 
 Random instances are those of Song et al. (IEEE TII 19, 2023), called SD1: on M machines a job has 0.8 M to 1.2 M
 operations, an operation has 1 to M eligible machines, drawn uniformly, a mean time in 1..20 and on each machine a
@@ -146,9 +164,9 @@ class FlexibleJobShopEnv(gym.Env):
     eval_suites = suites()
 
     def __init__(self, jobs=(5, 20), machines=(5, 10), operations=None, durations=(1, 20), deviation=0.2,
-                 flexibility=1.0, instance=None, dispatch="active", window=2, skip_forced=True, reward_unit="bound",
+                 flexibility=1.0, instance=None, dispatch="nondelay", window=1, skip_forced=True, reward_unit="bound",
                  render_mode=None):
-        for name, value, options in [("dispatch", dispatch, ["active", "nondelay"]),
+        for name, value, options in [("dispatch", dispatch, ["nondelay", "active"]),
                                      ("reward_unit", reward_unit, ["bound", "time"]),
                                      ("render_mode", render_mode, [None, "rgb_array"])]:
             if value not in options:
@@ -440,8 +458,8 @@ class FlexibleJobShopEnv(gym.Env):
         if self.name is not None:
             result["best_known"] = float(load_instance(self.name)[2])
             result |= rule_makespans(self.name, self.dispatch)
-            if self.dispatch == "active":  # some rules are better without delays: a fair bar needs those too
-                result |= {f"nondelay {rule}": cost for rule, cost in rule_makespans(self.name, "nondelay").items()}
+            other = "nondelay" if self.dispatch == "active" else "active"  # a fair bar needs both builders
+            result |= {f"{other} {rule}": cost for rule, cost in rule_makespans(self.name, other).items()}
         return {"eval": result}
 
     def render(self):
@@ -498,7 +516,7 @@ def rule_policy(rule, env, obs, rng):
 spt, mwkr, mopnr, fifo, eft = (partial(rule_policy, rule) for rule in RULES[:5])
 
 
-def play_rule(times, operations, rule, dispatch="active", seed=0):
+def play_rule(times, operations, rule, dispatch="nondelay", seed=0):
     """Returns the makespan of a rule of RULES on one instance (times [N, M], operations of each job [J])."""
     env = FlexibleJobShopEnv(instance={"times": times, "operations": operations}, dispatch=dispatch)
     env._set_schedule(*env.fixed)
@@ -514,7 +532,7 @@ def _rule_makespans(name, dispatch):
     return {rule: play_rule(*load_instance(name)[:2], rule, dispatch) for rule in RULES}
 
 
-def rule_makespans(name, dispatch="active"):
+def rule_makespans(name, dispatch="nondelay"):
     """Returns dict rule -> makespan on a named benchmark ("random": one seeded run); computed once."""
     return dict(_rule_makespans(name, dispatch))
 

@@ -5,6 +5,7 @@ import pickle
 
 import gymnasium as gym
 import numpy as np
+import ppo_graph
 import pytest
 from envs import flexible_job_shop
 from envs.flexible_job_shop import (
@@ -417,3 +418,20 @@ def test_wrong_actions():
     with pytest.raises(ValueError, match="Unknown dispatching rule"):
         env.reset(seed=0)
         dispatch_rule(env, "LIFO")
+
+
+@pytest.mark.slow
+def test_a_policy_learns_to_schedule(tmp_path):
+    """Edges as actions: after 7,680 decisions the policy is better than a rule on the same 50 random instances."""
+    kwargs = {"jobs": [4, 6], "machines": 3}
+    args = ppo_graph.Args(env_id="envs:FlexibleJobShop-v0", env_kwargs=kwargs, action_head="edges", num_envs=16,
+                          num_steps=48, total_timesteps=7_680, learning_rate=2e-3, update_epochs=3, gamma=1.0,
+                          gae_lambda=0.98, gnn_dim=32, gnn_layers=2, hidden_dims=(64,), eval_episodes=50, cuda=False,
+                          checkpoint_every=0, run_dir=str(tmp_path))
+    found = np.mean([row["return"] for row in ppo_graph.main(args)])
+    env, returns = FlexibleJobShopEnv(**kwargs), {rule: [] for rule in ("MWKR", "random")}
+    for i in range(50):
+        env.reset(seed=args.seed + 10_000 + i)
+        for rule, values in returns.items():
+            values.append(1 - play_rule(env.times, env.operations_of, rule) / env.first_bound)
+    assert found > np.mean(returns["MWKR"]) > np.mean(returns["random"])

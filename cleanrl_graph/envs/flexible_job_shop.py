@@ -10,7 +10,10 @@ machine) are offered, of the next operations of the jobs, is the schedule builde
 - "active": all that could start before the earliest completion of any of them. Some sequence of these choices is an
   optimal schedule: where an optimal one starts all that is left later, what could complete first can be moved there.
 
-"nondelay" is the default because a policy learns it far sooner: LEARNT
+"nondelay" is the default because a policy learns it far sooner: after 49,152 decisions of ppo_graph.py on random
+instances of 5 to 12 jobs and 3 to 8 machines its greedy makespans exceed the first lower bound by 11.5% on random 10x5
+instances and by 5.5% on 20x5; with "active" by 13.5% and 15.1%, with "nondelay" and `window=2` by 15.0% and 11.6% (one
+seed, 100 and 60 instances).
 
 Mean gap of the rules below to the best known makespan, %; a job's rule takes the machine that completes it first:
 

@@ -1,17 +1,20 @@
 #!/bin/bash
-# Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of 20 minutes per seed on random
-# instances (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily
-# (greedy), and the best of 100 samples of one seed (samples); OR-Tools' CP-SAT for 1 and 10 seconds (solver, which needs
-# benchmark/requirements.txt); and the table of all of them (table).
+# Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of at most 20 minutes per seed on small
+# random instances, half as Song et al. draw them and half of other times and other numbers of machines per operation
+# (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily (greedy,
+# about 15 minutes per seed), and the best of 100 samples of one seed (samples, about 2 hours); OR-Tools' CP-SAT for 1 and
+# 10 seconds (solver, 24 minutes, on a core that nothing else uses; needs benchmark/requirements.txt); the table (table).
 #
 #     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples solver table" is the default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 
-train="train=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges --total-timesteps 400000
-    --env-kwargs '{\"jobs\": [5, 12], \"machines\": [3, 8]}' --num-envs 64 --num-steps 64 --num-minibatches 8
-    --update-epochs 3 --learning-rate 1e-3 --gamma 1 --gae-lambda 0.98 --save-model"
+list='[{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 8], "operations": [4, 8],
+    "durations": [1, 99], "deviation": [0, 0.8], "flexibility": [0.1, 0.8]}]'
+train="train=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges --env-kwargs '$list'
+    --total-timesteps 500000 --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3
+    --gamma 1 --gae-lambda 0.98 --save-model"
 small=(sd10x5 sd20x5 sd15x10 sd20x10 mk edata rdata vdata)
 large=(sd30x10 sd40x10)  # greedily only
 run() { "$PYTHON" benchmark/run.py --table "$@"; }

@@ -34,9 +34,8 @@ import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
@@ -55,19 +54,19 @@ class Args:
     torch_deterministic: bool = True
     """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
-    """if toggled, use CUDA when it is available"""
+    """uses CUDA when it is available"""
     track: bool = False
-    """if toggled, track this experiment with Weights and Biases"""
+    """tracks this experiment with Weights and Biases"""
     wandb_project_name: str = "cleanrl_graph"
     """the wandb's project name"""
     wandb_entity: str | None = None
     """the entity (team) of wandb's project"""
     capture_video: bool = False
-    """if toggled, save a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
+    """saves a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
-    """folder that receives a folder per run: TensorBoard log, model, checkpoints, evaluation"""
+    """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
     save_model: bool = False
-    """if toggled, save the model to {run_dir}/{run_name}/model.pt when training ends"""
+    """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
     """start from the weights of this model.pt"""
     checkpoint_every: int = 100
@@ -77,11 +76,11 @@ class Args:
     eval_suite: str | None = None
     """name of a list of env kwargs in the env's `eval_suites`, each played when training ends"""
     eval_episodes: int = 10
-    """greedy episodes played when training ends if there is no eval_suite; 0 turns the evaluation off"""
+    """greedy episodes played when training ends if there is no eval_suite; 0 for none"""
     eval_samples: int = 16
-    """sampled episodes per entry of the eval_suite, beside the greedy one; the best of them is reported"""
+    """sampled episodes per entry of the eval_suite, beside the greedy one; the best is reported"""
     eval_max_steps: int = 10_000
-    """steps after which an episode of the evaluation is cut off"""
+    """steps after which an evaluation's episode is cut off"""
 
     # Environment
     env_id: str = "envs:StatelessCartPole-v1"
@@ -91,11 +90,11 @@ class Args:
     wrap: tuple[str, ...] = ()
     """wrappers, the innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
     norm_obs: bool = False
-    """if toggled, vectors and the columns of graphs and sets are normalised by their running mean and std"""
+    """normalises vectors and the columns of graphs and sets by their running mean and std"""
     num_workers: int = 0
-    """worker processes that step the environments; 0 steps them in this process (best for cheap environments)"""
+    """worker processes that step the environments; 0 steps them in this process"""
     env_timeout: float = 300.0
-    """seconds after which a worker that does not answer counts as hanging; 0 waits forever"""
+    """seconds after which a worker that does not answer has failed; 0 waits forever"""
 
     # Memory
     obs_shifts: str = "-15:0"
@@ -121,25 +120,25 @@ class Args:
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
     """how a node aggregates its incoming messages"""
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
-    """how the nodes of a graph, or the elements of a set, become one vector"""
+    """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
     """what actions index, or a Sequence has one for each of: flat (a fixed list), nodes, edges, avail_actions, a set"""
     autoregressive: bool = False
-    """if toggled, the parts of a composite action are drawn in sequence, each given those before it"""
+    """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
-    """if toggled, the log-std of Box actions is an output of the network instead of a parameter"""
+    """makes the log-std of Box actions an output of the network instead of a parameter"""
 
     # Algorithm
     total_timesteps: int = 500000
-    """total timesteps of the experiments"""
+    """total timesteps"""
     learning_rate: float = 2.5e-4
     """the learning rate of the optimizer"""
     num_envs: int = 4
-    """the number of parallel game environments (of each rank, with torchrun)"""
+    """the number of environments (of each rank, with torchrun)"""
     num_steps: int = 128
-    """the number of steps to run in each environment per policy rollout"""
+    """the number of steps of each environment per rollout"""
     anneal_lr: bool = True
-    """toggle learning rate annealing for policy and value networks"""
+    """toggles learning rate annealing"""
     gamma: float = 0.99
     """the discount factor gamma"""
     gae_lambda: float = 0.95
@@ -153,7 +152,7 @@ class Args:
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
-    """toggles whether or not to use a clipped loss for the value function, as per the paper"""
+    """toggles the clipped loss of the value function"""
     ent_coef: float = 0.01
     """coefficient of the entropy"""
     vf_coef: float = 0.5
@@ -341,8 +340,9 @@ class Envs:
         if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
             raise UsageError(f"{space}: its leaves {paths} need different names, and one must be an input")
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        if len({repr(([part._replace(size=0) if part.kind == "choice" else part for part in own], to_env_actions(
-                env.action_space, np.zeros((1, 999))))) for own, env in zip(self.parts, self.envs)}) > 1:
+        kinds = [[part._replace(size=0) if part.kind == "choice" else part for part in own] for own in self.parts]
+        if len({repr((own, to_env_actions(env.action_space, np.zeros((1, 999)))))
+                for own, env in zip(kinds, self.envs)}) > 1:
             raise UsageError(f"--env-kwargs: not all entries have the action space {self.action_space}")
         sets = [g for g in element_groups(leaves) if g != "avail_actions"]
         aligned = {part.mask: part.group for part in self.parts[0]} | {"node_ids": next(iter(sets), None)}
@@ -428,9 +428,10 @@ class Envs:
                 is_choice = part.kind == "choice"
                 if is_choice and part.group == leaf.group and not 0 < len(array) <= part.size:
                     raise self.error(i, leaf, f"{len(array)} rows to choose from, the action space has {part.size}")
-                if part.mask == leaf.path and not array.reshape(-1, math.prod(leaf.shape))[:, part.entries].any(
-                        0 if is_choice else 1).all():
-                    raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
+                if part.mask == leaf.path:
+                    options = array.reshape(-1, math.prod(leaf.shape))[:, part.entries]
+                    if not options.any(0 if is_choice else 1).all():
+                        raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
             arrays.append(array)
         return arrays
 
@@ -479,6 +480,7 @@ class Ragged(NamedTuple):
     values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
     batch: Tensor  # int64 [rows], the observation that a row belongs to
+    rows: Tensor | None = None  # int64 [rows], which of the storage's they are
 
 
 Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
@@ -524,13 +526,6 @@ class Storage:
         first = [(num.cumsum() - num)[idx] for num in counts.values()]
         return self.batch(Flat(values, {group: num[idx] for group, num in counts.items()}), [*first, idx])
 
-    def select(self, values: Tensor, idx: np.ndarray, group: str, start: int = 0) -> Tensor:
-        """Of `values`, a row for each of a group from observation `start` on, those of the observations start + idx."""
-        num = self.whole().counts[group][start:]
-        end, num = num.cumsum()[idx], num[idx]
-        rows = np.arange(num.sum()) + (end - num.cumsum()).repeat(num)
-        return select_rows(values, to_device(rows, self.device))
-
     def batch(self, flat: Flat, first: Iterable[np.ndarray] = ()) -> Obs:
         """B observations as the network sees them: of group k counts[group] rows from row first[k] on, of dense leaves
         the rows first[-1]; without `first` all there are. The index arrays reach the device in one copy."""
@@ -540,10 +535,10 @@ class Storage:
             arrays = to_device(np.concatenate(arrays), self.device).split(list(map(len, arrays)))
         for k, (group, num) in enumerate(flat.counts.items()):
             batch = torch.repeat_interleave(arrays[k].diff(), output_size=int(num.sum()))
-            index[group] = arrays[k], batch
             if first:
                 shift = arrays[len(ends) + k] - arrays[k][:-1]
                 rows[group] = shift[batch] + torch.arange(len(batch), device=self.device)
+            index[group] = arrays[k], batch, rows.get(group)
         for leaf, values in zip(self.leaves, flat.values):
             if first:
                 values = select_rows(values, rows[leaf.group] if leaf.group else arrays[-1])
@@ -705,11 +700,13 @@ class Encoder(nn.Module):
         self.edges = {f"{path}nodes": f"{path}edges" for path in links if f"{path}edges" in rows}
         groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group not in (None, *self.links.values()))
         self.groups = {group: [leaf.path for leaf in leaves if leaf.group == group] for group in groups}
-        self.nets, self.element_dims = nn.ModuleDict(), dict.fromkeys(self.groups, args.gnn_dim)
+        self.nets = nn.ModuleDict()
+        self.element_dims = dict.fromkeys(self.groups, args.gnn_dim)
         for group, paths in self.groups.items():
             dim = sum(rows[path].dim for path in paths)
             edge_dim = rows[self.edges[group]].dim if group in self.edges else None
-            self.element_dims |= {self.links[group]: 2 * args.gnn_dim + (edge_dim or 0)} if group in self.links else {}
+            if group in self.links:
+                self.element_dims[self.links[group]] = 2 * args.gnn_dim + (edge_dim or 0)
             self.nets[key(group)] = (GNN(dim, edge_dim, args) if group in self.links else
                                      mlp([dim, args.gnn_dim, args.gnn_dim], args.activation))
         self.readout, self.element_dim = args.readout, args.gnn_dim
@@ -797,8 +794,10 @@ class Memory:
         num = 1 + (depth + args.num_steps + 1) * num_envs
         self.age = np.zeros(num, np.int64)  # steps since the first one of the episode
         self.newest = np.zeros(num_envs, np.int64)  # the age of the newest ones
-        dim, dtype = (agent.view_dims["actions"], None) if agent.head.per_row else (agent.num_columns, agent.head.dtype)
-        self.actions = torch.zeros(num, dim, dtype=dtype, device=device)  # of a Sequence what is seen of them
+        dim, dtype = agent.num_columns, agent.head.dtype
+        if agent.head.per_row:  # what is seen of them
+            dim, dtype = agent.view_dims["actions"], None
+        self.actions = torch.zeros(num, dim, dtype=dtype, device=device)
         self.tables = {name: torch.zeros(num, dim, device=device)
                        for name, dim in agent.view_dims.items()}
 
@@ -964,14 +963,14 @@ class Part(NamedTuple):
     kind: str
     size: int  # options, bits or dimensions
     columns: slice  # of the action [B, columns]
-    group: str | None  # a choice is one of its rows; of a Sequence each of its rows has an action
+    group: str | None  # whose rows a choice is one of, or those of a Sequence belong to
     mask: str | None  # path of the mask's leaf
     entries: slice  # of the mask
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
     """The factors of an action space, or of each row of a Sequence, in order. In a Dict a Discrete part that is named
-    node, edge, or as a set, chooses one. UsageError where there is no rule, or head and masks do not fit."""
+    node, edge, or as a set, chooses one. UsageError for what has no rule or does not fit."""
     parts, column, ends, per_row = [], 0, {}, isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
     discrete = [leaf.kind in ("discrete", "multidiscrete") for leaf in factors]
@@ -981,42 +980,47 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
     names = {"node": nodes, "edge": edges} | rows if head == "auto" and isinstance(space, spaces.Dict) else {}
     named = [ok and names.get(leaf.path.removeprefix("action.")) for leaf, ok in zip(factors, discrete)]
     if head == "auto":
-        head = ("nodes" if per_row else "flat" if any(named) or not all(discrete) else "avail_actions" if
-                "avail_actions" in rows else "nodes" if any(mask.group for mask in masks.values()) else "flat")
+        head = ("nodes" if per_row else "flat" if any(named) or not all(discrete) else
+                "avail_actions" if "avail_actions" in rows else
+                "nodes" if any(mask.group for mask in masks.values()) else "flat")
     rows |= {"nodes": nodes, "edges": edges, "flat": [None]}
-    for leaf, is_discrete, found in zip(factors, discrete, named):
+    for leaf, indexed, found in zip(factors, discrete, named):
         binary = isinstance(leaf.space, spaces.MultiBinary)
-        if leaf.group or not (is_discrete or binary or leaf.dtype.kind == "f"):
+        stacked = getattr(space, "stack", False) and leaf.path != "action"
+        if leaf.group or stacked or not (indexed or binary or leaf.dtype.kind == "f"):
             raise UsageError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, "
-                             "Dict and Tuple of these, and a Sequence of any are)")
+                             "Dict, Tuple and Sequence of these are)")
         group, *others = found or rows.get(head) or [None, None]
-        if others or (not group if per_row else group and not is_discrete):
-            raise UsageError(f"--action-head {head} needs Discrete actions, or a Sequence, and one graph or set, not "
+        if others or (not group if per_row else group and not indexed):
+            raise UsageError(f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
                              f"{space} and {[*rows]}")
-        kind = "categorical" if is_discrete else "bits" if binary else "normal"
+        kind = "categorical" if indexed else "bits" if binary else "normal"
         kind = "choice" if group and not per_row else kind
         mask = masks.get("action_mask") or masks.get(leaf.path.replace("action", "action_mask", 1))
-        mask = mask if is_discrete and mask and bool(mask.group) == bool(group) else None
-        for size in num_options(leaf).tolist() if is_discrete else [math.prod(leaf.shape)]:
-            width, num = 1 if is_discrete else size, 1 if kind == "choice" else size
-            path, entry = (mask.path, ends.get(mask.path, 0) if mask.shape else 0) if mask else (None, 0)
-            parts.append(Part(kind, size, slice(column, column + width), group, path, slice(entry, entry + num)))
-            column, ends[path] = column + width, entry + num
+        mask = mask if indexed and mask and bool(mask.group) == bool(group) else None
+        for size in num_options(leaf).tolist() if indexed else [math.prod(leaf.shape)]:
+            width = 1 if indexed else size
+            num = 1 if kind == "choice" else size
+            path = mask.path if mask else None
+            entry = ends.get(path, 0) if mask and mask.shape else 0
+            columns = slice(column, column + width)
+            entries = slice(entry, entry + num)
+            parts.append(Part(kind, size, columns, group, path, entries))
+            column, ends[path] = columns.stop, entries.stop
     for path, mask in masks.items():
-        if ends.get(path) != math.prod(mask.shape) or len({part.group for part in parts if part.mask == path}) > 1:
-            what = ", ".join(p.group or f"{p.size} options" for p in parts if p.kind[0] == "c") or "no options"
-            raise UsageError(f"leaf '{path}': --action-head {head} of {what} needs another mask than {mask.space}")
+        groups = {part.group for part in parts if part.mask == path}
+        if ends.get(path) != math.prod(mask.shape) or len(groups) > 1:
+            raise UsageError(f"leaf '{path}': a mask {mask.space} does not fit {space} with --action-head {head}")
     return parts
 
 
 def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.ndarray | None = None) -> list:
     """Elements of `space` from actions [B, columns], or from their columns; those of Box are clipped. Of a Sequence
-    from the actions of all rows, of which b has counts[b]; without counts all are of one."""
+    from those of all rows, counts[b] in element b; without counts all are in one."""
     if isinstance(space, spaces.Sequence):
         each, rows = space.feature_space, iter(to_env_actions(space.feature_space, actions))
         rows = [tuple(next(rows) for _ in range(n)) for n in ([len(actions)] if counts is None else counts)]
-        stack = lambda row, out: concatenate(each, row, out) if row else out
-        return [stack(row, create_empty_array(each, len(row))) for row in rows] if space.stack else rows
+        return [np.array(row, each.dtype).reshape(-1, *each.shape) for row in rows] if space.stack else rows
     columns = iter(actions.T) if isinstance(actions, np.ndarray) else actions
     if isinstance(space, spaces.Tuple):
         return list(zip(*[to_env_actions(child, columns) for child in space]))
@@ -1034,15 +1038,15 @@ def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
     A "choice" scores a row of key k = W e and query q = U latent with w . tanh(k + q) + k . q / sqrt(d): a pointer
-    network's score and dot-product attention's (Vaswani et al. 2017); e of an edge is both ends and its features. With
-    `autoregressive` the latent of a part holds those before it, choices first; the entropy is that along the action.
-    Of a Sequence each row has a latent of its own; log-probability and entropy are sums over an observation's rows."""
+    network's score and dot-product attention's (Vaswani et al. 2017); e of an edge is both ends and its features.
+    With `autoregressive` the latent of a part holds those before it, choices first; the entropy is that along
+    the action. Of a Sequence each row has a latent; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict[str, int], args):
         super().__init__()
         self.parts = parts_of(space, leaves, args.action_head)
         self.per_row = self.parts[0].group if isinstance(space, spaces.Sequence) else None
-        self.rows = {leaf.group: leaf.path for leaf in leaves if leaf.group and leaf.is_input}  # a leaf of each group
+        self.rows = {leaf.group: leaf.path for leaf in leaves if leaf.group}  # a leaf of each group
         self.ends = {g: g.removesuffix("edge_links") + "nodes" for g in dims if g.endswith(".edge_links")}  # of edges
         self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
         self.heads, self.choices, self.conditions = (nn.ModuleDict() for _ in range(3))
@@ -1066,18 +1070,19 @@ class ActionHead(nn.Module):
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
         log_prob, entropy, columns = 0.0, 0.0, [None] * len(self.parts)
         if self.per_row:
-            _, ptr, batch = obs[self.rows[self.per_row]]
+            _, ptr, batch, _ = obs[self.rows[self.per_row]]
             latent = torch.tanh(select_rows(latent, batch) + self.project(self.row, self.per_row, elements, obs))
         for k in self.order:
             part, dist = self.parts[k], self.distribution(k, latent, elements, obs)
             sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
             a = action[:, part.columns] if action is not None else dist.mode if greedy else sample().detach()
             a = a.long() if part.kind in ("categorical", "choice") else a.float()
-            log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
+            sums = [x.sum(1) if x.dim() > 1 else x for x in (dist.log_prob(a), dist.entropy())]
+            log_prob, entropy = log_prob + sums[0], entropy + sums[1]
             columns[k] = a.to(self.dtype)
             if str(k) in self.conditions:
                 latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
-        if self.per_row:  # double, since there may be many
+        if self.per_row:
             log_prob, entropy = segment_sum(log_prob.double(), ptr), segment_sum(entropy, ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
@@ -1089,10 +1094,10 @@ class ActionHead(nn.Module):
         if part.kind == "categorical":
             return Categorical(out, mask)
         if part.kind == "bits":
-            return Independent(Bernoulli(logits=out, validate_args=False), 1)
+            return Bernoulli(logits=out, validate_args=False)
         if part.kind == "normal":
             mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
-            return Independent(Normal(mean, log_std.exp(), validate_args=False), 1)
+            return Normal(mean, log_std.exp(), validate_args=False)
         rows, (project, score) = obs[self.rows[part.group]], self.choices[str(k)]
         keys, query = self.project(project, part.group, elements, obs), select_rows(out, rows.batch)
         logits = score(torch.tanh(keys + query)).squeeze(1)
@@ -1106,15 +1111,18 @@ class ActionHead(nn.Module):
         nodes, features = elements[self.ends[group]], elements[group]
         A, B, C = linear.weight.split([nodes.shape[1], nodes.shape[1], features.shape[1]], 1)
         source, target = obs[group].values.unbind(1)
-        ends = select_rows(nodes @ A.t(), source) + select_rows(nodes @ B.t(), target)
-        return ends + nn.functional.linear(features, C, linear.bias)
+        source, target = select_rows(nodes @ A.t(), source), select_rows(nodes @ B.t(), target)
+        return source + target + features @ C.t() + linear.bias
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
             row = obs[self.rows[part.group]].ptr[:-1] + action.long().squeeze(1)
-            ends = [elements[self.ends[g]][obs[g].values[row]].flatten(1) for g in [part.group] if g in self.ends]
-            return torch.cat([*ends, elements[part.group][row]], 1)
+            chosen = elements[part.group][row]
+            if part.group in self.ends:
+                ends = elements[self.ends[part.group]][obs[part.group].values[row]]
+                chosen = torch.cat([ends.flatten(1), chosen], 1)
+            return chosen
         if part.kind == "categorical":
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
@@ -1172,7 +1180,8 @@ class Agent(nn.Module):
         images = [leaf for leaf in leaves if leaf.kind == "image" and not leaf.group and channels]
         self.cnns = nn.ModuleDict({key(leaf.path): CNN(leaf, num) for leaf in images if num})
         self.encoder = Encoder([leaf for leaf in leaves if leaf not in images], args)
-        parts, dims = parts_of(action_space, leaves, args.action_head), self.encoder.element_dims
+        parts = parts_of(action_space, leaves, args.action_head)
+        dims = self.encoder.element_dims
         action_dim = sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
         self.view_dims = {"obs": self.encoder.dim, "actions": action_dim, "rewards": 1}
         self.num_columns = parts[-1].columns.stop
@@ -1348,10 +1357,12 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         for _ in range(args.update_epochs):
             for idx in np.array_split(rng.permutation(args.batch_size), args.num_minibatches):
                 mb = to_device(idx, device)
+                *views, obs = memory.minibatch(idx)
                 mb_actions = actions[mb]
                 if per_row:
-                    mb_actions = memory.storage.select(actions, idx, per_row, memory.start)
-                _, new_log_prob, entropy, new_value = agent(*memory.minibatch(idx), mb_actions)
+                    before = memory.storage.whole().counts[per_row][:memory.start].sum()
+                    mb_actions = actions[obs[agent.head.rows[per_row]].rows - int(before)]
+                _, new_log_prob, entropy, new_value = agent(*views, obs, mb_actions)
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]

@@ -196,21 +196,21 @@ SPACES = {  # observation space, action space, what is said
     "action that is a graph": (vector(2), spaces.Dict(a=TWO, b=spaces.Graph(vector(1), None)),
                                "action space .* is not supported"),
     "mask too long": (spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(4)), spaces.Discrete(3),
-                      "leaf 'action_mask': --action-head flat of 3 options needs another mask than MultiBinary"),
+                      r"'action_mask': a mask MultiBinary\(4\) does not fit Discrete\(3\) with --action-head flat"),
     "mask of one part": (spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3)), spaces.MultiDiscrete([3, 2]),
-                         "'action_mask': .* of 3 options, 2 options needs another mask"),
+                         "'action_mask': .* does not fit MultiDiscrete"),
     "mask of rows that are not there": (spaces.Dict(x=vector(2), action_mask=MASK), spaces.Discrete(3),
                                         "--action-head nodes needs .* one graph or set"),
-    "mask of a box": (spaces.Dict(x=vector(2), action_mask=MASK), vector(2), "'action_mask': .* of no options"),
+    "mask of a box": (spaces.Dict(x=vector(2), action_mask=MASK), vector(2), "'action_mask': .* does not fit Box"),
     "mask that is a Dict": (spaces.Dict(g=graph_space(), action_mask=spaces.Dict(a=spaces.MultiBinary(3))),
-                            spaces.Discrete(3), "'action_mask.[a0]': .* needs another mask"),
+                            spaces.Discrete(3), "'action_mask.[a0]': .* does not fit"),
     "mask that is a Tuple": (spaces.Dict(g=graph_space(), action_mask=spaces.Tuple([spaces.MultiBinary(3)])),
-                             spaces.Discrete(3), "'action_mask.[a0]': .* needs another mask"),
+                             spaces.Discrete(3), "'action_mask.[a0]': .* does not fit"),
     "mask of three columns": (spaces.Dict(g=graph_space(), action_mask=spaces.Sequence(
         spaces.Box(0, 1, (3,), np.int8), stack=True)), spaces.Discrete(3),
-        "--action-head nodes of g.nodes needs another mask than Box"),
+        "does not fit .* with --action-head nodes"),
     "node and number": (GRAPH_MASK, spaces.Tuple((spaces.Discrete(9), vector(1))),
-                        "leaf 'action_mask': --action-head flat of 9 options needs another mask than Box"),
+                        "leaf 'action_mask': .* does not fit Tuple.* with --action-head flat"),
 }
 
 

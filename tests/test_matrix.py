@@ -283,14 +283,18 @@ def test_random_spaces(observation_space, action_space, autoregressive, state_de
 
 VARIANTS = [  # script, observation, action
     (script, observation, list(ACTIONS)[k % len(ACTIONS)])
-    for script in ("ppo_graph_async", "ppo_graph_aux") for k, observation in enumerate(OBSERVATIONS)]
+    for script in ("ppo_graph_async", "ppo_graph_aux") for k, observation in enumerate(OBSERVATIONS)] + [
+    (script, "graph_edges", action) for script in ("ppo_graph_async", "ppo_graph_aux", "ppo_graph_compile")
+    for action in (*EDGES, *PER_NODE)]
 
 
 @pytest.mark.parametrize("script, observation, action", VARIANTS)
 def test_variants(script, observation, action, monkeypatch):
     """X1, X2, S3, P8: a sample of the matrix for the variants, with their auxiliary losses on."""
     script = importlib.import_module(script)
-    flags = {"aux": "reconstruct"} if hasattr(script.Args, "aux") else {"max_lag": 0}
+    flags = {"max_lag": 0} if hasattr(script.Args, "max_lag") else {}
+    if hasattr(script.Args, "aux"):
+        flags = {"aux": "predict" if action in PER_NODE else "reconstruct"}
     logged, *_ = train(script, monkeypatch, env_id="Any-v0", env_kwargs={"observation": observation, "action": action},
                        autoregressive=action in AUTOREGRESSIVE, **flags)
     assert len(logged) == 2 and all(0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged)

@@ -143,7 +143,7 @@ def otherwise(script):
 # ---- Cases ----
 def any_env(observation, action, **flags):
     """Flags for Any-v0 of test_matrix.py, whose episodes of 1 to 5 steps are terminated and truncated in turn."""
-    autoregressive = action in ("pair", "tuple")
+    autoregressive = action in ("pair", "tuple", "mixed")
     kwargs = {"observation": observation, "action": action, "with_ids": flags.pop("with_ids", False)}
     return dict(env_id="Any-v0", env_kwargs=kwargs, autoregressive=autoregressive) | flags
 
@@ -167,6 +167,13 @@ CASES |= {
     "ppo_gtrxl remembers": (same, "ppo_gtrxl", CARTPOLE | dict(num_steps=24, total_timesteps=3 * 72), None),
     "ppo_graph_aux predicts": (same, "ppo_graph_aux", any_env("graph_edges", "element", aux="predict"), None),
     "ppo_graph_async without lag": (same, "ppo_graph_async", any_env("graph_edges", "element", max_lag=0), None),
+} | {f"{script} per node": (same, script, any_env("graph_edges", "per_node"), None) for script in SCRIPTS} | {
+    f"{script} waits per node": (budget, script, any_env("graph_edges", "per_node"), None) for script in SCRIPTS} | {
+    "ppo_graph mixed": (same, "ppo_graph", any_env("graph", "mixed", norm_obs=True), None),
+    "ppo_framestack mixed": (same, "ppo_framestack", any_env("graph_edges", "mixed"), None),
+    "ppo_graph waits mixed": (budget, "ppo_graph", any_env("graph_edges", "mixed"), None),
+    "ppo_lstm_sparse edge": (same, "ppo_lstm_sparse", any_env("graph_edges", "edge", with_ids=True), None),
+    "ppo_lstm_sparse per id": (same, "ppo_lstm_sparse", any_env("graph", "per_node_box", with_ids=True), None),
 } | {f"{script} waits": (budget, script, any_env("graph_edges", "element", norm_obs=True), None)
      for script in SCRIPTS} | {
     "ppo_graph waits with target_kl": (budget, "ppo_graph", any_env("box", "box", norm_obs=True, target_kl=1e9), None),
@@ -191,7 +198,8 @@ BUGS = {  # planted bug -> (check, observation, action, what is found)
 CASES |= {f"bug: {bug.__name__}": (check, "ppo_graph", any_env(observation, action), bug)
           for bug, (check, observation, action, _) in BUGS.items()}
 FAST = [*(f"{script} graph choice" for script in SCRIPTS), "ppo_graph vector continuous", "ppo_lstm_sparse explores",
-        "ppo_graph waits", "ppo_framestack waits with images", "ppo_lstm_sparse waits where it explores",
+        "ppo_graph waits", "ppo_graph waits per node", "ppo_framestack waits with images",
+        "ppo_lstm_sparse waits where it explores",
         "ppo_gtrxl waits where it remembers", "ppo_graph_async waits with a set"]
 
 

@@ -15,3 +15,7 @@ gym.register("StatelessCartPole-v1", entry_point=f"{__name__}.memory:StatelessCa
 gym.register("Recall-v0", entry_point=f"{__name__}.memory:RecallEnv")
 gym.register("LastGraphs-v0", entry_point=f"{__name__}.memory:LastGraphsEnv")
 gym.register("Atari-v0", entry_point=f"{__name__}.atari:AtariEnv")
+gym.register("BestEdge-v0", entry_point=f"{__name__}.actions:BestEdgeEnv")
+gym.register("Colouring-v0", entry_point=f"{__name__}.actions:ColouringEnv")
+gym.register("NeighbourMean-v0", entry_point=f"{__name__}.actions:NeighbourMeanEnv")
+gym.register("NodeAmount-v0", entry_point=f"{__name__}.actions:NodeAmountEnv")

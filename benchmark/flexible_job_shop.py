@@ -58,7 +58,7 @@ def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
             rows.setdefault(f"ppo_graph.py {best}, seed {run['seed']}", {})[suite] = gaps(run, best).mean()
     mean = {suite: np.mean([row[suite] for row in by_seed.values() if suite in row])
             for suite in dict.fromkeys(suite for row in by_seed.values() for suite in row)}
-    ours = {f"**ppo_graph.py greedy, mean of {len(by_seed)} seed{"s" * (len(by_seed) > 1)}**": mean}
+    ours = {f"**ppo_graph.py greedy, mean of {len(by_seed)} seed{'s' * (len(by_seed) > 1)}**": mean}
     ours |= {f"ppo_graph.py greedy, seed {seed}": row for seed, row in by_seed.items()}
     rules = sorted(name for name in rows if name.split(",")[0] in RULES)
     return ours | {name: row for name, row in rows.items() if name not in rules} | {name: rows[name] for name in rules}

@@ -1,4 +1,4 @@
-"""benchmark/run.py (queue, restart, what a run leaves), benchmark/report.py and taillard.py (figures of a table), and
+"""benchmark/run.py (queue, restart, what a run leaves), report.py, taillard.py, flexible_job_shop.py and cp_sat.py, and
 the commands of all tables, whose flags the scripts have."""
 
 import csv
@@ -21,6 +21,8 @@ import tyro
 ROOT = Path(__file__).parents[1]
 BENCHMARK = ROOT / "benchmark"
 sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers")]
+import cp_sat  # noqa: E402
+import flexible_job_shop  # noqa: E402
 import old_vs_new  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
@@ -372,6 +374,73 @@ def test_gaps_of_taillards_groups(tmp_path, capsys):
     assert "la01-40, greedy: 9.5 (seed 1), 10.5 (seed 2)." in text and "commit 0123456;" in text
 
 
+# ---- flexible_job_shop.py and cp_sat.py ----
+def test_gaps_of_flexible_job_shops(tmp_path):
+    """X5: the means over instances and seeds stand beside the rules, the solver and the published figures."""
+    folder = tmp_path / "flexible_job_shop_suites"
+    (folder / "runs").mkdir(parents=True)
+    args = flexible_job_shop.Args(results=str(tmp_path))
+    with pytest.raises(SystemExit, match="no suite has been played"):
+        flexible_job_shop.main(args)
+    published = (BENCHMARK / "results/flexible_job_shop_suites/published.csv").read_text()
+    (folder / "published.csv").write_text(published)
+    for seed, name, column in [(1, "greedy-mk", "greedy"), (2, "greedy-mk", "greedy"), (1, "samples-mk", "best of 4")]:
+        table = {"instance": list("ab"), column: [100 + 4 * seed, 200], "best_known": [100, 200],
+                 "MWKR": [110, 220], "active MWKR": [120, 220]}
+        (folder / "runs" / f"{name}_{seed}.json").write_text(json.dumps({
+            "name": name, "seed": seed, "exit_code": 0, "eval": table, "cpu": "C", "versions": {"torch": "2"},
+            "commit": "0123456789", "duration": 60, "command": f"python x.py --seed {seed}"}))
+    (tmp_path / "cp_sat").mkdir()
+    (tmp_path / "cp_sat" / "FlexibleJobShop-v0.csv").write_text(
+        "suite,seconds,workers,makespan,best_known,version\nmk,1.0,1,130,100,9\nmk,10.0,1,,100,9\n")
+    flexible_job_shop.main(args)
+    text = (folder / "table.md").read_text()
+    for line in ["| **ppo_graph.py greedy, mean of 2 seeds** | 3.0 |", "| ppo_graph.py greedy, seed 2 | 4.0 |",
+                 "| ppo_graph.py best of 4, seed 1 | 2.0 |", "| MWKR, active | 15.0 |", "| MWKR, nondelay | 10.0 |",
+                 "| CP-SAT 9, 1 s, 1 worker | 30.0 |", "| DANIEL greedy [e] | 11.8 | 16.4 | 11.3 | 3.3 |"]:
+        assert line in text
+    assert "10 s" not in text and "commit 0123456;" in text
+    rows = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    assert float(rows[0]["mk"]) == 3 and rows[0]["edata"] == ""
+
+
+def test_cp_sat_goes_on(tmp_path, monkeypatch):
+    """What the csv holds is not solved again; instances without a solution are counted."""
+    solved = []
+    def solve(jobs, num_machines, seconds, workers):
+        solved.append((len(jobs), num_machines, seconds))
+        found = 60 if seconds > 1 else None
+        return {"status": "FEASIBLE", "makespan": found, "bound": 1, "wall_time": 1.0, "schedule": []}
+
+    monkeypatch.setattr(cp_sat, "solve", solve)
+    monkeypatch.setitem(sys.modules, "ortools", SimpleNamespace(__version__="9"))
+    args = cp_sat.Args(suites=["mk"], max_instances=2, results=str(tmp_path))
+    cp_sat.main(args)
+    assert solved == [(10, 6, 1), (10, 6, 1), (10, 6, 10), (10, 6, 10)]
+    text = (tmp_path / "FlexibleJobShop-v0.md").read_text()
+    assert "| mk |  (2 of 2 without a solution) | 90.4 |" in text  # 60 of 40 and of 26
+    cp_sat.main(dataclasses.replace(args, max_instances=3))
+    assert solved[4:] == [(15, 8, 1), (15, 8, 10)]
+    with pytest.raises(SystemExit, match="--suites la: FlexibleJobShop-v0 has"):
+        cp_sat.main(dataclasses.replace(args, suites=["la"]))
+
+
+def test_cp_sat_solves():
+    """Both kinds of instances: known optima, schedules without overlap, and eligible machines."""
+    pytest.importorskip("ortools")
+    for (jobs, num_machines, best_known) in [cp_sat.job_shop_instance("ft06"), cp_sat.flexible_instance("mk01")]:
+        found = cp_sat.solve(jobs, num_machines, 20, 1)
+        assert found["status"] == "OPTIMAL" and found["makespan"] == best_known == found["bound"]
+        schedule = found["schedule"]
+        assert [row[:2] for row in schedule] == [(j, k) for j, job in enumerate(jobs) for k in range(len(job))]
+        assert all(jobs[j][k][m] == finish - start for j, k, m, start, finish in schedule)
+        assert max(row[4] for row in schedule) == best_known
+        for column in (0, 2):
+            for key in {row[column] for row in schedule}:
+                rows = sorted(row[3:] for row in schedule if row[column] == key)
+                assert all(end <= start for (_, end), (start, _) in zip(rows, rows[1:]))
+
+
 # ---- The commands of the tables ----
 def parses(command):
     """Whether a script has the flags of a command, given as words without the interpreter. SystemExit if not."""
@@ -380,8 +449,8 @@ def parses(command):
 
 
 @pytest.mark.parametrize("script", [
-    "async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack", "ppo_graph",
-    "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole", "third_party"])
+    "async", "choice_head", "demos", "flexible_job_shop", "job_shop", "memory_defaults", "popgym", "ppo_framestack",
+    "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole", "third_party"])
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs exist."""
     copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"
@@ -418,6 +487,8 @@ if "quick=" in str(sys.argv):
                 parses([*each.command, "--run-dir", "x"])
         if call[0] == "benchmark/report.py":
             tyro.cli(report.Args, args=call[1:])
+        if call[0] == "benchmark/cp_sat.py":
+            tyro.cli(cp_sat.Args, args=call[1:])
         if call[0].startswith("benchmark/speed/"):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 

@@ -467,18 +467,24 @@ class JobShopEnv(gym.Env):
         """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job, time to the right."""
         if self.render_mode != "rgb_array" or self.times is None:
             return None
-        row, width = 24, 800
-        image = np.full((row * self.num_machines + 4, width + 8, 3), 255, np.uint8)
-        hue = (np.arange(self.num_jobs)[:, None] * 0.618034 + np.array([0, 1 / 3, 2 / 3])) % 1
-        colour = (255 * np.clip(np.abs(6 * hue - 3) - 1, 0, 1) * 0.8 + 30).astype(np.uint8)
-        image[2:-2:row, 4:-4] = 200
-        for op in self.order:
-            start = self.op_start[op]
-            left, right = (4 + int(t * width / self.bound) for t in (start, start + self.op_time[op]))
-            top = 4 + row * self.op_machine[op]
-            image[top : top + row - 4, left:right] = 0
-            image[top + 1 : top + row - 5, left + 1 : right] = colour[op // self.num_machines]
-        return image
+        return gantt([(self.op_machine[op], op // self.num_machines, self.op_start[op],
+                       self.op_start[op] + self.op_time[op]) for op in self.order],
+                     self.num_machines, self.num_jobs, self.bound)
+
+
+def gantt(bars, num_machines, num_jobs, end):
+    """Returns a Gantt chart, uint8 [H, W, 3], of bars (machine, job, start, finish); `end` is its last time."""
+    row, width = 24, 800
+    image = np.full((row * num_machines + 4, width + 8, 3), 255, np.uint8)
+    hue = (np.arange(num_jobs)[:, None] * 0.618034 + np.array([0, 1 / 3, 2 / 3])) % 1
+    colour = (255 * np.clip(np.abs(6 * hue - 3) - 1, 0, 1) * 0.8 + 30).astype(np.uint8)
+    image[2:-2:row, 4:-4] = 200
+    for machine, job, start, finish in bars:
+        left, right = (4 + int(t * width / end) for t in (start, finish))
+        top = 4 + row * machine
+        image[top : top + row - 4, left:right] = 0
+        image[top + 1 : top + row - 5, left + 1 : right] = colour[job]
+    return image
 
 
 def rule_job(env, rule, rng):

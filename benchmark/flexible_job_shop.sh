@@ -1,0 +1,56 @@
+#!/bin/bash
+# Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of at most 20 minutes per seed on small
+# random instances, half as Song et al. draw them and half of other times and other numbers of machines per operation
+# (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily (greedy,
+# about 15 minutes per seed), and the best of 100 samples of one seed (samples, about 2 hours); OR-Tools' CP-SAT for 1 and
+# 10 seconds (solver, 24 minutes, on a core that nothing else uses; needs benchmark/requirements.txt); the table (table).
+#
+#     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples solver table" is the default
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python}
+
+list='[{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 8], "operations": [4, 8],
+    "durations": [1, 99], "deviation": [0, 0.8], "flexibility": [0.1, 0.8]}]'
+train="train=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges --env-kwargs '$list'
+    --total-timesteps 700000 --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3
+    --gamma 1 --gae-lambda 0.98 --save-model"
+small=(sd10x5 sd20x5 sd15x10 sd20x10 mk edata rdata vdata)
+large=(sd30x10 sd40x10)  # greedily only
+run() { "$PYTHON" benchmark/run.py --table "$@"; }
+suites() { # SEED SAMPLES NAME SUITES...
+    local seed=$1 samples=$2 name=$3 commands=() suite
+    for suite in "${@:4}"; do
+        commands+=("$name-$suite=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges
+            --load-model runs/flexible_job_shop_models/seed$seed.pt --total-timesteps 0
+            --eval-suite $suite --eval-samples $samples")
+    done
+    run flexible_job_shop_suites --seeds "$seed" "${flags[@]}" --commands "${commands[@]}"
+}
+
+flags=("$@")
+for part in ${PARTS:-train greedy samples solver table}; do
+    case $part in
+        train)
+            run flexible_job_shop --seeds ${SEEDS:-1 2 3} "$@" --commands "$train"
+            "$PYTHON" benchmark/report.py --table flexible_job_shop --columns steps SPS final \
+                --ylabel "(bound - makespan) / bound" \
+                --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training."
+            mkdir -p runs/flexible_job_shop_models
+            for seed in ${SEEDS:-1 2 3}; do
+                model=(runs/flexible_job_shop/train_*_s"${seed}"_*/*/model.pt)
+                [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/flexible_job_shop_models/seed$seed.pt
+            done
+            ;;
+        greedy)
+            for seed in ${SEEDS:-1 2 3}; do
+                suites $seed 0 greedy "${small[@]}" "${large[@]}"
+            done
+            ;;
+        samples) suites ${SAMPLES_SEED:-1} 100 samples "${small[@]}" ;;
+        solver)
+            "$PYTHON" benchmark/cp_sat.py --env FlexibleJobShop-v0 --suites mk edata rdata vdata --seconds 1 10 --workers 1
+            ;;
+        table) "$PYTHON" benchmark/flexible_job_shop.py ;;
+    esac
+done

@@ -34,6 +34,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
 from torch import Tensor
 from torch.distributions import Bernoulli, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
@@ -111,8 +112,8 @@ class Args:
     """how a node aggregates its incoming messages"""
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how the nodes of a graph, or the elements of a set, become one vector"""
-    action_head: Literal["auto", "flat", "nodes", "avail_actions"] = "auto"
-    """what a Discrete action indexes: a fixed list, the elements that action_mask is aligned to, or avail_actions"""
+    action_head: str = "auto"
+    """what actions index, or a Sequence has one for each of: flat (a fixed list), nodes, edges, avail_actions, a set"""
     autoregressive: bool = False
     """if toggled, the parts of a composite action are drawn in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -205,6 +206,7 @@ class Leaf(NamedTuple):
     group: str | None
     space: gym.Space
     get: Callable[[Any], Any]  # observation -> array, None for no rows
+    is_input = property(lambda leaf: leaf.path.split(".")[0] not in NOT_INPUT)
 
 
 def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs) -> list[Leaf]:
@@ -255,7 +257,7 @@ def num_options(leaf: Leaf) -> np.ndarray:
 
 def element_groups(leaves: list[Leaf]) -> list[str]:
     """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where there is no graph."""
-    groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.path.split(".")[0] not in NOT_INPUT)
+    groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.is_input)
     return [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
 
 
@@ -346,21 +348,18 @@ class Envs:
     def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0):
         self.envs, self.first_env, N = [guarded("make_env", make) for make in makers], first_env, len(makers)
         self.action_space, space, self.num_steps = self.envs[0].action_space, self.envs[0].observation_space, 0
-        leaves, parts = leaves_of(space), parts_of(self.action_space, choice=False)
+        leaves = leaves_of(space)
         paths = [leaf.path for leaf in leaves]
-        if len(set(paths)) < len(paths) or set(paths) <= set(NOT_INPUT):
+        if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
             raise UsageError(f"{space}: its leaves {paths} need different names, and one must be an input")
-        group = choice_group(self.action_space, leaves, action_head)
-        if len({repr((group or parts_of(env.action_space, False), to_env_actions(env.action_space, np.zeros((1, 999)))))
-                for env in self.envs}) > 1:
+        self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
+        if len({repr(([part._replace(size=0) if part.kind == "choice" else part for part in own], to_env_actions(
+                env.action_space, np.zeros((1, 999))))) for own, env in zip(self.parts, self.envs)}) > 1:
             raise UsageError(f"--env-kwargs: not all entries have the action space {self.action_space}")
         sets = [g for g in element_groups(leaves) if g != "avail_actions"]
-        aligned = {"action_mask": group, "node_ids": next(iter(sets), None)}  # as many rows
+        aligned = {part.mask: part.group for part in self.parts[0]} | {"node_ids": next(iter(sets), None)}
         self.leaves = sorted((leaf._replace(group=aligned.get(leaf.path, leaf.group)) for leaf in leaves),
-                             key=lambda leaf: leaf.path in NOT_INPUT)
-        self.choice = next((leaf for leaf in self.leaves if group and leaf.group == group), None)
-        self.max_rows = [min(part.size for part in parts_of(env.action_space, False)) for env in self.envs]
-        self.is_masked, self.options = "action_mask" in paths, [p.mask for p in parts if p.kind == "categorical"]
+                             key=lambda leaf: not leaf.is_input)
         self.returns, self.lengths = np.zeros(N), np.zeros(N, np.int64)  # of the present episodes
         self.observations: list[list[np.ndarray]] = [[]] * N  # leaf arrays of the last step
 
@@ -390,7 +389,7 @@ class Envs:
             reward = reward if isinstance(reward, float) else guarded(f"{doing}, reward", float, reward)
             if not abs(reward) < 3e38:
                 raise UsageError(f"{doing}: reward {reward} is not finite")
-            if "action_mask" in info and not self.is_masked:
+            if "action_mask" in info and not any(part.mask for part in self.parts[i]):
                 raise UsageError(f"{doing}: info has an action_mask, the first reset had none")
             self.returns[i] += reward
             self.lengths[i] += 1
@@ -435,13 +434,15 @@ class Envs:
                 raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
             if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
                 raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
-            if leaf.path == "action_mask" and not (array.any(0).all() if ragged else all(
-                    array.ravel()[options].any() for options in self.options)):
-                raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
             if leaf.path == "node_ids" and len(np.unique(array)) < len(array):
                 raise self.error(i, leaf, f"an id occurs twice: {array.tolist()}")
-            if leaf is self.choice and not 0 < len(array) <= self.max_rows[i]:
-                raise self.error(i, leaf, f"{len(array)} rows to choose from, the action space has {self.max_rows[i]}")
+            for part in self.parts[i]:
+                is_choice = part.kind == "choice"
+                if is_choice and part.group == leaf.group and not 0 < len(array) <= part.size:
+                    raise self.error(i, leaf, f"{len(array)} rows to choose from, the action space has {part.size}")
+                if part.mask == leaf.path and not array.reshape(-1, math.prod(leaf.shape))[:, part.entries].any(
+                        0 if is_choice else 1).all():
+                    raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
             arrays.append(array)
         return arrays
 
@@ -534,6 +535,13 @@ class Storage:
         values, counts = self.whole()
         first = [(num.cumsum() - num)[idx] for num in counts.values()]
         return self.batch(Flat(values, {group: num[idx] for group, num in counts.items()}), [*first, idx])
+
+    def select(self, values: Tensor, idx: np.ndarray, group: str, start: int = 0) -> Tensor:
+        """Of `values`, a row for each of a group from observation `start` on, those of the observations start + idx."""
+        num = self.whole().counts[group][start:]
+        end, num = num.cumsum()[idx], num[idx]
+        rows = np.arange(num.sum()) + (end - num.cumsum()).repeat(num)
+        return select_rows(values, to_device(rows, self.device))
 
     def batch(self, flat: Flat, first: Iterable[np.ndarray] = ()) -> Obs:
         """B observations as the network sees them: of group k counts[group] rows from row first[k] on, of dense leaves
@@ -694,12 +702,12 @@ class GNN(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}). Dense leaves enter `features` as they are,
-    images through a CNN; graphs go through a GNN and sets through an MLP per row, followed by a readout."""
+    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}, of edges their features). Dense leaves
+    enter as they are, images through a CNN, graphs through a GNN, sets through an MLP per row; then a readout."""
 
     def __init__(self, leaves: list[Leaf], args):
         super().__init__()
-        leaves = [leaf for leaf in leaves if leaf.path not in NOT_INPUT]
+        leaves = [leaf for leaf in leaves if leaf.is_input]
         rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs) for leaf in leaves
                 if leaf.kind != "links"}
         self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
@@ -709,10 +717,11 @@ class Encoder(nn.Module):
         self.edges = {f"{path}nodes": f"{path}edges" for path in links if f"{path}edges" in rows}
         groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group not in (None, *self.links.values()))
         self.groups = {group: [leaf.path for leaf in leaves if leaf.group == group] for group in groups}
-        self.nets = nn.ModuleDict()
+        self.nets, self.element_dims = nn.ModuleDict(), dict.fromkeys(self.groups, args.gnn_dim)
         for group, paths in self.groups.items():
             dim = sum(rows[path].dim for path in paths)
             edge_dim = rows[self.edges[group]].dim if group in self.edges else None
+            self.element_dims |= {self.links[group]: 2 * args.gnn_dim + (edge_dim or 0)} if group in self.links else {}
             self.nets[key(group)] = (GNN(dim, edge_dim, args) if group in self.links else
                                      mlp([dim, args.gnn_dim, args.gnn_dim], args.activation))
         self.readout, self.element_dim = args.readout, args.gnn_dim
@@ -726,6 +735,8 @@ class Encoder(nn.Module):
             graph = [obs[self.links[group]].values.t().contiguous()] if group in self.links else []
             if group in self.edges:
                 graph.append(self.rows[key(self.edges[group])](obs[self.edges[group]].values))
+            if graph:
+                elements[self.links[group]] = graph[1] if graph[1:] else x.new_zeros(graph[0].shape[1], 0)
             elements[group] = self.nets[key(group)](x, *graph)
             features.append(self.pool(elements[group], obs[paths[0]].ptr))
         return torch.cat(features, 1), elements
@@ -807,30 +818,59 @@ class Part(NamedTuple):
     kind: str
     size: int  # options, bits or dimensions
     columns: slice  # of the action [B, columns]
-    mask: slice  # of a dense action_mask [B, entries]
+    group: str | None  # a choice is one of its rows; of a Sequence each of its rows has an action
+    mask: str | None  # path of the mask's leaf
+    entries: slice  # of the mask
 
 
-def parts_of(space: gym.Space, choice: bool) -> list[Part]:
-    """The factors of an action space, in order. UsageError for a space with no rule, naming it."""
-    parts, column, entry = [], 0, 0
-    for leaf in leaves_of(space, "action"):
+def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
+    """The factors of an action space, or of each row of a Sequence, in order. In a Dict a Discrete part that is named
+    node, edge, or as a set, chooses one. UsageError where there is no rule, or head and masks do not fit."""
+    parts, column, ends, per_row = [], 0, {}, isinstance(space, spaces.Sequence)
+    factors = leaves_of(space.feature_space if per_row else space, "action")
+    discrete = [leaf.kind in ("discrete", "multidiscrete") for leaf in factors]
+    masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
+    rows = {leaf.group: [leaf.group] for leaf in leaves if leaf.group and leaf.is_input}
+    nodes, edges = element_groups(leaves), [group for group in rows if group.endswith(".edge_links")]
+    names = {"node": nodes, "edge": edges} | rows if head == "auto" and isinstance(space, spaces.Dict) else {}
+    named = [ok and names.get(leaf.path.removeprefix("action.")) for leaf, ok in zip(factors, discrete)]
+    if head == "auto":
+        head = ("nodes" if per_row else "flat" if any(named) or not all(discrete) else "avail_actions" if
+                "avail_actions" in rows else "nodes" if any(mask.group for mask in masks.values()) else "flat")
+    rows |= {"nodes": nodes, "edges": edges, "flat": [None]}
+    for leaf, is_discrete, found in zip(factors, discrete, named):
         binary = isinstance(leaf.space, spaces.MultiBinary)
-        if not leaf.group and leaf.kind in ("discrete", "multidiscrete"):
-            kinds = [("choice" if choice else "categorical", n) for n in num_options(leaf).tolist()]
-        elif not leaf.group and (binary or leaf.dtype.kind == "f"):
-            kinds = [("bits" if binary else "normal", math.prod(leaf.shape))]
-        else:
+        if leaf.group or not (is_discrete or binary or leaf.dtype.kind == "f"):
             raise UsageError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, "
-                             "and Dict or Tuple of these are)")
-        for kind, size in kinds:
-            width, entries = size if kind in ("bits", "normal") else 1, size if kind == "categorical" else 0
-            parts.append(Part(kind, size, slice(column, column + width), slice(entry, entry + entries)))
-            column, entry = column + width, entry + entries
+                             "Dict and Tuple of these, and a Sequence of any are)")
+        group, *others = found or rows.get(head) or [None, None]
+        if others or (not group if per_row else group and not is_discrete):
+            raise UsageError(f"--action-head {head} needs Discrete actions, or a Sequence, and one graph or set, not "
+                             f"{space} and {[*rows]}")
+        kind = "categorical" if is_discrete else "bits" if binary else "normal"
+        kind = "choice" if group and not per_row else kind
+        mask = masks.get("action_mask") or masks.get(leaf.path.replace("action", "action_mask", 1))
+        mask = mask if is_discrete and mask and bool(mask.group) == bool(group) else None
+        for size in num_options(leaf).tolist() if is_discrete else [math.prod(leaf.shape)]:
+            width, num = 1 if is_discrete else size, 1 if kind == "choice" else size
+            path, entry = (mask.path, ends.get(mask.path, 0) if mask.shape else 0) if mask else (None, 0)
+            parts.append(Part(kind, size, slice(column, column + width), group, path, slice(entry, entry + num)))
+            column, ends[path] = column + width, entry + num
+    for path, mask in masks.items():
+        if ends.get(path) != math.prod(mask.shape) or len({part.group for part in parts if part.mask == path}) > 1:
+            what = ", ".join(p.group or f"{p.size} options" for p in parts if p.kind[0] == "c") or "no options"
+            raise UsageError(f"leaf '{path}': --action-head {head} of {what} needs another mask than {mask.space}")
     return parts
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator[np.ndarray]) -> list:
-    """Elements of `space` from actions [B, columns], or from their columns; those of Box are clipped."""
+def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.ndarray | None = None) -> list:
+    """Elements of `space` from actions [B, columns], or from their columns; those of Box are clipped. Of a Sequence
+    from the actions of all rows, of which b has counts[b]; without counts all are of one."""
+    if isinstance(space, spaces.Sequence):
+        each, rows = space.feature_space, iter(to_env_actions(space.feature_space, actions))
+        rows = [tuple(next(rows) for _ in range(n)) for n in ([len(actions)] if counts is None else counts)]
+        stack = lambda row, out: concatenate(each, row, out) if row else out
+        return [stack(row, create_empty_array(each, len(row))) for row in rows] if space.stack else rows
     columns = iter(actions.T) if isinstance(actions, np.ndarray) else actions
     if isinstance(space, spaces.Tuple):
         return list(zip(*[to_env_actions(child, columns) for child in space]))
@@ -845,90 +885,101 @@ def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator[np.ndarray])
     return list(rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0))
 
 
-def choice_group(space: gym.Space, leaves: list[Leaf], head: str) -> str | None:
-    """The group whose rows actions choose from, None for a fixed list. UsageError where head or mask do not fit."""
-    parts, masks = parts_of(space, choice=False), [leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"]
-    groups = [leaf.group for leaf in leaves if leaf.group and leaf not in masks]
-    discrete = all(part.kind == "categorical" for part in parts)
-    if head == "auto":
-        head = ("flat" if not discrete else "avail_actions" if "avail_actions" in groups else
-                "nodes" if masks and masks[0].group else "flat")
-    found = {"flat": [None], "nodes": element_groups(leaves)}.get(head, [head] if head in groups else [])
-    if len(found) != 1 or head != "flat" and not discrete:
-        raise UsageError(f"--action-head {head} needs Discrete actions and one graph or set, not {space} and {groups}")
-    num = parts[-1].mask.stop
-    wanted = f"of {num} options" if head == "flat" else f"of rows of shape () or ({len(parts)},), as {found[0]} has"
-    for mask in masks:
-        fits = math.prod(mask.shape) == num if head == "flat" else mask.shape in ((), (len(parts),))
-        if mask.path != "action_mask" or (mask.group is None) != (head == "flat") or not fits:
-            raise UsageError(f"leaf 'action_mask': --action-head {head} needs a mask {wanted}, not {mask.space}")
-    return found[0]
-
-
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
     A "choice" scores a row of key k = W e and query q = U latent with w . tanh(k + q) + k . q / sqrt(d): a pointer
-    network's score and dot-product attention's (Vaswani et al. 2017). With `autoregressive` the latent of a part holds
-    those before it; the entropy is the sum of the conditional ones along the action."""
+    network's score and dot-product attention's (Vaswani et al. 2017); e of an edge is both ends and its features. With
+    `autoregressive` the latent of a part holds those before it, choices first; the entropy is that along the action.
+    Of a Sequence each row has a latent of its own; log-probability and entropy are sums over an observation's rows."""
 
-    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, element_dim: int, args):
+    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict[str, int], args):
         super().__init__()
-        self.group = choice_group(space, leaves, args.action_head)
-        self.rows = next((leaf.path for leaf in leaves if leaf.group and leaf.group == self.group), None)
-        self.parts = parts_of(space, choice=self.group is not None)
+        self.parts = parts_of(space, leaves, args.action_head)
+        self.per_row = self.parts[0].group if isinstance(space, spaces.Sequence) else None
+        self.rows = {leaf.group: leaf.path for leaf in leaves if leaf.group and leaf.is_input}  # a leaf of each group
+        self.ends = {g: g.removesuffix("edge_links") + "nodes" for g in dims if g.endswith(".edge_links")}  # of edges
         self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
         self.heads, self.choices, self.conditions = (nn.ModuleDict() for _ in range(3))
         self.log_stds = nn.ParameterDict()
-        for k, (kind, size, _, _) in enumerate(self.parts):
+        self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
+        for k, (kind, size, _, group, *_) in enumerate(self.parts):
+            element_dim = dims.get(self.ends.get(group, group))
             width = {"choice": element_dim, "normal": size * (1 + args.state_dependent_std)}.get(kind, size)
             if kind == "normal" and not args.state_dependent_std:
                 self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
             self.heads[str(k)] = layer_init(nn.Linear(dim, width), 0.01)  # nearly uniform at first
             if kind == "choice":
                 score = layer_init(nn.Linear(element_dim, 1), 0.01)
-                self.choices[str(k)] = nn.ModuleList([nn.Linear(element_dim, element_dim), score])
-            if args.autoregressive and k + 1 < len(self.parts):
-                self.conditions[str(k)] = nn.Linear(element_dim if kind == "choice" else size, dim)
+                self.choices[str(k)] = nn.ModuleList([nn.Linear(dims[group], element_dim), score])
+            if args.autoregressive and k != self.order[-1]:
+                self.conditions[str(k)] = nn.Linear(dims[group] if kind == "choice" else size, dim)
+        self.row = nn.Linear(dims[self.per_row], dim) if self.per_row else None
 
     def forward(self, latent: Tensor, elements: dict[str, Tensor], obs: Obs, action: Tensor | None = None,
                 greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
-        log_prob, entropy, columns = 0.0, 0.0, []
-        for k, part in enumerate(self.parts):
-            dist = self.distribution(k, latent, elements, obs)
+        log_prob, entropy, columns = 0.0, 0.0, [None] * len(self.parts)
+        if self.per_row:
+            _, ptr, batch = obs[self.rows[self.per_row]]
+            latent = torch.tanh(select_rows(latent, batch) + self.project(self.row, self.per_row, elements, obs))
+        for k in self.order:
+            part, dist = self.parts[k], self.distribution(k, latent, elements, obs)
             sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
             a = action[:, part.columns] if action is not None else dist.mode if greedy else sample().detach()
             a = a.long() if part.kind in ("categorical", "choice") else a.float()
             log_prob, entropy = log_prob + dist.log_prob(a), entropy + dist.entropy()
-            columns.append(a.to(self.dtype))
+            columns[k] = a.to(self.dtype)
             if str(k) in self.conditions:
                 latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
+        if self.per_row:  # double, since there may be many
+            log_prob, entropy = segment_sum(log_prob.double(), ptr), segment_sum(entropy, ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
     def distribution(self, k: int, latent: Tensor, elements: dict[str, Tensor], obs: Obs):
-        part, mask, out = self.parts[k], obs.get("action_mask"), self.heads[str(k)](latent)
+        part, mask, out = self.parts[k], obs.get(self.parts[k].mask), self.heads[str(k)](latent)
+        if mask is not None:
+            mask = mask.values if part.group else mask
+            mask = (mask.flatten(1) if mask.dim() > 1 else mask[:, None])[:, part.entries]
         if part.kind == "categorical":
-            return Categorical(out, None if mask is None else mask.flatten(1)[:, part.mask])
+            return Categorical(out, mask)
         if part.kind == "bits":
             return Independent(Bernoulli(logits=out, validate_args=False), 1)
         if part.kind == "normal":
             mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
             return Independent(Normal(mean, log_std.exp(), validate_args=False), 1)
-        rows, (project, score) = obs[self.rows], self.choices[str(k)]
-        keys, query = project(elements[self.group]), select_rows(out, rows.batch)
+        rows, (project, score) = obs[self.rows[part.group]], self.choices[str(k)]
+        keys, query = self.project(project, part.group, elements, obs), select_rows(out, rows.batch)
         logits = score(torch.tanh(keys + query)).squeeze(1)
         logits = logits + (keys * query).sum(1) / keys.shape[1]**0.5
-        if mask is not None:
-            mask = mask.values if mask.values.dim() == 1 else mask.values[:, k]
-        return RaggedCategorical(logits, mask, rows)
+        return RaggedCategorical(logits, None if mask is None else mask.squeeze(1), rows)
+
+    def project(self, linear: nn.Linear, group: str, elements: dict[str, Tensor], obs: Obs) -> Tensor:
+        """`linear` of each row; of edges (source, target, features) once per node, then a sum per edge."""
+        if group not in self.ends:
+            return linear(elements[group])
+        nodes, features = elements[self.ends[group]], elements[group]
+        A, B, C = linear.weight.split([nodes.shape[1], nodes.shape[1], features.shape[1]], 1)
+        source, target = obs[group].values.unbind(1)
+        ends = select_rows(nodes @ A.t(), source) + select_rows(nodes @ B.t(), target)
+        return ends + nn.functional.linear(features, C, linear.bias)
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""
         if part.kind == "choice":
-            return elements[self.group][obs[self.rows].ptr[:-1] + action.long().squeeze(1)]
+            row = obs[self.rows[part.group]].ptr[:-1] + action.long().squeeze(1)
+            ends = [elements[self.ends[g]][obs[g].values[row]].flatten(1) for g in [part.group] if g in self.ends]
+            return torch.cat([*ends, elements[part.group][row]], 1)
         if part.kind == "categorical":
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
+
+    def seen(self, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
+        """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
+        seen = torch.cat([self.embed(part, action[:, part.columns], elements, obs) for part in self.parts], 1)
+        if self.per_row:
+            ptr = obs[self.rows[self.per_row]].ptr
+            seen = segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None]
+        return seen
 
 
 # --- end shared: action heads ---
@@ -1058,15 +1109,14 @@ class Prediction(nn.Module):
 
     def __init__(self, leaves: list[Leaf], agent: "Agent", dim: int, args):
         super().__init__()
-        choice = agent.encoder.element_dim
-        action_dim = sum(choice if part.kind == "choice" else part.size for part in agent.head.parts)
+        parts, dims = agent.head.parts, agent.encoder.element_dims
+        action_dim = sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
         self.net = mlp([dim + action_dim, dim], args.activation).append(nn.Linear(dim, agent.encoder.dim))
 
     def forward(self, agent: "Agent", obs: Obs, latent: Tensor, elements: dict[str, Tensor], actions: Tensor,
                 rows: Tensor, next_obs: Obs) -> Tensor:
         """`next_obs` are the observations after `rows` (int64 [K]) of the minibatch."""
-        seen = (agent.head.embed(part, actions[:, part.columns], elements, obs) for part in agent.head.parts)
-        predicted = self.net(torch.cat([latent, *seen], 1)[rows])
+        predicted = self.net(torch.cat([latent, agent.head.seen(actions, elements, obs)], 1)[rows])
         with torch.no_grad():
             target = standardised(agent.encoder(next_obs)[0])
         return ((predicted - target) ** 2).sum() / max(target.numel(), 1)
@@ -1099,7 +1149,7 @@ class Agent(nn.Module):
         widths = [self.encoder.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
-        self.head = ActionHead(action_space, leaves, widths[-1], self.encoder.element_dim, args)
+        self.head = ActionHead(action_space, leaves, widths[-1], self.encoder.element_dims, args)
         if args.aux != "none":
             kind = Reconstruction if args.aux == "reconstruct" else Prediction
             self.aux = kind(leaves, self, widths[-1], args)
@@ -1124,7 +1174,8 @@ def play(agent: Agent, args, device: torch.device, makers: list[Callable[[], gym
         while len(found) < len(makers) and envs.num_steps < args.eval_max_steps:
             storage.clear()
             action, *_ = agent(storage.append(step.obs), greedy=greedy)
-            step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy()))
+            counts = step.obs.counts.get(agent.head.per_row)
+            step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy(), counts))
             for episode in step.episodes:
                 found.setdefault(episode.env, episode)
         return [found.get(i) or Episode(i, envs.returns[i], int(envs.lengths[i]), None, {}) for i in range(len(makers))]
@@ -1212,10 +1263,10 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     stack.callback(envs.close)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     optimizer = torch.optim.Adam(params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True)
-    storage, first = Storage(envs.leaves, device), 0
+    storage, per_row, first = Storage(envs.leaves, device), agent.head.per_row, 0
     if args.demos:
-        demos, parts, group = Storage(envs.leaves, device), agent.head.parts, agent.head.group
-        flat, demo_actions = service("utils.demos", "--demos").load(args.demos, envs.leaves, parts, group)
+        demos = Storage(envs.leaves, device)
+        flat, demo_actions = service("utils.demos", "--demos").load(args.demos, envs.leaves, agent.head.parts)
         demos.append(flat)
     if args.load_model:
         load = lambda file: agent.load_state_dict(torch.load(file, map_location=device, weights_only=True)["model"])
@@ -1262,7 +1313,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             with torch.no_grad():
                 action, log_prob, _, value, *_ = agent(storage.append(step.obs))
             columns.append((action, log_prob, value))
-            step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy()))
+            step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy(), step.obs.counts.get(per_row)))
             rewards[t], dones[t] = step.reward, step.terminated | step.truncated
             episodes += [(global_step + (t + 1) * N * WORLD_SIZE, episode) for episode in step.episodes]
             if step.final:
@@ -1292,7 +1343,8 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             for idx in np.array_split(rng.permutation(args.batch_size), args.num_minibatches):
                 mb = to_device(idx, device)
                 obs = storage.gather(idx)
-                _, new_log_prob, entropy, new_value, latent, elements = agent(obs, actions[mb])
+                mb_actions = storage.select(actions, idx, per_row) if per_row else actions[mb]
+                _, new_log_prob, entropy, new_value, latent, elements = agent(obs, mb_actions)
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
@@ -1315,7 +1367,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 elif args.aux == "predict":
                     rows = np.flatnonzero(goes_on[idx])
                     following = to_device(rows, device), storage.gather(idx[rows] + N)
-                    more["losses/predict"] = agent.aux(agent, obs, latent, elements, actions[mb], *following)
+                    more["losses/predict"] = agent.aux(agent, obs, latent, elements, mb_actions, *following)
                 loss = loss + args.aux_coef * sum(more.values())
                 if args.demos and bc_coef > 0:
                     idx = rng.integers(len(demo_actions), size=args.bc_minibatch_size)

@@ -225,7 +225,7 @@ class RandomEnv(gym.Env):
         self.action_space = {"nodes": spaces.Discrete(1000), "avail_actions": spaces.Discrete(1000),
                              "pair": spaces.Tuple([spaces.Discrete(1000)] * 2)}.get(head, ACTIONS.get(action))
         if head == "mask":
-            self.num_options = [part.size for part in ppo_graph.parts_of(self.action_space, False)]
+            self.num_options = [part.size for part in ppo_graph.parts_of(self.action_space, [], "flat")]
             space = spaces.Dict(obs=space, action_mask=spaces.MultiBinary(sum(self.num_options)))
         if head in ("nodes", "pair"):
             shape = (2,) if head == "pair" else ()

@@ -84,7 +84,7 @@ def collected(env, num_steps=8, num_envs=3, **flags):
 def load_demos(path, found):
     """(storage, actions) of a file for the environments of `collected`."""
     storage, head = script.Storage(found.leaves, CPU), found.agent.head
-    flat, actions = demos.load(path, found.leaves, head.parts, head.group)
+    flat, actions = demos.load(path, found.leaves, head.parts)
     storage.append(flat)
     return storage, torch.as_tensor(actions)
 
@@ -118,7 +118,7 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     data = demos.record(script.Envs([lambda: Once(space, observations, action_space)]), policy, 1, 0)
     demos.save(path := str(tmp_path_factory.mktemp("demos") / "demos.npz"), data, "Once-v0", {})
     storage, leaves = stored(space, [[obs] for obs in observations], action_space=action_space)
-    flat, actions = demos.load(path, leaves, script.parts_of(action_space, False))
+    flat, actions = demos.load(path, leaves, script.parts_of(action_space, leaves, "auto"))
     cloned, idx = script.Storage(leaves, CPU), np.array([2, 0, 1, 1])
     cloned.append(script.Flat(*flat))
     for a, b in zip(cloned.gather(idx).values(), storage.gather(idx).values(), strict=True):
@@ -472,7 +472,7 @@ def test_prediction_loss(observation, action, head, flags):
             for part in agent.head.parts:
                 value = actions[k, part.columns]
                 if part.kind == "choice":
-                    parts.append(elements[agent.head.group][int(value)])
+                    parts.append(elements[part.group][int(value)])
                 elif part.kind == "categorical":
                     parts.append(torch.eye(part.size)[int(value)])
                 else:

@@ -192,25 +192,25 @@ SPACES = {  # observation space, action space, what is said
     "only ids": (spaces.Dict(node_ids=IDS), TWO, "one must be an input"),
     "action that is text": (vector(2), spaces.Text(4), "action.* Text.*not supported"),
     "action of integers": (vector(2), spaces.Box(0, 3, (2,), np.int32), "action space Box.* is not supported"),
-    "action that is a set": (vector(2), spaces.Sequence(TWO), "action.* Sequence.*not supported"),
+    "action per row of none": (vector(2), spaces.Sequence(TWO), "nodes needs .*one graph or set, not Seq"),
     "action that is a graph": (vector(2), spaces.Dict(a=TWO, b=spaces.Graph(vector(1), None)),
                                "action space .* is not supported"),
     "mask too long": (spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(4)), spaces.Discrete(3),
-                      "leaf 'action_mask': --action-head flat needs a mask of 3 options, not MultiBinary"),
+                      "leaf 'action_mask': --action-head flat of 3 options needs another mask than MultiBinary"),
     "mask of one part": (spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3)), spaces.MultiDiscrete([3, 2]),
-                         "'action_mask': .* of 5 options"),
+                         "'action_mask': .* of 3 options, 2 options needs another mask"),
     "mask of rows that are not there": (spaces.Dict(x=vector(2), action_mask=MASK), spaces.Discrete(3),
                                         "--action-head nodes needs .* one graph or set"),
-    "mask of a box": (spaces.Dict(x=vector(2), action_mask=MASK), vector(2), "'action_mask': .* of 0 options"),
+    "mask of a box": (spaces.Dict(x=vector(2), action_mask=MASK), vector(2), "'action_mask': .* of no options"),
     "mask that is a Dict": (spaces.Dict(g=graph_space(), action_mask=spaces.Dict(a=spaces.MultiBinary(3))),
-                            spaces.Discrete(3), "'action_mask'"),
+                            spaces.Discrete(3), "'action_mask.[a0]': .* needs another mask"),
     "mask that is a Tuple": (spaces.Dict(g=graph_space(), action_mask=spaces.Tuple([spaces.MultiBinary(3)])),
-                             spaces.Discrete(3), "'action_mask'"),
+                             spaces.Discrete(3), "'action_mask.[a0]': .* needs another mask"),
     "mask of three columns": (spaces.Dict(g=graph_space(), action_mask=spaces.Sequence(
         spaces.Box(0, 1, (3,), np.int8), stack=True)), spaces.Discrete(3),
-        r"needs a mask of rows of shape \(\) or \(1,\), as g.nodes has"),
+        "--action-head nodes of g.nodes needs another mask than Box"),
     "node and number": (GRAPH_MASK, spaces.Tuple((spaces.Discrete(9), vector(1))),
-                        "leaf 'action_mask': --action-head flat needs a mask of 9 options"),
+                        "leaf 'action_mask': --action-head flat of 9 options needs another mask than Box"),
 }
 
 
@@ -225,7 +225,7 @@ def test_space_without_a_meaning(case):
 def test_choice_of_a_node_beside_a_number():
     """P6: --action-head nodes does not apply to a Box, which is said."""
     action_space = spaces.Tuple((spaces.Discrete(9), vector(1)))
-    with pytest.raises(ppo_graph.UsageError, match="--action-head nodes needs Discrete actions .*Box.*'g.nodes'"):
+    with pytest.raises(ppo_graph.UsageError, match="--action-head nodes needs Discrete actions.*Box.*'g.nodes'"):
         make_envs([lambda: ListEnv(GRAPH, [None], action_space)], action_head="nodes")
 
 

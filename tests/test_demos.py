@@ -20,15 +20,18 @@ class Part(NamedTuple):
     kind: str
     size: int
     columns: slice
-    mask: slice
+    group: str | None
+    mask: str | None
+    entries: slice
 
 
-def parts(*kinds):
-    """Parts of these (kind, size), one after the other."""
+def parts(*kinds, group="g.nodes"):
+    """Parts of these (kind, size), one after the other, choices from the group, with entries of "action_mask"."""
     found, column, entry = [], 0, 0
     for kind, size in kinds:
-        width, entries = size if kind in ("bits", "normal") else 1, size * (kind == "categorical")
-        found.append(Part(kind, size, slice(column, column + width), slice(entry, entry + entries)))
+        width, entries = size if kind in ("bits", "normal") else 1, {"categorical": size, "choice": 1}.get(kind, 0)
+        found.append(Part(kind, size, slice(column, column + width), group if kind == "choice" else None,
+                          "action_mask" if entries else None, slice(entry, entry + entries)))
         column, entry = column + width, entry + entries
     return found
 
@@ -295,14 +298,13 @@ AVAIL = leaf("avail_actions", "vector", (2,), np.float32, "avail_actions")
 
 
 @pytest.mark.parametrize("group, leaves, num", [
-    (None, [*GRAPH[::-1]], 2),
-    (None, [*GRAPH, AVAIL], 3),
-    (None, [AVAIL, *GRAPH, ROW_MASK], 2),
-    ("g.nodes", [*GRAPH, AVAIL], 2),
+    ("g.nodes", [*GRAPH[::-1]], 2),
+    ("avail_actions", [*GRAPH, AVAIL], 3),
+    ("g.nodes", [AVAIL, *GRAPH, ROW_MASK], 2),
     ("g.edge_links", [*GRAPH, AVAIL], 1),
 ])
 def test_rows_that_are_chosen(group, leaves, num, tmp_path):
-    """Those of the group that is given, else those that the mask is aligned to, else avail_actions, else the nodes."""
+    """An action is one of the rows of its part's group."""
     data, _ = recorded()
     data |= {"values/avail_actions": np.zeros((18, 2), np.float32), "counts/avail_actions": np.full(6, 3)}
     data["values/action_mask"][:] = 1
@@ -313,10 +315,10 @@ def test_rows_that_are_chosen(group, leaves, num, tmp_path):
         data["actions"][0] = action
         path = file_of(tmp_path, data)
         if action < num:
-            assert demos.load(path, leaves, parts(("choice", 9)), group)[1][0] == action
+            assert demos.load(path, leaves, parts(("choice", 9), group=group))[1][0] == action
         else:
             with pytest.raises(SystemExit, match="step 0: part 0 .* is out of range"):
-                demos.load(path, leaves, parts(("choice", 9)), group)
+                demos.load(path, leaves, parts(("choice", 9), group=group))
 
 
 def test_mask_with_a_column_per_part(tmp_path):

@@ -140,7 +140,7 @@ def reference_views(part, log, position):
         for k, column in enumerate(entry[2]):
             factor = next(p for p in agent.head.parts if p.columns.start <= k < p.columns.stop)
             if factor.kind == "choice":
-                numbers.append(encoded(entry)[1][agent.head.group][int(column)])
+                numbers.append(encoded(entry)[1][factor.group][int(column)])
             else:
                 categorical = factor.kind == "categorical"
                 numbers.append(F.one_hot(column.long(), factor.size) if categorical else column[None])

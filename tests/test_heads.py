@@ -61,7 +61,7 @@ def setup(space, extra, flags, chain, num=NUM, seed=0):
             mask[rng.integers(len(rows))] = 1
             obs["action_mask"] = mask
         elif "action_mask" in obs:
-            sizes = [part.size for part in ppo_graph.parts_of(space, False) if part.kind == "categorical"]
+            sizes = [part.size for part in ppo_graph.parts_of(space, [], "flat") if part.kind == "categorical"]
             mask = [np.isin(np.arange(n), rng.permutation(n)[:rng.integers(1, n + 1)]) for n in sizes]
             obs["action_mask"] = np.concatenate(mask).astype(np.int8).reshape(obs["action_mask"].shape)
         observations.append(obs)
@@ -82,10 +82,9 @@ def repeat(storage, i, num):
 
 def enumerate_actions(agent, storage, i):
     """Every action [K, columns] that observation i could have without its mask."""
-    rows = agent.head.rows
-    num_rows = None if rows is None else len(storage.gather(np.array([i]))[rows].values)
-    options = []
+    obs, options = storage.gather(np.array([i])), []
     for part in agent.head.parts:
+        num_rows = len(obs[agent.head.rows[part.group]].batch) if part.group else None
         num = {"categorical": part.size, "choice": num_rows, "bits": 2}[part.kind]
         options += [range(num)] * (part.size if part.kind == "bits" else 1)
     return torch.tensor(list(itertools.product(*options)))
@@ -199,7 +198,8 @@ def test_score_of_a_choice(name):
     for i in range(NUM):
         obs = repeat(storage, i, 1)
         features, elements = agent.encoder(obs)
-        latent, rows = agent.actor(features)[0].detach().double().numpy(), elements[agent.head.group].detach().double()
+        latent = agent.actor(features)[0].detach().double().numpy()
+        rows = elements[agent.head.parts[0].group].detach().double()
         actions, expected = enumerate_actions(agent, storage, i), 0.0
         for k in range(len(agent.head.parts)):
             p = np.exp([score_of_row(agent, k, latent, row) for row in rows.numpy()])
@@ -219,7 +219,7 @@ def test_a_choice_begins_nearly_uniform(name, scale):
     for path in set(obs) & {"graph.nodes", "set", "avail_actions"}:
         obs[path] = obs[path]._replace(values=obs[path].values * scale)
     agent = ppo_graph.Agent(envs.leaves, HEADS[name][0], ppo_graph.Args(**HEADS[name][2]))
-    rows, num = obs[agent.head.rows], len(agent.head.parts)
+    rows, num = obs[agent.head.rows[agent.head.parts[0].group]], len(agent.head.parts)
     mask = obs.get("action_mask", rows._replace(values=torch.ones(len(rows.values), num))).values.view(-1, num).float()
     largest = ppo_graph.segment_sum(mask, rows.ptr).log().sum(1)
     with torch.no_grad():
@@ -349,7 +349,7 @@ def test_cost_of_a_choice_is_its_rows():
 def test_what_an_action_indexes(extra, head, expected):
     """G6, P6: the head is found from the observation space, or named by --action-head."""
     leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
-    assert ppo_graph.choice_group(spaces.Discrete(50), leaves, head) == expected
+    assert ppo_graph.parts_of(spaces.Discrete(50), leaves, head)[0].group == expected
 
 
 @pytest.mark.parametrize("space, extra, head", [
@@ -364,14 +364,14 @@ def test_head_that_does_not_fit(space, extra, head):
     """P6, G6: a head that the spaces cannot have is an error that names the flag."""
     leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
     with pytest.raises(ppo_graph.UsageError, match=f"--action-head {head}"):
-        ppo_graph.choice_group(space, leaves, head)
+        ppo_graph.parts_of(space, leaves, head)
 
 
 @pytest.mark.parametrize("space", [
-    spaces.Text(3), spaces.Tuple((spaces.Text(3),)), spaces.Box(0, 5, (2,), np.int64),
-    spaces.Sequence(spaces.Discrete(2)), spaces.Sequence(vector(2)),
+    spaces.Text(3), spaces.Tuple((spaces.Text(3),)), spaces.Box(0, 5, (2,), np.int64), spaces.Sequence(spaces.Text(3)),
+    spaces.Dict(a=spaces.Discrete(2), b=spaces.Sequence(vector(2))), spaces.Sequence(spaces.Sequence(vector(2))),
     spaces.Dict(a=spaces.Discrete(2), b=spaces.Graph(vector(1), None))])
 def test_unsupported_action_space_is_named(space):
     """P4: an action space without a rule is an error that names it, and says that it is one of actions."""
     with pytest.raises(ppo_graph.UsageError, match=r"action.* (Box|Text|Sequence|Dict)\(.*not supported"):
-        ppo_graph.parts_of(space, False)
+        ppo_graph.parts_of(space, ppo_graph.leaves_of(graph_space()), "auto")

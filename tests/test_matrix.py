@@ -51,8 +51,21 @@ ACTIONS = {
     "tuple": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 2]), vector(1), spaces.MultiBinary(2))),
     "mask": spaces.Discrete(4),
     "info_mask": spaces.Tuple((spaces.Discrete(3), vector(1), spaces.Discrete(2, start=1))),
+    "edge": spaces.Dict(edge=spaces.Discrete(1000)),
+    "mixed": spaces.Dict(amount=spaces.Discrete(3), edge=spaces.Discrete(1000), node=spaces.Discrete(99), x=vector(1)),
+    "per_node": spaces.Sequence(spaces.MultiDiscrete([2, 3], start=[1, 0])),
+    "per_node_box": spaces.Sequence(vector(2), stack=True),
 }
-AUTOREGRESSIVE = ("pair", "tuple", "info_mask")
+def rows_of(*shape):
+    return spaces.Sequence(spaces.Box(0, 1, shape, np.int8), stack=True)
+
+
+AUTOREGRESSIVE = ("pair", "tuple", "info_mask", "mixed", "per_node")
+GRAPHS = {"graph_edges": lambda obs: obs, "graph": lambda obs: obs, "graph_image_vector": lambda obs: obs["graph"]}
+EDGES, PER_NODE = ("edge", "mixed"), ("per_node", "per_node_box")
+MASKS = {
+    "element": MASK, "pair": rows_of(2), "mask": spaces.MultiBinary(4), "edge": MASK, "per_node": rows_of(5),
+    "mixed": spaces.Dict(node=MASK, amount=spaces.MultiBinary(3), edge=rows_of(1))}
 ALONE = ("utils.checkpoint", "utils.evaluate")  # what a script does without
 
 
@@ -63,20 +76,18 @@ class AnyEnv(gym.Env):
     def __init__(self, observation, action, with_ids=False):
         space, extra = OBSERVATIONS[observation], {}
         self.action_space, self.action = ACTIONS[action], action
-        self.chosen_from = ELEMENTS.get(observation)
-        if (action in ("element", "pair") or with_ids) and not self.chosen_from:
+        self.elements, self.graph = ELEMENTS.get(observation), GRAPHS.get(observation)
+        if action in EDGES and not self.graph:
+            extra["graph"], self.elements = graph_space(vector(2)), None
+        elif (action in ("element", "pair", *PER_NODE) or with_ids) and not self.elements:
             extra["set"] = spaces.Sequence(vector(2), stack=False)
-        if action in ("element", "pair"):
-            mask = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
-            extra["action_mask"] = MASK if action == "element" else mask
+        extra |= {"action_mask": MASKS[action]} if action in MASKS else {}
         if action == "avail_actions":
             extra["avail_actions"] = spaces.Sequence(vector(3), stack=True)
-        if action == "mask":
-            extra["action_mask"] = spaces.MultiBinary(4)
         if with_ids:
             extra["node_ids"] = spaces.Sequence(spaces.Box(-2**40, 2**40, (), np.int64), stack=True)
         self.observation_space = spaces.Dict(obs=space, **extra) if extra else space
-        self.min_rows = 1 if action in ("element", "pair", "avail_actions") else 0
+        self.min_rows = 1 if action in ("element", "pair", "avail_actions", *EDGES) else 0
         self.episode = -1
 
     def observe(self):
@@ -84,17 +95,26 @@ class AnyEnv(gym.Env):
         rng = self.np_random
         obs = sample(self.observation_space, rng, lambda rng: rng.integers(self.min_rows, 4))
         keys = self.observation_space.keys() if isinstance(self.observation_space, spaces.Dict) else ()
-        rows = 0
-        if "node_ids" in keys or self.action in ("element", "pair"):
-            rows = len(self.chosen_from(obs["obs"]) if self.chosen_from else obs["set"])
+        inner, rows, edges = obs["obs"] if "obs" in keys else obs, 0, 0
+        graph = self.graph(inner) if self.graph else obs["graph"] if "graph" in keys else None
+        if "node_ids" in keys or self.action in ("element", "pair", *EDGES, *PER_NODE):
+            rows = len(self.elements(inner) if self.elements else obs["set"] if "set" in keys else graph.nodes)
+        if graph is not None and graph.edge_links is not None:
+            edges = len(graph.edge_links)
         if "node_ids" in keys:
             obs["node_ids"] = 2**30 + rng.permutation(6)[:rows]
         self.rows = len(obs["avail_actions"]) if self.action == "avail_actions" else rows
         some = lambda num: (rng.permutation(num) <= rng.integers(num)).astype(np.int8)  # at least one
-        self.masks = {"mask": lambda: [some(4)], "element": lambda: [some(rows)],
-                      "info_mask": lambda: [some(3), some(2)], "pair": lambda: [some(rows), some(rows)]}.get(
-                          self.action, list)()
-        if "action_mask" in keys:
+        self.masks = {
+            "mask": lambda: [some(4)], "element": lambda: [some(rows)], "info_mask": lambda: [some(3), some(2)],
+            "pair": lambda: [some(rows), some(rows)], "edge": lambda: [some(edges)],
+            "mixed": lambda: [some(3), some(edges), some(rows)],
+            "per_node": lambda: [np.append(some(2), some(3)) for _ in range(rows)]}.get(self.action, list)()
+        if self.action == "mixed":
+            obs["action_mask"] = dict(amount=self.masks[0], edge=self.masks[1][:, None], node=self.masks[2])
+        elif self.action == "per_node":
+            obs["action_mask"] = np.array(self.masks, np.int8).reshape(rows, 5)
+        elif "action_mask" in keys:
             obs["action_mask"] = np.stack(self.masks, 1) if self.action == "pair" else self.masks[0]
         info = {"action_mask": (self.masks[0], None, self.masks[1])} if self.action == "info_mask" else {}
         return obs, info
@@ -106,9 +126,16 @@ class AnyEnv(gym.Env):
 
     def step(self, action):
         assert self.action_space.contains(action), action
-        chosen = [action] if self.action_space.shape == () else [action[0], action[-1] - (self.action == "info_mask")]
-        assert all(mask[a] for mask, a in zip(self.masks, chosen)), "masked"
-        assert self.min_rows == 0 or max(chosen) < self.rows
+        if self.action in PER_NODE:
+            assert len(action) == self.rows
+            assert all(mask[row[0] - 1] and mask[2 + row[1]] for mask, row in zip(self.masks, action)), "masked"
+        elif self.action in EDGES:
+            assert all(mask[action[name]] for mask, name in zip(self.masks, self.action_space)), "masked"
+        else:
+            info = self.action == "info_mask"
+            chosen = [action] if self.action_space.shape == () else [action[0], action[-1] - info]
+            assert all(mask[a] for mask, a in zip(self.masks, chosen)), "masked"
+            assert self.min_rows == 0 or max(chosen) < self.rows
         self.left -= 1
         truncated = self.left == 0 and self.episode % 2 == 1
         obs, info = self.observe()
@@ -194,7 +221,7 @@ def test_no_elements_to_choose_from(name):
     for observation in OBSERVATIONS:
         for head in ("nodes", "avail_actions"):
             if head == "avail_actions" or observation not in ELEMENTS:
-                with pytest.raises(ValueError, match=f"--action-head {head} needs Discrete actions and one graph"):
+                with pytest.raises(ValueError, match=f"--action-head {head} needs Discrete actions"):
                     script.main(small_args(script, env_id="Any-v0", action_head=head, **flags,
                                            env_kwargs={"observation": observation, "action": "discrete"}))
 

@@ -198,7 +198,7 @@ def test_node_ids_beside_avail_actions():
     envs = ppo_graph.Envs([lambda: ListEnv(space, [obs], actions)])
     assert {leaf.path: leaf.group for leaf in envs.leaves} == {
         "avail_actions": "avail_actions", "set": "set", "node_ids": "set"}
-    assert envs.choice.path == "avail_actions" and envs.reset().obs.counts["set"].tolist() == [3]
+    assert envs.parts[0][0].group == "avail_actions" and envs.reset().obs.counts["set"].tolist() == [3]
     space = spaces.Dict(avail_actions=rows, node_ids=ids)
     with pytest.raises(ppo_graph.UsageError, match="leaf 'node_ids'"):  # there is nothing that they could name
         ppo_graph.Envs([lambda: ListEnv(space, [obs], actions)]).reset()

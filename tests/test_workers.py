@@ -41,7 +41,8 @@ def same(a, b):
 
 def some_actions(envs, step, rng):
     """One action per environment, a row of the observation where the actions choose one."""
-    rows = envs.choice and np.split(step.obs.counts[envs.choice.group], len(step.reward))
+    group = ppo_graph.parts_of(envs.action_space, envs.leaves, "auto")[0].group
+    rows = np.split(step.obs.counts[group], len(step.reward)) if group else None
     return [int(rng.integers(num[0])) for num in rows] if rows else [
         sample(envs.action_space, rng) for _ in step.reward]
 

@@ -124,12 +124,13 @@ def record_file(envs: Any, args: Any) -> None:
           f"{size:.2f} MiB")
 
 
-def load(path: str, leaves: list, parts: list, group: str | None = None) -> tuple[Flat, np.ndarray]:
-    """Observations and actions [S, columns] of the file, for an environment with these leaves and parts of an action;
-    `group` is the one whose rows are chosen from, where that is not the one of the mask, avail_actions, or the nodes.
+def load(path: str, leaves: list, parts: list) -> tuple[Flat, np.ndarray]:
+    """Observations and actions [S, columns] of the file, for an environment with these leaves and parts of an action.
     SystemExit names file, leaf and step of what does not fit: names, shapes and dtypes of leaves, values out of range,
     actions that do not exist or are masked."""
     wrong = lambda problem: SystemExit(f"--demos {path}: {problem}")
+    if any(part.group and part.kind != "choice" for part in parts):
+        raise wrong("demonstrations of a Sequence of actions, whose number varies, cannot be read")
     try:
         with np.load(path, allow_pickle=False) as file:
             data = dict(file)
@@ -163,7 +164,7 @@ def load(path: str, leaves: list, parts: list, group: str | None = None) -> tupl
     if actions.ndim != 2 or actions.shape[1] != parts[-1].columns.stop or not len(actions):
         raise wrong(f"actions of shape {actions.shape} where [steps, {parts[-1].columns.stop}] is needed")
     for k, part in enumerate(parts):
-        for bad, problem in bad_actions(k, part, actions, leaves, values, counts, group):
+        for bad, problem in bad_actions(part, actions, leaves, values, counts[part.group]):
             if bad.any():
                 step = np.argwhere(bad)[0][0]
                 raise wrong(f"step {step}: part {k} of the action, {actions[step, part.columns].tolist()}, {problem}")
@@ -184,18 +185,14 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     return np.zeros(values.shape, bool)
 
 
-def bad_actions(k: int, part: Any, actions: np.ndarray, leaves: list, values: list[np.ndarray],
-                counts: dict[str | None, np.ndarray], group: str | None) -> Iterator[tuple[np.ndarray, str]]:
-    """Which steps have a wrong part k of the action, and how: one that does not exist, then one that is masked."""
-    a, masks = actions[:, part.columns], [pair for pair in zip(leaves, values) if pair[0].path == "action_mask"]
-    aligned = [leaf.group for leaf, _ in masks if leaf.group]
-    others = sorted((leaf.group for leaf in leaves if leaf.group),
-                    key=lambda group: (group != "avail_actions", not group.endswith("nodes")))
-    rows = counts[group or [*aligned, *others, None][0]]
+def bad_actions(part: Any, actions: np.ndarray, leaves: list, values: list[np.ndarray],
+                rows: np.ndarray) -> Iterator[tuple[np.ndarray, str]]:
+    """Which steps have a wrong part of the action, and how: one that does not exist, then one that is masked. A choice
+    is one of `rows` [S]."""
+    a = actions[:, part.columns]
     num = {"bits": 2, "categorical": part.size, "choice": rows[:, None]}.get(part.kind)
     yield ~np.isfinite(a) if num is None else ~((a >= 0) & (a < num) & (a == np.floor(a))), "is out of range"
-    for leaf, mask in masks:
-        if part.kind == ("choice" if leaf.group else "categorical"):
-            mask, a = mask.reshape(len(mask), -1), a[:, 0].astype(np.int64)
-            row = rows.cumsum() - rows + a if leaf.group else np.arange(len(a))
-            yield mask[row, min(k, mask.shape[1] - 1) if leaf.group else part.mask.start + a] == 0, "is masked"
+    for mask in (mask for leaf, mask in zip(leaves, values) if leaf.path == part.mask):
+        mask, a = mask.reshape(len(mask), -1)[:, part.entries], a[:, 0].astype(np.int64)
+        at = (rows.cumsum() - rows + a, 0) if part.kind == "choice" else (np.arange(len(a)), a)
+        yield mask[at] == 0, "is masked"

@@ -232,7 +232,7 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
     elif isinstance(space, spaces.MultiBinary):
         dtype = space.dtype
     elif isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        kind = type(space).__name__.lower()
+        kind = "discrete" if isinstance(space, spaces.Discrete) else "multidiscrete"
     else:
         raise UsageError(f"leaf '{name}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Graph, "
                          "Sequence, Dict and Tuple are)")

@@ -375,7 +375,7 @@ def test_gaps_of_taillards_groups(tmp_path, capsys):
 
 # ---- dag_schedule.py ----
 def test_table_of_rules_and_policies(tmp_path, monkeypatch):
-    """The costs of rules are from what is played once, the tuned exponent from other sets of jobs, ours from the runs."""
+    """What is played once gives the costs of the rules, other jobs the exponent, and the runs give ours."""
     played = []
 
     def play_rule(rule, alpha, workload, **kwargs):

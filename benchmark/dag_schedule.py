@@ -8,6 +8,7 @@ on the workloads from 1000 on. What stands in rules.csv is not played again; wit
 
 import csv
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,15 @@ def rows_of(costs: dict, runs: list[dict], args: Args) -> list[dict]:
                  for run in runs if run["name"] == suite]
         if seeds:
             error = np.std(seeds, ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else np.nan
-            found.append({"suite": suite, "system": "**ppo_graph.py, greedy**", "mean": np.mean(seeds), "error": error,
-                          "seeds": ", ".join(f"{seed:.1f}" for seed in seeds)})
+            found.append({"suite": suite, "system": f"**{script_of(runs)}, greedy**", "mean": np.mean(seeds),
+                          "error": error, "seeds": ", ".join(f"{seed:.1f}" for seed in seeds)})
         rows += [row | {"change": 100 * (row["mean"] / best - 1)} for row in sorted(found, key=lambda row: row["mean"])]
     return rows
+
+
+def script_of(runs: list[dict]) -> str:
+    """The script of the runs: ppo_graph.py."""
+    return ", ".join(dict.fromkeys(re.search(r"ppo_\w+\.py", run["command"])[0] for run in runs))
 
 
 def document(rows: list[dict], runs: list[dict], args: Args) -> str:

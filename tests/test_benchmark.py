@@ -393,17 +393,17 @@ def test_table_of_rules_and_policies(tmp_path, monkeypatch):
     for seed, cost in enumerate((80, 90, 100)):
         (folder / "runs" / f"{seed}.json").write_text(json.dumps({
             "name": "batch", "exit_code": int(seed == 2), "eval": {"greedy": [cost, cost + 1]}, "cpu": "C",
-            "versions": {"torch": "2"}, "commit": "0123456789", "duration": 60, "command": f"x.py --seed {seed}"}))
+            "versions": {"torch": "2"}, "commit": "0123456789", "duration": 60, "command": f"ppo_x.py {seed}"}))
     dag_schedule.main(args)
     assert not played
     with open(folder / "table.csv") as file:
         rows = {(row["suite"], row["system"]): row for row in csv.DictReader(file)}
-    ours = rows["batch", "**ppo_graph.py, greedy**"]
+    ours = rows["batch", "**ppo_x.py, greedy**"]
     assert (ours["mean"], ours["seeds"], ours["change"]) == ("85.500", "80.5, 90.5", "-14.925")
     assert rows["batch", "weighted fair, alpha -0.5 (tuned)"]["mean"] == "100.500"
-    assert ("continuous", "weighted fair, alpha -1") in rows and ("continuous", "**ppo_graph.py, greedy**") not in rows
+    assert ("continuous", "weighted fair, alpha -1") in rows and ("continuous", "**ppo_x.py, greedy**") not in rows
     text = (folder / "table.md").read_text()
-    assert "| batch | **ppo_graph.py, greedy** | 85.5 ± 5.0 | -14.9 | 80.5, 90.5 |" in text
+    assert "| batch | **ppo_x.py, greedy** | 85.5 ± 5.0 | -14.9 | 80.5, 90.5 |" in text
     assert "commit 0123456;" in text
 
 

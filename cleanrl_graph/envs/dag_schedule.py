@@ -113,7 +113,7 @@ class DagScheduleEnv(gym.Env):
     its parents are complete, until then its executors wait. An executor that works on a stage goes on until no task of
     it is left to start. Then it can be given away, already while it finishes its last task: executors are "free" when
     they are idle or finish the last task of a stage. A decision is due when an executor is idle and a stage may be
-    chosen, unless there is one executor to give and one stage to take it.
+    chosen, and all events of the moment are over, unless there is one executor to give and one stage to take it.
 
     Action: {"node": a row of the graph whose `action_mask` is 1, a stage; "executors": index of `limits`, the
     parallelism limit of its job}. The job gets free executors for this stage until as many work for it or are promised
@@ -282,7 +282,7 @@ class DagScheduleEnv(gym.Env):
         """Goes to the next decision, or to the end; sets `legal`, the stages that may be chosen."""
         heap, left, S = self.heap, self.left, self.num_stages
         while True:
-            if self.num_idle and self._find_legal():
+            if self.num_idle and (not heap or heap[0][0] > self.now) and self._find_legal():
                 stage = self.legal[0]
                 if not skip_forced or len(self.legal) > 1 or min(self.free, left[stage] - self.assigned[stage]) > 1:
                     break

@@ -54,6 +54,9 @@ PACKAGES = (
             "MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
             "FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
             "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py))."),
+    Package("nasim", "nasim_*", 1, True,
+            "0.12.0 as it is: `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and its `step` refuses "
+            "NumPy's integers; the scripts hand out Python's."),
     Package("ale-py", "atari_*", 1, True,
             "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
             "and length are those of whole games; the reward that is learned from is its sign, and a life is an "

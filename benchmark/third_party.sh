@@ -1,6 +1,6 @@
 #!/bin/bash
-# Environments that nobody of this project wrote: job-shop-lib, MiniGrid, an Atari game and all of POPGym, from PyPI into a
-# virtual environment of their own (not into requirements.txt), through the scripts and --env-id. Finished runs are not
+# Environments that nobody of this project wrote: job-shop-lib, MiniGrid, NASim, an Atari game and all of POPGym, from PyPI
+# into a virtual environment of their own (not into requirements.txt), through the scripts and --env-id. Finished runs are not
 # repeated. It took 35 minutes on two cores that other jobs loaded (load 5 to 10).
 #
 #     bash benchmark/third_party.sh [FLAGS OF run.py]     # THIRD_PARTY_PYTHON: an interpreter that has the packages
@@ -28,6 +28,7 @@ commands=(
     "minigrid=cleanrl_graph/ppo_lstm_sparse.py --env-id minigrid_wrapped:MiniGridImage-v0 $small --total-timesteps 20480"
     "minigrid=cleanrl_graph/ppo_lstm_sparse.py --env-id minigrid_wrapped:MiniGridDict-v0 $small --total-timesteps 20480"
     "minigrid=cleanrl_graph/ppo_graph.py --env-id minigrid_wrapped:MiniGridFlat-v0 $small --total-timesteps 20480"
+    "nasim=cleanrl_graph/ppo_graph.py --env-id nasim:Tiny-v0 $small --total-timesteps 40960 --eval-max-steps 2000"
 )
 run --commands "${commands[@]}"
 # all that POPGym registers, one update each

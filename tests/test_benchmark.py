@@ -1,5 +1,5 @@
-"""benchmark/run.py (queue, restart, what a run leaves), report.py, taillard.py, flexible_job_shop.py and cp_sat.py, and
-the commands of all tables, whose flags the scripts have."""
+"""benchmark/run.py (queue, restart, what a run leaves), report.py, taillard.py, flexible_job_shop.py, dag_schedule.py, cp_sat.py, and the
+commands of all tables, whose flags the scripts have."""
 
 import csv
 import dataclasses
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARK = ROOT / "benchmark"
 sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers")]
 import cp_sat  # noqa: E402
+import dag_schedule  # noqa: E402
 import flexible_job_shop  # noqa: E402
 import old_vs_new  # noqa: E402
 import report  # noqa: E402
@@ -441,6 +442,40 @@ def test_cp_sat_solves():
                 assert all(end <= start for (_, end), (start, _) in zip(rows, rows[1:]))
 
 
+# ---- dag_schedule.py ----
+def test_table_of_rules_and_policies(tmp_path, monkeypatch):
+    """What is played once gives the costs of the rules, other jobs the exponent, and the runs give ours."""
+    played = []
+
+    def play_rule(rule, alpha, workload, **kwargs):
+        played.append((rule, alpha, workload))
+        return 100.0 + 10 * abs(alpha + 0.5) + 50 * (rule == "random") + 2 * (rule == "fair") + workload % 1000
+
+    monkeypatch.setattr(dag_schedule, "play_rule", play_rule)
+    args = dag_schedule.Args(results=str(tmp_path), episodes=2, alphas=(-1.0, -0.5, 0.0))
+    dag_schedule.main(args)
+    assert {workload for rule, alpha, workload in played if alpha == 0.0 and rule == "weighted fair"} == {1000, 1001}
+    assert {workload for *_, workload in played} == {0, 1, 1000, 1001}
+    played.clear()
+    folder = tmp_path / "dag_schedule"
+    (folder / "runs").mkdir()
+    for seed, cost in enumerate((80, 90, 100)):
+        (folder / "runs" / f"{seed}.json").write_text(json.dumps({
+            "name": "batch", "exit_code": int(seed == 2), "eval": {"greedy": [cost, cost + 1]}, "cpu": "C",
+            "versions": {"torch": "2"}, "commit": "0123456789", "duration": 60, "command": f"ppo_x.py {seed}"}))
+    dag_schedule.main(args)
+    assert not played
+    with open(folder / "table.csv") as file:
+        rows = {(row["suite"], row["system"]): row for row in csv.DictReader(file)}
+    ours = rows["batch", "**ppo_x.py, greedy**"]
+    assert (ours["mean"], ours["seeds"], ours["change"]) == ("85.500", "80.5, 90.5", "-14.925")
+    assert rows["batch", "weighted fair, alpha -0.5 (tuned)"]["mean"] == "100.500"
+    assert ("continuous", "weighted fair, alpha -1") in rows and ("continuous", "**ppo_x.py, greedy**") not in rows
+    text = (folder / "table.md").read_text()
+    assert "| batch | **ppo_x.py, greedy** | 85.5 ± 5.0 | -14.9 | 80.5, 90.5 |" in text
+    assert "commit 0123456;" in text
+
+
 # ---- The commands of the tables ----
 def parses(command):
     """Whether a script has the flags of a command, given as words without the interpreter. SystemExit if not."""
@@ -449,7 +484,8 @@ def parses(command):
 
 
 @pytest.mark.parametrize("script", [
-    "async", "choice_head", "demos", "flexible_job_shop", "job_shop", "memory_defaults", "popgym", "ppo_framestack",
+    "actions", "async", "choice_head", "dag_schedule", "demos", "flexible_job_shop", "job_shop", "memory_defaults", "popgym",
+    "ppo_framestack",
     "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole", "third_party"])
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs exist."""
@@ -477,7 +513,7 @@ if "quick=" in str(sys.argv):
     names = {Path(call[0]).name for call in calls}
     assert not [call for call in calls if call[0] != "-c" and not (ROOT / call[0]).exists()]
     if script not in ("async", "speed"):
-        assert "run.py" in names and names & {"report.py", "third_party.py"}
+        assert "run.py" in names and names & {"report.py", "third_party.py", "dag_schedule.py"}
     for call in calls:
         if call[0].startswith("cleanrl_graph/"):
             parses(call)

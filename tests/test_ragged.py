@@ -217,3 +217,19 @@ def test_unsupported_space_is_named(space, leaf):
     assert f"'{leaf}'" in str(error.value)
     assert type(space).__name__ in ("Dict",) or type(space).__name__ in str(error.value)
     assert any(name in str(error.value) for name in ("Text", "OneOf", "Sequence(Graph", "Sequence(Sequence"))
+
+
+def test_subclasses_of_spaces():
+    """Spaces that an environment derives from Discrete and MultiDiscrete are what they derive from."""
+    class Flat(spaces.Discrete):
+        pass
+
+    class Levels(spaces.MultiDiscrete):
+        pass
+
+    leaves = ppo_graph.leaves_of(spaces.Tuple((Flat(3), Levels([2, 4]))))
+    assert [leaf.kind for leaf in leaves] == ["discrete", "multidiscrete"]
+    assert [part.size for part in ppo_graph.parts_of(Flat(3), leaves, "auto")] == [3]
+    assert [part.size for part in ppo_graph.parts_of(Levels([2, 4]), leaves, "flat")] == [2, 4]
+    (action,) = ppo_graph.to_env_actions(Flat(3), np.array([[2]]))
+    assert action == 2 and type(action) is int  # some environments refuse NumPy's

@@ -4,6 +4,7 @@ import gymnasium as gym
 
 gym.register("FlexibleJobShop-v0", entry_point=f"{__name__}.flexible_job_shop:FlexibleJobShopEnv")
 gym.register("GraphExplore-v0", entry_point=f"{__name__}.graph_explore:GraphExploreEnv")
+gym.register("DagSchedule-v0", entry_point=f"{__name__}.dag_schedule:DagScheduleEnv")
 gym.register("JobShop-v0", entry_point=f"{__name__}.job_shop:JobShopEnv")
 gym.register("PoissonGraph-v0", entry_point=f"{__name__}.toy:PoissonGraphEnv")
 gym.register("BestOfSet-v0", entry_point=f"{__name__}.toy:BestOfSetEnv")

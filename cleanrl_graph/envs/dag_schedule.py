@@ -1,0 +1,640 @@
+"""Scheduling of data-processing jobs on a cluster: which stage of which job gets executors, and how many.
+
+The problem is that of Decima (Mao et al. 2019, "Learning scheduling algorithms for data processing clusters", SIGCOMM,
+arXiv:1810.01963): jobs are DAGs of stages, a stage is a number of tasks of about the same duration that need no other
+stage than its parents, and an executor runs one task at a time. The simulator follows the public description of Spark
+there and in `spark-sched-sim`; the jobs are synthetic, see `random_job`.
+
+Mean job completion time in seconds, 100 episodes of each suite (`workload` 0 to 99), command benchmark/dag_schedule.sh:
+see benchmark/results/dag_schedule/table.md.
+"""
+
+import heapq
+from functools import lru_cache, partial
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from .toy import mask_space, starts_of
+
+NODE_FEATURES = [
+    "is_stage: 1 for a stage",
+    "is_job: 1 for the hub of a job, whose next six columns are sums, or the longest, over the job",
+    "tasks: log(1 + tasks not started) / 5",
+    "work: log(1 + seconds of tasks not started) / 8",
+    "running: executors that work on the stage / executors of the cluster",
+    "coming: executors that are promised, on their way or waiting for a parent / executors of the cluster",
+    "chain: log(1 + work of the longest chain of stages from here on, in seconds) / 8",
+    "tail: log(1 + mean task durations along the slowest chain from here on, in seconds) / 5",
+    "duration: log(1 + mean task duration in seconds) / 3",
+    "schedulable: 1 if the stage may be chosen now",
+    "runnable: 1 if all parents are complete",
+    "room: executors that the stage can use beside those it has / executors that can be given now, at most 1",
+    "job_work: log(1 + work left in the job) / 8",
+    "job_share: work left in the job / in all jobs of the system",
+    "job_rank: share of the jobs in the system with less work left",
+    "job_executors: those working for the job or promised to it / executors of the cluster",
+    "job_free: executors at the job that can be given now / executors of the cluster",
+    "job_idle: of these the idle ones, the others finish their last task / executors of the cluster",
+    "job_age: log(1 + seconds in the system) / 8",
+    "job_stages: stages that are not complete / 10",
+    "job_scaling: c of the job, how much longer its tasks take when all executors work for it",
+    "free: executors that can be given now / executors of the cluster, the same in all rows",
+    "idle: of these the idle ones / executors of the cluster, the same in all rows",
+    "jobs: log(number of jobs in the system) / 4, the same in all rows",
+]
+EDGE_KINDS = ["parent to child", "child to parent", "stage to job", "job to stage"]
+RULES = ["FIFO", "fair", "weighted fair", "SJF", "SJF-CP", "limited SJF", "critical path", "random"]
+SIZES = (2, 5, 10, 20, 50, 80, 100)  # GB of input data, those of the TPC-H runs of the paper
+MAX_STAGES = 18
+MEAN_WORK = 1000.0  # mean task-seconds of a job of random_job with SIZES
+ALPHA = -0.5  # exponent of "weighted fair" unless another one is given: the best on 100 sets of jobs, in both suites
+COLUMN = {text.split(":")[0]: k for k, text in enumerate(NODE_FEATURES)}
+
+
+def random_job(rng, sizes=SIZES):
+    """Returns (tasks [n], duration [n], edges [e, 2]) of a job: tasks and mean task duration (s) of each stage.
+
+    The shapes and sizes are made like those of TPC-H queries on Spark: 2 to 18 stages (mean 7.3), numbered so that
+    parents come first. Stages form an in-tree, whose child is 1, 2, ... places further with probability 1/2, 1/4, ...,
+    as joins do (1 to 6 parents), and one in seven has a second child. Those without parents read data: their tasks
+    are the GB of the job, uniform over `sizes`, times a log-uniform factor from 0.05 to 5; the others have 20 to 100%
+    of the tasks of their largest parent, none has more than 500. Durations are lognormal (sigma 0.5) around a mean of
+    the job, and a lognormal factor (sigma 0.8) of the job, split between tasks and durations, makes some queries heavy.
+    The mean work is about MEAN_WORK; 23% of the jobs have 81% of it (82% in the paper).
+    """
+    num = min(MAX_STAGES, 2 + int(rng.gamma(2.0, 2.9)))
+    child = np.minimum(np.arange(num - 1) + rng.geometric(0.5, num - 1), num - 1)
+    second = np.minimum(child + rng.integers(1, 4, num - 1), num - 1)
+    second = np.flatnonzero((rng.random(num - 1) < 1 / 7) & (second > child)), second
+    edges = np.concatenate([np.stack([np.arange(num - 1), child], 1),
+                            np.stack([second[0], second[1][second[0]]], 1)])
+    heavy = rng.lognormal(0, 0.8) ** 0.5
+    factor, share = rng.uniform(np.log(0.05), np.log(5), num), rng.uniform(0.2, 1, num)
+    tasks = np.ceil(sizes[rng.integers(len(sizes))] * np.exp(factor) * heavy)
+    for k in np.unique(edges[:, 1]):
+        tasks[k] = np.ceil(tasks[edges[edges[:, 1] == k, 0]].max() * share[k])
+        tasks[k] = min(tasks[k], 500)
+    duration = np.minimum(3 * heavy * rng.lognormal(0, 0.5, num), 30)
+    return np.minimum(tasks, 500).astype(np.int64), duration, edges
+
+
+def check_job(job, k):
+    """Returns the job as arrays; raises ValueError unless it is (tasks [n], duration [n], edges [e, 2]), a DAG."""
+    try:
+        tasks, duration, edges = job
+        tasks, duration = np.asarray(tasks), np.asarray(duration, float)
+        edges = np.asarray(edges, np.int64).reshape(-1, 2)
+    except (TypeError, ValueError):
+        raise ValueError(f"Job {k} must be (tasks [n], duration [n], edges [e, 2]), got {job!r}.") from None
+    if tasks.ndim != 1 or not 0 < len(tasks) or tasks.shape != duration.shape:
+        raise ValueError(f"Job {k} needs as many tasks as durations, at least one, got shapes {tasks.shape} and "
+                         f"{duration.shape}.")
+    if (tasks < 1).any() or (tasks != np.floor(tasks)).any() or not ((duration > 0) & (duration < np.inf)).all():
+        raise ValueError(f"Job {k} needs whole numbers of tasks >= 1 and finite durations > 0.")
+    if edges.size and not ((edges >= 0).all() and (edges < len(tasks)).all() and (edges[:, 0] < edges[:, 1]).all()):
+        raise ValueError(f"Job {k}: each edge must go from a stage to one with a larger number below {len(tasks)}.")
+    return tasks.astype(np.int64), duration, np.unique(edges, axis=0)
+
+
+def suites():
+    """Returns dict suite name -> list of DagScheduleEnv keyword arguments, one per fixed set of jobs."""
+    kinds = {"batch": {"num_jobs": 20}, "continuous": {"num_jobs": 50, "load": 0.75},
+             "long": {"num_jobs": 200, "load": 0.75}}
+    return {name: [kwargs | {"workload": k} for k in range(10 if name == "long" else 100)]
+            for name, kwargs in kinds.items()}
+
+
+class DagScheduleEnv(gym.Env):
+    """A cluster of executors that run the stages of jobs; job completion times are to be short.
+
+    Events. A stage may be chosen when all tasks of its parents have started and it can use more executors; it runs when
+    its parents are complete, until then its executors wait. An executor that works on a stage goes on until no task of
+    it is left to start. Then it can be given away, already while it finishes its last task: executors are "free" when
+    they are idle or finish the last task of a stage. A decision is due when an executor is idle and a stage may be
+    chosen, and all events of the moment are over, unless there is one executor to give and one stage to take it.
+
+    Action: {"node": a row of the graph whose `action_mask` is 1, a stage; "executors": index of `limits`, the
+    parallelism limit of its job}. The job gets free executors for this stage until as many work for it or are promised
+    to it, but at least one, and no more than there are and than the stage has tasks. Idle ones come first (of the same
+    job, then of none, then of others); the others come when they finish, each to its own job if that waits.
+
+    Time, in seconds. A task takes its stage's mean duration times lognormal noise of mean 1 (sigma `noise`) times
+    1 + c (n - 1) / (num_executors - 1) while n executors work for its job: the more there are, the more they share, and
+    jobs do not scale equally well: c is log-uniform over the two numbers of `inflation`. The first task of an executor
+    on a stage takes `first_wave` times as long, and `warmup` more if it came from another job, which itself takes
+    `moving_delay`.
+
+    Reward: minus the job-seconds since the last decision / reward_unit: the return is minus the sum over jobs of the
+    time from arrival to completion. The episode ends when all jobs are complete; info["eval"] then has the mean job
+    completion time in seconds ("cost"), and with a fixed `workload` those of RULES on the same jobs.
+
+    Observation: {"graph": the stages that are not complete of the jobs in the system, by job in order of arrival, then
+    a hub for each job; "action_mask"}. Node features: NODE_FEATURES, all >= 0. Edge features: EDGE_KINDS. A terminal
+    observation is one zero node.
+
+    Args:
+        num_jobs: jobs of an episode.
+        load: None, all jobs are there at the beginning (batched arrivals). Otherwise they arrive in a Poisson process
+            (continuous arrivals), the first at 0, with a mean of MEAN_WORK / (num_executors load) seconds between them:
+            the work that arrives per second and executor. First waves and inflation come on top: at 0.75 the
+            executors are at work 84% of the time with "weighted fair" (8 episodes of 200 jobs).
+        num_executors: of the cluster.
+        limits: at most so many parallelism limits are there to choose from, 1 to num_executors in about equal ratios;
+            None: every number.
+        sizes: GB of input data that random jobs draw from, see `random_job`.
+        moving_delay, warmup, first_wave, inflation, noise: see above.
+        reward_unit: job-seconds that cost 1.
+        workload: None, or the seed of the jobs and arrivals, which are then the same in every episode.
+        jobs: None, or a list of (tasks [n], duration [n], edges [e, 2]) that are played instead of random ones.
+        render_mode: None or "rgb_array", the executors of each job over time.
+    Raises ValueError for values that make no sense, and step() for actions that are not allowed.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
+    eval_suites = suites()
+
+    def __init__(self, num_jobs=20, load=None, num_executors=50, limits=12, sizes=SIZES, moving_delay=2.0, warmup=1.0,
+                 first_wave=1.3, inflation=(0.1, 2.0), noise=0.4, reward_unit=1000.0, workload=None, jobs=None,
+                 render_mode=None):
+        self.fixed = None if jobs is None else [check_job(job, k) for k, job in enumerate(jobs)]
+        num_jobs = num_jobs if jobs is None else len(self.fixed)
+        for name, value in (("num_jobs", num_jobs), ("num_executors", num_executors), ("limits", limits)):
+            if not (isinstance(value, (int, np.integer)) and value >= 1 or name == "limits" and value is None):
+                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}.")
+        for name, value, low in (("load", 1 if load is None else load, None), ("moving_delay", moving_delay, 0),
+                                 ("warmup", warmup, 0), ("first_wave", first_wave, None), ("noise", noise, 0),
+                                 ("reward_unit", reward_unit, None)):
+            if not (0 < value < np.inf or low == value):
+                raise ValueError(f"{name} must be a number {'>' if low is None else '>='} 0, got {value!r}.")
+        if len(inflation) != 2 or not 0 < inflation[0] <= inflation[1] < np.inf:
+            raise ValueError(f"inflation must be two numbers > 0, the smaller one first, got {inflation!r}.")
+        if not len(sizes) or min(sizes) <= 0:
+            raise ValueError(f"sizes must be numbers > 0, got {sizes!r}.")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode must be one of [None, 'rgb_array'], got {render_mode!r}.")
+        if not (workload is None or isinstance(workload, (int, np.integer)) and workload >= 0):
+            raise ValueError(f"workload must be None or a whole number >= 0, got {workload!r}.")
+        self.num_jobs, self.load, self.num_executors, self.sizes = num_jobs, load, num_executors, tuple(sizes)
+        self.moving_delay, self.warmup, self.first_wave, self.noise = moving_delay, warmup, first_wave, noise
+        self.inflation, self.reward_unit = tuple(inflation), reward_unit
+        self.workload, self.render_mode = workload, render_mode
+        ratios = np.geomspace(1, num_executors, limits or num_executors)
+        self.limits = np.unique(ratios.round().astype(int) if limits else np.arange(1, num_executors + 1)).tolist()
+        most = MAX_STAGES * num_jobs if jobs is None else sum(len(job[0]) for job in self.fixed)
+        self.action_space = spaces.Dict({"node": spaces.Discrete(most + num_jobs),
+                                         "executors": spaces.Discrete(len(self.limits))})
+        self.observation_space = spaces.Dict({
+            "graph": spaces.Graph(spaces.Box(0, np.inf, (len(NODE_FEATURES),), np.float32), spaces.Discrete(4)),
+            "action_mask": mask_space(),
+        })
+        self.heap = None
+
+    def reset(self, *, seed=None, options=None):
+        """Returns the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self._start_episode(self.np_random)
+        return self._observe(), {}
+
+    def step(self, action):
+        """Returns the next observation, the reward, terminated, False, and info, which is {} before the end."""
+        if self.heap is None or self.num_done == self.num_jobs:
+            raise ValueError("step() needs an episode under way: call reset() first.")
+        node, limit = int(action["node"]), int(action["executors"])
+        if not 0 <= node < len(self.mask) or not self.mask[node]:
+            raise ValueError(f"Node {node} is not legal now: choose one whose action_mask is 1, one of "
+                             f"{np.flatnonzero(self.mask).tolist()}.")
+        if not 0 <= limit < len(self.limits):
+            raise ValueError(f"executors {limit} must be an index of the {len(self.limits)} limits {self.limits}.")
+        self._give(int(self.nodes[node]), self.limits[limit])
+        paid = self.job_seconds
+        self._advance()
+        terminated = self.num_done == self.num_jobs
+        return (self._observe(), (paid - self.job_seconds) / self.reward_unit, terminated, False,
+                self._eval() if terminated else {})
+
+    # ---- The episode ----
+    def _start_episode(self, rng):
+        """Draws jobs, arrivals and the seed of the noise, and goes to the first decision."""
+        self.rng = np.random.default_rng(rng.integers(2**63))  # of the noise
+        if self.workload is not None:
+            rng = np.random.default_rng(self.workload)
+        num, sizes = self.num_jobs, self.sizes
+        jobs = self.fixed or [random_job(rng, sizes) for _ in range(num)]
+        self._set_jobs(jobs)
+        self.arrival = [0.0] * num
+        if self.load is not None:
+            interval = MEAN_WORK / (self.num_executors * self.load)
+            self.arrival = np.append(0, rng.exponential(interval, num - 1).cumsum()).tolist()
+        self.scaling = np.exp(rng.uniform(*np.log(self.inflation), num))  # c of each job
+        self.per_executor = (self.scaling / max(self.num_executors - 1, 1)).tolist()
+        self.completion = [None] * num
+        self.now = self.counted = self.job_seconds = 0.0
+        self.num_done, self.jobs = 0, []  # jobs in the system
+        # events are (time, code): the end of a task of stage code, else an arrival of an executor at stage
+        # code - num_stages, else the arrival of job code - 2 num_stages
+        self.heap = [(time, 2 * self.num_stages + job) for job, time in enumerate(self.arrival)]
+        self.idle, self.num_idle = [0] * num + [self.num_executors], self.num_executors  # idle[-1]: at no job
+        self.num_draining, self.pending, self.num_pending = 0, [], 0  # pending: [stage, executors] not yet free
+        self.ready = {}  # stages with tasks to start, of whose parents all tasks have started
+        self.legal, self.noises, self.history = [], [], []
+        self.changed = True  # stages in the observation
+        self._advance(skip_forced=False)
+
+    def _set_jobs(self, jobs):
+        """The state of stages and jobs. Lists are indexed by stage (all of the episode, job by job) or by job."""
+        sizes = [len(tasks) for tasks, *_ in jobs]
+        self.first = starts_of(sizes)
+        self.num_stages = num = int(self.first[-1])
+        self.job_of_stage = np.repeat(np.arange(len(jobs)), sizes)
+        self.job_of = self.job_of_stage.tolist()
+        self.links = np.concatenate([job[2] + start for job, start in zip(jobs, self.first)])  # [E, 2]
+        self.num_tasks = np.concatenate([job[0] for job in jobs])
+        self.mean_duration = np.concatenate([job[1] for job in jobs])
+        self.left, self.duration = self.num_tasks.tolist(), self.mean_duration.tolist()  # left: tasks to start
+        self.children = [[] for _ in range(num)]
+        for parent, child in self.links.tolist():
+            self.children[parent].append(child)
+        parents = np.bincount(self.links[:, 1], minlength=num).tolist()
+        self.parents_left, self.parents_open = parents, list(parents)  # not complete; with tasks to start
+        # executors of a stage: those that run a task; promised, on the way or waiting; those of the latter that wait
+        self.running, self.assigned, self.waiting = [0] * num, [0] * num, [0] * num
+        # executors of a job: at work on stages with tasks to start; on others; assigned
+        self.busy, self.draining, self.coming = ([0] * len(jobs) for _ in range(3))
+        self.stages_left = list(sizes)
+        self.alive = np.zeros(num, bool)  # in the system and not complete
+
+        after_work, after_time = [0.0] * num, [0.0] * num  # of the longest chain of the stages after this one
+        for s in range(num - 1, -1, -1):
+            for child in self.children[s]:
+                work = self.left[child] * self.duration[child] + after_work[child]
+                after_work[s] = max(after_work[s], work)
+                after_time[s] = max(after_time[s], self.duration[child] + after_time[child])
+        self.after_work = after_work
+        self.static = np.zeros((num, len(NODE_FEATURES)), np.float32)
+        self.static[:, 0] = 1
+        self.static[:, COLUMN["chain"]] = after_work
+        self.static[:, COLUMN["tail"]] = np.log1p(self.mean_duration + after_time) / 5
+        self.static[:, COLUMN["duration"]] = np.log1p(self.mean_duration) / 3
+
+    def _advance(self, skip_forced=True):
+        """Goes to the next decision, or to the end; sets `legal`, the stages that may be chosen."""
+        heap, left, S = self.heap, self.left, self.num_stages
+        while True:
+            if self.num_idle and (not heap or heap[0][0] > self.now) and self._find_legal():
+                stage = self.legal[0]
+                if not skip_forced or len(self.legal) > 1 or min(self.free, left[stage] - self.assigned[stage]) > 1:
+                    break
+                self._give(stage, 1)
+            if not heap:
+                break
+            time, stage = heap[0]
+            self.now = time
+            if stage < S and left[stage]:  # the usual case: the executor goes on with the next task
+                job = self.job_of[stage]
+                heapq.heapreplace(heap, (time + self._draw_duration(stage, job), stage))
+                left[stage] -= 1
+                if not left[stage]:
+                    self._all_started(stage)
+                continue
+            heapq.heappop(heap)
+            if stage < S:
+                self._task_ends(stage)
+            elif stage < 2 * S:
+                self._arrive(stage - S, True)
+            else:
+                self._job_arrives(stage - 2 * S)
+        self._count()
+
+    @property
+    def free(self):
+        """Executors that can be given now: idle ones, and those on their last task that are not promised."""
+        return self.num_idle + self.num_draining - self.num_pending
+
+    def _find_legal(self):
+        left, assigned = self.left, self.assigned
+        self.legal = [s for s in self.ready if left[s] > assigned[s]]
+        return self.legal
+
+    def _draw_duration(self, stage, job):
+        """Returns the duration of a task, as it is for an executor that goes on with its stage."""
+        if not self.noises:
+            self.noises = self.rng.lognormal(-self.noise**2 / 2, self.noise, 1024).tolist()
+        slow = 1 + self.per_executor[job] * (self.busy[job] + self.draining[job] - 1)
+        return self.duration[stage] * slow * self.noises.pop()
+
+    def _count(self):
+        """Adds the job-seconds up to now."""
+        self.job_seconds += len(self.jobs) * (self.now - self.counted)
+        self.counted = self.now
+
+    def _job_arrives(self, job):
+        self._count()
+        self.jobs.append(job)
+        first, end = self.first[job : job + 2].tolist()
+        self.alive[first:end] = self.changed = True
+        for s in range(first, end):
+            if not self.parents_open[s]:
+                self.ready[s] = True
+
+    def _give(self, stage, limit):
+        """Gives a stage executors until its job has `limit` of them, at least one."""
+        job = self.job_of[stage]
+        num = max(limit - self.busy[job] - self.coming[job], 1)
+        num = min(num, self.free, self.left[stage] - self.assigned[stage])
+        self.assigned[stage] += num
+        self.coming[job] += num
+        idle = self.idle
+        while num and self.num_idle:
+            source = job if idle[job] else -1 if idle[-1] else max(self.jobs, key=idle.__getitem__)
+            taken = min(num, idle[source])
+            idle[source] -= taken
+            self.num_idle -= taken
+            num -= taken
+            for _ in range(taken):
+                self._send(source, stage)
+        if num:
+            self.pending.append([stage, num])
+            self.num_pending += num
+
+    def _send(self, source, stage):
+        if source == self.job_of[stage]:
+            self._arrive(stage, False)
+        else:
+            heapq.heappush(self.heap, (self.now + self.moving_delay, self.num_stages + stage))
+
+    def _arrive(self, stage, moved):
+        """An executor is at a stage: it starts a task, waits for the parents, or is free if no task is left."""
+        if self.parents_left[stage]:
+            self.waiting[stage] += 1
+            return
+        job = self.job_of[stage]
+        self.assigned[stage] -= 1
+        self.coming[job] -= 1
+        if not self.left[stage]:
+            self._release(job)
+            return
+        self.busy[job] += 1
+        self.running[stage] += 1
+        self.left[stage] -= 1
+        duration = self.first_wave * self._draw_duration(stage, job) + self.warmup * moved
+        heapq.heappush(self.heap, (self.now + duration, stage))
+        if self.render_mode:
+            self.history.append((self.now, job, 1))
+        if not self.left[stage]:
+            self._all_started(stage)
+
+    def _all_started(self, stage):
+        """The last task of a stage has started: its executors are free when they finish, its children may be chosen."""
+        job, num = self.job_of[stage], self.running[stage]
+        self.busy[job] -= num
+        self.draining[job] += num
+        self.num_draining += num
+        del self.ready[stage]
+        for child in self.children[stage]:
+            self.parents_open[child] -= 1
+            if not self.parents_open[child]:
+                self.ready[child] = True
+        for promise in [promise for promise in self.pending if promise[0] == stage]:  # they are not needed any more
+            self.pending.remove(promise)
+            self.assigned[stage] -= promise[1]
+            self.coming[job] -= promise[1]
+            self.num_pending -= promise[1]
+
+    def _task_ends(self, stage):
+        """An executor has finished its last task of a stage."""
+        job = self.job_of[stage]
+        self.running[stage] -= 1
+        self.draining[job] -= 1
+        self.num_draining -= 1
+        if self.render_mode:
+            self.history.append((self.now, job, -1))
+        if not self.running[stage]:
+            self._complete(stage)
+        self._release(job)
+
+    def _complete(self, stage):
+        job = self.job_of[stage]
+        self.alive[stage], self.changed = False, True
+        self.stages_left[job] -= 1
+        for child in self.children[stage]:
+            self.parents_left[child] -= 1
+            if not self.parents_left[child]:
+                num, self.waiting[child] = self.waiting[child], 0
+                for _ in range(num):
+                    self._arrive(child, False)
+        if not self.stages_left[job]:
+            self._count()
+            self.jobs.remove(job)
+            self.completion[job] = self.now
+            self.num_done += 1
+            self.idle[-1] += self.idle[job]
+            self.idle[job] = 0
+
+    def _release(self, job):
+        """An executor at a job is free: it keeps a promise, to its own job if there is one, or is idle."""
+        if not self.pending:
+            self.idle[job if self.stages_left[job] else -1] += 1
+            self.num_idle += 1
+            return
+        promise = next((p for p in self.pending if self.job_of[p[0]] == job), self.pending[0])
+        promise[1] -= 1
+        self.num_pending -= 1
+        if not promise[1]:
+            self.pending.remove(promise)
+        self._send(job, promise[0])
+
+    # ---- What is seen ----
+    def _observe(self):
+        """Returns the observation; keeps its nodes (stages, then -1 for each job) and mask for the next action."""
+        if self.num_done == self.num_jobs:
+            self.mask = np.ones(1, np.int8)
+            graph = spaces.GraphInstance(np.zeros((1, len(NODE_FEATURES)), np.float32), np.zeros(0, np.int64),
+                                         np.zeros((0, 2), np.int64))
+            return {"graph": graph, "action_mask": self.mask}
+        if self.changed:
+            self._set_nodes()
+        features = self._node_features()
+        self.mask = features[:, COLUMN["schedulable"]].astype(np.int8)
+        return {"graph": spaces.GraphInstance(features, self.edge_kinds.copy(), self.edges.copy()),
+                "action_mask": self.mask.copy()}
+
+    def _set_nodes(self):
+        """The stages in the system, and the edges between them and the hubs of their jobs."""
+        self.stages = self.alive.nonzero()[0]
+        jobs, num = np.array(self.jobs), len(self.stages)
+        rank = self.alive.cumsum() - 1
+        order = np.zeros(self.num_jobs, np.int64)
+        order[jobs] = np.arange(len(jobs))
+        self.job_row = order[self.job_of_stage[self.stages]]  # place of each stage's job among those in the system
+        links = rank[self.links[self.alive[self.links[:, 0]]]]
+        to_hub = np.stack([np.arange(num), num + self.job_row], 1)
+        self.edges = np.concatenate([links, links[:, ::-1], to_hub, to_hub[:, ::-1]])
+        self.edge_kinds = np.repeat(np.arange(4), [len(links), len(links), num, num])
+        self.nodes = np.concatenate([self.stages, np.full(len(jobs), -1)])
+        self.job_start = np.flatnonzero(np.diff(self.job_row, prepend=-1))
+        self.changed = False
+
+    def _job_work(self):
+        """Returns the work not started of each stage and of each job in the system, in task-seconds."""
+        left = self.left
+        work = np.array([left[s] for s in self.stages.tolist()]) * self.mean_duration[self.stages]
+        return work, np.add.reduceat(work, self.job_start)
+
+    def _node_features(self):
+        stages, jobs, row = self.stages.tolist(), self.jobs, self.job_row
+        num, num_jobs, E = len(stages), len(self.jobs), self.num_executors
+        left, running, assigned, parents = self.left, self.running, self.assigned, self.parents_left
+        state = np.array([[left[s], running[s], assigned[s], not parents[s]] for s in stages], np.float32)
+        work, job_work = self._job_work()
+        x = np.zeros((num + num_jobs, len(NODE_FEATURES)), np.float32)
+        own, hub = x[:num], x[num:]
+        self.static.take(self.stages, 0, own)
+        hub[:, 1] = 1
+
+        own[:, 2], own[:, 3] = state[:, 0], work  # tasks, work
+        own[:, 4:6] = state[:, 1:3] / E  # running, coming
+        own[:, 6] += work  # chain
+        hub[:, 2:6] = np.add.reduceat(own[:, 2:6], self.job_start)
+        hub[:, 6:9] = np.maximum.reduceat(own[:, 6:9], self.job_start)
+        x[:, [2, 3, 6]] = np.log1p(x[:, [2, 3, 6]]) * np.array([1 / 5, 1 / 8, 1 / 8], np.float32)
+        own[self.stages.searchsorted(self.legal), 9] = 1
+        own[:, 10] = state[:, 3]
+        own[:, 11] = np.clip((state[:, 0] - state[:, 2]) / self.free, 0, 1)
+
+        table = np.array([[self.busy[j] + self.coming[j], self.idle[j] + self.draining[j], self.idle[j],
+                           self.now - self.arrival[j], self.stages_left[j]] for j in jobs])
+        all_work = max(job_work.sum(), 1e-9)
+        job = hub[:, 12:21]
+        job[:, 0], job[:, 1] = np.log1p(job_work) / 8, job_work / all_work
+        job[:, 2] = np.searchsorted(np.sort(job_work), job_work) / num_jobs
+        job[:, 3:6] = table[:, :3] / E
+        job[:, 6], job[:, 7], job[:, 8] = np.log1p(table[:, 3]) / 8, table[:, 4] / 10, self.scaling[jobs]
+        own[:, 12:21] = job[row]
+        x[:, 21], x[:, 22], x[:, 23] = self.free / E, self.num_idle / E, np.log(num_jobs) / 4
+        return x
+
+    def _eval(self):
+        """Returns the info of a finished episode; rules for a fixed workload only."""
+        result = {"cost": float(np.subtract(self.completion, self.arrival).mean())}
+        if self.workload is not None and self.fixed is None:
+            settings = ("num_jobs", "load", "num_executors", "sizes", "moving_delay", "warmup", "first_wave",
+                        "inflation", "noise", "workload")
+            result |= rule_costs(**{name: getattr(self, name) for name in settings})
+        return {"eval": result}
+
+    def render(self):
+        """Returns the executors at work for each job so far, uint8 [H, W, 3]: time to the right, a colour per job."""
+        if self.render_mode != "rgb_array" or self.heap is None:
+            return None
+        height, width, E = 300, 800, self.num_executors
+        counts, image, column = [0] * self.num_jobs, np.full((height, width, 3), 255, np.uint8), 0
+        hue = (np.arange(self.num_jobs)[:, None] * 0.618034 + np.array([0, 1 / 3, 2 / 3])) % 1
+        colour = (255 * np.clip(np.abs(6 * hue - 3) - 1, 0, 1) * 0.8 + 30).astype(np.uint8)
+        scale = width / max(self.now, 1e-9)
+        for time, job, change in [*self.history, (self.now, 0, 0)]:
+            end = int(time * scale)
+            if end > column:
+                strip = np.repeat(np.arange(self.num_jobs), counts)
+                rows = np.minimum(np.arange(height) * E // height, E - 1)
+                busy = rows < len(strip)
+                image[height - 1 - np.flatnonzero(busy), column:end] = colour[strip[rows[busy]]][:, None]
+                column = end
+            counts[job] += change
+        return image
+
+
+# ---- Rules ----
+def rule_choice(env, rule, rng, alpha=ALPHA):
+    """Returns (stage, limit) that a rule of RULES takes in the env's present state.
+
+    Within a job all but "random" take the stage with the longest chain of work (its critical path).
+
+    - "FIFO": the job that came first takes all it can use, then the next.
+    - "fair": an equal share of the executors for each job, Spark's fair scheduler; executors stay at their job while it
+      has less than its share, else they go to the job that lacks most. What no job below its share can use goes to
+      the job that is least above it, one by one.
+    - "weighted fair": the same with shares proportional to (work of the whole job)^alpha, Decima's best heuristic.
+    - "SJF": the job with the least work left takes all it can use.
+    - "SJF-CP": the same by the work of the whole job, as in Decima's paper.
+    - "limited SJF": SJF with at most a fifth of the executors per job (tuned); then the job that has fewest.
+    - "critical path": the stage with the longest chain of work of all.
+    - "random": uniform over stages and over env.limits.
+    """
+    left, job_of = env.left, env.job_of
+    if rule == "random":
+        return env.legal[rng.integers(len(env.legal))], env.limits[rng.integers(len(env.limits))]
+    chain = {s: left[s] * env.duration[s] + env.after_work[s] for s in env.legal}
+    if rule == "critical path":
+        return max(env.legal, key=chain.__getitem__), env.num_executors
+    jobs = dict.fromkeys(job_of[s] for s in env.legal)
+    limit = env.num_executors
+    if rule == "FIFO":
+        job = min(jobs)
+    elif rule in ("SJF", "SJF-CP"):
+        work = remaining_work(env) if rule == "SJF" else env_work(env)
+        job = min(jobs, key=lambda j: work[j])
+    elif rule == "limited SJF":
+        work, limit = remaining_work(env), max(env.num_executors // 5, 1)
+        have = {j: env.busy[j] + env.coming[j] for j in jobs}
+        below = [j for j in jobs if have[j] < limit]
+        job = min(below, key=lambda j: work[j]) if below else min(jobs, key=have.__getitem__)
+        limit = max(limit, have[job] + 1)
+    elif rule in ("fair", "weighted fair"):
+        total = env_work(env)
+        weight = {j: 1.0 if rule == "fair" else total[j] ** alpha for j in env.jobs}
+        scale = env.num_executors / sum(weight.values())
+        lack = {j: weight[j] * scale - env.busy[j] - env.coming[j] for j in jobs}
+        local = [j for j in jobs if env.idle[j] and lack[j] > 0]
+        job = max(local or jobs, key=lack.__getitem__)
+        limit = max(int(np.ceil(weight[job] * scale)), env.busy[job] + env.coming[job] + 1)
+    else:
+        raise ValueError(f"Unknown rule {rule!r}: use one of {RULES}.")
+    return max((s for s in env.legal if job_of[s] == job), key=chain.__getitem__), limit
+
+
+def env_work(env):
+    """Returns the task-seconds of each job of the episode, done or not, [num_jobs]."""
+    return np.add.reduceat(env.num_tasks * env.mean_duration, env.first[:-1])
+
+
+def remaining_work(env):
+    """Returns the task-seconds that are not started of each job of the episode, [num_jobs]."""
+    return np.add.reduceat(np.array(env.left) * env.mean_duration, env.first[:-1])
+
+
+def rule_action(env, rule, rng=None, alpha=ALPHA):
+    """Returns the action that a rule takes in the env's present state; a limit that env.limits lack is rounded up."""
+    env = env.unwrapped
+    stage, limit = rule_choice(env, rule, rng or env.np_random, alpha)
+    index = min(int(np.searchsorted(env.limits, limit)), len(env.limits) - 1)
+    return {"node": int(env.stages.searchsorted(stage)), "executors": index}
+
+
+# Policies for utils/demos.py: policy(env, obs, rng) -> action
+def rule_policy(rule, env, obs, rng):
+    return rule_action(env, rule, rng)
+
+
+fifo, fair, weighted_fair, sjf = (partial(rule_policy, rule) for rule in RULES[:4])
+
+
+def play_rule(rule, alpha=ALPHA, seed=0, **kwargs):
+    """Returns the mean job completion time (s) of a rule of RULES in one episode of DagScheduleEnv(**kwargs)."""
+    env, rng = DagScheduleEnv(**kwargs), np.random.default_rng(seed)
+    env._start_episode(rng)
+    while env.num_done < env.num_jobs:
+        env._give(*rule_choice(env, rule, rng, alpha))
+        env._advance()
+    return float(np.subtract(env.completion, env.arrival).mean())
+
+
+@lru_cache(maxsize=None)
+def _rule_costs(items):
+    return {rule: play_rule(rule, **dict(items)) for rule in RULES}
+
+
+def rule_costs(**kwargs):
+    """Returns dict rule -> mean job completion time (s) of one episode of DagScheduleEnv(**kwargs); computed once."""
+    return dict(_rule_costs(tuple(kwargs.items())))

@@ -1,5 +1,5 @@
-"""benchmark/run.py (queue, restart, what a run leaves), report.py, taillard.py, flexible_job_shop.py, dag_schedule.py, cp_sat.py, and the
-commands of all tables, whose flags the scripts have."""
+"""benchmark/run.py (queue, restart, what a run leaves), report.py, the tables of job shops and DagSchedule, cp_sat.py,
+and the commands of all tables, whose flags the scripts have."""
 
 import csv
 import dataclasses
@@ -484,9 +484,9 @@ def parses(command):
 
 
 @pytest.mark.parametrize("script", [
-    "actions", "async", "choice_head", "dag_schedule", "demos", "flexible_job_shop", "job_shop", "memory_defaults", "popgym",
-    "ppo_framestack",
-    "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole", "third_party"])
+    "actions", "async", "choice_head", "dag_schedule", "demos", "flexible_job_shop", "job_shop", "popgym",
+    "ppo_framestack", "ppo_graph", "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole",
+    "third_party"])
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs exist."""
     copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"

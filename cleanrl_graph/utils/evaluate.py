@@ -4,13 +4,15 @@ The functions are handed a script's `play(makers, greedy)`, which returns the fi
 `make(more)`, which makes the environment of the flags with more keyword arguments.
 """
 
+import contextlib
 import csv
 import math
 from collections import deque
 from functools import partial
+from itertools import groupby, islice
 from numbers import Real
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import gymnasium as gym
 import numpy as np
@@ -30,17 +32,35 @@ def suite_entries(make: Callable[..., gym.Env], args: Any) -> list[dict]:
     return suites[args.eval_suite]
 
 
+def batches(make: Callable[..., gym.Env], entries: list[dict], size: int = 16) -> Iterator[list[dict]]:
+    """Neighbours whose environments have the same spaces, at most `size` together."""
+
+    def spaces(kwargs: dict) -> tuple:
+        with contextlib.closing(make(kwargs)) as env:
+            return env.observation_space, env.action_space
+
+    for _, same in groupby(entries, spaces):
+        while batch := list(islice(same, size)):
+            yield batch
+
+
 def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[dict]:
     """One row per instance: the cost (info["eval"]["cost"], else minus the return) of a greedy episode, the best of
-    --eval-samples sampled ones, and what else is in info["eval"]."""
-    rows = []
-    for kwargs in tqdm(suite_entries(make, args), desc="evaluation", unit="instance", leave=False, mininterval=1):
-        row, others = {"instance": " ".join(map(str, kwargs.values()))}, {}
-        for name, num in (("greedy", 1), (f"best of {args.eval_samples}", args.eval_samples)):
-            for episode in play([partial(make, kwargs)] * num, name == "greedy") if num else []:
-                row[name] = min(row.get(name, math.inf), episode.eval.get("cost", -episode.ret))
-                others |= {k: v for k, v in episode.eval.items() if k != "cost" and k not in others}
-        rows.append(row | others)
+    --eval-samples sampled ones, and what else is in info["eval"]. Greedy episodes of instances that are alike are
+    played side by side."""
+    rows, entries = [], suite_entries(make, args)
+    bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
+    for batch in batches(make, entries):
+        for kwargs, episode in zip(batch, play([partial(make, kwargs) for kwargs in batch], True)):
+            sampled = play([partial(make, kwargs)] * args.eval_samples, False) if args.eval_samples else []
+            row, others = {"instance": " ".join(map(str, kwargs.values()))}, {}
+            for name, episodes in (("greedy", [episode]), (f"best of {args.eval_samples}", sampled)):
+                for episode in episodes:
+                    row[name] = min(row.get(name, math.inf), episode.eval.get("cost", -episode.ret))
+                    others = {k: v for k, v in episode.eval.items() if k != "cost"} | others
+            rows.append(row | others)
+            bar.update()
+    bar.close()
     return rows
 
 

@@ -272,7 +272,8 @@ def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
     """G9, T2: of one action per node the memory sees how many nodes took each option, as shares."""
     found = script.Envs([lambda: gym.make("envs:Colouring-v0")])
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
-    obs = {head.rows["graph.nodes"]: script.Ragged(torch.zeros(4, 3), torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2]))}
+    rows = script.Ragged(torch.zeros(4, 3), torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2]))
+    obs = {head.rows["graph.nodes"]: rows}
     seen = head.seen(torch.tensor([[1], [1], [0], [0]]), {}, obs)
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Edges as actions, one action per node, mixed actions: tasks with a known optimum, and MPE2's simple_spread with an action
 # for all agents at once (pip install -r benchmark/requirements-multi-agent.txt; without it that run is left out). About
-# 5 minutes on one idle core for one seed.
+# 15 minutes on two cores that other jobs loaded.
 #
 #     bash benchmark/actions.sh [FLAGS OF run.py]
 set -euo pipefail
@@ -14,15 +14,15 @@ flags="cleanrl_graph/ppo_graph.py --num-envs 16 --num-steps 64 --learning-rate 2
 commands=(
     "best_edge=$flags --env-id envs:BestEdge-v0 --total-timesteps 102400"
     "colouring=$flags --env-id envs:Colouring-v0 --total-timesteps 40960"
-    "neighbour_mean=$flags --env-id envs:NeighbourMean-v0 --total-timesteps 51200"
-    "chain=$flags --env-id envs:NodeAmount-v0 --autoregressive --total-timesteps 51200"
-    "independent=$flags --env-id envs:NodeAmount-v0 --total-timesteps 51200"
+    "neighbour_mean=$flags --env-id envs:NeighbourMean-v0 --total-timesteps 102400"
+    "chain=$flags --env-id envs:NodeAmount-v0 --autoregressive --total-timesteps 102400"
+    "independent=$flags --env-id envs:NodeAmount-v0 --total-timesteps 102400"
 )
 systems=("BestEdge|ppo_graph.py=best_edge_*" "Colouring|ppo_graph.py=colouring_*"
     "NeighbourMean|ppo_graph.py=neighbour_mean_*" "NodeAmount|--autoregressive=chain_*"
     "NodeAmount|independent heads=independent_*")
 if "$PYTHON" -c "import mpe2" 2> /dev/null; then
-    commands+=("spread=cleanrl_graph/ppo_graph.py --env-id simple_spread:SimpleSpread-v0 --num-envs 16 --num-steps 128 --learning-rate 1e-3 --gnn-layers 2 --gamma 0.95 --total-timesteps 81920 --eval-episodes 200")
+    commands+=("spread=cleanrl_graph/ppo_graph.py --env-id simple_spread:SimpleSpread-v0 --num-envs 16 --num-steps 128 --learning-rate 1e-3 --gnn-layers 2 --gamma 0.95 --total-timesteps 204800 --eval-episodes 200")
     systems+=("simple_spread|ppo_graph.py=spread_*")
 fi
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1} "$@" --commands "${commands[@]}"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Edges as actions, one action per node, mixed actions: tasks with a known optimum, and MPE2's simple_spread with an action
 # for all agents at once (pip install -r benchmark/requirements-multi-agent.txt; without it that run is left out). About
-# 8 minutes on one idle core for one seed.
+# 15 minutes on two cores that other jobs loaded.
 #
 #     bash benchmark/actions.sh [FLAGS OF run.py]
 set -euo pipefail

@@ -246,10 +246,9 @@ def test_workers_step_the_same(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["BestEdge", "Colouring", "NeighbourMean", "NodeAmount"])
-def test_compiled(name, tmp_path):
-    """G8, G9, G10, X4: compiled code collects and learns with the same policy, and plays, empty graphs included."""
-    found = run(tmp_path, script=ppo_graph_compile, env_id=f"envs:{name}-v0", compile_mode="default", eval_episodes=2)
+def test_compiled(tmp_path):
+    """G9, X4: compiled code collects and learns with the same policy, and plays, empty graphs included."""
+    found = run(tmp_path, ppo_graph_compile, env_id="envs:NeighbourMean-v0", compile_mode="default", eval_episodes=2)
     assert max(value for _, value in found.scalars["debug/collection_mismatch"]) < 1e-5 and len(found.rows) == 2
 
 

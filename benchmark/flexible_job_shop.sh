@@ -13,7 +13,7 @@ PYTHON=${PYTHON:-python}
 list='[{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 8], "operations": [4, 8],
     "durations": [1, 99], "deviation": [0, 0.8], "flexibility": [0.1, 0.8]}]'
 train="train=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges --env-kwargs '$list'
-    --total-timesteps 700000 --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3
+    --total-timesteps 500000 --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3
     --gamma 1 --gae-lambda 0.98 --save-model"
 small=(sd10x5 sd20x5 sd15x10 sd20x10 mk edata rdata vdata)
 large=(sd30x10 sd40x10)  # greedily only

@@ -5,7 +5,7 @@ arXiv:1810.01963): jobs are DAGs of stages, a stage is a number of tasks of abou
 stage than its parents, and an executor runs one task at a time. The simulator follows the public description of Spark
 there and in `spark-sched-sim`; the jobs are synthetic, see `random_job`.
 
-Mean job completion time in seconds, 100 episodes of each suite (`workload` 0 to 99), command benchmark/dag_schedule.sh:
+Mean job completion times of the rules on 100 sets of jobs of each suite, from benchmark/dag_schedule.py:
 see benchmark/results/dag_schedule/table.md.
 """
 

@@ -380,7 +380,7 @@ def parses(command):
 
 
 @pytest.mark.parametrize("script", [
-    "async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack", "ppo_graph",
+    "actions", "async", "choice_head", "demos", "job_shop", "memory_defaults", "popgym", "ppo_framestack", "ppo_graph",
     "ppo_gtrxl", "ppo_lstm_sparse", "recall", "skills", "speed", "stateless_cartpole", "third_party"])
 def test_commands_of_the_shell_files(tmp_path, script):
     """Each is run with an interpreter that only notes what it is given; the flags of all runs exist."""

@@ -464,7 +464,7 @@ def counter_run(run_dir, monkeypatch, num_rollouts=3, **kwargs):
     """The memory after a run on three counters that are truncated after 5, 13 and 3 steps; learning rate 0."""
     monkeypatch.setattr(ppo_gtrxl, "Memory", Recorded)
     env_kwargs = kwargs.pop("env_kwargs", [{"length": n} for n in (5, 13, 3)])
-    run(run_dir, env_id="GTrXLCounter-v0", env_kwargs=env_kwargs, num_steps=16, learning_rate=0.0,
+    run(run_dir, env_id="GTrXLCounter-v0", env_kwargs=env_kwargs, num_steps=16, learning_rate=0.0, norm_obs=False,
         prev_action=True, prev_reward=True, total_timesteps=num_rollouts * 48, **kwargs)
     return Recorded.last
 

@@ -70,7 +70,7 @@ def test_actions_obey(name):
     for part in agent.head.parts:
         if part.kind == "categorical":
             chosen = actions[:, part.columns].long().ravel().tolist()
-            assert all(entries[part.mask][a] for a in chosen) and len(set(chosen)) == sum(entries[part.mask])
+            assert all(entries[part.entries][a] for a in chosen) and len(set(chosen)) == sum(entries[part.entries])
 
 
 class InfoMask(gym.Env):

@@ -403,8 +403,8 @@ def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
     assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
     ends = sorted([*range(21, 49, 21), *range(48 + 21, 145, 21)] * 3)
     assert log["charts/episodic_length"] == [(step, 7) for step in ends]
-    seeds = list(map(int, (tmp_path / "seeds").read_text().split()))
-    assert seeds[:3] == [1, 2, 3] and len(seeds) == len(set(seeds)) == 6
+    seeds = list(map(int, (tmp_path / "seeds").read_text().split()))  # workers write side by side
+    assert sorted(seeds[:3]) == [1, 2, 3] and len(seeds) == len(set(seeds)) == 6
 
 
 # ---- What --resume finds ----

@@ -150,7 +150,7 @@ def test_episode_against_plain_loops(jobs, machines, steps, seed, dispatch, wind
         assert sorted(check_graph(env, observation)) == shop.legal()
         bounds.append(env.bound)
         action = sample_action(observation, rng)
-        shop.play(*env._pair(action))
+        shop.play(*env._choice(action))
         observation, reward, terminated, _, info = env.step(action)
         assert reward <= 1e-9
         total += reward

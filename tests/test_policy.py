@@ -83,19 +83,21 @@ def test_as_play_does(tmp_path, name, env_kwargs):
 
 
 @pytest.mark.parametrize("name", ["ppo_graph", *MEMORIES])
-def test_many_environments(tmp_path, name):
-    """All environments at once; those whose episodes end begin others, as in `play`."""
-    played, N = saved(tmp_path / "model.pt", name, env_kwargs=NAMED), 4
+@pytest.mark.parametrize("flags", [{"env_kwargs": NAMED}, {"env_id": "envs:Colouring-v0"},
+                                   {"env_id": "envs:NeighbourMean-v0"}], ids=["box", "colours", "rows"])
+def test_many_environments(tmp_path, name, flags):
+    """All environments at once; those whose episodes end begin others, as in `play`; with an action per node, too."""
+    played, N = saved(tmp_path / "model.pt", name, **flags), 4
     policy = load_policy(tmp_path / "model.pt", num_envs=N)
     envs = [Noted(policy.make_env()) for _ in range(N)]
     observations, rewards, starts = [env.reset(seed=10_001 + i)[0] for i, env in enumerate(envs)], [0.0] * N, [True] * N
-    while any(env.open for env in envs):
+    for _ in range(max(map(len, played))):
         for i, action in enumerate(policy(observations, rewards, starts)):
             observations[i], rewards[i], terminated, truncated, _ = envs[i].step(action)
             starts[i] = terminated or truncated
             if starts[i]:
                 observations[i], _ = envs[i].reset()
-    assert all(same(env.actions, actions) for env, actions in zip(envs, played))
+    assert all(not env.open and same(env.actions, actions) for env, actions in zip(envs, played))
     if name == "ppo_graph":
         assert len(policy(observations[:2])) == 2
     else:

@@ -10,10 +10,7 @@ machine) are offered, of the next operations of the jobs, is the schedule builde
 - "active": all that could start before the earliest completion of any of them. Some sequence of these choices is an
   optimal schedule: where an optimal one starts all that is left later, what could complete first can be moved there.
 
-"nondelay" is the default because a policy learns it far sooner: after 49,152 decisions of ppo_graph.py on random
-instances of 5 to 12 jobs and 3 to 8 machines its greedy makespans exceed the first lower bound by 11.5% on random 10x5
-instances and by 5.5% on 20x5; with "active" by 13.5% and 15.1%, with "nondelay" and `window=2` by 15.0% and 11.6% (one
-seed, 100 and 60 instances).
+"nondelay" is the default; what policies reach with it is in benchmark/results/flexible_job_shop_suites.
 
 Mean gap of the rules below to the best known makespan, %; a job's rule takes the machine that completes it first:
 
@@ -40,11 +37,10 @@ Hurink, Jurisch and Thole (1994) with best known values and bounds (github.com/S
 from functools import lru_cache, partial
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from .job_shop import BIG, FEATURE_LIMIT, gantt, size_range
+from .job_shop import BIG, FEATURE_LIMIT, DispatchEnv, size_range
 
 NODE_FEATURES = [
     "is_op: 1 for an operation",
@@ -142,7 +138,7 @@ def suites():
     return {suite: [{"instance": name} for name in members] for suite, members in names.items()}
 
 
-class FlexibleJobShopEnv(gym.Env):
+class FlexibleJobShopEnv(DispatchEnv):
     """Flexible job-shop scheduling as a graph of operations and machines, whose edges are the actions.
 
     Nodes: the next `window` operations of each job, job by job, then the machines that can still get work; columns in
@@ -163,33 +159,20 @@ class FlexibleJobShopEnv(gym.Env):
     `skip_forced` the env dispatches by itself while only one pair is legal.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
     eval_suites = suites()
+    fields = "times", "operations"
+    load_instance, check_instance = staticmethod(load_instance), staticmethod(check_instance)
 
     def __init__(self, jobs=(5, 20), machines=(5, 10), operations=None, durations=(1, 20), deviation=0.2,
                  flexibility=1.0, instance=None, dispatch="nondelay", window=1, skip_forced=True, reward_unit="bound",
                  render_mode=None):
-        for name, value, options in [("dispatch", dispatch, ["nondelay", "active"]),
-                                     ("reward_unit", reward_unit, ["bound", "time"]),
-                                     ("render_mode", render_mode, [None, "rgb_array"])]:
-            if value not in options:
-                raise ValueError(f"{name} must be one of {options}, got {value!r}.")
+        super().__init__(jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode)
         if window != int(window) or window < 1:
             raise ValueError(f"window must be a positive int, got {window}.")
-        self.dispatch, self.skip_forced, self.reward_unit = dispatch, skip_forced, reward_unit
-        self.window, self.render_mode = int(window), render_mode
-        self.jobs, self.machines = size_range("jobs", jobs), size_range("machines", machines)
+        self.window = int(window)
         self.operations = None if operations is None else size_range("operations", operations)
-        self.durations = size_range("durations", durations)
         self.deviation = share_range("deviation", deviation)
         self.flexibility = share_range("flexibility", flexibility)
-        self.instance, self.name, self.fixed = instance, None, None
-        if isinstance(instance, str):
-            self.name, self.fixed = instance, load_instance(instance)[:2]
-        elif instance is not None:
-            if not isinstance(instance, dict) or set(instance) != {"times", "operations"}:
-                raise ValueError("instance must be a benchmark name or a dict with exactly 'times' and 'operations'.")
-            self.fixed = check_instance(instance["times"], instance["operations"])
         num_jobs, num_machines = (len(self.fixed[1]), self.fixed[0].shape[1]) if self.fixed else (
             self.jobs[1], self.machines[1])
         self.action_space = spaces.Discrete(2 * num_jobs * self.window * num_machines + 2 * num_jobs * self.window)
@@ -198,33 +181,10 @@ class FlexibleJobShopEnv(gym.Env):
                                   spaces.Box(-FEATURE_LIMIT, FEATURE_LIMIT, (len(EDGE_FEATURES),), np.float32)),
             "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
         })
-        self.times = None
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._start_episode(*(self.fixed or self._random_instance()))
-        return self._observe(), {}
-
-    def step(self, action):
-        if self.times is None or self.num_left == 0:
-            raise ValueError("step() needs an episode under way: call reset() first.")
-        if not 0 <= action < len(self.mask) or not self.mask[action]:
-            raise ValueError(f"Action {action} is not legal now: choose an edge whose action_mask is 1, one of "
-                             f"{np.flatnonzero(self.mask).tolist()}.")
-        self._dispatch(*self._pair(action))
-        self._find_legal()
-        if self.skip_forced:
-            self._skip_forced(0)
-        observation = self._observe()
-        reward, self.paid = (self.paid - self.bound) / self.unit, self.bound
-        terminated = self.num_left == 0
-        return observation, reward, terminated, False, self._eval() if terminated else {}
 
     def _random_instance(self):
         """Returns times [N, M] and the operations of each job [J] of a random instance."""
-        rng = self.np_random
-        num_jobs, num_machines = (int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
-                                  for low, high in (self.jobs, self.machines))
+        rng, (num_jobs, num_machines) = self.np_random, self._random_sizes()
         deviation, flexibility = (rng.uniform(low, high) if low < high else low
                                   for low, high in (self.deviation, self.flexibility))
         low, high = self.operations or (max(1, int(0.8 * num_machines)), max(1, int(1.2 * num_machines)))
@@ -237,16 +197,6 @@ class FlexibleJobShopEnv(gym.Env):
         low, high = (np.rint(mean * (1 + sign * deviation)).astype(int) for sign in (-1, 1))
         times = rng.integers(np.maximum(low, shortest), np.minimum(high, longest) + 1, shape)
         return times * eligible, operations
-
-    def _start_episode(self, times, operations):
-        """Sets up the arrays of an instance and dispatches the first forced operations."""
-        self._set_schedule(times, operations)
-        self._find_legal()
-        self._lower_bound()
-        self.first_bound = self.paid = self.bound  # `paid` is the bound that the rewards so far add up to
-        self.unit = max(self.bound, 1.0) if self.reward_unit == "bound" else 1.0
-        if self.skip_forced:
-            self._skip_forced(1)
 
     def _set_schedule(self, times, operations):
         """The state of the schedule builder. K is the largest number of operations of a job; step k of job j is
@@ -331,11 +281,8 @@ class FlexibleJobShopEnv(gym.Env):
             self.legal = self.start <= self.start.min()
         self.legal &= self.start < BIG
 
-    def _skip_forced(self, keep):
-        """Dispatches while there is no choice and more than `keep` operations are left."""
-        while self.num_left > keep and np.count_nonzero(self.legal) == 1:
-            self._dispatch(*divmod(int(self.legal.argmax()), self.num_machines))
-            self._find_legal()
+    def _only(self):
+        return divmod(int(self.legal.argmax()), self.num_machines) if np.count_nonzero(self.legal) == 1 else None
 
     def _lower_bound(self):
         """Sets earliest completions [J, K] and starts `head` [J * K + 1], the bounds of the machines, and `bound`.
@@ -369,9 +316,9 @@ class FlexibleJobShopEnv(gym.Env):
         self.machine_bound = np.where(heads < BIG, forced, self.machine_head)
         self.bound = float(max(self.job_bound.max(), self.machine_bound[able].max(), self.mean_bound, self.free.max()))
 
-    def _pair(self, edge):
+    def _choice(self, action):
         """Returns (job, machine) of an edge from an operation to a machine."""
-        pair = self.pairs[edge]
+        pair = self.pairs[action]
         return int(self.pair_job[pair]), int(self.pair_machine[pair])
 
     def _observe(self):
@@ -455,22 +402,11 @@ class FlexibleJobShopEnv(gym.Env):
         x[2 * num_pairs : 2 * num_pairs + num_links, 0] = x[2 * num_pairs + num_links :, 1] = 1
         return np.clip(x, -FEATURE_LIMIT, FEATURE_LIMIT, out=x)
 
-    def _eval(self):
-        """Returns the info of a finished episode; rules and best known makespan for a named benchmark only."""
-        result = {"cost": self.bound, "lower_bound": self.first_bound}
-        if self.name is not None:
-            result["best_known"] = float(load_instance(self.name)[2])
-            result |= rule_makespans(self.name, self.dispatch)
-            other = "nondelay" if self.dispatch == "active" else "active"  # a fair bar needs both builders
-            result |= {f"{other} {rule}": cost for rule, cost in rule_makespans(self.name, other).items()}
-        return {"eval": result}
+    def _rules(self, dispatch):
+        return rule_makespans(self.name, dispatch)
 
-    def render(self):
-        """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job, time to the right."""
-        if self.render_mode != "rgb_array" or self.times is None:
-            return None
-        return gantt([(machine, job, start, finish) for job, _, machine, start, finish in self.order],
-                     self.num_machines, self.num_jobs, self.bound)
+    def _bars(self):
+        return [(machine, job, start, finish) for job, _, machine, start, finish in self.order]
 
 
 def share_range(name, value):

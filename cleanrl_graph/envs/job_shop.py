@@ -166,7 +166,96 @@ def edge_layout(num_jobs, num_machines, hub):
     return edges[keep], kinds, edge_end, (kinds == 2).nonzero()[0], (kinds == 3).nonzero()[0]
 
 
-class JobShopEnv(gym.Env):
+class DispatchEnv(gym.Env):
+    """Scheduling by dispatching one operation after the other, rewarded by minus the growth of a lower bound.
+
+    What JobShopEnv and FlexibleJobShopEnv share. A class has `fields`, the names of an instance's two arrays,
+    `load_instance` and `check_instance`; `_random_instance`, `_set_schedule`, `_find_legal`, `_only` (the one choice
+    that there is, or None), `_choice` (that of an action), `_dispatch` (of a choice), `_lower_bound`, `_observe`,
+    `_rules` (makespans of the rules) and `_bars` (of the Gantt chart).
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
+
+    def __init__(self, jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode):
+        for name, value, options in [("dispatch", dispatch, ["active", "nondelay"]),
+                                     ("reward_unit", reward_unit, ["bound", "time"]),
+                                     ("render_mode", render_mode, [None, "rgb_array"])]:
+            if value not in options:
+                raise ValueError(f"{name} must be one of {options}, got {value!r}.")
+        self.dispatch, self.skip_forced, self.reward_unit = dispatch, skip_forced, reward_unit
+        self.render_mode = render_mode
+        self.jobs, self.machines = size_range("jobs", jobs), size_range("machines", machines)
+        self.durations = size_range("durations", durations)
+        self.instance, self.name, self.fixed = instance, None, None
+        if isinstance(instance, str):
+            self.name, self.fixed = instance, self.load_instance(instance)[:2]
+        elif instance is not None:
+            if not isinstance(instance, dict) or set(instance) != set(self.fields):
+                names = " and ".join(map(repr, self.fields))
+                raise ValueError(f"instance must be a benchmark name or a dict with exactly {names}.")
+            self.fixed = self.check_instance(*(instance[field] for field in self.fields))
+        self.times = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._start_episode(*(self.fixed or self._random_instance()))
+        return self._observe(), {}
+
+    def step(self, action):
+        if self.times is None or self.num_left == 0:
+            raise ValueError("step() needs an episode under way: call reset() first.")
+        if not 0 <= action < len(self.mask) or not self.mask[action]:
+            raise ValueError(f"Action {action} is not legal now: the entries of action_mask that are 1 are "
+                             f"{np.flatnonzero(self.mask).tolist()}.")
+        self._dispatch(*self._choice(action))
+        self._find_legal()
+        if self.skip_forced:
+            self._skip_forced(0)
+        observation = self._observe()
+        reward, self.paid = (self.paid - self.bound) / self.unit, self.bound
+        terminated = self.num_left == 0
+        return observation, reward, terminated, False, self._eval() if terminated else {}
+
+    def _random_sizes(self):
+        """Returns the number of jobs and of machines of a random instance."""
+        return (int(np.exp(self.np_random.uniform(np.log(low), np.log(high + 1))))
+                for low, high in (self.jobs, self.machines))
+
+    def _start_episode(self, *instance):
+        """Sets up the arrays of an instance and dispatches the first forced operations."""
+        self._set_schedule(*instance)
+        self._find_legal()
+        self._lower_bound()
+        self.first_bound = self.paid = self.bound  # `paid` is the bound that the rewards so far add up to
+        self.unit = max(self.bound, 1.0) if self.reward_unit == "bound" else 1.0
+        if self.skip_forced:
+            self._skip_forced(1)
+
+    def _skip_forced(self, keep):
+        """Dispatches while there is no choice and more than `keep` operations are left."""
+        while self.num_left > keep and (choice := self._only()):
+            self._dispatch(*choice)
+            self._find_legal()
+
+    def _eval(self):
+        """Returns the info of a finished episode; rules and best known makespan for a named benchmark only."""
+        result = {"cost": self.bound, "lower_bound": self.first_bound}
+        if self.name is not None:
+            result["best_known"] = float(self.load_instance(self.name)[2])
+            result |= self._rules(self.dispatch)
+            other = "nondelay" if self.dispatch == "active" else "active"  # a fair bar needs both builders
+            result |= {f"{other} {rule}": cost for rule, cost in self._rules(other).items()}
+        return {"eval": result}
+
+    def render(self):
+        """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job, time to the right."""
+        if self.render_mode != "rgb_array" or self.times is None:
+            return None
+        return gantt(self._bars(), self.num_machines, self.num_jobs, self.bound)
+
+
+class JobShopEnv(DispatchEnv):
     """Job-shop scheduling as a graph of the operations that are not dispatched yet.
 
     Nodes: the remaining operations in job-major order, then one node per machine that still has operations (not with
@@ -184,74 +273,28 @@ class JobShopEnv(gym.Env):
     With `skip_forced` the env dispatches by itself while only one operation is legal.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
     eval_suites = suites()
+    fields = "times", "machines"
+    load_instance, check_instance = staticmethod(load_instance), staticmethod(check_instance)
 
     def __init__(self, jobs=(3, 20), machines=(3, 15), durations=(1, 99), instance=None, dispatch="active",
                  skip_forced=True, reward_unit="bound", machine_edges="hub", render_mode=None):
-        for name, value, options in [("dispatch", dispatch, ["active", "nondelay"]),
-                                     ("reward_unit", reward_unit, ["bound", "time"]),
-                                     ("machine_edges", machine_edges, ["hub", "clique"]),
-                                     ("render_mode", render_mode, [None, "rgb_array"])]:
-            if value not in options:
-                raise ValueError(f"{name} must be one of {options}, got {value!r}.")
-        self.dispatch, self.skip_forced, self.reward_unit = dispatch, skip_forced, reward_unit
-        self.machine_edges, self.render_mode = machine_edges, render_mode
-        self.jobs, self.machines = size_range("jobs", jobs), size_range("machines", machines)
-        self.durations = size_range("durations", durations)
-        self.instance, self.name, self.fixed = instance, None, None
-        if isinstance(instance, str):
-            self.name, self.fixed = instance, load_instance(instance)[:2]
-        elif instance is not None:
-            if not isinstance(instance, dict) or set(instance) != {"times", "machines"}:
-                raise ValueError("instance must be a benchmark name or a dict with exactly 'times' and 'machines'.")
-            self.fixed = check_instance(instance["times"], instance["machines"])
+        super().__init__(jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode)
+        if machine_edges not in ("hub", "clique"):
+            raise ValueError(f"machine_edges must be one of ['hub', 'clique'], got {machine_edges!r}.")
+        self.machine_edges = machine_edges
         max_jobs, max_machines = self.fixed[0].shape if self.fixed else (self.jobs[1], self.machines[1])
         self.action_space = spaces.Discrete(max_jobs * max_machines + max_machines)
         self.observation_space = spaces.Dict({
             "graph": spaces.Graph(spaces.Box(-np.inf, np.inf, (len(NODE_FEATURES),), np.float32), spaces.Discrete(4)),
             "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
         })
-        self.times = None
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._start_episode(*(self.fixed or self._random_instance()))
-        return self._observe(), {}
-
-    def step(self, action):
-        if self.times is None or self.num_left == 0:
-            raise ValueError("step() needs an episode under way: call reset() first.")
-        if not 0 <= action < len(self.mask) or not self.mask[action]:
-            raise ValueError(f"Action {action} is not legal now: choose a node whose action_mask is 1, one of "
-                             f"{np.flatnonzero(self.mask).tolist()}.")
-        self._dispatch(int(self.nodes[action]))
-        self._find_conflict()
-        if self.skip_forced:
-            self._skip_forced(0)
-        observation = self._observe()
-        reward, self.paid = (self.paid - self.bound) / self.unit, self.bound
-        terminated = self.num_left == 0
-        return observation, reward, terminated, False, self._eval() if terminated else {}
 
     def _random_instance(self):
         """Returns times and machines [J, M] of a random instance."""
-        rng = self.np_random
-        num_jobs, num_machines = (int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
-                                  for low, high in (self.jobs, self.machines))
+        rng, (num_jobs, num_machines) = self.np_random, self._random_sizes()
         times = rng.integers(self.durations[0], self.durations[1] + 1, (num_jobs, num_machines))
         return times, rng.random((num_jobs, num_machines)).argsort(axis=1)
-
-    def _start_episode(self, times, machines):
-        """Sets up the arrays of an instance and dispatches the first forced operations."""
-        self._set_schedule(times, machines)
-        self._set_graph()
-        self._find_conflict()
-        self._lower_bound()
-        self.first_bound = self.paid = self.bound  # `paid` is the bound that the rewards so far add up to
-        self.unit = max(self.bound, 1.0) if self.reward_unit == "bound" else 1.0
-        if self.skip_forced:
-            self._skip_forced(1)
 
     def _set_schedule(self, times, machines):
         """The state of the schedule builder. Operation o = j * M + k; flat arrays are indexed by o, j or m."""
@@ -282,6 +325,7 @@ class JobShopEnv(gym.Env):
         self.head_tail = np.empty((2, num_machines, num_jobs))  # head and tail of each machine's operations
         self.head_tail[1] = self.tail.ravel()[self.machine_ops]
         self.head, self.chain = np.empty(times.shape), np.empty(times.shape)
+        self._set_graph()
 
     def _set_graph(self):
         """The features that do not change, and the edges of the whole graph, grouped by the operation they go with."""
@@ -353,7 +397,7 @@ class JobShopEnv(gym.Env):
         else:
             self.ready[job] = BIG
 
-    def _find_conflict(self):
+    def _find_legal(self):
         """Sets `conflict_machine` and `legal_jobs`, the jobs whose next operation may be dispatched now."""
         start, finish = self.start, self.finish
         np.maximum(self.free[self.next_machine], self.ready, out=start)
@@ -369,11 +413,11 @@ class JobShopEnv(gym.Env):
         legal &= self.next_machine == self.conflict_machine
         self.legal_jobs = legal.nonzero()[0]
 
-    def _skip_forced(self, keep):
-        """Dispatches while there is no choice and more than `keep` operations are left."""
-        while self.num_left > keep and len(self.legal_jobs) == 1:
-            self._dispatch(int(self.next_op[self.legal_jobs[0]]))
-            self._find_conflict()
+    def _only(self):
+        return (int(self.next_op[self.legal_jobs[0]]),) if len(self.legal_jobs) == 1 else None
+
+    def _choice(self, action):
+        return (int(self.nodes[action]),)
 
     def _lower_bound(self):
         """Sets heads (earliest starts) [J, M], the bounds of jobs and machines, and `bound`, the largest of them.
@@ -453,23 +497,12 @@ class JobShopEnv(gym.Env):
             x[self.num_left :, 9:13] = 0
         return np.minimum(x, FEATURE_LIMIT, out=x)
 
-    def _eval(self):
-        """Returns the info of a finished episode; rules and best known makespan for a named benchmark only."""
-        result = {"cost": self.bound, "lower_bound": self.first_bound}
-        if self.name is not None:
-            result["best_known"] = float(load_instance(self.name)[2])
-            result |= rule_makespans(self.name, self.dispatch)
-            if self.dispatch == "active":  # the rules are far better without delays: a fair bar needs those too
-                result |= {f"nondelay {rule}": cost for rule, cost in rule_makespans(self.name, "nondelay").items()}
-        return {"eval": result}
+    def _rules(self, dispatch):
+        return rule_makespans(self.name, dispatch)
 
-    def render(self):
-        """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job, time to the right."""
-        if self.render_mode != "rgb_array" or self.times is None:
-            return None
-        return gantt([(self.op_machine[op], op // self.num_machines, self.op_start[op],
-                       self.op_start[op] + self.op_time[op]) for op in self.order],
-                     self.num_machines, self.num_jobs, self.bound)
+    def _bars(self):
+        return [(self.op_machine[op], op // self.num_machines, self.op_start[op], self.op_start[op] + self.op_time[op])
+                for op in self.order]
 
 
 def gantt(bars, num_machines, num_jobs, end):
@@ -533,7 +566,7 @@ def pilot(env, obs, rng):
             trial._start_episode(*trial.fixed)
             for dispatched in [*env.order, op]:
                 trial._dispatch(dispatched)
-                trial._find_conflict()
+                trial._find_legal()
             makespans.append(finish(trial, rule, rng))
     best = env.legal_jobs[np.argmin(makespans) // 2]
     return int(np.searchsorted(env.nodes, env.next_op[best]))
@@ -550,7 +583,7 @@ def finish(env, rule, rng):
     """Dispatches all operations that are left by a priority rule of RULES; returns the makespan."""
     while env.num_left:
         env._dispatch(int(env.next_op[rule_job(env, rule, rng)]))
-        env._find_conflict()
+        env._find_legal()
     return float((env.op_start + env.op_time).max())
 
 

@@ -181,8 +181,6 @@ class Policy:
             self.num_acts += 1
             obs = [self.storage.append(flat)] if self.takes_obs else []
             action, self.starts = self.memory.act(*obs, step, self.greedy)[0], self.past
-        if hasattr(self.agent.head, "to_env"):
-            actions = self.agent.head.to_env(action, flat)
-        else:
-            actions = self.script.to_env_actions(self.envs.action_space, action.cpu().numpy())
+        counts = flat.counts.get(self.agent.head.per_row)
+        actions = self.script.to_env_actions(self.envs.action_space, action.cpu().numpy(), counts)
         return actions[0] if self.num_envs is None else actions

@@ -69,8 +69,8 @@ class Args:
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
     """model.pt to start from, with its flags where not given"""
-    torch_threads: int = int(os.environ.get("OMP_NUM_THREADS") or 1)
-    """torch's threads on the CPU; more are slower on busy cores; 0: one per core"""
+    torch_threads: int = int((os.getenv("OMP_NUM_THREADS") or "1").split(",")[0])
+    """torch's threads; more are slower on busy cores; 0: one per core"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
     resume: str | None = None

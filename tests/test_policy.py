@@ -212,7 +212,7 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
 # ---- Threads ----
 def test_threads(tmp_path, monkeypatch):
     """U2: one thread unless OMP_NUM_THREADS or the flag says otherwise; 0 leaves them as they are."""
-    for value, default in (("", 1), ("3", 3), (None, 1)):
+    for value, default in (("", 1), ("3", 3), ("4,2", 4), (None, 1)):
         monkeypatch.delenv("OMP_NUM_THREADS") if value is None else monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert runpy.run_path(ppo_graph.__file__)["Args"]().torch_threads == default
     flags = dict(total_timesteps=0, env_id="CartPole-v1")

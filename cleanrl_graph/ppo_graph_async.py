@@ -879,7 +879,7 @@ def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
     A "choice" scores a row of key k = W e and query q = U latent with w . tanh(k + q) + k . q / sqrt(d): a pointer
-    network's score and dot-product attention's (Vaswani et al. 2017); e of an edge is both ends and its features.
+    network's score and dot-product attention's (Vaswani et al. 2017); of an edge k = ReLU(W (ends, features)).
     With `autoregressive` the latent of a part holds those before it, choices first; the entropy is that along
     the action. Of a Sequence each row has a latent; log-probability and entropy are sums over the rows."""
 
@@ -946,14 +946,14 @@ class ActionHead(nn.Module):
         return RaggedCategorical(logits, None if mask is None else mask.squeeze(1), rows)
 
     def project(self, linear: nn.Linear, group: str, elements: dict[str, Tensor], obs: Obs) -> Tensor:
-        """`linear` of each row; of edges (source, target, features) once per node, then a sum per edge."""
+        """`linear` of each row; of edges (source, target, features), summed, and a ReLU."""
         if group not in self.ends:
             return linear(elements[group])
         nodes, features = elements[self.ends[group]], elements[group]
         A, B, C = linear.weight.split([nodes.shape[1], nodes.shape[1], features.shape[1]], 1)
         source, target = obs[group].values.unbind(1)
         source, target = select_rows(nodes @ A.t(), source), select_rows(nodes @ B.t(), target)
-        return source + target + features @ C.t() + linear.bias
+        return torch.relu(source + target + features @ C.t() + linear.bias)
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the later parts of an autoregressive action see of this one, [B, ...]."""

@@ -125,14 +125,14 @@ def test_all_actions_are_tried(name):
 
 @pytest.mark.parametrize("name", ["edge", "two_edges", "per_edge"])
 def test_an_edge_is_both_ends_and_its_features(name):
-    """G8: `project` is the linear layer of the ends' embeddings and the features side by side, `embed` is these."""
+    """G8: `project` is a linear layer and a ReLU of the ends' embeddings and the features side by side, `embed` is these."""
     agent, storage, _ = setup(name)
     head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
     _, elements = agent.encoder(obs)
     source, target = obs["g.edge_links"].values.T
     rows = torch.cat([elements["g.nodes"][source], elements["g.nodes"][target], obs["g.edges"].values], 1)
     linear = head.row if head.per_row else head.choices["0"][0]
-    torch.testing.assert_close(head.project(linear, "g.edge_links", elements, obs), linear(rows))
+    torch.testing.assert_close(head.project(linear, "g.edge_links", elements, obs), torch.relu(linear(rows)))
     if not head.per_row:
         seen = head.embed(head.parts[0], torch.tensor([[1], [0], [1]]), elements, obs)
         assert torch.equal(seen, rows[obs["g.edge_links"].ptr[:-1] + torch.tensor([1, 0, 1])])

@@ -125,7 +125,7 @@ def test_all_actions_are_tried(name):
 
 @pytest.mark.parametrize("name", ["edge", "two_edges", "per_edge"])
 def test_an_edge_is_both_ends_and_its_features(name):
-    """G8: `project` is a linear layer and a ReLU of the ends' embeddings and the features side by side, `embed` is these."""
+    """G8: `project` is a linear layer and a ReLU of both ends' embeddings and the features, `embed` is these."""
     agent, storage, _ = setup(name)
     head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
     _, elements = agent.encoder(obs)

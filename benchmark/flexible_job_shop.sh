@@ -15,7 +15,7 @@ list='[{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 
 train="train=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges --env-kwargs '$list'
     --total-timesteps 500000 --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3
     --gamma 1 --gae-lambda 0.98 --save-model"
-small=(sd10x5 sd20x5 sd15x10 sd20x10 mk edata rdata vdata)
+small=(sd10x5 sd20x5 sd15x10 mk edata rdata vdata sd20x10)
 large=(sd30x10 sd40x10)  # greedily only
 run() { "$PYTHON" benchmark/run.py --table "$@"; }
 suites() { # SEED SAMPLES NAME SUITES...

@@ -65,7 +65,39 @@ def best_of_segment(score, mask, starts):
     return score == np.repeat(np.maximum.reduceat(score, starts[:-1]), np.diff(starts))
 
 
-class PoissonGraphEnv(gym.Env):
+class BlockEnv(gym.Env):
+    """Choose a best row of a fresh observation in every step; `_draw_block` draws BLOCK of them: the rows of each begin
+    at `starts`, `best` are those that earn 1. `cursor` is the present one, `_observe(start, end)` shows its rows."""
+
+    cursor = BLOCK
+
+    def reset(self, *, seed=None, options=None):
+        """Return the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        self.cursor = BLOCK if seed is not None else min(self.cursor + 1, BLOCK)
+        self.num_steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
+        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+        reward = float(0 <= action < end - start and self.best[start + action])
+        self.cursor += 1
+        self.num_steps += 1
+        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+
+    def best_actions(self):
+        """Indices of the rows of the present observation that earn 1, int64 [at least one]."""
+        return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
+
+    def _observation(self):
+        if self.cursor == BLOCK:
+            self._draw_block()
+            self.cursor = 0
+        return self._observe(self.starts[self.cursor], self.starts[self.cursor + 1])
+
+
+class PoissonGraphEnv(BlockEnv):
     """Choose an allowed node with the largest number of walks of `hops` edges that start at a flagged node.
 
     With hops=1 this is the number of incoming edges from flagged nodes (parallel edges and self-loops count), with
@@ -102,7 +134,6 @@ class PoissonGraphEnv(gym.Env):
             {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space()}
         )
         self.action_space = spaces.Discrete(declared_max or max_nodes)
-        self.cursor = BLOCK
 
     def _draw_block(self):
         rng = self.np_random
@@ -124,36 +155,13 @@ class PoissonGraphEnv(gym.Env):
             count = np.bincount(target, count[source], minlength=num_nodes)
         self.best = best_of_segment(count, self.mask, self.starts)
         self.starts = self.starts.tolist()  # Python integers slice faster
-        self.cursor = 0
 
-    def _observation(self):
-        if self.cursor == BLOCK:
-            self._draw_block()
-        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+    def _observe(self, start, end):
         links = self.links[start * self.edges_per_node : end * self.edges_per_node]
         return {"graph": spaces.GraphInstance(self.nodes[start:end], None, links), "action_mask": self.mask[start:end]}
 
-    def reset(self, *, seed=None, options=None):
-        """Return the first observation and {}. A seed fixes everything that follows."""
-        super().reset(seed=seed)
-        self.cursor = BLOCK if seed is not None else min(self.cursor + 1, BLOCK)
-        self.num_steps = 0
-        return self._observation(), {}
 
-    def step(self, action):
-        """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
-        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
-        reward = float(0 <= action < end - start and self.best[start + action])
-        self.cursor += 1
-        self.num_steps += 1
-        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
-
-    def best_actions(self):
-        """Indices of the nodes of the present graph that earn 1, int64 [at least one]."""
-        return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
-
-
-class BestOfSetEnv(gym.Env):
+class BestOfSetEnv(BlockEnv):
     """Choose the allowed element of a set that has the largest dot product with the query.
 
     Observation: {key: float32 [n, 4] in [-1, 1], a tuple of n arrays [4] with stack=False; "query": float32 [4];
@@ -175,7 +183,6 @@ class BestOfSetEnv(gym.Env):
             observation["action_mask"] = mask_space()
         self.observation_space = spaces.Dict(observation)
         self.action_space = spaces.Discrete(max_size)
-        self.cursor = BLOCK
 
     def _draw_block(self):
         rng = self.np_random
@@ -190,36 +197,13 @@ class BestOfSetEnv(gym.Env):
         score = (self.elements * np.repeat(self.queries, sizes, 0)).sum(1)
         self.best = best_of_segment(score, self.mask, starts)
         self.starts = starts.tolist()
-        self.cursor = 0
 
-    def _observation(self):
-        if self.cursor == BLOCK:
-            self._draw_block()
-        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+    def _observe(self, start, end):
         elements = self.elements[start:end]
         observation = {self.key: elements if self.stack else tuple(elements), "query": self.queries[self.cursor]}
         if self.key == "set":
             observation["action_mask"] = self.mask[start:end]
         return observation
-
-    def reset(self, *, seed=None, options=None):
-        """Return the first observation and {}. A seed fixes everything that follows."""
-        super().reset(seed=seed)
-        self.cursor = BLOCK if seed is not None else min(self.cursor + 1, BLOCK)
-        self.num_steps = 0
-        return self._observation(), {}
-
-    def step(self, action):
-        """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
-        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
-        reward = float(0 <= action < end - start and self.best[start + action])
-        self.cursor += 1
-        self.num_steps += 1
-        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
-
-    def best_actions(self):
-        """Indices of the elements of the present set that earn 1, int64 [at least one]."""
-        return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
 
 
 class PairNodesEnv(gym.Env):

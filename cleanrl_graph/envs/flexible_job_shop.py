@@ -245,11 +245,11 @@ class FlexibleJobShopEnv(DispatchEnv):
         pair_time, least = self.op_times.reshape(-1, num_machines)[eligible.reshape(real.size, -1)], self.least.ravel()
         excess = pair_time - least[pair_op]
         self.pair_time = pair_time
-        self.pair_fixed = np.stack([pair_time / self.mean_time, excess / self.mean_time, excess / pair_time], 1)
+        self.pair_fixed = np.stack([pair_time / self.mean_time, excess / self.mean_time, excess / pair_time])
         zero = np.zeros(real.size)
         self.op_fixed = np.stack([zero + 1, zero, least / self.mean_time,
                                   (self.mean_times.ravel() - least) / self.mean_time,
-                                  count.ravel() / num_machines, 1 / count.ravel()], 1)
+                                  count.ravel() / num_machines, 1 / count.ravel()])
 
     def _dispatch(self, job, machine):
         """Appends the next operation of `job` to the schedule of `machine`."""
@@ -356,31 +356,39 @@ class FlexibleJobShopEnv(DispatchEnv):
 
     def _node_features(self, ops, candidate, now):
         """Returns float32 [nodes, features] of operations `ops` and of the machines that can still get work."""
-        num_ops, able = len(ops), self.able
-        time, horizon = 1 / self.mean_time, 1 / max(self.bound - now, 1e-9)
-        x = np.zeros((num_ops + len(able), len(NODE_FEATURES)), np.float32)
+        able, time, horizon = self.able, 1 / self.mean_time, 1 / max(self.bound - now, 1e-9)
+        x = np.zeros((len(NODE_FEATURES), len(ops) + len(able)), np.float32)
+        x[23] = (self.bound - self.mean_bound) * horizon
+        x[24] = self.num_left / self.num_ops
+        op, machine = x[:, : len(ops)], x[:, len(ops) :]
+
         job, step = np.divmod(ops, self.num_steps)
         start, completion, tail = self.head[ops], self.completion.ravel()[ops], self.tail.ravel()[ops]
         least = self.least.ravel()[ops]
         slack = self.bound - completion - tail
         work = least + tail
-        x[:num_ops, :6] = self.op_fixed[ops]
-        x[:num_ops, 6:16] = np.stack([
-            (start - now) * time, (start - now) * horizon, (completion - start - least) * time, tail * horizon,
-            slack * time, slack * horizon, work / work.max(), (self.operations_of[job] - step) / self.num_steps,
-            candidate, candidate & self.legal.any(axis=1)[job]], 1)
+        op[:6] = self.op_fixed[:, ops]
+        op[6], op[7] = (start - now) * time, (start - now) * horizon
+        op[8] = (completion - start - least) * time
+        op[9] = tail * horizon
+        op[10], op[11] = slack * time, slack * horizon
+        op[12] = work / work.max()
+        op[13] = (self.operations_of[job] - step) / self.num_steps
+        op[14] = candidate
+        op[15] = candidate & self.legal.any(axis=1)[job]
+
         start, slack = self.machine_head[able] - now, self.bound - self.machine_bound[able]
-        free = np.maximum(self.free[able] - now, 0)
-        load = self.load[able]
-        x[num_ops:, 1] = 1
-        x[num_ops:, [6, 7, 10, 11, 15]] = np.stack([
-            start * time, start * horizon, slack * time, slack * horizon, self.legal.any(axis=0)[able]], 1)
-        x[num_ops:, 16:23] = np.stack([
-            free * time, free * horizon, load * horizon, load / load.max(), self.forced_work[able] * horizon,
-            self.machine_ops[able] / self.num_left, (self.next_times[:, able] < BIG).sum(axis=0) / self.num_jobs], 1)
-        x[:, 23] = (self.bound - self.mean_bound) * horizon
-        x[:, 24] = self.num_left / self.num_ops
-        return np.clip(x, -FEATURE_LIMIT, FEATURE_LIMIT, out=x)
+        free, load = np.maximum(self.free[able] - now, 0), self.load[able]
+        machine[1] = 1
+        machine[6], machine[7] = start * time, start * horizon
+        machine[10], machine[11] = slack * time, slack * horizon
+        machine[15] = self.legal.any(axis=0)[able]
+        machine[16], machine[17] = free * time, free * horizon
+        machine[18], machine[19] = load * horizon, load / load.max()
+        machine[20] = self.forced_work[able] * horizon
+        machine[21] = self.machine_ops[able] / self.num_left
+        machine[22] = (self.next_times[:, able] < BIG).sum(axis=0) / self.num_jobs
+        return capped(x)
 
     def _edge_features(self, pairs, num_links, legal, now):
         """Returns float32 [edges, features]: the pairs, the pairs backwards, and the links along jobs, both ways."""
@@ -390,23 +398,31 @@ class FlexibleJobShopEnv(DispatchEnv):
         start = np.maximum(ready, free)
         finish = start + self.pair_time[pairs]
         slack = self.bound - finish - self.tail.ravel()[op]
-        first = self.finish.min(axis=0)[machine]
-        x = np.zeros((2 * (num_pairs + num_links), len(EDGE_FEATURES)), np.float32)
-        x[:num_pairs, 4:7] = self.pair_fixed[pairs]
-        x[:num_pairs, 7:] = np.stack([
-            (start - now) * time, (start - ready) * time, (start - np.maximum(free, now)) * time,
-            (finish - self.completion.ravel()[op]) * time, (finish - first) * time, slack * time,
-            slack / max(self.bound - now, 1e-9), legal], 1)
-        x[num_pairs : 2 * num_pairs] = x[:num_pairs]
-        x[:num_pairs, 2] = x[num_pairs : 2 * num_pairs, 3] = 1
-        x[2 * num_pairs : 2 * num_pairs + num_links, 0] = x[2 * num_pairs + num_links :, 1] = 1
-        return np.clip(x, -FEATURE_LIMIT, FEATURE_LIMIT, out=x)
+        x = np.zeros((len(EDGE_FEATURES), 2 * (num_pairs + num_links)), np.float32)
+        pair = x[:, :num_pairs]
+        pair[4:7] = self.pair_fixed[:, pairs]
+        pair[7] = (start - now) * time
+        pair[8] = (start - ready) * time
+        pair[9] = (start - np.maximum(free, now)) * time
+        pair[10] = (finish - self.completion.ravel()[op]) * time
+        pair[11] = (finish - self.finish.min(axis=0)[machine]) * time
+        pair[12], pair[13] = slack * time, slack / max(self.bound - now, 1e-9)
+        pair[14] = legal
+        x[4:, num_pairs : 2 * num_pairs] = pair[4:]
+        x[0, 2 * num_pairs : 2 * num_pairs + num_links] = x[1, 2 * num_pairs + num_links :] = 1
+        x[2, :num_pairs] = x[3, num_pairs : 2 * num_pairs] = 1
+        return capped(x)
 
     def _rules(self, dispatch):
         return rule_makespans(self.name, dispatch)
 
     def _bars(self):
         return [(machine, job, start, finish) for job, _, machine, start, finish in self.order]
+
+
+def capped(features):
+    """Returns the features [F, rows] as rows [rows, F], capped at FEATURE_LIMIT on both sides."""
+    return np.ascontiguousarray(np.clip(features, -FEATURE_LIMIT, FEATURE_LIMIT, out=features).T)
 
 
 def share_range(name, value):

@@ -23,14 +23,6 @@ def pytest_configure(config):
         importlib.import_module("virtual_cuda").install()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Tests that share what takes long to make run in the same process (--dist loadgroup)."""
-    for item in items:
-        for fixture in {"base", "cache", "finished", "results"} & {*item.fixturenames}:
-            item.add_marker(pytest.mark.xdist_group(fixture))
-
-
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test starts from the same torch seed, in whatever order they run."""

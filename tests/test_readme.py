@@ -227,7 +227,7 @@ case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac"""}
         path.chmod(0o755)
     result = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, capture_output=True, text=True,
                             env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    tests = "-m pytest -q -n 2 --dist loadgroup tests -m"
+    tests = "-m pytest -q -n 2 --dist loadfile tests -m"
     command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
     assert result.returncode == fast + slow, result.stderr
     assert result.stdout.splitlines() == [

@@ -8,7 +8,7 @@ episode. Collection makes one step at a time and keeps its layer inputs, once; t
 at once, with keys and values made anew. Defaults differ from CleanRL's: see benchmark/results/memory_defaults.
 
 Papers: GTrXL (Parisotto et al. 2019, arXiv:1910.06764), Transformer-XL (Dai et al. 2019, arXiv:1901.02860);
-those on PPO, encoder and heads stand in ppo_graph.py.
+of the rest: ppo_graph.py.
 """
 
 import contextlib
@@ -1270,11 +1270,11 @@ class Agent(nn.Module):
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         self.head = ActionHead(action_space, leaves, widths[-1], self.encoder.element_dims, args)
-        parts = self.head.parts if args.prev_action else []
-        dims = self.encoder.element_dims
+        parts, dims = self.head.parts * args.prev_action, self.encoder.element_dims
         self.action_dim = sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
-        # its bias lets the size of observations through the norms
+        # its bias lets sizes through the norms; past actions are mostly noise
         self.token = nn.Linear(self.encoder.dim + self.action_dim + args.prev_reward, args.dim)
+        self.token.weight.data[:, self.encoder.dim :] *= 0.1
 
     def forward(self, obs: Obs, past: Past, action: Tensor | None = None, greedy: bool = False):
         """(action [T * B, columns], log_prob, entropy, value [T * B], what is seen of the action)"""

@@ -184,7 +184,7 @@ def test_links(path):
 
 def test_flags():
     """Every flag of the scripts that the README names exists."""
-    known = {"nproc-per-node", "nnodes", "node-rank", "master-addr", "standalone", "max-restarts", "write"}
+    known = {"dist", "nproc-per-node", "nnodes", "node-rank", "master-addr", "standalone", "max-restarts", "write"}
     for script in ("ppo_graph", "ppo_graph_aux"):
         known |= {f.name.replace("_", "-") for f in dataclasses.fields(__import__(script).Args)}
     assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known

@@ -2,7 +2,7 @@
 # Flexible job-shop scheduling, (operation, machine) as actions on edges: one run of at most 20 minutes per seed on small
 # random instances, half as Song et al. draw them and half of other times and other numbers of machines per operation
 # (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily (greedy,
-# about 15 minutes per seed), and the best of 100 samples of one seed (samples, about 2 hours); OR-Tools' CP-SAT for 1 and
+# about 5 minutes per seed), and the best of 100 samples of one seed (samples, 1 1/2 hours); OR-Tools' CP-SAT for 1 and
 # 10 seconds (solver, 24 minutes, on a core that nothing else uses; needs benchmark/requirements.txt); the table (table).
 #
 #     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples solver table" is the default

@@ -607,3 +607,12 @@ def test_main_on_cuda(tmp_path, attention, bf16, bound):
                             eval_episodes=2)
     mismatches = [value for _, value in scalars["debug/collection_mismatch"]]
     assert len(mismatches) == 3 and max(mismatches) < bound and len(rows) == 2
+
+
+def test_past_actions_are_small_at_first():
+    """Their weights are a tenth of those of the observation, so that they do not drown it in a long memory."""
+    args = small_args(env_id="Random-v0", prev_reward=True)
+    env = ppo_gtrxl.make_env(args)
+    agent = ppo_gtrxl.Agent(ppo_gtrxl.Envs([lambda: env]).leaves, env.action_space, args)
+    seen, past = agent.token.weight.split([agent.encoder.dim, agent.action_dim + 1], 1)
+    assert 0.05 < past.std() / seen.std() < 0.2

@@ -215,7 +215,7 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
     if isinstance(space, spaces.Graph):
         nodes, edges = f"{name}.nodes", f"{name}.edge_links"
         leaves = [leaf._replace(group=nodes) for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)]
-        leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int64), edges, space, lambda obs: get(obs).edge_links))
+        leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int32), edges, space, lambda obs: get(obs).edge_links))
         if space.edge_space is not None:
             features = leaves_of(space.edge_space, f"{name}.edges", lambda obs: get(obs).edges)
             leaves += [leaf._replace(group=edges) for leaf in features]

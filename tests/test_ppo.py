@@ -498,7 +498,7 @@ def test_nothing_is_padded_between_processes():
     for i in range(6):
         graph, _ = RandomEnv("graph_edges").reset(seed=3 + i)
         num_edges = 0 if graph.edges is None else len(graph.edges)
-        valid += graph.nodes.nbytes + num_edges * (16 + 4 * space.edge_space.shape[0])
+        valid += graph.nodes.nbytes + num_edges * (8 + 4 * space.edge_space.shape[0])
     assert handed_over == valid
 
 

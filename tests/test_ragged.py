@@ -145,12 +145,12 @@ def test_joined_observations(space, seed, sizes):
 
 
 def test_stats_of_known_sizes():
-    """G4: two graphs of 1 and 3 nodes and 0 and 4 edges: 48 + 64 bytes of which padding would store 200. What is stored
+    """G4: two graphs of 1 and 3 nodes and 0 and 4 edges: 48 + 32 bytes of which padding would store 136. What is stored
     beyond the rollout is not counted."""
     zeros = [spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
              for n, e in [(1, 0), (3, 4)]]
     storage, _ = stored(graph_space(), [zeros, zeros])
-    valid, padded = 4 * 12 + 4 * 16, 6 * 12 + 8 * 16
+    valid, padded = 4 * 12 + 4 * 8, 6 * 12 + 8 * 8
     assert storage.stats(2) == pytest.approx({
         "charts/obs_bytes_per_step": valid / 2, "charts/padding_avoided": 1 - valid / padded,
         "charts/rows/obs.nodes": 2, "charts/rows/obs.edge_links": 2})
@@ -170,7 +170,7 @@ def test_one_copy_per_leaf(monkeypatch):
     instances = graphs(np.random.default_rng(0))
     storage, leaves = stored(graph_space(vector(2)), [instances])
     num_nodes, num_edges = map(sum, zip(*SIZES))
-    assert copied[:3] == [12 * num_nodes, 16 * num_edges, 8 * num_edges]
+    assert copied[:3] == [12 * num_nodes, 8 * num_edges, 8 * num_edges]
     assert copied[3:] == [8 * 2 * (len(SIZES) + 1)]
     copied.clear()
     storage.gather(np.array([3, 0, 6]))

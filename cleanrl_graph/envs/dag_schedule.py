@@ -618,6 +618,7 @@ def rule_policy(rule, env, obs, rng):
 
 
 fifo, fair, weighted_fair, sjf = (partial(rule_policy, rule) for rule in RULES[:4])
+limited_sjf = partial(rule_policy, "limited SJF")
 
 
 def play_rule(rule, alpha=ALPHA, seed=0, **kwargs):

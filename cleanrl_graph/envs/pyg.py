@@ -22,9 +22,10 @@ relation as an edge feature (sage does not). A mask has a row per node of all ty
 be chosen, the others have 0. Each type and relation must be there in every step, with 0 rows if need be. Types that
 no edge reaches may as well be a Sequence each, beside the graph: an MLP reads their rows.
 
-What is stored: each step with its links (two int64 per edge), also where the graph stays and only features change. A
-graph of 100 nodes with 8 features and 400 edges takes 9,600 bytes per step, of which links are 6,400: 79 MB for a
-rollout of 64 environments x 128 steps (`charts/obs_bytes_per_step`).
+What is stored: each step with its links (two int32 per edge), also where the graph stays and only features change. A
+graph of 100 nodes with 8 features and 400 edges takes 6,400 bytes per step, of which links are 3,200: 52 MB for a
+rollout of 64 environments x 128 steps (`charts/obs_bytes_per_step`); one gradient step of the network needs more
+(benchmark/results/speed/static_graph.md). Edge features that never change may stay out of the observation.
 """
 
 import math

@@ -3,8 +3,8 @@
     python benchmark/speed/static_graph.py --out benchmark/results/speed/static_graph.md
 
 Trains ppo_graph.py for two updates on a graph that stays the same (100 nodes with 8 features, `--num-envs` 64 x
-`--num-steps` 128) and writes the bytes that are stored, those of them that are links, and the largest resident memory of
-the process; sharing the links between the steps would save the links of the rollout and nothing else.
+`--num-steps` 128) and writes the bytes that are stored, those of them that are links, and the largest resident memory
+of the process; sharing the links between the steps would save the links of the rollout and nothing else.
 """
 
 import os
@@ -79,10 +79,10 @@ def main(args: Args) -> None:
         lines.append(f"| {num:,} | {stored:,} | {links:,} | {stored * size / 1e6:.0f} | {links * size / 1e6:.0f} | "
                      f"{run.peak_mb:,.0f} |")
     report("\n".join(["# A static graph", "", *lines, "",
-                      f"100 nodes with 8 features; {args.num_envs} environments x {args.num_steps} steps, minibatches of "
-                      f"{size // args.num_minibatches}, default network, two updates. Links are stored with every step; "
-                      "shared between steps they would take no memory, which is all that sharing saves. Peak memory: "
-                      "largest resident memory of the process, of which about 350 MB are Python and torch."]), args.out)
+                      f"100 nodes with 8 features; {args.num_envs} environments x {args.num_steps} steps, minibatches "
+                      f"of {size // args.num_minibatches}, default network, two updates. Links are stored with every "
+                      "step; shared between steps they would take no memory, which is all that sharing saves. Peak "
+                      "memory: largest resident memory of the process, of which about 350 MB are Python and torch."]), args.out)
 
 
 if __name__ == "__main__":

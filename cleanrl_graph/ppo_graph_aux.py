@@ -47,6 +47,7 @@ Json = Annotated[dict | list, tyro.constructors.PrimitiveConstructorSpec(
 
 @dataclass
 class Args:
+    """Experiment, environment (from --env-id), network (--hidden-dims), algorithm (--total-timesteps), --aux."""
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
     seed: int = 1
@@ -176,15 +177,14 @@ class Args:
     record_episodes: int = 200
     """the number of episodes that --record plays"""
 
-    # to be filled in runtime
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size (computed in runtime)"""
+    """the batch size; these four are set in runtime"""
     minibatch_size: tyro.conf.Suppress[int] = 0
-    """the mini-batch size (computed in runtime)"""
+    """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1
-    """the number of torchrun's processes (computed in runtime)"""
+    """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
-    """the number of iterations (computed in runtime)"""
+    """the number of iterations"""
 
 
 class UsageError(ValueError):

@@ -54,6 +54,7 @@ Json = Annotated[dict | list, tyro.constructors.PrimitiveConstructorSpec(
 
 @dataclass
 class Args:
+    """Experiment, environment (from --env-id), network (--hidden-dims), algorithm (--total-timesteps)."""
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
     seed: int = 1
@@ -163,15 +164,14 @@ class Args:
     compile_mode: Literal["auto", "default", "reduce-overhead", "none"] = "auto"
     """mode of torch.compile, auto: reduce-overhead (CUDA graphs) on CUDA, else default; none compiles nothing"""
 
-    # to be filled in runtime
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size (computed in runtime)"""
+    """the batch size; these four are set in runtime"""
     minibatch_size: tyro.conf.Suppress[int] = 0
-    """the mini-batch size (computed in runtime)"""
+    """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1
-    """the number of torchrun's processes (computed in runtime)"""
+    """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
-    """the number of iterations (computed in runtime)"""
+    """the number of iterations"""
 
 
 class UsageError(ValueError):

@@ -47,6 +47,7 @@ Json = Annotated[dict | list, tyro.constructors.PrimitiveConstructorSpec(
 
 @dataclass
 class Args:
+    """Experiment, environment (env-id), network (hidden-dims), memory (memory-length), algorithm (total-timesteps)."""
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
     seed: int = 1
@@ -132,9 +133,9 @@ class Args:
     gate: Literal["gru", "none"] = "gru"
     """what joins a sublayer to the stream: GTrXL's gate, or none for a plain sum"""
     prev_action: bool = True
-    """if toggled, the previous action is an input"""
+    """the previous action is an input"""
     prev_reward: bool = False
-    """if toggled, the previous reward is an input"""
+    """the previous reward is an input"""
     attention: Literal["auto", "flex", "sdpa"] = "auto"
     """kernel of the training; flex is for CUDA, auto takes it from 128 steps on"""
     bf16: bool = False
@@ -174,15 +175,14 @@ class Args:
     target_kl: float | None = None
     """the target KL divergence threshold"""
 
-    # to be filled in runtime
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size (computed in runtime)"""
+    """the batch size; these four are set in runtime"""
     minibatch_size: tyro.conf.Suppress[int] = 0
-    """the mini-batch size (computed in runtime)"""
+    """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1
-    """the number of torchrun's processes (computed in runtime)"""
+    """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
-    """the number of iterations (computed in runtime)"""
+    """the number of iterations"""
 
 
 class UsageError(ValueError):

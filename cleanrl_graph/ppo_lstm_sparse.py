@@ -47,6 +47,7 @@ Json = Annotated[dict | list, tyro.constructors.PrimitiveConstructorSpec(
 
 @dataclass
 class Args:
+    """Experiment, environment (env-id), network (hidden-dims), memory (state-per-node), algorithm (total-timesteps)."""
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
     seed: int = 1
@@ -128,9 +129,9 @@ class Args:
     forget_bias: float = 5.0
     """the LSTM's forget gates begin with biases from 0 to this: short and long memories"""
     prev_action: bool = True
-    """if toggled, the previous action is an input"""
+    """the previous action is an input"""
     prev_reward: bool = False
-    """if toggled, the previous reward is an input"""
+    """the previous reward is an input"""
     state_readout: Literal["mean", "sum"] = "mean"
     """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
@@ -171,15 +172,14 @@ class Args:
     target_kl: float | None = None
     """the target KL divergence threshold"""
 
-    # to be filled in runtime
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size (computed in runtime)"""
+    """the batch size; these four are set in runtime"""
     minibatch_size: tyro.conf.Suppress[int] = 0
-    """the mini-batch size (computed in runtime)"""
+    """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1
-    """the number of torchrun's processes (computed in runtime)"""
+    """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
-    """the number of iterations (computed in runtime)"""
+    """the number of iterations"""
 
 
 class UsageError(ValueError):

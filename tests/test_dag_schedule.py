@@ -27,7 +27,7 @@ def play(env, seed, rule=None):
     while not terminated:
         action = dag_schedule.rule_action(env, rule, rng) if rule else sample_action(env, observation, rng)
         observation, reward, terminated, truncated, info = env.step(action)
-        assert not truncated and reward <= 0
+        assert not truncated and (reward <= 0 or env.shaped)
         total += reward
     return total, info
 
@@ -137,6 +137,43 @@ def test_return_is_minus_the_job_seconds(load):
         times = np.subtract(env.completion, env.arrival)
         assert total == pytest.approx(-times.sum() / 100) and info["eval"]["cost"] == pytest.approx(times.mean())
         assert env.arrival[0] == 0 and (load is None) == (max(env.arrival) == 0)
+
+
+@pytest.mark.parametrize("load", [None, 0.75])
+def test_shaped_rewards_differ_by_what_the_jobs_determine(load):
+    """The return differs by the potential of the first decision, whatever the policy; the jobs move it less."""
+    plain, shaped = (DagScheduleEnv(load=load, shaped=on) for on in (False, True))
+    returns = []
+    for seed in range(12):
+        shaped.reset(seed=seed)
+        first = dag_schedule.fluid_job_seconds(shaped) / shaped.reward_unit
+        returns.append([play(env, seed, "weighted fair")[0] for env in (plain, shaped)])
+        assert first > 0 and returns[-1][1] - returns[-1][0] == pytest.approx(first)
+    assert np.std(returns, 0)[1] < 0.6 * np.std(returns, 0)[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([None, 1.0]))
+def test_fluid_job_seconds(seed, share, load):
+    """Small steps of time give the same, on every decision of an episode; none are left at the end."""
+    env = DagScheduleEnv(num_jobs=5, num_executors=10, load=load, sizes=(2, 5))
+    rng = np.random.default_rng(seed)
+    observation, _ = env.reset(seed=seed)
+    for _ in range(rng.integers(1, 30)):
+        if env.step(sample_action(env, observation, rng))[2]:
+            break
+        observation = env._observe()
+    work = dag_schedule.remaining_work(env) * (1 + env.scaling / share)
+    left = {j: work[j] for j in range(5) if env.completion[j] is None}
+    expected, now, dt = 0.0, env.now, 0.02
+    while left:
+        inside = sorted((w, j) for j, w in left.items() if env.arrival[j] <= now)
+        expected, now = expected + dt * len(inside), now + dt
+        for w, j in inside[:share]:
+            left[j] -= dt * 10 / share
+            if left[j] <= 0:
+                del left[j]
+    assert dag_schedule.fluid_job_seconds(env, share) == pytest.approx(expected, rel=0.02, abs=1)
 
 
 def test_times_of_a_chain():

@@ -169,7 +169,7 @@ def test_fluid_job_seconds(seed, share, load):
     while left:
         inside = sorted((w, j) for j, w in left.items() if env.arrival[j] <= now)
         expected, now = expected + dt * len(inside), now + dt
-        for w, j in inside[:share]:
+        for _, j in inside[:share]:
             left[j] -= dt * 10 / share
             if left[j] <= 0:
                 del left[j]

@@ -17,7 +17,7 @@ The file (numpy.savez, no pickle; S steps in the order in which they were made):
 | `terminated`, `truncated` | bool [S], whether the episode ended with the action, and how |
 
 PATH joins the keys of Dict spaces and the places in Tuple spaces with dots, "obs" for a space that is in neither. A
-Graph has the leaves PATH.nodes, PATH.edge_links (int64 [edges, 2], node indices counted within each step) and, with an
+Graph has the leaves PATH.nodes, PATH.edge_links (int32 [edges, 2], node indices counted within each step) and, with an
 edge space, PATH.edges; a Sequence has PATH, or PATH.KEY of a Dict in it. dtypes are those of the space, but int64 for
 Discrete, MultiDiscrete and unsigned integers beyond uint8, int8 for MultiBinary and float32 for all floats; categories
 are as the environment gives them. The columns of an action follow the space, Dict and Tuple from the first entry to the
@@ -143,6 +143,8 @@ def load(path: str, leaves: list, parts: list) -> tuple[Flat, np.ndarray]:
     if theirs != ours:
         raise wrong(f"it has the leaves {theirs}, the environment {ours}")
     values, counts = [data[f"values/{leaf.path}"] for leaf in leaves], {None: np.ones(len(actions), np.int64)}
+    values = [array.astype(leaf.dtype) if leaf.kind == "links" and array.dtype == np.int64 else array
+              for leaf, array in zip(leaves, values)]
     for leaf, array in zip(leaves, values):
         num = data.get(f"counts/{leaf.path}")
         found, needed = (f"dtype {dtype}, shape {('rows',) * ragged + tuple(shape)}" for dtype, shape, ragged in (

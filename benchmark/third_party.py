@@ -49,6 +49,10 @@ PACKAGES = (
             "the choice of a node of it. The action space lacks the last machine (start -1, but as many values as "
             "machines), so machine -1, which stands for the only one of an operation, is given. "
             "`MultiJobShopGraphEnv.reset(seed=...)` does not seed the instances; the adapter does."),
+    Package("graph-jsp-env", "graphjsp_*", 1, True,
+            "1.1.1 as it is, with the mask that `env_transform=\"mask\"` offers, on ft06 (optimum 55; the return is minus "
+            "the makespan); its constructor wants arrays, so [graph_jsp.py](../../third_party/graph_jsp.py) registers "
+            "it. It calls what matplotlib 3.9 removed, hence matplotlib 3.8. Its observation is a matrix."),
     Package("minigrid", "minigrid_*", 3, True,
             "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
             "MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
@@ -56,7 +60,8 @@ PACKAGES = (
             "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py))."),
     Package("nasim", "nasim_*", 1, True,
             "0.12.0 as it is: `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and its `step` refuses "
-            "NumPy's integers; the scripts hand out Python's."),
+            "NumPy's integers; the scripts hand out Python's. It is partially observed: the greedy policy without a "
+            "memory repeats an action that changes nothing until the step limit, sampled it wins."),
     Package("ale-py", "atari_*", 1, True,
             "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
             "and length are those of whole games; the reward that is learned from is its sign, and a life is an "

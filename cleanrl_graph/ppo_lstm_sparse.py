@@ -1546,7 +1546,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         if args.norm_obs:  # after the update, which must see what collection saw
             agent.encoder.observe(storage.gather(np.arange(args.batch_size)))
 
-        # Log: the only wait for the device since the values were copied
+        # Log: but for target_kl the only wait for the device
         logs = torch.stack(logs).cpu().numpy()
         for k, name in zip(*np.nonzero(~np.isfinite(logs))):
             raise UsageError(f"update {iteration}, minibatch {k}: {LOGGED[name]} is {logs[k, name]}; rewards and "

@@ -62,10 +62,11 @@ def budget(script, **flags) -> list[str]:
     over. The learner does not step, and waits once more per update, for the weights that it sends."""
     flags = {"num_envs": 4} | flags
     is_async, epochs, pyg = hasattr(script, "Collector"), 1, 2 * (flags.get("gnn") == "gatv2")
+    stops = flags.get("target_kl", script.Args.target_kl) is not None
     rates = virtual_cuda.rates(script, epochs=epochs, **flags)
     allowed = {("step", "waits"): 0 if is_async else 1 + pyg, ("step", "collector waits"): 1,
                ("minibatch", "waits"): pyg, ("minibatch", "collector waits"): 0, ("update", "collector waits"): 1,
-               ("update", "waits"): 2 + is_async + pyg + epochs * ("target_kl" in flags)}
+               ("update", "waits"): 2 + is_async + pyg + epochs * stops}
     found = []
     for unit, kinds in rates.items():
         for kind, counts in kinds.items():

@@ -82,7 +82,7 @@ def main(args: Args) -> None:
                       f"100 nodes with 8 features; {args.num_envs} environments x {args.num_steps} steps, minibatches "
                       f"of {size // args.num_minibatches}, default network, two updates. Links are stored with every "
                       "step; shared between steps they would take no memory, which is all that sharing saves. Peak "
-                      "memory: largest resident memory of the process, of which about 350 MB are Python and torch."]),
+                      "memory: largest resident memory of the process."]),
            args.out)
 
 

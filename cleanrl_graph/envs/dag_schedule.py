@@ -132,7 +132,7 @@ class DagScheduleEnv(gym.Env):
     that `fluid_job_seconds` still expects: which policy is best stays the same, as the sum over an episode differs by
     what the jobs alone determine, but much less of the reward's variance is that of the jobs (the idea of Mao et al.
     2019, "Variance reduction for reinforcement learning in input-driven environments", ICLR, arXiv:1807.02264; the
-    shaping of Ng et al. 1999, ICML; gamma must be 1).
+    shaping of Ng et al. 1999, ICML; both for gamma = 1, with 0.99 it is learned best).
 
     The episode ends when all jobs are complete; info["eval"] then has the mean job completion time in seconds ("cost"),
     and with a fixed `workload` those of RULES on the same jobs.

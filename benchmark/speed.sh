@@ -1,5 +1,5 @@
 #!/bin/bash
-# The tables of benchmark/results/speed/ anew, in 20 to 25 minutes on 2 cores, and their ratios at the end; leave the machine
+# The tables of benchmark/results/speed/ anew, in 14 to 20 minutes on 2 idle cores, and their ratios at the end; leave the machine
 # alone meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
 #
 #     bash benchmark/speed.sh

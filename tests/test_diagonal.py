@@ -147,7 +147,7 @@ CASES = [  # script, observation, action, flags
     ("lstm", "multidiscrete", "box", {}),
     ("lstm", "discrete", "avail_actions", {}),
     ("gtrxl", "dict", "mask", {"total_timesteps": 6144}),
-    ("gtrxl", "sequence", "discrete", {"total_timesteps": 12288}),
+    ("gtrxl", "sequence", "discrete", {"total_timesteps": 12288, "learning_rate": 2e-3}),
 ]
 
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The tables of benchmark/results/speed/ anew, in 14 to 20 minutes on 2 idle cores, and their ratios at the end; leave the machine
-# alone meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
+# The tables of benchmark/results/speed/ anew, in 14 to 20 minutes on 2 idle cores, and their ratios at the end; leave the
+# machine alone meanwhile. Systems that are compared run in turns A B C A B C ..., figures are medians.
 #
 #     bash benchmark/speed.sh
 #

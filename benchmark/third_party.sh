@@ -1,8 +1,7 @@
 #!/bin/bash
-# Environments that nobody of this project wrote: job-shop-lib, graph-jsp-env, MiniGrid, NASim, an Atari game and all of POPGym, from PyPI
-# into a virtual environment of their own (not into requirements.txt), through the scripts and --env-id. Finished runs are not
-# repeated. It took 12 minutes of one core
-# that other jobs shared.
+# Environments that nobody of this project wrote: job-shop-lib, graph-jsp-env, MiniGrid, NASim, an Atari game and all of
+# POPGym, from PyPI into a virtual environment of their own (not into requirements.txt), through the scripts and --env-id.
+# Finished runs are not repeated. It took 12 minutes of one core that other jobs shared.
 #
 #     bash benchmark/third_party.sh [FLAGS OF run.py]     # THIRD_PARTY_PYTHON: an interpreter that has the packages
 set -euo pipefail

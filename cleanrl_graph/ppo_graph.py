@@ -156,7 +156,7 @@ class Args:
     """the target KL divergence threshold"""
 
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size; these four are set in runtime"""
+    """the batch size; these four are set at run time"""
     minibatch_size: tyro.conf.Suppress[int] = 0
     """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1

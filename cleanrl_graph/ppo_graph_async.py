@@ -167,7 +167,7 @@ class Args:
     """upper bound of the importance weights that correct for the lag, both rho and c of V-trace"""
 
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size; these four are set in runtime"""
+    """the batch size; these four are set at run time"""
     minibatch_size: tyro.conf.Suppress[int] = 0
     """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1

@@ -165,7 +165,7 @@ class Args:
     """mode of torch.compile, auto: reduce-overhead (CUDA graphs) on CUDA, else default; none compiles nothing"""
 
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size; these four are set in runtime"""
+    """the batch size; these four are set at run time"""
     minibatch_size: tyro.conf.Suppress[int] = 0
     """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1

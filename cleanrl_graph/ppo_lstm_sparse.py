@@ -173,7 +173,7 @@ class Args:
     """the target KL divergence threshold"""
 
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size; these four are set in runtime"""
+    """the batch size; these four are set at run time"""
     minibatch_size: tyro.conf.Suppress[int] = 0
     """the mini-batch size"""
     world_size: tyro.conf.Suppress[int] = 1
@@ -1546,7 +1546,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         if args.norm_obs:  # after the update, which must see what collection saw
             agent.encoder.observe(storage.gather(np.arange(args.batch_size)))
 
-        # Log: but for target_kl the only wait for the device
+        # Log: waits for the device, as target_kl does
         logs = torch.stack(logs).cpu().numpy()
         for k, name in zip(*np.nonzero(~np.isfinite(logs))):
             raise UsageError(f"update {iteration}, minibatch {k}: {LOGGED[name]} is {logs[k, name]}; rewards and "

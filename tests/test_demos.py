@@ -44,7 +44,7 @@ def leaf(path, kind, shape, dtype, group=None, space=None, get=None):
 DENSE = [leaf("gear", "discrete", (), np.int64, space=spaces.Discrete(5, start=-2)),
          leaf("speed", "vector", (2,), np.float32)]
 GRAPH = [leaf("g.nodes", "vector", (3,), np.float32, "g.nodes", get=lambda obs: obs["g"].nodes),
-         leaf("g.edge_links", "links", (2,), np.int64, "g.edge_links", get=lambda obs: obs["g"].edge_links),
+         leaf("g.edge_links", "links", (2,), np.int32, "g.edge_links", get=lambda obs: obs["g"].edge_links),
          leaf("g.edges", "multidiscrete", (2,), np.int64, "g.edge_links", spaces.MultiDiscrete([4, 4]),
               lambda obs: obs["g"].edges)]
 ROW_MASK = leaf("action_mask", "vector", (), np.int8, "g.nodes")
@@ -199,6 +199,16 @@ def test_file_comes_back(tmp_path):
     with np.load(path, allow_pickle=False) as file:
         assert str(file["env_id"]) == "Growing-v0" and json.loads(str(file["env_kwargs"])) == {"size": 3}
         assert str(file["format"]) == "cleanrl_graph-demos-1"
+
+
+def test_links_of_older_files(tmp_path):
+    """They were int64."""
+    data, _ = recorded()
+    links, leaves = data["values/g.edge_links"], [ROW_MASK, *GRAPH, *DENSE]
+    path = file_of(tmp_path, data | {"values/g.edge_links": links.astype(np.int64)})
+    flat, _ = demos.load(path, leaves, parts(("choice", 9)))
+    values, = (values for leaf, values in zip(leaves, flat.values) if leaf.kind == "links")
+    assert np.array_equal(values, links) and values.dtype == links.dtype == np.int32
 
 
 def test_file_that_cannot_be_written(tmp_path):

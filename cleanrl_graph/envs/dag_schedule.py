@@ -616,8 +616,8 @@ def remaining_work(env):
 
 def fluid_job_seconds(env, share=3):
     """Returns the job-seconds from now on, to the end of the episode, if the `share` jobs with the least work left had
-    an equal part of the executors each, all of the time, and the others none (what "limited SJF" aims at); those that
-    will arrive are known."""
+    an equal part of the executors each, all of the time, and the others none; those that will arrive are known. Of the
+    shares tried, 2 explained the most of the costs' variance with batched arrivals and 5 with continuous ones."""
     work = (remaining_work(env) * (1 + env.scaling / share) * share / env.num_executors).tolist()  # seconds of a part
     present, now, total = sorted(work[j] for j in env.jobs), env.now, 0.0
     future = [(time, work[j]) for j, time in enumerate(env.arrival) if time > env.now]

@@ -143,6 +143,7 @@ def load(path: str, leaves: list, parts: list) -> tuple[Flat, np.ndarray]:
     if theirs != ours:
         raise wrong(f"it has the leaves {theirs}, the environment {ours}")
     values, counts = [data[f"values/{leaf.path}"] for leaf in leaves], {None: np.ones(len(actions), np.int64)}
+    # older files have links of int64
     values = [array.astype(leaf.dtype) if leaf.kind == "links" and array.dtype == np.int64 else array
               for leaf, array in zip(leaves, values)]
     for leaf, array in zip(leaves, values):

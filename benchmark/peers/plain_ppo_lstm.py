@@ -4,10 +4,10 @@
     python benchmark/run.py --table TABLE --commands "plain=benchmark/peers/plain_ppo_lstm.py" --env-ids ENV_IDS
 
 The input is the flattened observation, the previous action as a one-hot vector and a flag for an episode's first
-step; then a linear layer of 128 with ReLU, an LSTM of 128, and a linear layer each for policy and value. The LSTM is
-stepped in a Python loop that sets its state to zero where an episode begins, in training from the state that collection
-had there. A minibatch holds whole rollouts of some environments. Discrete actions only; an episode that is truncated
-counts as terminated.
+step; then a linear layer of 128 with ReLU, an LSTM of 128, and a linear layer each for policy and value. A Python loop
+runs the LSTM from one step on which any environment's episode begins to the next, and sets its state to zero there; in
+training from the state that collection had. A minibatch holds whole rollouts of some environments. Discrete actions
+only; an episode that is truncated counts as terminated.
 
 TensorBoard logs go to --run-dir/RUN, with the names of the other scripts, so that benchmark/run.py reads them.
 """
@@ -80,9 +80,10 @@ class Agent(nn.Module):
     def forward(self, x, first, state):
         """(logits [T, N, actions], values [T, N], state) from x [T, N, input_dim] and first [T, N]"""
         x, hidden = self.layer(x), []
-        for t in range(len(x)):
+        begins = [0, *(first[1:].any(1).nonzero().squeeze(1) + 1).tolist(), len(x)]
+        for t, end in zip(begins, begins[1:]):
             keep = 1.0 - first[t][None, :, None]
-            out, state = self.lstm(x[t:t + 1], (keep * state[0], keep * state[1]))
+            out, state = self.lstm(x[t:end], (keep * state[0], keep * state[1]))
             hidden.append(out)
         hidden = torch.cat(hidden)
         return self.actor(hidden), self.critic(hidden).squeeze(-1), state

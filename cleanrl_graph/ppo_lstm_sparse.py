@@ -544,14 +544,14 @@ class Storage:
             batch = torch.repeat_interleave(arrays[k].diff(), output_size=int(num.sum()))
             if first:
                 shift = arrays[len(ends) + k] - arrays[k][:-1]
-                rows[group] = shift[batch] + torch.arange(len(batch), device=self.device)
+                rows[group] = shift.index_select(0, batch) + torch.arange(len(batch), device=self.device)
             index[group] = arrays[k], batch, rows.get(group)
         for leaf, values in zip(self.leaves, flat.values):
             if first:
                 values = select_rows(values, rows[leaf.group] if leaf.group else arrays[-1])
             if leaf.kind == "links":
                 first_node = index[leaf.path.removesuffix("edge_links") + "nodes"][0]
-                values = values + first_node[index[leaf.group][1]][:, None]
+                values = values + first_node.index_select(0, index[leaf.group][1])[:, None]
             obs[leaf.path] = Ragged(values, *index[leaf.group]) if leaf.group else values
         return obs
 
@@ -1052,11 +1052,11 @@ class RaggedCategorical(Categorical):
     def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
         self.ptr, self.batch = rows.ptr, rows.batch
         logits = logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
-        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
-        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log()[self.batch]
+        logits = logits - segment_max(logits.detach(), self.ptr).index_select(0, self.batch)
+        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log().index_select(0, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        is_best = score == segment_max(score, self.ptr)[self.batch]
+        is_best = score == segment_max(score, self.ptr).index_select(0, self.batch)
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
         return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 

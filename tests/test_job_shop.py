@@ -160,6 +160,30 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
     assert sorted(row[:2] for row in shop.schedule) == [(j, k) for j in range(jobs) for k in range(machines)]
 
 
+@settings(max_examples=30, deadline=None)
+@given(jobs=st.integers(1, 6), machines=st.integers(1, 6), seed=st.integers(0, 10**6), lookahead=st.integers(1, 7),
+       edges=st.sampled_from(["hub", "clique"]))
+def test_lookahead_shows_a_part_of_the_graph(jobs, machines, seed, lookahead, edges):
+    """The next operations of each job, their edges and all machines, with the features of the whole graph."""
+    whole = JobShopEnv(jobs=jobs, machines=machines, machine_edges=edges)
+    part = JobShopEnv(jobs=jobs, machines=machines, machine_edges=edges, lookahead=lookahead)
+    (one, _), (other, _) = whole.reset(seed=seed), part.reset(seed=seed)
+    rng, terminated = np.random.default_rng(seed), False
+    while not terminated:
+        num_ops = whole.times.size
+        shown = [node >= num_ops or node < whole.next_op[node // machines] + lookahead for node in whole.nodes]
+        links, rank = one["graph"].edge_links, np.cumsum(shown) - 1
+        both = np.array(shown)[links].all(axis=1)
+        assert np.array_equal(other["graph"].nodes, one["graph"].nodes[shown])
+        assert np.array_equal(other["graph"].edge_links, rank[links[both]])
+        assert np.array_equal(other["graph"].edges, one["graph"].edges[both])
+        assert np.array_equal(other["action_mask"], one["action_mask"][shown])
+        op = whole.nodes[sample_action(one, rng)]
+        one, reward, terminated, _, _ = whole.step(int(np.searchsorted(whole.nodes, op)))
+        other, *result = part.step(int(np.searchsorted(part.nodes, op)))
+        assert result[:2] == [reward, terminated]
+
+
 def test_feature_values_by_hand():
     env = JobShopEnv(instance={"times": [[2, 4], [3, 3]], "machines": [[0, 1], [0, 1]]})
     observation, _ = env.reset(seed=0)

@@ -270,7 +270,8 @@ class JobShopEnv(DispatchEnv):
 
     Random instances draw J and M log-uniformly from `jobs` and `machines`, so small ones are frequent and large ones
     rare; times are uniform integers in `durations`. `instance` fixes a benchmark name or {"times", "machines"}.
-    With `skip_forced` the env dispatches by itself while only one operation is legal.
+    With `skip_forced` the env dispatches by itself while only one operation is legal. With a `lookahead` only the next so
+    many operations of each job are nodes, so that a graph has at most J * lookahead + M; features count all of them.
     """
 
     eval_suites = suites()
@@ -278,11 +279,13 @@ class JobShopEnv(DispatchEnv):
     load_instance, check_instance = staticmethod(load_instance), staticmethod(check_instance)
 
     def __init__(self, jobs=(3, 20), machines=(3, 15), durations=(1, 99), instance=None, dispatch="active",
-                 skip_forced=True, reward_unit="bound", machine_edges="hub", render_mode=None):
+                 skip_forced=True, reward_unit="bound", machine_edges="hub", lookahead=None, render_mode=None):
         super().__init__(jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode)
         if machine_edges not in ("hub", "clique"):
             raise ValueError(f"machine_edges must be one of ['hub', 'clique'], got {machine_edges!r}.")
-        self.machine_edges = machine_edges
+        if lookahead is not None and lookahead < 1:
+            raise ValueError(f"lookahead must be None or a positive int, got {lookahead!r}.")
+        self.machine_edges, self.lookahead = machine_edges, lookahead
         max_jobs, max_machines = self.fixed[0].shape if self.fixed else (self.jobs[1], self.machines[1])
         self.action_space = spaces.Discrete(max_jobs * max_machines + max_machines)
         self.observation_space = spaces.Dict({
@@ -332,7 +335,8 @@ class JobShopEnv(DispatchEnv):
         num_ops, num_machines = self.times.size, self.num_machines
         hubs = num_machines if self.machine_edges == "hub" else 0
         self.node_machine = np.concatenate([self.machine_of.ravel(), np.arange(hubs)])
-        self.alive = np.ones(num_ops + hubs, bool)
+        self.shown = np.ones(num_ops + hubs, bool)
+        self.shown[:num_ops] = np.arange(num_ops) % num_machines < (self.lookahead or num_machines)
         self.legal = np.zeros(num_ops + hubs, np.int8)
 
         self.features = np.zeros((num_ops + hubs, len(NODE_FEATURES)), np.float32)
@@ -353,7 +357,7 @@ class JobShopEnv(DispatchEnv):
         if hubs:
             self.edges, self.kinds, self.edge_end = edges.copy(), kinds, edge_end
             self.edges[op_rows, 1] = self.edges[hub_rows, 0] = num_ops + self.node_machine[:num_ops]
-            self.edge_alive = np.ones(len(edges), bool)
+            self.edge_shown = self.shown[self.edges].all(axis=1)
         else:
             pairs = np.stack(np.broadcast_arrays(self.machine_ops[:, :, None], self.machine_ops[:, None, :]), -1)
             pairs = pairs[:, ~np.eye(self.num_jobs, dtype=bool)].reshape(-1, 2)
@@ -381,13 +385,19 @@ class JobShopEnv(DispatchEnv):
         self.head_tail[1, machine, job] = BIG
         self.machine_left[machine] -= time
         self.machine_count[machine] -= 1
-        self.alive[op] = False
+        self.shown[op] = False
         if self.machine_edges == "hub":
-            self.edge_alive[self.edge_end[op] : self.edge_end[op + 1]] = False
+            self.edge_shown[self.edge_end[op] : self.edge_end[op + 1]] = False
+        if step + (self.lookahead or self.num_machines) < self.num_machines:
+            new = op + self.lookahead
+            self.shown[new] = True
+            if self.machine_edges == "hub":  # those with the one before it, and with the hub
+                self.edge_shown[self.edge_end[new - 1] : self.edge_end[new]] = new - 1 > op
+                self.edge_shown[self.edge_end[new + 1] - 2 : self.edge_end[new + 1]] = True
         if self.machine_count[machine] == 0:
             self.machine_left[machine] = -4 * BIG
             if self.machine_edges == "hub":
-                self.alive[self.times.size + machine] = False
+                self.shown[self.times.size + machine] = False
         if step + 1 < self.num_machines:
             self.ready[job] = finish
             self.next_op[job] = op + 1
@@ -445,18 +455,18 @@ class JobShopEnv(DispatchEnv):
             return {"graph": graph, "action_mask": self.mask}
         self.legal[:] = 0
         self.legal[self.next_op[self.legal_jobs]] = 1
-        self.nodes = self.alive.nonzero()[0]
+        self.nodes = self.shown.nonzero()[0]
         self.mask = self.legal[self.nodes]
         edges, kinds = self._edges()
         return {"graph": spaces.GraphInstance(self._node_features(), kinds, edges), "action_mask": self.mask}
 
     def _edges(self):
         """Returns edges [E, 2] between the remaining nodes, numbered as in the observation, and their kinds [E]."""
-        rank = self.alive.cumsum() - 1
+        rank = self.shown.cumsum() - 1
         if self.machine_edges == "hub":
-            keep = self.edge_alive.nonzero()[0]
+            keep = self.edge_shown.nonzero()[0]
             return rank.take(self.edges.take(keep, axis=0)), self.kinds.take(keep)
-        keep = self.alive[self.edges].all(axis=1).nonzero()[0]
+        keep = self.shown[self.edges].all(axis=1).nonzero()[0]
         edges, kinds = self.edges[keep], self.kinds[keep]
         both_next = (self.features[:, 13] == 1)[edges].all(axis=1)
         return rank[edges], kinds - (both_next & (kinds == 3))
@@ -494,7 +504,7 @@ class JobShopEnv(DispatchEnv):
         np.subtract(x[:, 3], x[:, 18], out=x[:, 5])
         x[:, 14] = self.mask
         if len(hubs):
-            x[self.num_left :, 9:13] = 0
+            x[len(x) - np.count_nonzero(self.machine_count) :, 9:13] = 0
         return np.minimum(x, FEATURE_LIMIT, out=x)
 
     def _rules(self, dispatch):

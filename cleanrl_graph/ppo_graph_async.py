@@ -481,20 +481,20 @@ class Ragged(NamedTuple):
     values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
     batch: Tensor  # int64 [rows], the observation that a row belongs to
-    rows: Tensor | None = None  # int64 [rows], which of the storage's they are
+    rows: Tensor | None = None  # int64 [rows], their places in the storage
 
 
 Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array on the device, from pinned memory of its own, without waiting for the copy."""
+    """The array on the device, from pinned memory, without waiting for the copy."""
     host = torch.from_numpy(array)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:
-    """values[rows]; by numpy on the CPU where no gradient is needed, 2 to 5 times faster."""
+    """values[rows]; by numpy on the CPU without gradients, 2 to 5 times faster."""
     if values.requires_grad or values.device.type != "cpu":
         return values.index_select(0, rows)
     return torch.from_numpy(values.numpy().take(rows.numpy(), 0))
@@ -522,7 +522,7 @@ class Storage:
         return self.blocks[0]
 
     def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], any order, repeats allowed): one selection of rows per leaf."""
+        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
         values, counts = self.whole()
         first = [(num.cumsum() - num)[idx] for num in counts.values()]
         return self.batch(Flat(values, {group: num[idx] for group, num in counts.items()}), [*first, idx])
@@ -538,19 +538,19 @@ class Storage:
             batch = torch.repeat_interleave(arrays[k].diff(), output_size=int(num.sum()))
             if first:
                 shift = arrays[len(ends) + k] - arrays[k][:-1]
-                rows[group] = shift.index_select(0, batch) + torch.arange(len(batch), device=self.device)
+                rows[group] = select_rows(shift, batch) + torch.arange(len(batch), device=self.device)
             index[group] = arrays[k], batch, rows.get(group)
         for leaf, values in zip(self.leaves, flat.values):
             if first:
                 values = select_rows(values, rows[leaf.group] if leaf.group else arrays[-1])
             if leaf.kind == "links":
                 first_node = index[leaf.path.removesuffix("edge_links") + "nodes"][0]
-                values = values + first_node.index_select(0, index[leaf.group][1])[:, None]
+                values = values + select_rows(first_node, index[leaf.group][1])[:, None]
             obs[leaf.path] = Ragged(values, *index[leaf.group]) if leaf.group else values
         return obs
 
     def stats(self, size: int) -> dict[str, float]:
-        """Of the first `size` observations: bytes of each, share that padding would have wasted, rows per group."""
+        """Of the first `size` observations: bytes of each, share that padding would waste, rows per group."""
         stats, used, full, counts = {}, 0, 0, self.whole().counts
         for leaf in self.leaves:
             num = counts[leaf.group][:size] if leaf.group else np.ones(size, np.int64)
@@ -780,11 +780,11 @@ class RaggedCategorical(Categorical):
     def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
         self.ptr, self.batch = rows.ptr, rows.batch
         logits = logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
-        logits = logits - segment_max(logits.detach(), self.ptr).index_select(0, self.batch)
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
         self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log().index_select(0, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        is_best = score == segment_max(score, self.ptr).index_select(0, self.batch)
+        is_best = score == segment_max(score, self.ptr)[self.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
         return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 

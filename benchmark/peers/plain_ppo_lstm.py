@@ -3,11 +3,11 @@
     python benchmark/peers/plain_ppo_lstm.py --env-id popgym:popgym-RepeatPreviousEasy-v0 --total-timesteps 500000
     python benchmark/run.py --table TABLE --commands "plain=benchmark/peers/plain_ppo_lstm.py" --env-ids ENV_IDS
 
-The input is the flattened observation, the previous action as a one-hot vector and a flag for an episode's first
+The input is the flattened observation, the previous action as one-hot vectors and a flag for an episode's first
 step; then a linear layer of 128 with ReLU, an LSTM of 128, and a linear layer each for policy and value. A Python loop
 runs the LSTM from one step on which any environment's episode begins to the next, and sets its state to zero there; in
-training from the state that collection had. A minibatch holds whole rollouts of some environments. Discrete actions
-only; an episode that is truncated counts as terminated.
+training from the state that collection had. A minibatch holds whole rollouts of some environments. Discrete and
+MultiDiscrete actions only; an episode that is truncated counts as terminated.
 
 TensorBoard logs go to --run-dir/RUN, with the names of the other scripts, so that benchmark/run.py reads them.
 """
@@ -69,6 +69,22 @@ def orthogonal(layer: nn.Module, gain: float = 1.0) -> nn.Module:
     return layer
 
 
+class Actions:
+    """The independent Categoricals of logits [T, N, the sum of `sizes`]; actions are [T, N, len(sizes)]."""
+
+    def __init__(self, logits: torch.Tensor, sizes: list[int]):
+        self.parts = [Categorical(logits=some) for some in logits.split(sizes, -1)]
+
+    def sample(self):
+        return torch.stack([part.sample() for part in self.parts], -1)
+
+    def log_prob(self, actions):
+        return sum(part.log_prob(chosen) for part, chosen in zip(self.parts, actions.unbind(-1)))
+
+    def entropy(self):
+        return sum(part.entropy() for part in self.parts)
+
+
 class Agent(nn.Module):
     def __init__(self, input_dim: int, num_actions: int, dim: int):
         super().__init__()
@@ -93,9 +109,11 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     np.random.seed(args.seed)
     envs = [gym.make(args.env_id, disable_env_checker=True) for _ in range(args.num_envs)]
-    space, num_actions = envs[0].observation_space, int(envs[0].action_space.n)
-    T, N, input_dim = args.num_steps, args.num_envs, gym.spaces.flatdim(space) + num_actions + 1
-    agent = Agent(input_dim, num_actions, args.dim)
+    space, action_space = envs[0].observation_space, envs[0].action_space
+    sizes = getattr(action_space, "nvec", None)
+    sizes = [int(action_space.n)] if sizes is None else sizes.tolist()
+    T, N, input_dim = args.num_steps, args.num_envs, gym.spaces.flatdim(space) + sum(sizes) + 1
+    agent = Agent(input_dim, sum(sizes), args.dim)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     name = f"{args.env_id.split(':')[-1]}__plain_ppo_lstm__{args.seed}__{int(time.time())}"
     writer = SummaryWriter(os.path.join(args.run_dir, name))
@@ -103,11 +121,12 @@ def main(args: Args) -> None:
     def observe(obs: list, action: np.ndarray, first: np.ndarray) -> torch.Tensor:
         """[1, N, input_dim]; there is no action before the first step"""
         flat = np.stack([np.asarray(gym.spaces.flatten(space, o), np.float32) for o in obs])
-        before = np.eye(num_actions, dtype=np.float32)[action] * (1 - first[:, None])
+        before = np.concatenate([np.eye(n, dtype=np.float32)[a] for n, a in zip(sizes, action.T)], 1)
+        before *= 1 - first[:, None]
         return torch.from_numpy(np.concatenate([flat, before, first[:, None]], 1))[None]
 
     obs = [env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)]
-    action, first = np.zeros(N, np.int64), np.ones(N, np.float32)
+    action, first = np.zeros((N, len(sizes)), np.int64), np.ones(N, np.float32)
     state = torch.zeros(1, N, args.dim), torch.zeros(1, N, args.dim)
     returns, lengths, step, start_time = np.zeros(N), np.zeros(N, np.int64), 0, time.time()
     for _ in range(args.total_timesteps // (T * N)):
@@ -116,12 +135,13 @@ def main(args: Args) -> None:
             x, was_first = observe(obs, action, first), torch.from_numpy(first)[None]
             with torch.no_grad():
                 logits, value, state = agent(x, was_first, state)
-            dist = Categorical(logits=logits)
+            dist = Actions(logits, sizes)
             chosen = dist.sample()
             rollout.append((x, was_first, chosen, dist.log_prob(chosen), value))
             action, step = chosen[0].numpy(), step + N
             for i, env in enumerate(envs):
-                obs[i], rewards[t, i], terminated, truncated, _ = env.step(action[i])
+                chosen_i = action[i] if len(sizes) > 1 else action[i, 0]
+                obs[i], rewards[t, i], terminated, truncated, _ = env.step(chosen_i)
                 dones[t, i] = terminated or truncated
                 returns[i], lengths[i] = returns[i] + rewards[t, i], lengths[i] + 1
                 if dones[t, i]:
@@ -144,7 +164,7 @@ def main(args: Args) -> None:
             for some in np.array_split(np.random.permutation(N), args.num_minibatches):
                 start = begin[0][:, some], begin[1][:, some]
                 logits, value, _ = agent(x[:, some], firsts[:, some], start)
-                dist, adv = Categorical(logits=logits), advantages[:, some]
+                dist, adv = Actions(logits, sizes), advantages[:, some]
                 adv = (adv - adv.mean()) / (adv.std() + 1e-8)
                 ratio = (dist.log_prob(actions[:, some]) - log_probs[:, some]).exp()
                 clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)

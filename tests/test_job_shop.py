@@ -354,6 +354,7 @@ def test_render():
     ({"reward_unit": "hours"}, "reward_unit must be one of"),
     ({"machine_edges": "none"}, "machine_edges must be one of"),
     ({"render_mode": "human"}, "render_mode must be one of"),
+    ({"lookahead": 0}, "lookahead must be None or a positive int"),
 ])
 def test_wrong_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):

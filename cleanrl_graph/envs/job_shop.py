@@ -270,8 +270,8 @@ class JobShopEnv(DispatchEnv):
 
     Random instances draw J and M log-uniformly from `jobs` and `machines`, so small ones are frequent and large ones
     rare; times are uniform integers in `durations`. `instance` fixes a benchmark name or {"times", "machines"}.
-    With `skip_forced` the env dispatches by itself while only one operation is legal. With a `lookahead` only the next so
-    many operations of each job are nodes, so that a graph has at most J * lookahead + M; features count all of them.
+    With `skip_forced` the env dispatches by itself while only one operation is legal. With a `lookahead` only the next
+    so many operations of each job are nodes, at most J * lookahead + M in all; the features still count the others.
     """
 
     eval_suites = suites()

@@ -1,0 +1,131 @@
+"""What trained job-shop policies find for benchmark instances, greedily and as the best of samples, and in which time.
+
+    python benchmark/schedules.py --model model.pt --name quick --seed 1 --suites la ta15x15 --samples 0 128
+
+One instance after the other, one thread: 0 samples is the greedy schedule, others are drawn side by side. Each row of
+benchmark/results/job_shop/schedules.csv is written when its instance ends, and what is in there is not played again, so
+an interrupted command goes on. `costs` has the makespan of each sample, so that the best of fewer can be told as well.
+Suites are those of JobShop-v0 and the test sets of L2D (Zhang et al. 2020), such as l2d10x10: 100 random instances that
+their generator draws from the seed 200.
+"""
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from cp_sat import cpu_name
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
+from envs import job_shop  # noqa: E402
+from utils.policy import Policy, load_policy  # noqa: E402
+
+COLUMNS = ("name", "seed", "suite", "instance", "samples", "cost", "best_known", "seconds", "costs", "commit", "cpu")
+
+
+@dataclass
+class Args:
+    model: str
+    """model.pt of a policy for JobShop-v0"""
+    name: str
+    """what the rows call it"""
+    seed: int
+    """the seed of its training, and of the samples"""
+    suites: list[str] = field(default_factory=lambda: ["la"])
+    """suites of JobShop-v0 (`eval_suites`), or l2d10x10 and others of L2D"""
+    samples: list[int] = field(default_factory=lambda: [0])
+    """numbers of samples, 0 for the greedy schedule"""
+    max_instances: int | None = None
+    """of each suite the first ones only"""
+    batch: int = 128
+    """samples that are drawn side by side"""
+    results: str = str(Path(__file__).parent / "results" / "job_shop")
+    """folder of schedules.csv"""
+
+
+def l2d_instances(suite: str) -> dict[str, dict]:
+    """Name -> instance of a test set of L2D, l2dJxM."""
+    num_jobs, num_machines = map(int, suite.removeprefix("l2d").split("x"))
+    rng, instances = np.random.RandomState(200), {}
+    for k in range(100):
+        times = rng.randint(1, 99, (num_jobs, num_machines))
+        machines = rng.random_sample((num_jobs, num_machines)).argsort(axis=1)
+        instances[f"{suite}-{k:02d}"] = {"times": times, "machines": machines}
+    return instances
+
+
+def instances_of(suite: str) -> dict[str, object]:
+    """Name -> the environment's argument `instance`."""
+    if suite.startswith("l2d"):
+        return l2d_instances(suite)
+    return {kwargs["instance"]: kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]}
+
+
+def play(policy: Policy, envs: list[gym.Env]) -> list[float]:
+    """The makespan of an episode of each environment, side by side."""
+    costs, running = [0.0] * len(envs), list(range(len(envs)))
+    observations = [env.reset()[0] for env in envs]
+    while running:
+        actions, left = policy([observations[i] for i in running]), []
+        for i, action in zip(running, actions):
+            observations[i], _, terminated, truncated, info = envs[i].step(action)
+            if terminated or truncated:
+                costs[i] = info["eval"]["cost"]
+            else:
+                left.append(i)
+        running = left
+    return costs
+
+
+def key_of(row: dict) -> tuple:
+    return row["name"], int(row["seed"]), row["suite"], row["instance"], int(row["samples"])
+
+
+def read(path: Path) -> list[dict]:
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def main(args: Args) -> None:
+    known = job_shop.JobShopEnv.eval_suites
+    if unknown := [suite for suite in args.suites if suite not in known and not suite.startswith("l2d")]:
+        raise SystemExit(f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}")
+    torch.set_num_threads(int(os.getenv("OMP_NUM_THREADS", "1")))
+    largest = job_shop.JobShopEnv(jobs=100, machines=20)  # actions are nodes of any graph
+    policies = {greedy: load_policy(args.model, largest, 1 if greedy else args.batch, greedy)
+                for greedy in {num == 0 for num in args.samples}}
+    path = Path(args.results) / "schedules.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = {key_of(row) for row in read(path)}
+    todo = [(suite, name, instance, num) for num in args.samples for suite in args.suites
+            for name, instance in list(instances_of(suite).items())[: args.max_instances]
+            if (args.name, args.seed, suite, name, num) not in done]
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True,
+                         text=True)
+    about = {"name": args.name, "seed": args.seed, "commit": git.stdout.strip(), "cpu": cpu_name()}
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        for suite, name, instance, num in tqdm(todo, unit="instance"):
+            torch.manual_seed(args.seed)
+            policy, began, costs = policies[num == 0], time.perf_counter(), []
+            while len(costs) < max(num, 1):
+                size = min(args.batch, max(num, 1) - len(costs))
+                costs += play(policy, [policy.make_env(instance=instance) for _ in range(size)])
+            best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""
+            writer.writerow({"suite": suite, "instance": name, "samples": num, "cost": int(min(costs)),
+                             "best_known": best_known, "seconds": round(time.perf_counter() - began, 2),
+                             "costs": " ".join(str(int(cost)) for cost in costs), **about})
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -3,6 +3,7 @@ and the commands of all tables, whose flags the scripts have."""
 
 import csv
 import dataclasses
+import hashlib
 import importlib
 import json
 import os
@@ -24,9 +25,11 @@ sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers
 import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
 import flexible_job_shop  # noqa: E402
+import job_shop  # noqa: E402
 import old_vs_new  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
+import schedules  # noqa: E402
 import taillard  # noqa: E402
 
 PPO = "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims 8 --eval-episodes 2"
@@ -375,6 +378,80 @@ def test_gaps_of_taillards_groups(tmp_path, capsys):
     assert "la01-40, greedy: 9.5 (seed 1), 10.5 (seed 2)." in text and "commit 0123456;" in text
 
 
+# ---- schedules.py and job_shop.py ----
+def test_schedules_go_on(tmp_path):
+    """Each instance is played once, greedily as the script's own evaluation plays it; samples are at least as many."""
+    def ppo(*flags):
+        command = [sys.executable, "cleanrl_graph/ppo_graph.py", "--run-dir", str(tmp_path), *flags]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+    ppo("--env-id", "envs:JobShop-v0", "--env-kwargs", '{"jobs": 3, "machines": 3, "lookahead": 2}', "--num-envs", "2",
+        "--total-timesteps", "256", "--gnn-dim", "8", "--save-model", "--eval-episodes", "0")
+    model, = tmp_path.glob("*/model.pt")
+    ppo("--load-model", str(model), "--total-timesteps", "0", "--eval-suite", "ft", "--eval-samples", "0")
+    with open(next(tmp_path.glob("*/eval.csv"))) as file:
+        greedy = [float(row["greedy"]) for row in csv.DictReader(file)]
+    args = schedules.Args(model=str(model), name="m", seed=3, suites=["ft"], max_instances=2, results=str(tmp_path))
+    schedules.main(args)
+    rows = schedules.read(tmp_path / "schedules.csv")
+    assert [float(row["cost"]) for row in rows] == greedy[:2] and [row["instance"] for row in rows] == ["ft06", "ft10"]
+    schedules.main(dataclasses.replace(args, max_instances=3, samples=[0, 5], batch=2))
+    old, rows = rows, schedules.read(tmp_path / "schedules.csv")
+    assert rows[:2] == old and [(row["instance"], row["samples"]) for row in rows[2:]] == [
+        ("ft20", "0"), ("ft06", "5"), ("ft10", "5"), ("ft20", "5")]
+    for row in rows[3:]:
+        costs = list(map(int, row["costs"].split()))
+        assert len(costs) == 5 and min(costs) == int(row["cost"]) >= int(row["best_known"]) and len(set(costs)) > 1
+    with pytest.raises(SystemExit, match="JobShop-v0 has"):
+        schedules.main(dataclasses.replace(args, suites=["taillard"]))
+
+
+@pytest.mark.parametrize("suite, digest", [("l2d6x6", "8f7f282db814"), ("l2d20x15", "39e6a72559d9")])
+def test_sets_of_l2d(suite, digest):
+    """The files that L2D has published, by their hash."""
+    found = schedules.l2d_instances(suite).values()
+    data = np.stack([np.stack([instance["times"], instance["machines"] + 1]) for instance in found]).astype(np.int64)
+    assert hashlib.sha1(data.tobytes()).hexdigest()[:12] == digest
+
+
+def test_gaps_of_job_shops(tmp_path, monkeypatch):
+    """Groups that were played as a whole have a mean over instances and seeds; the best of 16 among 32 is the mean of
+    two; the solver, the rules and the published rows stand beside them."""
+    monkeypatch.setattr(job_shop.job_shop, "rule_makespans", lambda name, dispatch: {"SPT": 1.5 * best(name)})
+    monkeypatch.setattr(job_shop, "plot", lambda *args: None)
+    def best(name):
+        return job_shop.job_shop.load_instance(name)[2]
+    def row(seed, suite, name, samples, costs):
+        return {"name": "quick", "seed": seed, "suite": suite, "instance": name, "samples": samples, "cost": min(costs),
+                "best_known": best(name), "seconds": 2.0, "costs": " ".join(map(str, costs)), "commit": "c", "cpu": "C"}
+    folder = tmp_path / "job_shop"
+    folder.mkdir()
+    for name in ("published.csv", "published_instances.csv"):
+        shutil.copy(BENCHMARK / "results" / "job_shop" / name, folder)
+    args = job_shop.Args(results=str(tmp_path))
+    with pytest.raises(SystemExit, match="no instance has been played"):
+        job_shop.main(args)
+    rows = [row(seed, "ta15x15", name, 0, [best(name) * (1 + seed / 10)]) for seed in (1, 2)
+            for name in job_shop.SUITES["ta15x15"]]
+    rows += [row(1, "ta15x15", name, 32, [best(name) * 1.1] * 16 + [best(name) * 1.2] * 15 + [best(name) * 1.3])
+             for name in job_shop.SUITES["ta15x15"]]
+    rows += [row(1, "ta30x15", name, 0, [best(name)]) for name in job_shop.SUITES["ta30x15"][:9]]  # not all
+    with open(folder / "schedules.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, schedules.COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    job_shop.main(args)
+    text = (folder / "table.md").read_text()
+    for line in ["| **ours, quick, greedy, mean of 2 seeds** | 15.0 |  |", "| SPT, nondelay | 50.0 | 50.0 |",
+                 "| **ours, quick, best of 16, mean of 1 seed** | 15.0 |  |", "| SPN best of 128 [a] | 7.3 | 9.3 |",
+                 "| SPN best of 128 [a] | 13.1 |", "| quick, greedy | 2 | 2 |"]:
+        assert line in text, line
+    with open(folder / "table.csv") as file:
+        assert [(row["method"], row["seed"], row["ta15x15"], row["ta30x15"]) for row in csv.DictReader(file)] == [
+            ("ours, quick, greedy", "seed 1", "10.000", ""), ("ours, quick, greedy", "seed 2", "20.000", ""),
+            ("ours, quick, best of 16", "seed 1", "15.000", "")]
+
+
 # ---- flexible_job_shop.py and cp_sat.py ----
 def test_gaps_of_flexible_job_shops(tmp_path):
     """X5: the means over instances and seeds stand beside the rules, the solver and the published figures."""
@@ -503,9 +580,9 @@ if "quick=" in str(sys.argv):
     (folder / "model.pt").touch()
 """)
     python.chmod(0o755)
-    parts = {"job_shop": "quick taillard long", "stateless_cartpole": "ours table"}.get(script, "")
+    parts = {"job_shop": "quick taillard long greedy l2d samples solver table", "stateless_cartpole": "ours table"}
     pythons = {f"{name}PYTHON": str(python) for name in ("", "PEER_", "TRXL_", "THIRD_PARTY_")}
-    env = os.environ | pythons | {"SEEDS": "1", "PARTS": parts, "CLEANRL": "cleanrl"}
+    env = os.environ | pythons | {"SEEDS": "1", "PARTS": parts.get(script, ""), "CLEANRL": "cleanrl"}
     shutil.copytree(BENCHMARK / "results" / "speed", copy / "results" / "speed")  # shown by speed.sh
     result = subprocess.run(["bash", copy / f"{script}.sh"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -525,6 +602,8 @@ if "quick=" in str(sys.argv):
             tyro.cli(report.Args, args=call[1:])
         if call[0] == "benchmark/cp_sat.py":
             tyro.cli(cp_sat.Args, args=call[1:])
+        if call[0] == "benchmark/schedules.py":
+            tyro.cli(schedules.Args, args=call[1:])
         if call[0].startswith("benchmark/speed/"):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 

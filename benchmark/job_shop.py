@@ -1,0 +1,216 @@
+"""The tables and the plot of the job shops from the files of `bash benchmark/job_shop.sh`.
+
+    python benchmark/job_shop.py     # writes table.md, table.csv and gaps.png in benchmark/results/job_shop
+
+Mean gaps (%) to the best known makespans per group of instances. Ours are of schedules.csv (benchmark/schedules.py);
+the best of n is the mean over the disjoint groups of n among the samples that were drawn; the rules run in the same
+environment; CP-SAT's rows are of benchmark/cp_sat.py; what others have published stands in published.csv and, instance
+by instance, in published_instances.csv, measured on other machines. A group has a figure where all its instances have
+one.
+"""
+
+import csv
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+import report
+import schedules
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
+from envs import job_shop  # noqa: E402
+
+TAILLARD = ("15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20")
+OTHERS = ("la", "orb", "swv", "abz", "yn")
+L2D = {"l2d6x6": 574.1, "l2d10x10": 988.6, "l2d15x15": 1504.8, "l2d20x20": 2007.8, "l2d30x20": 2508.3}  # as published
+SUITES = {suite: [kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]]
+          for suite in (*("ta" + group for group in TAILLARD), *OTHERS)}
+SUITES |= {"all ta": [name for group in TAILLARD for name in SUITES["ta" + group]]}
+THREE = {f"ta{group}": SUITES[f"ta{group}"][:3] for group in TAILLARD[3:]}
+NUMBERS = (16, 128, 512)
+SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho et al., Residual
+Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub, test_results. [d] ScheduleOpt/benchmarks on
+GitHub, jobshop/solutions. ScheduleNet's figures are those that others quote."""
+
+
+@dataclass
+class Args:
+    results: str = str(Path(__file__).parent / "results")
+    """folder of the tables"""
+
+
+Costs = dict[str, float]  # instance -> makespan
+
+
+def best_of(row: dict, number: int) -> float:
+    """The expected best of `number` of a row's samples, nan if it has fewer; of a greedy row its cost."""
+    costs = np.array(row["costs"].split(), float)
+    groups = costs[: len(costs) // number * number].reshape(-1, number)
+    return float(groups.min(axis=1).mean()) if len(groups) else np.nan
+
+
+def our_costs(rows: list[dict]) -> dict[str, dict[str, Costs]]:
+    """Method -> "seed N" -> makespans: greedy of each model, and its best of so many."""
+    found = {}
+    for row in sorted(rows, key=lambda row: int(row["samples"])):
+        for number in NUMBERS if int(row["samples"]) else [1]:
+            method = f"ours, {row['name']}, " + (f"best of {number}" if int(row["samples"]) else "greedy")
+            if np.isfinite(cost := best_of(row, number)):
+                found.setdefault(method, {}).setdefault(f"seed {row['seed']}", {})[row["instance"]] = cost
+    return found
+
+
+def solver_costs(path: Path) -> dict[str, Costs]:
+    """Time limit -> makespans of CP-SAT; no solution in time is inf."""
+    found = {}
+    for row in schedules.read(path):
+        name = f"CP-SAT {row['version']}, {float(row['seconds']):g} s, {row['workers']} thread"
+        found.setdefault(name, {})[row["instance"]] = float(row["makespan"] or "inf")
+    return found
+
+
+def rule_costs(names: list[str]) -> dict[str, Costs]:
+    """Rule and builder -> makespans."""
+    found = {}
+    for dispatch in ("nondelay", "active"):
+        for name in names:
+            for rule, cost in job_shop.rule_makespans(name, dispatch).items():
+                found.setdefault(f"{rule}, {dispatch}", {})[name] = cost
+    return found
+
+
+def gap(costs: Costs, names: list[str]) -> float:
+    """Mean gap (%) to the best known makespan, nan if one is missing."""
+    return float(np.mean([100 * (costs.get(name, np.nan) / job_shop.load_instance(name)[2] - 1) for name in names]))
+
+
+def mean_row(seeds: dict[str, Costs], value: Callable[[Costs], float]) -> tuple[float, str]:
+    """The mean over the seeds that have a value, and the values one by one."""
+    values = [value for value in map(value, seeds.values()) if np.isfinite(value)]
+    return float(np.mean(values)) if values else np.nan, " / ".join(f"{value:.1f}" for value in values)
+
+
+def cell(value: float) -> str:
+    return "" if np.isnan(value) else "no solution" if np.isinf(value) else f"{value:.1f}"
+
+
+def gap_table(ours: dict, others: dict[str, Costs], groups: dict[str, list[str]], published: dict[str, dict]) -> list:
+    """Rows of text: a header, then a method each, of those that have a figure."""
+    lines = [["mean gap, %", *(group.removeprefix("ta") for group in groups)]]
+    for method, seeds in ours.items():
+        cells = [mean_row(seeds, lambda costs: gap(costs, names))[0] for names in groups.values()]
+        lines.append([f"**{method}, mean of {len(seeds)} seed{'s' * (len(seeds) > 1)}**", *map(cell, cells)])
+    lines += [[method, *(cell(gap(costs, names)) for names in groups.values())] for method, costs in others.items()]
+    lines += [[method, *(row.get(group, "") for group in groups)] for method, row in published.items()]
+    return [line for line in lines if any(line[1:])]
+
+
+def seconds_table(rows: list[dict]) -> list:
+    """Median seconds of an instance, alone on one thread."""
+    found = {}
+    for row in rows:
+        kind = f"{row['samples']} samples" if int(row["samples"]) else "greedy"
+        found.setdefault(f"{row['name']}, {kind}", {}).setdefault(row["suite"], []).append(float(row["seconds"]))
+    suites = [suite for suite in dict.fromkeys(row["suite"] for row in rows)]
+    return [["seconds", *suites]] + [
+        [name, *(f"{np.median(times[suite]):.3g}" if suite in times else "" for suite in suites)]
+        for name, times in found.items()]
+
+
+def l2d_table(rows: list[dict]) -> list:
+    """Mean makespans of the test sets of L2D, those that all instances of were played."""
+    lines = [["mean makespan", *(suite.removeprefix("l2d") for suite in L2D)],
+             ["L2D, as published", *(f"{value:.1f}" for value in L2D.values())]]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        by_seed = {}
+        for row in rows:
+            if row["name"] == name and row["suite"] in L2D and not int(row["samples"]):
+                by_seed.setdefault(row["suite"], {}).setdefault(row["seed"], []).append(float(row["cost"]))
+        whole = {suite: [np.mean(costs) for costs in seeds.values() if len(costs) == 100]
+                 for suite, seeds in by_seed.items()}
+        lines.append([f"**ours, {name}, greedy**",
+                      *(f"{np.mean(whole[suite]):.1f}" if whole.get(suite) else "" for suite in L2D)])
+    return [line for line in lines if any(line[1:])]
+
+
+def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
+    """Gap against seconds (log), a panel per group of Taillard: greedy and the best of n as n grows, of the first three
+    instances and the lowest seed, and CP-SAT as its limit grows."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6.5), constrained_layout=True)
+    for group, axis in zip(TAILLARD, axes.flat):
+        names = SUITES[f"ta{group}"][:3]
+        best = {name: job_shop.load_instance(name)[2] for name in names}
+        for colour, model in zip(("tab:blue", "tab:green"), dict.fromkeys(row["name"] for row in rows)):
+            mine = [row for row in rows if row["name"] == model and row["instance"] in best]
+            mine = [row for row in mine if row["seed"] == min(row["seed"] for row in mine)]
+            points = []
+            for sampled in (False, True):
+                some = [row for row in mine if bool(int(row["samples"])) == sampled]
+                most = min((len(row["costs"].split()) for row in some), default=0)
+                for n in [2**k for k in range(12) if 2**k <= most and (k > 1 or not sampled)]:
+                    gaps = [100 * (best_of(row, n) / best[row["instance"]] - 1) for row in some]
+                    times = [float(row["seconds"]) * n / len(row["costs"].split()) for row in some]
+                    points.append((np.mean(times), np.mean(gaps)))
+            if points:
+                axis.plot(*zip(*points), "o-", color=colour, ms=4, label=f"ours, {model}: greedy, best of 4, 8, ...")
+        limits = sorted({float(row["seconds"]) for row in solver})
+        costs = [(limit, [100 * (float(row["makespan"] or "nan") / best[row["instance"]] - 1) for row in solver
+                          if float(row["seconds"]) == limit and row["instance"] in best]) for limit in limits]
+        costs = [(limit, np.mean(gaps)) for limit, gaps in costs if len(gaps) == len(names)]
+        if costs:
+            axis.plot(*zip(*costs), "s--", color="tab:red", ms=5, label="CP-SAT, its limit")
+        axis.set(title=group, xscale="log", xlabel="seconds for an instance", ylabel="gap, %", ylim=(0, None))
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(args: Args) -> None:
+    folder = Path(args.results) / "job_shop"
+    rows, solver_path = schedules.read(folder / "schedules.csv"), Path(args.results) / "cp_sat" / "JobShop-v0.csv"
+    if not rows:
+        raise SystemExit(f"{folder / 'schedules.csv'}: no instance has been played")
+    ours, solver = our_costs(rows), solver_costs(solver_path)
+    rules = rule_costs([name for suite, names in SUITES.items() if suite != "all ta" for name in names])
+    with open(folder / "published.csv", newline="") as file:
+        published = {f"{row['method']} [{row['source']}]": {
+            "all ta" if name == "all 80" else "ta" + name: value for name, value in row.items()}
+            for row in csv.DictReader(file)}
+    per_instance = {}
+    for row in schedules.read(folder / "published_instances.csv"):
+        for method, value in row.items():
+            if method != "instance" and value:
+                per_instance.setdefault(f"{method} [a]", {})[row["instance"]] = float(value)
+    taillard = {suite: names for suite, names in SUITES.items() if "ta" in suite}
+    others = {suite: SUITES[suite] for suite in OTHERS}
+    tables = [gap_table(ours, solver | rules, taillard, published),
+              gap_table({k: v for k, v in ours.items() if "best" in k}, solver | per_instance, THREE, {}),
+              gap_table(ours, solver | rules | per_instance, others, {}), l2d_table(rows), seconds_table(rows)]
+    unique = lambda column: ", ".join(dict.fromkeys(row[column] for row in rows))
+    parts = ["    bash benchmark/job_shop.sh", f"{unique('cpu')}, one thread, commit {unique('commit')}.",
+             "Taillard's 80 instances:", report.markdown(tables[0]),
+             "The first three instances of each larger group:", report.markdown(tables[1]),
+             "Other instances:", report.markdown(tables[2]), "The test sets of L2D:", report.markdown(tables[3]),
+             "Median seconds of an instance:", report.markdown(tables[4]), "![gaps against seconds](gaps.png)", SOURCES]
+    (folder / "table.md").write_text("\n\n".join(parts) + "\n")
+    with open(folder / "table.csv", "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["method", "seed", *SUITES])
+        for method, seeds in ours.items():
+            for seed, costs in seeds.items():
+                values = [gap(costs, names) for names in SUITES.values()]
+                writer.writerow([method, seed, *("" if np.isnan(value) else f"{value:.3f}" for value in values)])
+    plot(rows, schedules.read(solver_path), folder / "gaps.png")
+    print(f"{(folder / 'table.md').read_text()}\n{folder / 'table.md'}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

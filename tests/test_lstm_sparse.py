@@ -669,7 +669,7 @@ def test_initialisation():
 def test_learns_without_velocities(tmp_path):
     """T4: CartPole whose velocities are hidden is learned with memory and not without."""
     base = dict(env_id="CartPole-v1", wrap=("hide:1,3",), norm_obs=True, num_envs=16, num_steps=64, hidden_dims=(64,),
-                learning_rate=3e-3, ent_coef=0.002, total_timesteps=40_000, num_minibatches=4,
+                learning_rate=3e-3, ent_coef=0.002, total_timesteps=60_000, num_minibatches=4,
                 update_epochs=8)
 
     def last_returns(name, module, **flags):

@@ -4,36 +4,32 @@
 
 Mean gaps (%) to the best known makespans per group of instances. Ours are of schedules.csv (benchmark/schedules.py);
 the best of n is the mean over the disjoint groups of n among the samples that were drawn; the rules run in the same
-environment; CP-SAT's rows are of benchmark/cp_sat.py; what others have published stands in published.csv and, instance
-by instance, in published_instances.csv, measured on other machines. A group has a figure where all its instances have
-one.
+environment; CP-SAT's rows are of benchmark/cp_sat.py; what others have published, on other machines, stands in
+results/taillard/published.csv and, instance by instance, in published_instances.csv. A group has a figure where all its
+instances have one.
 """
 
 import csv
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
 import report
 import schedules
 import tyro
+from taillard import GROUPS, SOURCES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
 from envs import job_shop  # noqa: E402
 
-TAILLARD = ("15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20")
 OTHERS = ("la", "orb", "swv", "abz", "yn")
 L2D = {"l2d6x6": 574.1, "l2d10x10": 988.6, "l2d15x15": 1504.8, "l2d20x20": 2007.8, "l2d30x20": 2508.3}  # as published
 SUITES = {suite: [kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]]
-          for suite in (*("ta" + group for group in TAILLARD), *OTHERS)}
-SUITES |= {"all ta": [name for group in TAILLARD for name in SUITES["ta" + group]]}
-THREE = {f"ta{group}": SUITES[f"ta{group}"][:3] for group in TAILLARD[3:]}
+          for suite in (*("ta" + group for group in GROUPS), *OTHERS)}
+SUITES |= {"all ta": [name for group in GROUPS for name in SUITES["ta" + group]]}
+THREE = {f"ta{group}": SUITES[f"ta{group}"][:3] for group in GROUPS[3:]}
 NUMBERS = (16, 128, 512)
-SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho et al., Residual
-Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub, test_results. [d] ScheduleOpt/benchmarks on
-GitHub, jobshop/solutions. ScheduleNet's figures are those that others quote."""
 
 
 @dataclass
@@ -87,10 +83,10 @@ def gap(costs: Costs, names: list[str]) -> float:
     return float(np.mean([100 * (costs.get(name, np.nan) / job_shop.load_instance(name)[2] - 1) for name in names]))
 
 
-def mean_row(seeds: dict[str, Costs], value: Callable[[Costs], float]) -> tuple[float, str]:
-    """The mean over the seeds that have a value, and the values one by one."""
-    values = [value for value in map(value, seeds.values()) if np.isfinite(value)]
-    return float(np.mean(values)) if values else np.nan, " / ".join(f"{value:.1f}" for value in values)
+def mean_gap(seeds: dict[str, Costs], names: list[str]) -> float:
+    """The mean over the seeds that have all of these instances, nan if none has."""
+    gaps = [gap(costs, names) for costs in seeds.values() if set(names) <= set(costs)]
+    return float(np.mean(gaps)) if gaps else np.nan
 
 
 def cell(value: float) -> str:
@@ -101,7 +97,7 @@ def gap_table(ours: dict, others: dict[str, Costs], groups: dict[str, list[str]]
     """Rows of text: a header, then a method each, of those that have a figure."""
     lines = [["mean gap, %", *(group.removeprefix("ta") for group in groups)]]
     for method, seeds in ours.items():
-        cells = [mean_row(seeds, lambda costs: gap(costs, names))[0] for names in groups.values()]
+        cells = [mean_gap(seeds, names) for names in groups.values()]
         lines.append([f"**{method}, mean of {len(seeds)} seed{'s' * (len(seeds) > 1)}**", *map(cell, cells)])
     lines += [[method, *(cell(gap(costs, names)) for names in groups.values())] for method, costs in others.items()]
     lines += [[method, *(row.get(group, "") for group in groups)] for method, row in published.items()]
@@ -145,9 +141,9 @@ def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 4, figsize=(14, 6.5), sharex=True, constrained_layout=True)
-    for group, axis in zip(TAILLARD, axes.flat):
+    for group, axis in zip(GROUPS, axes.flat):
         names = SUITES[f"ta{group}"][:3]
-        best, points = {name: job_shop.load_instance(name)[2] for name in names}, []
+        best = {name: job_shop.load_instance(name)[2] for name in names}
         for colour, model in zip(("tab:blue", "tab:green"), dict.fromkeys(row["name"] for row in rows)):
             mine = [row for row in rows if row["name"] == model and row["instance"] in best]
             mine = [row for row in mine if row["seed"] == min(row["seed"] for row in mine)]
@@ -167,7 +163,7 @@ def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
         costs = [(limit, np.mean(gaps)) for limit, gaps in costs if len(gaps) == len(names)]
         if costs:
             axis.plot(*zip(*costs), "s--", color="tab:red", ms=5, label="CP-SAT, its limit")
-        axis.set(title=group, xscale="log", ylim=(0, None) if points or costs else (0, 1))
+        axis.set(title=group, xscale="log", ylim=(0, None) if axis.lines else (0, 1))
         axis.grid(alpha=0.3)
     figure.supxlabel("seconds for an instance, one thread")
     figure.supylabel("gap to the best known makespan, %")
@@ -183,7 +179,7 @@ def main(args: Args) -> None:
         raise SystemExit(f"{folder / 'schedules.csv'}: no instance has been played")
     ours, solver = our_costs(rows), solver_costs(solver_path)
     rules = rule_costs([name for suite, names in SUITES.items() if suite != "all ta" for name in names])
-    with open(folder / "published.csv", newline="") as file:
+    with open(folder.parent / "taillard" / "published.csv", newline="") as file:
         published = {f"{row['method']} [{row['source']}]": {
             "all ta" if name == "all 80" else "ta" + name: value for name, value in row.items()}
             for row in csv.DictReader(file)}

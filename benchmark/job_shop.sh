@@ -3,10 +3,10 @@
 # Taillard's 80 instances and on la01-40, greedily, in about 7 minutes per seed (taillard); and a run of an hour that is
 # tested on ta01-10 with the best of 128 samples (long).
 #
-# Both models, instance by instance and with the seconds of each: greedily on la, ta, orb, swv, abz and yn, 15 minutes a seed
-# (greedy), on the test sets of L2D (l2d), and the best of 128 samples, hours (samples): three seeds of the quick model and
-# two of the long one up to 20x20, one seed and three instances of each group beyond. CP-SAT of OR-Tools for 1, 10 and 60
-# seconds, hours, on a core that nothing else uses, with benchmark/requirements.txt (solver); tables and plot (table).
+# The models that these parts have left, instance by instance and with the seconds of each: greedily on la, ta, orb, swv, abz
+# and yn (greedy), on the test sets of L2D (l2d), and the best of 128 samples, hours (samples): all seeds up to 20x20, one seed
+# and three instances of each group beyond. CP-SAT of OR-Tools for 1, 10 and 60 seconds, hours, on a core that nothing else
+# uses, with benchmark/requirements.txt (solver); tables and plot (table). They were tried on a few instances only so far.
 #
 #     bash benchmark/job_shop.sh [FLAGS OF run.py]     # PARTS="quick taillard long" is the default
 set -euo pipefail

@@ -426,8 +426,9 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
                 "best_known": best(name), "seconds": 2.0, "costs": " ".join(map(str, costs)), "commit": "c", "cpu": "C"}
     folder = tmp_path / "job_shop"
     folder.mkdir()
-    for name in ("published.csv", "published_instances.csv"):
-        shutil.copy(BENCHMARK / "results" / "job_shop" / name, folder)
+    (tmp_path / "taillard").mkdir()
+    for name in ("taillard/published.csv", "job_shop/published_instances.csv"):
+        shutil.copy(BENCHMARK / "results" / name, tmp_path / name)
     args = job_shop.Args(results=str(tmp_path))
     with pytest.raises(SystemExit, match="no instance has been played"):
         job_shop.main(args)
@@ -450,6 +451,15 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
         assert [(row["method"], row["seed"], row["ta15x15"], row["ta30x15"]) for row in csv.DictReader(file)] == [
             ("ours, quick, greedy", "seed 1", "10.000", ""), ("ours, quick, greedy", "seed 2", "20.000", ""),
             ("ours, quick, best of 16", "seed 1", "15.000", "")]
+
+
+def test_plot_of_job_shops(tmp_path):
+    """A panel has a picture of what was played, whole or not."""
+    pytest.importorskip("matplotlib")
+    rows = [{"name": name, "seed": "1", "suite": "ta15x15", "instance": "ta01", "samples": samples, "seconds": "2",
+             "costs": " ".join(["1400"] * (int(samples) or 1))} for name in ("quick", "long") for samples in ("0", "8")]
+    job_shop.plot(rows, [], tmp_path / "gaps.png")
+    assert (tmp_path / "gaps.png").stat().st_size > 10_000
 
 
 # ---- flexible_job_shop.py and cp_sat.py ----

@@ -2,9 +2,11 @@
 
     python benchmark/schedules.py --model model.pt --name quick --seed 1 --suites la ta15x15 --samples 0 128
 
-One instance after the other, one thread: 0 samples is the greedy schedule, others are drawn side by side. Each row of
-benchmark/results/job_shop/schedules.csv is written when its instance ends, and what is in there is not played again, so
-an interrupted command goes on. `costs` has the makespan of each sample, so that the best of fewer can be told as well.
+One instance after the other, one thread: 0 samples is the greedy schedule, others are drawn side by side, every other
+one for the reversed instance, whose jobs run backwards: a schedule that is read from its end is one of the other
+instance, of the same makespan. Each row of benchmark/results/job_shop/schedules.csv is written when its instance ends,
+and what is in there is not played again, so an interrupted command goes on. `costs` has the makespan of each sample, so
+that the best of fewer, or of one direction, can be told as well.
 Suites are those of JobShop-v0 and the test sets of L2D (Zhang et al. 2020), such as l2d10x10: 100 random instances that
 their generator draws from the seed 200.
 """
@@ -69,6 +71,13 @@ def instances_of(suite: str) -> dict[str, object]:
     return {kwargs["instance"]: kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]}
 
 
+def reverse(instance: str | dict) -> dict:
+    """The instance with each job's operations from the last to the first."""
+    times, machines = (instance["times"], instance["machines"]) if isinstance(instance, dict) else (
+        job_shop.load_instance(instance)[:2])
+    return {"times": times[:, ::-1], "machines": machines[:, ::-1]}
+
+
 def play(policy: Policy, envs: list[gym.Env]) -> list[float]:
     """The makespan of an episode of each environment, side by side."""
     costs, running = [0.0] * len(envs), list(range(len(envs)))
@@ -117,9 +126,9 @@ def main(args: Args) -> None:
         for suite, name, instance, num in tqdm(todo, unit="instance"):
             torch.manual_seed(args.seed)
             policy, began, costs = policies[num == 0], time.perf_counter(), []
-            while len(costs) < max(num, 1):
-                size = min(args.batch, max(num, 1) - len(costs))
-                costs += play(policy, [policy.make_env(instance=instance) for _ in range(size)])
+            drawn = [reverse(instance) if k % 2 else instance for k in range(max(num, 1))]
+            for k in range(0, len(drawn), args.batch):
+                costs += play(policy, [policy.make_env(instance=each) for each in drawn[k : k + args.batch]])
             best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""
             writer.writerow({"suite": suite, "instance": name, "samples": num, "cost": int(min(costs)),
                              "best_known": best_known, "seconds": round(time.perf_counter() - began, 2),

@@ -406,6 +406,23 @@ def test_schedules_go_on(tmp_path):
         schedules.main(dataclasses.replace(args, suites=["taillard"]))
 
 
+def test_reversed_instances():
+    """A schedule of the reversed instance, read from its end, is one of the instance: no machine has two jobs at once,
+    no job is on two machines, and its operations are in order."""
+    env = job_shop.job_shop.JobShopEnv(instance=schedules.reverse("ft06"), skip_forced=False)
+    env.reset(seed=0)
+    while env.num_left:
+        env.step(int(np.random.default_rng(env.num_left).choice(np.flatnonzero(env.mask))))
+    times, machines, best, _ = job_shop.job_shop.load_instance("ft06")
+    np.testing.assert_array_equal(schedules.reverse({"times": times, "machines": machines})["times"], env.times)
+    start = (env.bound - env.op_start - env.op_time).reshape(times.shape)[:, ::-1]
+    assert start.min() >= 0 and (start + times).max() <= env.bound and env.bound >= best
+    assert (start[:, 1:] >= start[:, :-1] + times[:, :-1]).all()
+    for machine in range(6):
+        begin, end = start[machines == machine], (start + times)[machines == machine]
+        assert (np.sort(begin)[1:] >= np.sort(end)[:-1]).all()
+
+
 @pytest.mark.parametrize("suite, digest", [("l2d6x6", "8f7f282db814"), ("l2d20x15", "39e6a72559d9")])
 def test_sets_of_l2d(suite, digest):
     """The files that L2D has published, by their hash."""

@@ -17,7 +17,8 @@ The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files 
 merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep all that is finished; the same
 command goes on from there. A killed runner (SIGKILL) takes its runs with it on Linux. Exit code: 0 all is
 finished, 1 a run failed, 3 time was up with runs left, 130 interrupted. Each run has one thread and, where the system
-can, a core of its own.
+can, cores of its own, as many as there are for each worker: with --workers 1 a command may be
+`-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py`, two ranks on two cores.
 """
 
 import csv
@@ -225,7 +226,7 @@ def lock(folder: Path) -> TextIO | None:
     return file
 
 
-def start(run: Run, core: int | None, args: Args) -> subprocess.Popen:
+def start(run: Run, cores: list[int], args: Args) -> subprocess.Popen:
     """The run in a process group of its own, so that Ctrl-C does not reach it before this process does."""
     folder = Path(args.run_dir) / args.table / run.key
     shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
@@ -233,8 +234,8 @@ def start(run: Run, core: int | None, args: Args) -> subprocess.Popen:
     libc, runner = ctypes.CDLL(None) if sys.platform == "linux" else None, os.getpid()
 
     def before() -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
+        if cores:
+            os.sched_setaffinity(0, cores)
         if libc is not None:
             libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the runner, however it ends
             if os.getppid() != runner:
@@ -309,7 +310,7 @@ def main(args: Args) -> int:
     if not queue:
         return 0
     locked = lock(Path(args.run_dir) / args.table)  # noqa: F841  until this function ends
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None]
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     deadline, about, failed, code = time.monotonic() + 60 * args.max_minutes, machine(), [], 0
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
     total = tqdm(total=len(queue), desc="all runs", unit="run", mininterval=1)
@@ -322,7 +323,8 @@ def main(args: Args) -> int:
                 slot, run = free.pop(0), queue.pop(0)
                 bar = tqdm(total=100, desc=run.key, position=slot + 1, leave=False, mininterval=1,
                            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}")
-                running[slot] = run, start(run, cores[slot % len(cores)], args), time.time(), bar
+                own = cores[slot :: args.workers] or cores[slot % max(len(cores), 1) :][:1]
+                running[slot] = run, start(run, own, args), time.time(), bar
             time.sleep(0.2)
             for slot, (run, process, began, bar) in list(running.items()):
                 percent, ret = progress(Path(args.run_dir) / args.table / run.key / "stderr.txt")

@@ -99,6 +99,16 @@ def test_a_finished_run_leaves_its_episodes_and_settings(finished):
     assert settings["steps"] == 64 and settings["SPS"] > 0 and 0 <= settings["collection_mismatch"] < 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are given on Linux only")
+def test_a_run_of_two_ranks(tmp_path):
+    """One worker has all cores, so its command may start ranks; steps are those of both."""
+    launch = f"tiny=-m torch.distributed.run --standalone --nproc-per-node 2 {PPO}".replace("64", "128")
+    assert run.main(arguments(tmp_path, [launch], seeds=(1,), env_ids=("CartPole-v1",))) == 0
+    (path,) = (tmp_path / "results" / "t" / "runs").glob("*.json")
+    assert json.loads(path.read_text())["steps"] == 128 and path.name.startswith("tiny_CartPole-v1_s1_")
+
+
 def test_finished_runs_are_skipped(finished, monkeypatch):
     monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a finished run was started"))
     assert run.main(finished) == 0

@@ -13,8 +13,8 @@ PYTHON=${PYTHON:-python}
 
 flags="cleanrl_graph/ppo_graph.py --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3
     --learning-rate 1e-3 --gamma 1 --gae-lambda 0.98 --save-model"
-sizes='[{"jobs": [3, 10], "machines": [3, 10], "lookahead": 4}, {"jobs": [10, 30], "machines": [4, 10], "lookahead": 4}]'
-larger='[{"jobs": [5, 15], "machines": [5, 15], "lookahead": 4}, {"jobs": [10, 40], "machines": [5, 15], "lookahead": 4}]'
+sizes='[{"jobs": [3, 10], "machines": [3, 10], "lookahead": 2}, {"jobs": [10, 30], "machines": [4, 10], "lookahead": 2}]'
+larger='[{"jobs": [5, 15], "machines": [5, 15], "lookahead": 2}, {"jobs": [10, 40], "machines": [5, 15], "lookahead": 2}]'
 run() { "$PYTHON" benchmark/run.py --env-ids envs:JobShop-v0 --table "$@"; }
 small=(la ta15x15 ta20x15 ta20x20 orb abz yn)
 large=(ta30x15 ta30x20 ta50x15 ta50x20 ta100x20 swv)
@@ -36,7 +36,7 @@ table() {
 for part in ${PARTS:-quick long greedy l2d samples solver table}; do
     case $part in
         quick)
-            run job_shop_quick --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$flags --total-timesteps 300000
+            run job_shop_quick --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$flags --total-timesteps 400000
                 --eval-suite la --env-kwargs '$sizes' --capture-video"
             table job_shop_quick
             ;;

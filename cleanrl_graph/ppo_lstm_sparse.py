@@ -158,7 +158,7 @@ class Args:
     update_epochs: int = 8
     """the K epochs to update the policy"""
     norm_adv: bool = True
-    """toggles advantages normalization"""
+    """toggles advantages normalization, by std + 0.1 std of the returns"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
@@ -1492,7 +1492,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         actions, log_probs, values = map(torch.cat, zip(*columns))  # [T * N, ...]
 
         # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends; one that was truncated goes on
-        # in expectation: r + gamma V(final observation). All values are computed in one batch and copied at once
+        # in expectation: r + gamma V(final observation). All values are computed in one batch
         next_values = memory.values(step)
         V, next_value, final_values = np.split(torch.cat([values, next_values]).cpu().numpy(), [T * N, T * N + N])
         rewards.reshape(-1)[np.concatenate(cut)] += args.gamma * final_values
@@ -1502,7 +1502,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             advantages[t] = lastgaelam = delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
             next_value = V[t]
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        v_scale = 1 + np.var(all_ranks(advantages + V))  # tames large returns
+        spread = np.std(all_ranks(advantages + V))  # of returns
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
@@ -1519,7 +1519,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 0.1 * spread + 1e-8)
                 pg_loss1 = -mb_advantages * ratio
                 pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
@@ -1529,7 +1529,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                     v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss / v_scale
+                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss / (1 + spread**2)
 
                 optimizer.zero_grad()
                 loss.backward()
@@ -1546,7 +1546,7 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         if args.norm_obs:  # after the update, which must see what collection saw
             agent.encoder.observe(storage.gather(np.arange(args.batch_size)))
 
-        # Log: waits for the device, as target_kl does
+        # Log: waits for the device
         logs = torch.stack(logs).cpu().numpy()
         for k, name in zip(*np.nonzero(~np.isfinite(logs))):
             raise UsageError(f"update {iteration}, minibatch {k}: {LOGGED[name]} is {logs[k, name]}; rewards and "

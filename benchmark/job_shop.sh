@@ -1,6 +1,6 @@
 #!/bin/bash
-# Job-shop scheduling, the whole table. Trainings: the README's first command, on one core (quick), and longer ones on larger
-# instances, two ranks on two cores (long). What their models find, instance by instance and with the seconds of each:
+# Job-shop scheduling, the whole table. Trainings, two ranks on two cores: the README's first command (quick), and longer ones
+# on larger instances (long). What their models find, instance by instance and with the seconds of each:
 # greedily on la, ta, orb, swv, abz and yn (greedy), on the test sets of L2D (l2d), and the best of 128 samples (samples):
 # all seeds up to 20x20, one seed and three instances of each group beyond. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on
 # a core that nothing else uses, with benchmark/requirements.txt (solver). Tables and plot (table). Goes on where it was
@@ -11,11 +11,11 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 
-flags="cleanrl_graph/ppo_graph.py --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3
-    --learning-rate 1e-3 --gamma 1 --gae-lambda 0.98 --save-model"
+train="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py --num-envs 32 --num-steps 64
+    --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3 --gamma 1 --save-model"
 sizes='[{"jobs": [3, 10], "machines": [3, 10], "lookahead": 2}, {"jobs": [10, 30], "machines": [4, 10], "lookahead": 2}]'
 larger='[{"jobs": [5, 15], "machines": [5, 15], "lookahead": 2}, {"jobs": [10, 40], "machines": [5, 15], "lookahead": 2}]'
-run() { "$PYTHON" benchmark/run.py --env-ids envs:JobShop-v0 --table "$@"; }
+run() { "$PYTHON" benchmark/run.py --env-ids envs:JobShop-v0 --workers 1 --table "$@"; }
 small=(la ta15x15 ta20x15 ta20x20 orb abz yn)
 large=(ta30x15 ta30x20 ta50x15 ta50x20 ta100x20 swv)
 play() { # FLAGS OF schedules.py: the models that there are, with those flags
@@ -36,13 +36,13 @@ table() {
 for part in ${PARTS:-quick long greedy l2d samples solver table}; do
     case $part in
         quick)
-            run job_shop_quick --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$flags --total-timesteps 400000
+            run job_shop_quick --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$train --total-timesteps 800000
                 --eval-suite la --env-kwargs '$sizes' --capture-video"
             table job_shop_quick
             ;;
         long)
-            run job_shop_long --seeds ${SEEDS:-1 2} "$@" --workers 1 --commands "long=-m torch.distributed.run --standalone
-                --nproc-per-node 2 $flags --total-timesteps 4000000 --eval-suite la --env-kwargs '$larger'"
+            run job_shop_long --seeds ${SEEDS:-1 2} "$@" --commands "long=$train --total-timesteps 4000000
+                --eval-suite la --env-kwargs '$larger'"
             table job_shop_long
             ;;
         greedy) play --suites "${small[@]}" "${large[@]}" --samples 0 ;;

@@ -261,13 +261,13 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     unique = lambda values: ", ".join(dict.fromkeys(value for value in values if value))
     days = sorted(entry["started"][:10] for entry in settings)
     seconds = sum(entry["duration"] for entry in settings)
-    parts = [f"    bash benchmark/{args.table.removesuffix('_long')}.sh"]
+    parts = [f"    bash benchmark/{re.sub('_(quick|long)$', '', args.table)}.sh"]
     if settings:
-        parts += [f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run, "
+        parts += [f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run or rank, "
                   f"torch {unique(entry['versions'].get('torch') for entry in settings)}, commit "
                   f"{unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
                   f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} "
-                  "minutes of one core altogether. A csv and a json (command, commit, versions) per run: [runs](runs)."]
+                  "minutes altogether. A csv and a json (command, commit, versions) per run: [runs](runs)."]
     parts += args.note
     main = table(groups, args)
     parts += [markdown(main)]

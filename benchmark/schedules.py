@@ -47,6 +47,8 @@ class Args:
     """numbers of samples, 0 for the greedy schedule"""
     max_instances: int | None = None
     """of each suite the first ones only"""
+    whole: bool = False
+    """if toggled, a policy that was trained with a `lookahead` sees all operations that are left"""
     batch: int = 128
     """samples that are drawn side by side"""
     results: str = str(Path(__file__).parent / "results" / "job_shop")
@@ -110,6 +112,7 @@ def main(args: Args) -> None:
     largest = job_shop.JobShopEnv(jobs=100, machines=20)  # actions are nodes of any graph
     policies = {greedy: load_policy(args.model, largest, 1 if greedy else args.batch, greedy)
                 for greedy in {num == 0 for num in args.samples}}
+    whole = {"lookahead": None} if args.whole else {}
     path = Path(args.results) / "schedules.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {key_of(row) for row in read(path)}
@@ -128,7 +131,7 @@ def main(args: Args) -> None:
             policy, began, costs = policies[num == 0], time.perf_counter(), []
             drawn = [reverse(instance) if k % 2 else instance for k in range(max(num, 1))]
             for k in range(0, len(drawn), args.batch):
-                costs += play(policy, [policy.make_env(instance=each) for each in drawn[k : k + args.batch]])
+                costs += play(policy, [policy.make_env(instance=each, **whole) for each in drawn[k : k + args.batch]])
             best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""
             writer.writerow({"suite": suite, "instance": name, "samples": num, "cost": int(min(costs)),
                              "best_known": best_known, "seconds": round(time.perf_counter() - began, 2),

@@ -10,7 +10,8 @@ and its machine are both free. Which operations are offered is the schedule buil
   waits while it has work, so priority rules do better here, but the optimum may be out of reach.
 
 "active" is the default because it schedules better once a policy is trained: after 400,000 decisions of ppo_graph.py
-the mean greedy gap on la01-40 is 5.8% with "active" and 7.0% with "nondelay" (seed 1, benchmark/results/job_shop).
+the mean greedy gap on la01-40 is 5.8% with "active" and 7.0% with "nondelay" (seed 1, active.md and nondelay.md in
+benchmark/results/job_shop).
 
 Mean gap to the best known makespan, %, of the rules below (`rule_makespans`; nondelay agrees with published tables):
 

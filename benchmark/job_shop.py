@@ -102,7 +102,9 @@ def gap_table(ours: dict, others: dict[str, Costs], groups: dict[str, list[str]]
     lines = [["mean gap, %", *(group.removeprefix("ta") for group in groups)]]
     for method, seeds in ours.items():
         cells = [mean_gap(seeds, names) for names in groups.values()]
-        lines.append([f"**{method}, mean of {len(seeds)} seed{'s' * (len(seeds) > 1)}**", *map(cell, cells)])
+        counts = {sum(set(names) <= set(costs) for costs in seeds.values()) for names in groups.values()} - {0}
+        number = f"{'up to ' * (len(counts) > 1)}{max(counts, default=0)} seed{'s' * (counts != {1})}"
+        lines.append([f"**{method}, mean of {number}**", *map(cell, cells)])
     lines += [[method, *(cell(gap(costs, names)) for names in groups.values())] for method, costs in others.items()]
     lines += [[method, *(row.get(group, "") for group in groups)] for method, row in published.items()]
     return [line for line in lines if any(line[1:])]

@@ -563,7 +563,7 @@ def test_table_of_rules_and_policies(tmp_path, monkeypatch):
 # ---- The commands of the tables ----
 def parses(command):
     """Whether a script has the flags of a command, given as words without the interpreter. SystemExit if not."""
-    first = next(k for k, word in enumerate(command) if word.endswith(".py"))  # before it torchrun and its flags
+    first = next((k for k, word in enumerate(command) if word.endswith(".py")), 0)  # before it torchrun and its flags
     script = __import__(Path(command[first]).stem)
     return tyro.cli(script.Args, args=list(command[first + 1:]), console_outputs=False)
 

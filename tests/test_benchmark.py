@@ -359,7 +359,7 @@ def iqm_of(values):
 
 
 # ---- schedules.py and job_shop.py ----
-def test_schedules_go_on(tmp_path):
+def test_schedules_go_on(tmp_path, monkeypatch):
     """Each instance is played once, greedily as the script's own evaluation plays it; samples are at least as many."""
     def ppo(*flags):
         command = [sys.executable, "cleanrl_graph/ppo_graph.py", "--run-dir", str(tmp_path), *flags]
@@ -384,6 +384,10 @@ def test_schedules_go_on(tmp_path):
         assert len(costs) == 5 and min(costs) == int(row["cost"]) >= int(row["best_known"]) and len(set(costs)) > 1
     with pytest.raises(SystemExit, match="JobShop-v0 has"):
         schedules.main(dataclasses.replace(args, suites=["taillard"]))
+    monkeypatch.setattr(schedules, "play", lambda policy, envs: [float(env.unwrapped.lookahead or 0) for env in envs])
+    for whole in (False, True):  # with the whole graph, or with what the policy was trained on
+        schedules.main(dataclasses.replace(args, name=f"whole={whole}", max_instances=1, whole=whole))
+    assert [row["costs"] for row in schedules.read(tmp_path / "schedules.csv")[-2:]] == ["2", "0"]
 
 
 def test_reversed_instances():

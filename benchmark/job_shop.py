@@ -145,6 +145,34 @@ def l2d_table(rows: list[dict]) -> list:
     return [line for line in lines if any(line[1:])]
 
 
+def family_table(rows: list[dict]) -> list:
+    """Mean gap (%) to the lower bound on the families of schedules.FAMILIES: ours greedily, mean of the seeds, and the
+    best of the rules of either builder."""
+    ours, suites = {}, dict.fromkeys(row["suite"] for row in rows if schedules.MADE.fullmatch(row["suite"]))
+    for row in rows:
+        if row["suite"] in suites and not int(row["samples"]):
+            ours.setdefault(f"**ours, {row['name']}, greedy**", {}).setdefault(row["instance"], []).append(
+                float(row["cost"]))
+    lines = [["mean gap, %", *ours, "best rule", "which", "instances"]]
+    for suite in suites:
+        costs, bounds = {}, {}
+        for name, instance in schedules.instances_of(suite).items():
+            env = job_shop.JobShopEnv(instance=instance)
+            env.reset()
+            bounds[name] = env.bound
+            for dispatch in ("nondelay", "active"):
+                for rule in job_shop.RULES[:-1]:
+                    costs.setdefault(f"{rule}, {dispatch}", {})[name] = job_shop.play_rule(
+                        instance["times"], instance["machines"], rule, dispatch)
+        costs |= {method: {name: np.mean(found.get(name, np.nan)) for name in bounds} for method, found in ours.items()}
+        gaps = {method: np.mean([100 * (found[name] / bounds[name] - 1) for name in bounds])
+                for method, found in costs.items()}
+        best = min(gaps.keys() - ours.keys(), key=gaps.get)
+        lines.append([suite, *(cell(gaps[method]) for method in [*ours, best]), best,
+                      schedules.FAMILIES[schedules.MADE.fullmatch(suite)[1]]])
+    return lines
+
+
 def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
     """Gap against seconds (log), a panel per group of Taillard: greedy and the best of n as n grows, of the first three
     instances and the lowest seed, and CP-SAT as its limit grows. n of N samples take n / N of their time, at least
@@ -205,14 +233,17 @@ def main(args: Args) -> None:
     others = {suite: SUITES[suite] for suite in OTHERS}
     tables = [gap_table(ours, solver | rules, taillard, published),
               gap_table({k: v for k, v in ours.items() if "best" in k}, solver | per_instance, THREE, {}),
-              gap_table(ours, solver | rules | per_instance, others, {}), l2d_table(rows), seconds_table(rows)]
+              gap_table(ours, solver | rules | per_instance, others, {}), l2d_table(rows), family_table(rows),
+              seconds_table([row for row in rows if not schedules.MADE.fullmatch(row["suite"])])]
     unique = lambda column: ", ".join(dict.fromkeys(row[column] for row in rows))
     parts = ["    bash benchmark/job_shop.sh", f"{unique('cpu')}, one thread, commit {unique('commit')}.",
              "Taillard's 80 instances, mean gap to the best known makespan, %:",
              report.markdown(short_table(tables[0], solver)), "All methods:", report.markdown(tables[0]),
              "The first three instances of each larger group:", report.markdown(tables[1]),
              "Other instances:", report.markdown(tables[2]), "The test sets of L2D:", report.markdown(tables[3]),
-             "Median seconds of an instance:", report.markdown(tables[4]), "![gaps against seconds](gaps.png)", SOURCES]
+             "Random instances of families that no training has seen, 10 of each, to the lower bound before the first "
+             "decision:", report.markdown(tables[4]),
+             "Median seconds of an instance:", report.markdown(tables[5]), "![gaps against seconds](gaps.png)", SOURCES]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     with open(folder / "table.csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -1,12 +1,13 @@
 #!/bin/bash
 # Job-shop scheduling, the whole table. Trainings, two ranks on two cores: the README's first command (quick), and longer ones
 # on larger instances (long). What their models find, instance by instance and with the seconds of each:
-# greedily on la, ta, orb, swv, abz and yn (greedy), on the test sets of L2D (l2d), and the best of 128 samples (samples):
-# all seeds up to 20x20, one seed and three instances of each group beyond. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on
-# a core that nothing else uses, with benchmark/requirements.txt (solver). Tables and plot (table). Goes on where it was
-# stopped; models that are gone but for their tables are trained again only when these are deleted.
+# greedily on la, ta, orb, swv, abz and yn (greedy), on the test sets of L2D (l2d), on other durations and routes
+# (families), and the best of 128 samples (samples): all seeds up to 20x20, one seed and three instances of each group
+# beyond. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on a core that nothing else uses, with benchmark/requirements.txt
+# (solver). Tables and plot (table). Goes on where it was stopped; models that are gone but for their tables are trained
+# again only when these are deleted, but those in benchmark/results/job_shop are played without.
 #
-#     bash benchmark/job_shop.sh [FLAGS OF run.py]     # PARTS="quick long greedy l2d samples solver table" is the default
+#     bash benchmark/job_shop.sh [FLAGS OF run.py]     # all PARTS: quick long greedy l2d families samples solver table
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
@@ -23,6 +24,7 @@ play() { # FLAGS OF schedules.py: the models that there are, with those flags
     for seed in ${SEEDS:-1 2 3}; do
         for name in quick long; do
             model=(runs/job_shop*/${name}_*_s"${seed}"_*/*/model.pt)
+            [ -f "${model[0]}" ] || model=(benchmark/results/job_shop/${name}_s"$seed".pt)
             [ ! -f "${model[0]}" ] ||
                 "$PYTHON" benchmark/schedules.py --model "${model[0]}" --name $name --seed $seed "$@"
         done
@@ -33,7 +35,7 @@ table() {
         --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training."
 }
 
-for part in ${PARTS:-quick long greedy l2d samples solver table}; do
+for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
     case $part in
         quick)
             run job_shop_quick --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$train --total-timesteps 800000
@@ -47,6 +49,10 @@ for part in ${PARTS:-quick long greedy l2d samples solver table}; do
             ;;
         greedy) play --suites "${small[@]}" "${large[@]}" --samples 0 ;;
         l2d) play --suites l2d6x6 l2d10x10 l2d15x15 l2d20x20 l2d30x20 --samples 0 ;;
+        families)
+            play --samples 0 --suites \
+                {uniform,flow,halves,narrow,wide,exponential,bimodal,perjob,permachine}{15x15,30x10}
+            ;;
         samples)
             play --suites "${small[@]}" --samples 128
             SEEDS=1 play --suites "${large[@]}" --max-instances 3 --samples 128

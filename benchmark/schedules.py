@@ -7,12 +7,13 @@ one for the reversed instance, whose jobs run backwards: a schedule that is read
 instance, of the same makespan. Each row of benchmark/results/job_shop/schedules.csv is written when its instance ends,
 and what is in there is not played again, so an interrupted command goes on. `costs` has the makespan of each sample, so
 that the best of fewer, or of one direction, can be told as well.
-Suites are those of JobShop-v0 and the test sets of L2D (Zhang et al. 2020), such as l2d10x10: 100 random instances that
-their generator draws from the seed 200.
+Suites are those of JobShop-v0, the test sets of L2D (Zhang et al. 2020), such as l2d10x10: 100 random instances that
+their generator draws from the seed 200, and of FAMILIES, such as flow15x15: 10 random instances.
 """
 
 import csv
 import os
+import re
 import subprocess
 import sys
 import time
@@ -32,6 +33,15 @@ from utils.policy import Policy, load_policy  # noqa: E402
 
 COLUMNS = ("name", "seed", "suite", "instance", "samples", "cost", "best_known", "seconds", "costs", "commit", "cpu")
 
+FAMILIES = {  # instances that differ in one thing from times of 1 to 99 and routes at random
+    "uniform": "times of 1 to 99 and routes at random, as in the training", "flow": "each job has the same route",
+    "halves": "the first half of the machines, at random, then the other half", "narrow": "times of 50 to 100",
+    "wide": "times of 1 to 1000", "exponential": "exponential times of mean 50",
+    "bimodal": "four of five times 1 to 20, the others 80 to 200", "perjob": "the times of a job differ by 20 at most",
+    "permachine": "those of a machine differ by 20 at most",
+}
+MADE = re.compile(rf"({'|'.join(FAMILIES)})(\d+)x(\d+)")
+
 
 @dataclass
 class Args:
@@ -42,7 +52,7 @@ class Args:
     seed: int
     """the seed of its training, and of the samples"""
     suites: list[str] = field(default_factory=lambda: ["la"])
-    """suites of JobShop-v0 (`eval_suites`), or l2d10x10 and others of L2D"""
+    """suites of JobShop-v0 (`eval_suites`), l2d10x10 and others of L2D, flow15x15 and others of FAMILIES"""
     samples: list[int] = field(default_factory=lambda: [0])
     """numbers of samples, 0 for the greedy schedule"""
     max_instances: int | None = None
@@ -66,10 +76,41 @@ def l2d_instances(suite: str) -> dict[str, dict]:
     return instances
 
 
+def family_instances(suite: str) -> dict[str, dict]:
+    """Name -> instance of one of FAMILIES, with its size."""
+    family, *size = re.fullmatch(MADE, suite).groups()
+    shape = num_jobs, num_machines = tuple(map(int, size))
+    rng, instances = np.random.default_rng(shape), {}
+    for k in range(10):
+        times, machines = rng.integers(1, 100, shape), rng.random(shape).argsort(axis=1)
+        if family == "flow":
+            machines = np.tile(np.arange(num_machines), (num_jobs, 1))
+        elif family == "halves":
+            half = (num_machines + 1) // 2
+            machines = np.concatenate([rng.random((num_jobs, half)).argsort(axis=1),
+                                       half + rng.random((num_jobs, num_machines - half)).argsort(axis=1)], axis=1)
+        elif family == "narrow":
+            times = rng.integers(50, 101, shape)
+        elif family == "wide":
+            times = rng.integers(1, 1001, shape)
+        elif family == "exponential":
+            times = np.ceil(rng.exponential(50, shape)).astype(int)
+        elif family == "bimodal":
+            times = np.where(rng.random(shape) < 0.8, rng.integers(1, 21, shape), rng.integers(80, 201, shape))
+        elif family == "perjob":
+            times = rng.integers(1, 80, (num_jobs, 1)) + rng.integers(0, 21, shape)
+        elif family == "permachine":
+            times = rng.integers(1, 80, num_machines)[machines] + rng.integers(0, 21, shape)
+        instances[f"{suite}-{k}"] = {"times": times, "machines": machines}
+    return instances
+
+
 def instances_of(suite: str) -> dict[str, object]:
     """Name -> the environment's argument `instance`."""
     if suite.startswith("l2d"):
         return l2d_instances(suite)
+    if re.fullmatch(MADE, suite):
+        return family_instances(suite)
     return {kwargs["instance"]: kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]}
 
 
@@ -106,8 +147,10 @@ def read(path: Path) -> list[dict]:
 
 def main(args: Args) -> None:
     known = job_shop.JobShopEnv.eval_suites
-    if unknown := [suite for suite in args.suites if suite not in known and not suite.startswith("l2d")]:
-        raise SystemExit(f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}")
+    if unknown := [suite for suite in args.suites
+                   if suite not in known and not suite.startswith("l2d") and not re.fullmatch(MADE, suite)]:
+        raise SystemExit(f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; {', '.join(FAMILIES)} are "
+                         "families of instances, named with a size, such as flow15x15")
     torch.set_num_threads(int(os.getenv("OMP_NUM_THREADS", "1")))
     largest = job_shop.JobShopEnv(jobs=100, machines=20)  # actions are nodes of any graph
     policies = {greedy: load_policy(args.model, largest, 1 if greedy else args.batch, greedy)

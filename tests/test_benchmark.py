@@ -415,6 +415,25 @@ def test_sets_of_l2d(suite, digest):
     assert hashlib.sha1(data.tobytes()).hexdigest()[:12] == digest
 
 
+@pytest.mark.parametrize("family", schedules.FAMILIES)
+def test_families_of_job_shops(family):
+    """Ten instances that can be scheduled and differ; what the family says of times and routes holds for each."""
+    found = schedules.instances_of(f"{family}12x6")
+    assert len(found) == 10 and schedules.instances_of(f"{family}12x6").keys() == found.keys()
+    assert len({instance["times"].tobytes() for instance in found.values()}) == 10
+    for instance in found.values():
+        env = job_shop.job_shop.JobShopEnv(instance=instance)
+        env.reset()
+        times, machines = instance["times"], instance["machines"]
+        assert times.shape == (12, 6) and (np.sort(machines, axis=1) == np.arange(6)).all() and times.min() >= 1
+        assert (machines == machines[0]).all() == (family == "flow")
+        assert ((machines[:, :3] < 3).all()) == (family in ("flow", "halves"))
+        assert (np.ptp(times, axis=1).max() <= 20) == (family == "perjob")
+        by_machine = np.take_along_axis(times, machines.argsort(axis=1), axis=1)
+        assert (np.ptp(by_machine, axis=0).max() <= 20) == (family == "permachine")
+        assert (times.min() >= 50) == (family == "narrow") and (times.max() > 400) == (family == "wide")
+
+
 def test_gaps_of_job_shops(tmp_path, monkeypatch):
     """Groups that were played as a whole have a mean over instances and seeds; the best of 16 among 32 is the mean of
     two; the solver, the rules and the published rows stand beside them."""
@@ -437,6 +456,11 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
     rows += [row(1, "ta15x15", name, 32, [best(name) * 1.1] * 16 + [best(name) * 1.2] * 15 + [best(name) * 1.3])
              for name in job_shop.SUITES["ta15x15"]]
     rows += [row(1, "ta30x15", name, 0, [best(name)]) for name in job_shop.SUITES["ta30x15"][:9]]  # not all
+    for name, instance in schedules.instances_of("flow3x2").items():
+        env = job_shop.job_shop.JobShopEnv(instance=instance)
+        env.reset()
+        rows += [{**row(seed, "ta15x15", "ta01", 0, [env.bound * seed]), "suite": "flow3x2", "instance": name}
+                 for seed in (1, 2)]
     with open(folder / "schedules.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, schedules.COLUMNS)
         writer.writeheader()
@@ -446,7 +470,7 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
     for line in ["| 15x15 | 15.0 | 24.4 |", "| **ours, quick, greedy, mean of 2 seeds** | 15.0 |  |",
                  "| SPT, nondelay | 50.0 | 50.0 |",
                  "| **ours, quick, best of 16, mean of 1 seed** | 15.0 |  |", "| SPN best of 128 [a] | 7.3 | 9.3 |",
-                 "| SPN best of 128 [a] | 13.1 |", "| quick, greedy | 2 | 2 |"]:
+                 "| SPN best of 128 [a] | 13.1 |", "| quick, greedy | 2 | 2 |", "| flow3x2 | 50.0 | "]:
         assert line in text, line
     with open(folder / "table.csv") as file:
         assert [(row["method"], row["seed"], row["ta15x15"], row["ta30x15"]) for row in csv.DictReader(file)] == [
@@ -592,7 +616,7 @@ if "quick=" in str(sys.argv):
     (folder / "model.pt").touch()
 """)
     python.chmod(0o755)
-    parts = {"job_shop": "quick long greedy l2d samples solver table", "stateless_cartpole": "ours table"}
+    parts = {"job_shop": "quick long greedy l2d families samples solver table", "stateless_cartpole": "ours table"}
     pythons = {f"{name}PYTHON": str(python) for name in ("", "PEER_", "TRXL_", "THIRD_PARTY_")}
     env = os.environ | pythons | {"SEEDS": "1", "PARTS": parts.get(script, ""), "CLEANRL": "cleanrl"}
     shutil.copytree(BENCHMARK / "results" / "speed", copy / "results" / "speed")  # shown by speed.sh

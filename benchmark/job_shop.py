@@ -241,8 +241,8 @@ def main(args: Args) -> None:
              report.markdown(short_table(tables[0], solver)), "All methods:", report.markdown(tables[0]),
              "The first three instances of each larger group:", report.markdown(tables[1]),
              "Other instances:", report.markdown(tables[2]), "The test sets of L2D:", report.markdown(tables[3]),
-             "Random instances, 10 of each family, with times or routes that no training has had (but for uniform), gap "
-             "to the lower bound before the first decision:", report.markdown(tables[4]),
+             "Random instances, 10 of each family, with times or routes that no training has had (but for uniform), "
+             "gap to the lower bound before the first decision:", report.markdown(tables[4]),
              "Median seconds of an instance:", report.markdown(tables[5]), "![gaps against seconds](gaps.png)", SOURCES]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     with open(folder / "table.csv", "w", newline="") as file:

@@ -167,7 +167,7 @@ def family_table(rows: list[dict]) -> list:
         costs |= {method: {name: np.mean(found.get(name, np.nan)) for name in bounds} for method, found in ours.items()}
         gaps = {method: np.mean([100 * (found[name] / bounds[name] - 1) for name in bounds])
                 for method, found in costs.items()}
-        best = min(gaps.keys() - ours.keys(), key=gaps.get)
+        best = min((method for method in gaps if method not in ours), key=gaps.get)
         lines.append([suite, *(cell(gaps[method]) for method in [*ours, best]), best,
                       schedules.FAMILIES[schedules.MADE.fullmatch(suite)[1]]])
     return lines

@@ -4,8 +4,8 @@
 # greedily on la, ta, orb, swv, abz and yn (greedy), on the test sets of L2D (l2d), on other durations and routes
 # (families), and the best of 128 samples (samples): all seeds up to 20x20, one seed and three instances of each group
 # beyond. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on a core that nothing else uses, with benchmark/requirements.txt
-# (solver). Tables and plot (table). Goes on where it was stopped; models that are gone but for their tables are trained
-# again only when these are deleted, but those in benchmark/results/job_shop are played without.
+# (solver). Tables and plot (table). Goes on where it was stopped. A training that has its table is not repeated: where its
+# model is gone, the one in benchmark/results/job_shop is played, if there is one.
 #
 #     bash benchmark/job_shop.sh [FLAGS OF run.py]     # all PARTS: quick long greedy l2d families samples solver table
 set -euo pipefail

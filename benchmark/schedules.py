@@ -78,7 +78,7 @@ def l2d_instances(suite: str) -> dict[str, dict]:
 
 def family_instances(suite: str) -> dict[str, dict]:
     """Name -> instance of one of FAMILIES, with its size."""
-    family, *size = re.fullmatch(MADE, suite).groups()
+    family, *size = MADE.fullmatch(suite).groups()
     shape = num_jobs, num_machines = tuple(map(int, size))
     rng, instances = np.random.default_rng(shape), {}
     for k in range(10):
@@ -109,7 +109,7 @@ def instances_of(suite: str) -> dict[str, object]:
     """Name -> the environment's argument `instance`."""
     if suite.startswith("l2d"):
         return l2d_instances(suite)
-    if re.fullmatch(MADE, suite):
+    if MADE.fullmatch(suite):
         return family_instances(suite)
     return {kwargs["instance"]: kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]}
 
@@ -148,7 +148,7 @@ def read(path: Path) -> list[dict]:
 def main(args: Args) -> None:
     known = job_shop.JobShopEnv.eval_suites
     if unknown := [suite for suite in args.suites
-                   if suite not in known and not suite.startswith("l2d") and not re.fullmatch(MADE, suite)]:
+                   if suite not in known and not suite.startswith("l2d") and not MADE.fullmatch(suite)]:
         raise SystemExit(f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; {', '.join(FAMILIES)} are "
                          "families of instances, named with a size, such as flow15x15")
     torch.set_num_threads(int(os.getenv("OMP_NUM_THREADS", "1")))

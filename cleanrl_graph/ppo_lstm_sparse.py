@@ -1313,7 +1313,7 @@ class Agent(nn.Module):
         # its bias lets the size of observations through the norm
         layer = nn.Linear(dim + self.action_dim + args.prev_reward, element_dim)
         self.token = nn.Sequential(layer, nn.LayerNorm(element_dim), nn.ReLU())
-        # small at first: gates that are full cannot count
+        # small at first: with fuller gates it learns to count later
         nn.init.constant_(self.token[1].weight, 0.5)
         self.memory = SparseLSTM(element_dim, self.group is not None, edge_rows, args)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]

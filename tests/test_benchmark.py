@@ -415,14 +415,13 @@ def test_sets_of_l2d(suite, digest):
     assert hashlib.sha1(data.tobytes()).hexdigest()[:12] == digest
 
 
-@pytest.mark.parametrize("path", sorted((BENCHMARK / "results" / "job_shop").glob("*.pt")), ids=lambda path: path.stem)
-def test_models_of_job_shops(tmp_path, path):
+@pytest.mark.parametrize("name", ["quick", "long"])
+def test_models_of_job_shops(tmp_path, name):
     """The trained models that the repository holds find what their rows say, but for another machine's rounding."""
-    name, seed = path.stem.split("_s")
-    schedules.main(schedules.Args(model=str(path), name=name, seed=int(seed), suites=["la"], max_instances=10,
-                                  results=str(tmp_path)))
-    known = {schedules.key_of(row): float(row["cost"])
-             for row in schedules.read(BENCHMARK / "results" / "job_shop" / "schedules.csv")}
+    folder = BENCHMARK / "results" / "job_shop"
+    schedules.main(schedules.Args(model=str(folder / f"{name}_s1.pt"), name=name, seed=1, suites=["la"],
+                                  max_instances=10, results=str(tmp_path)))
+    known = {schedules.key_of(row): float(row["cost"]) for row in schedules.read(folder / "schedules.csv")}
     rows = schedules.read(tmp_path / "schedules.csv")
     ratios = [float(row["cost"]) / known[schedules.key_of(row)] for row in rows]
     assert len(ratios) == 10 and abs(np.mean(ratios) - 1) < 0.01

@@ -10,7 +10,7 @@ TABLE=recall
 
 commands=()
 for length in ${LENGTHS:-10 50 200}; do
-    flags="--env-kwargs '{\"length\": $length}' --eval-episodes 200 --total-timesteps $((length < 100 ? 150000 : 200000))"
+    flags="--env-kwargs '{\"length\": $length}' --eval-episodes 200 --total-timesteps $((length < 100 ? 150000 : 600000))"
     commands+=(
         "frames_$length=cleanrl_graph/ppo_framestack.py $flags"
         "lstm_$length=cleanrl_graph/ppo_lstm_sparse.py $flags"

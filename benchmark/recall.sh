@@ -1,6 +1,6 @@
 #!/bin/bash
 # Recall: a cue at the first step, a corridor of 10, 50 or 200 steps, a choice. Right choices per script and length, in
-# about 30 minutes on one core.
+# about two hours on one core.
 #
 #     bash benchmark/recall.sh [FLAGS OF run.py]
 set -euo pipefail

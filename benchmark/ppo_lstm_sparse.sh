@@ -1,6 +1,6 @@
 #!/bin/bash
 # GraphExplore: an LSTM state per node that was seen (sparse, growing) against one LSTM state per environment and against
-# no memory. About 75 minutes on one core.
+# no memory. About 25 minutes on one core.
 #
 #     bash benchmark/ppo_lstm_sparse.sh [FLAGS OF run.py]
 set -euo pipefail
@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 TABLE=ppo_lstm_sparse
 
-flags="--total-timesteps 500000 --eval-episodes 200"
+flags="--total-timesteps 250000 --eval-episodes 200"
 alike="--num-envs 16 --update-epochs 8 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"  # as the LSTM's defaults
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:GraphExplore-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands \
     "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags" \

@@ -9,7 +9,7 @@ PYTHON=${PYTHON:-python}
 TABLE=ppo_lstm_sparse
 
 flags="--total-timesteps 250000 --eval-episodes 200"
-alike="--num-envs 16 --update-epochs 8 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"  # as the LSTM's defaults
+alike="--num-envs 16 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"  # as the LSTM's defaults
 "$PYTHON" benchmark/run.py --table $TABLE --env-ids envs:GraphExplore-v0 --seeds ${SEEDS:-1 2 3} "$@" --commands \
     "per_node=cleanrl_graph/ppo_lstm_sparse.py $flags" \
     "per_env=cleanrl_graph/ppo_lstm_sparse.py $flags --no-state-per-node" \

@@ -123,11 +123,11 @@ class Args:
 
     # Memory
     state_per_node: bool = True
-    """if toggled, and there are node_ids, each node has a state of its own; otherwise each env has one"""
+    """with node_ids, each node has a state of its own; otherwise each env"""
     lstm_dim: int = 128
     """width of the LSTM's hidden state"""
     forget_bias: float = 5.0
-    """the LSTM's forget gates begin with biases from 0 to this: short and long memories"""
+    """forget gates begin with biases from 0 to this: short and long memories"""
     prev_action: bool = True
     """the previous action is an input"""
     prev_reward: bool = False
@@ -135,7 +135,7 @@ class Args:
     state_readout: Literal["mean", "sum"] = "mean"
     """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
-    """if toggled, the edges seen so far are remembered too, and messages of remembered neighbours reach each visible
+    """the edges seen so far are remembered too, and messages of remembered neighbours reach each visible
     node (with node_ids)"""
 
     # Algorithm
@@ -155,8 +155,8 @@ class Args:
     """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches"""
-    update_epochs: int = 8
-    """the K epochs to update the policy"""
+    update_epochs: int | None = None
+    """the K epochs of an update; None: 4 with a state per node, else 8"""
     norm_adv: bool = True
     """toggles advantages normalization, by std + 0.1 std of the returns"""
     clip_coef: float = 0.2
@@ -1510,9 +1510,9 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []
-        for _ in range(args.update_epochs):
+        for _ in range(args.update_epochs or (4 if agent.group else 8)):
             for some in np.array_split(rng.permutation(N), args.num_minibatches):
-                idx = (some[:, None] + N * np.arange(T)).ravel()  # all steps of some envs, ordered by env
+                idx = (some[:, None] + N * np.arange(T)).ravel()  # all steps of some envs
                 mb = to_device(idx, device)
                 inputs = memory.minibatch(some, idx)
                 mb_actions = actions[inputs.obs[agent.head.rows[per_row]].rows] if per_row else actions[mb]

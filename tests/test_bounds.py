@@ -97,7 +97,8 @@ def test_flags_of_all_scripts_are_alike(name):
     theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
     ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}
     for field in set(ours) & set(theirs) - {"exp_name", "env_id", "env_kwargs"}:
-        assert theirs[field][0] == ours[field][0], field
+        if (name, field) != ("ppo_lstm_sparse", "update_epochs"):  # None: as the observations ask for
+            assert theirs[field][0] == ours[field][0], field
         tuned = name in MEMORIES and field in TUNED
         assert tuned or str(theirs[field][1]) == str(ours[field][1]), field
     assert name not in MEMORIES or set(ours) <= set(theirs)

@@ -45,6 +45,11 @@ class Args:
 Costs = dict[str, float]  # instance -> makespan
 
 
+def kind_of(row: dict) -> str:
+    """What the schedules of a row are."""
+    return {0: "greedy", -1: "greedy in both directions"}.get(int(row["samples"]), f"{row['samples']} samples")
+
+
 def best_of(row: dict, number: int) -> float:
     """The expected best of `number` of a row's samples, nan if it has fewer; of a greedy row its cost."""
     costs = np.array(row["costs"].split(), float)
@@ -53,12 +58,13 @@ def best_of(row: dict, number: int) -> float:
 
 
 def our_costs(rows: list[dict]) -> dict[str, dict[str, Costs]]:
-    """Method -> "seed N" -> makespans: greedy of each model, and its best of so many."""
+    """Method -> "seed N" -> makespans: greedy of each model, in both directions, and its best of so many."""
     found = {}
-    for row in sorted(rows, key=lambda row: int(row["samples"])):
-        for number in NUMBERS if int(row["samples"]) else [1]:
-            method = f"ours, {row['name']}, " + (f"best of {number}" if int(row["samples"]) else "greedy")
-            if np.isfinite(cost := best_of(row, number)):
+    for row in sorted(rows, key=lambda row: abs(int(row["samples"]))):
+        sampled = int(row["samples"]) > 0
+        for number in NUMBERS if sampled else [0]:
+            method = f"ours, {row['name']}, " + (f"best of {number}" if sampled else kind_of(row))
+            if np.isfinite(cost := best_of(row, number) if sampled else float(row["cost"])):
                 found.setdefault(method, {}).setdefault(f"seed {row['seed']}", {})[row["instance"]] = cost
     return found
 
@@ -112,7 +118,8 @@ def gap_table(ours: dict, others: dict[str, Costs], groups: dict[str, list[str]]
 
 def short_table(table: list, solver: dict[str, Costs]) -> list:
     """A row per group: the greedy schedules of our models, the published dispatchers, and CP-SAT."""
-    keep = [line for line in table[1:] if "greedy, mean" in line[0] or line[0].startswith(SHORT) or line[0] in solver]
+    keep = [line for line in table[1:] if line[0].startswith("**") and "greedy" in line[0]
+            or line[0].startswith(SHORT) or line[0] in solver]
     return [list(column) for column in zip(["jobs x machines", *table[0][1:]], *(
         [line[0].split(" (")[0].split(" [")[0], *line[1:]] for line in keep))]
 
@@ -121,8 +128,8 @@ def seconds_table(rows: list[dict]) -> list:
     """Median seconds of an instance, alone on one thread."""
     found = {}
     for row in rows:
-        kind = f"{row['samples']} samples" if int(row["samples"]) else "greedy"
-        found.setdefault(f"{row['name']}, {kind}", {}).setdefault(row["suite"], []).append(float(row["seconds"]))
+        times = found.setdefault(f"{row['name']}, {kind_of(row)}", {})
+        times.setdefault(row["suite"], []).append(float(row["seconds"]))
     suites = [suite for suite in dict.fromkeys(row["suite"] for row in rows)]
     return [["seconds", *suites]] + [
         [name, *(f"{np.median(times[suite]):.3g}" if suite in times else "" for suite in suites)]
@@ -190,7 +197,7 @@ def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
             mine = [row for row in mine if row["seed"] == min(row["seed"] for row in mine)]
             points = []
             for sampled in (False, True):
-                some = [row for row in mine if bool(int(row["samples"])) == sampled]
+                some = [row for row in mine if (kind_of(row) != "greedy") == sampled and int(row["samples"]) >= 0]
                 most = min((len(row["costs"].split()) for row in some), default=0)
                 for n in [2**k for k in range(12) if 2**k <= most and (k > 1 or not sampled)]:
                     gaps = [100 * (best_of(row, n) / best[row["instance"]] - 1) for row in some]

@@ -1,11 +1,11 @@
 #!/bin/bash
 # Job-shop scheduling, the whole table. Trainings, two ranks on two cores: the README's first command (quick), and longer ones
-# on larger instances (long). What their models find, instance by instance and with the seconds of each:
-# greedily on la, ta, orb, swv, abz and yn (greedy), on the test sets of L2D (l2d), on other durations and routes
-# (families), and the best of 128 samples (samples): all seeds up to 20x20, one seed and three instances of each group
-# beyond. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on a core that nothing else uses, with benchmark/requirements.txt
-# (solver). Tables and plot (table). Goes on where it was stopped. A training that has its table is not repeated: where its
-# model is gone, the one in benchmark/results/job_shop is played, if there is one.
+# on larger instances (long). What their models find, instance by instance and with the seconds of each: greedily, forwards
+# and as the better of both directions, on la, ta, orb, swv, abz and yn (greedy), on the test sets of L2D (l2d), on other
+# durations and routes (families), and the best of 128 samples (samples): all seeds up to 20x20, one seed and three
+# instances of each group beyond. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on a core that nothing else uses, with
+# benchmark/requirements.txt (solver). Tables and plot (table). Goes on where it was stopped. A training that has its table
+# is not repeated: where its model is gone, the one in benchmark/results/job_shop is played, if there is one.
 #
 #     bash benchmark/job_shop.sh [FLAGS OF run.py]     # all PARTS: quick long greedy l2d families samples solver table
 set -euo pipefail
@@ -47,7 +47,7 @@ for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
                 --eval-suite la --env-kwargs '$larger'"
             table job_shop_long
             ;;
-        greedy) play --suites "${small[@]}" "${large[@]}" --samples 0 ;;
+        greedy) play --suites "${small[@]}" "${large[@]}" --samples 0 -1 ;;
         l2d) play --suites l2d6x6 l2d10x10 l2d15x15 l2d20x20 l2d30x20 --samples 0 ;;
         families)
             play --samples 0 --suites \

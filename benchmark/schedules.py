@@ -4,9 +4,10 @@
 
 One instance after the other, one thread: 0 samples is the greedy schedule, others are drawn side by side, every other
 one for the reversed instance, whose jobs run backwards: a schedule that is read from its end is one of the other
-instance, of the same makespan. Each row of benchmark/results/job_shop/schedules.csv is written when its instance ends,
-and what is in there is not played again, so an interrupted command goes on. `costs` has the makespan of each sample, so
-that the best of fewer, or of one direction, can be told as well.
+instance, of the same makespan. -1 is the better of the greedy schedules of the two. Each row of
+benchmark/results/job_shop/schedules.csv is written when its instance ends, and what is in there is not played again, so
+an interrupted command goes on. `costs` has the makespan of each sample, so that the best of fewer, or of one direction,
+can be told as well.
 Suites are those of JobShop-v0, the test sets of L2D (Zhang et al. 2020), such as l2d10x10: 100 random instances that
 their generator draws from the seed 200, and of FAMILIES, such as flow15x15: 10 random instances.
 """
@@ -54,7 +55,7 @@ class Args:
     suites: list[str] = field(default_factory=lambda: ["la"])
     """suites of JobShop-v0 (`eval_suites`), l2d10x10 and others of L2D, flow15x15 and others of FAMILIES"""
     samples: list[int] = field(default_factory=lambda: [0])
-    """numbers of samples, 0 for the greedy schedule"""
+    """numbers of samples, 0 for the greedy schedule, -1 for the better of the greedy ones of both directions"""
     max_instances: int | None = None
     """of each suite the first ones only"""
     whole: bool = False
@@ -153,8 +154,8 @@ def main(args: Args) -> None:
                          "families of instances, named with a size, such as flow15x15")
     torch.set_num_threads(int(os.getenv("OMP_NUM_THREADS", "1")))
     largest = job_shop.JobShopEnv(jobs=100, machines=20)  # actions are nodes of any graph
-    policies = {greedy: load_policy(args.model, largest, 1 if greedy else args.batch, greedy)
-                for greedy in {num == 0 for num in args.samples}}
+    policies = {greedy: load_policy(args.model, largest, 2 if greedy else args.batch, greedy)
+                for greedy in {num <= 0 for num in args.samples}}
     whole = {"lookahead": None} if args.whole else {}
     path = Path(args.results) / "schedules.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,8 +172,8 @@ def main(args: Args) -> None:
             writer.writeheader()
         for suite, name, instance, num in tqdm(todo, unit="instance"):
             torch.manual_seed(args.seed)
-            policy, began, costs = policies[num == 0], time.perf_counter(), []
-            drawn = [reverse(instance) if k % 2 else instance for k in range(max(num, 1))]
+            policy, began, costs = policies[num <= 0], time.perf_counter(), []
+            drawn = [reverse(instance) if k % 2 else instance for k in range({0: 1, -1: 2}.get(num, num))]
             for k in range(0, len(drawn), args.batch):
                 costs += play(policy, [policy.make_env(instance=each, **whole) for each in drawn[k : k + args.batch]])
             best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""

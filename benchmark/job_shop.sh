@@ -43,7 +43,7 @@ for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
             table job_shop_quick
             ;;
         long)
-            run job_shop_long --seeds ${SEEDS:-1 2} "$@" --commands "long=${train/1e-3/5e-4} --gnn-dim 128 --total-timesteps 3000000
+            run job_shop_long --seeds ${SEEDS:-1 2} "$@" --commands "long=$train --total-timesteps 4000000
                 --eval-suite la --env-kwargs '$larger'"
             table job_shop_long
             ;;

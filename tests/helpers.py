@@ -211,7 +211,8 @@ ACTIONS = {
     "multidiscrete": spaces.MultiDiscrete([3, 2]),
     "bits": spaces.MultiBinary(3),
     "box": vector(2),
-    "mixed": spaces.Dict(a=spaces.Discrete(3), b=spaces.Tuple((vector(2), spaces.MultiBinary(2)))),
+    # not named as a leaf of observation_spaces: a part that has the name of a set is a choice of its elements
+    "mixed": spaces.Dict(move=spaces.Discrete(3), rest=spaces.Tuple((vector(2), spaces.MultiBinary(2)))),
 }
 
 

@@ -15,7 +15,6 @@ their generator draws from the seed 200, and of FAMILIES, such as flow15x15: 10 
 import csv
 import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 import tyro
 from cp_sat import cpu_name
+from run import machine
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
@@ -163,9 +163,8 @@ def main(args: Args) -> None:
     todo = [(suite, name, instance, num) for num in args.samples for suite in args.suites
             for name, instance in list(instances_of(suite).items())[: args.max_instances]
             if (args.name, args.seed, suite, name, num) not in done]
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True,
-                         text=True)
-    about = {"name": args.name, "seed": args.seed, "commit": git.stdout.strip(), "cpu": cpu_name()}
+    commit, *dirty = machine()["commit"].partition("-")
+    about = {"name": args.name, "seed": args.seed, "commit": "".join([commit[:7], *dirty]), "cpu": cpu_name()}
     with open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if file.tell() == 0:

@@ -12,8 +12,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 
-train="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py --num-envs 32 --num-steps 64
-    --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3 --gamma 1 --save-model"
+ranks="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py --num-envs 32
+    --num-minibatches 8 --update-epochs 3 --gamma 1 --save-model"
+train="$ranks --num-steps 64 --learning-rate 1e-3"
 sizes='[{"jobs": [3, 10], "machines": [3, 10], "lookahead": 2}, {"jobs": [10, 30], "machines": [4, 10], "lookahead": 2}]'
 larger='[{"jobs": [5, 15], "machines": [5, 15], "lookahead": 2}, {"jobs": [10, 40], "machines": [5, 15], "lookahead": 2}]'
 run() { "$PYTHON" benchmark/run.py --env-ids envs:JobShop-v0 --workers 1 --table "$@"; }
@@ -42,9 +43,16 @@ for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
                 --eval-suite la --env-kwargs '$sizes' --capture-video"
             table job_shop_quick
             ;;
-        long)
-            run job_shop_long --seeds ${SEEDS:-1 2} "$@" --commands "long=$train --total-timesteps 4000000
-                --eval-suite la --env-kwargs '$larger'"
+        long) # most of it as above; then with whole returns, which the critic does not bias
+            for seed in ${SEEDS:-1 2}; do
+                run job_shop_long --seeds "$seed" "$@" --commands "first=$train --total-timesteps 4000000
+                    --eval-suite la --env-kwargs '$larger'"
+                model=(runs/job_shop_long/first_*_s"$seed"_*/*/model.pt)
+                [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/job_shop_first_s"$seed".pt
+                run job_shop_long --seeds "$seed" "$@" --commands "long=$ranks --total-timesteps 1500000
+                    --num-steps 256 --gae-lambda 1 --learning-rate 5e-4 --eval-suite la --env-kwargs '$larger'
+                    --load-model runs/job_shop_first_s$seed.pt"
+            done
             table job_shop_long
             ;;
         greedy) play --suites "${small[@]}" "${large[@]}" --samples 0 -1 ;;

@@ -311,15 +311,16 @@ def main(args: Args) -> int:
         return 0
     locked = lock(Path(args.run_dir) / args.table)  # noqa: F841  until this function ends
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    deadline, about, failed, code = time.monotonic() + 60 * args.max_minutes, machine(), [], 0
+    deadline, about, failed = time.monotonic() + 60 * args.max_minutes, machine(), []
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
     total = tqdm(total=len(queue), desc="all runs", unit="run", mininterval=1)
     running, free = {}, list(range(min(args.workers, len(queue))))  # slot: (run, process, start, bar)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell has started this in the background
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signals = []  # noted, so that none is lost while a run starts; also where a shell started this in the background
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: signals.append(number))
     try:
-        while (queue or running) and time.monotonic() < deadline:
-            while queue and free:
+        while (queue or running) and not signals and time.monotonic() < deadline:
+            while queue and free and not signals:
                 slot, run = free.pop(0), queue.pop(0)
                 bar = tqdm(total=100, desc=run.key, position=slot + 1, leave=False, mininterval=1,
                            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}")
@@ -339,8 +340,6 @@ def main(args: Args) -> int:
                     total.update()
                     del running[slot]
                     free.append(slot)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stop([process for _, process, _, _ in running.values()])
@@ -354,7 +353,7 @@ def main(args: Args) -> int:
     for run in left:
         print(f"left {run.key}")
     print(f"{args.table}: {len(left)} runs are left, {len(failed)} failed")
-    return code or (FAILED if failed else LEFT if left else 0)
+    return INTERRUPTED if signals else (FAILED if failed else LEFT if left else 0)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ play() { # FLAGS OF schedules.py: the models that there are, with those flags
 }
 table() {
     "$PYTHON" benchmark/report.py --table "$1" --columns steps SPS final --ylabel "(bound - makespan) / bound" \
-        --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training."
+        --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training.${2:-}"
 }
 
 for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
@@ -53,7 +53,7 @@ for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
                     --num-steps 256 --gae-lambda 1 --learning-rate 5e-4 --eval-suite la --env-kwargs '$larger'
                     --load-model runs/job_shop_first_s$seed.pt"
             done
-            table job_shop_long
+            table job_shop_long " long goes on with the model that first has trained."
             ;;
         greedy) play --suites "${small[@]}" "${large[@]}" --samples 0 -1 ;;
         l2d) play --suites l2d6x6 l2d10x10 l2d15x15 l2d20x20 l2d30x20 --samples 0 ;;

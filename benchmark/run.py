@@ -353,7 +353,7 @@ def main(args: Args) -> int:
     for run in left:
         print(f"left {run.key}")
     print(f"{args.table}: {len(left)} runs are left, {len(failed)} failed")
-    return INTERRUPTED if signals else (FAILED if failed else LEFT if left else 0)
+    return INTERRUPTED if signals else FAILED if failed else LEFT if left else 0
 
 
 if __name__ == "__main__":

@@ -47,7 +47,13 @@ Costs = dict[str, float]  # instance -> makespan
 
 def kind_of(row: dict) -> str:
     """What the schedules of a row are."""
-    return {0: "greedy", -1: "greedy in both directions"}.get(int(row["samples"]), f"{row['samples']} samples")
+    sampled = f"{row['samples']} samples{heat(row)}"
+    return {0: "greedy", -1: "greedy in both directions"}.get(int(row["samples"]), sampled)
+
+
+def heat(row: dict) -> str:
+    """At which temperature its samples were drawn, if not at 1."""
+    return "" if float(row["temperature"] or 1) == 1 else f" at temperature {row['temperature']}"
 
 
 def best_of(row: dict, number: int) -> float:
@@ -63,7 +69,7 @@ def our_costs(rows: list[dict]) -> dict[str, dict[str, Costs]]:
     for row in sorted(rows, key=lambda row: abs(int(row["samples"]))):
         sampled = int(row["samples"]) > 0
         for number in NUMBERS if sampled else [0]:
-            method = f"ours, {row['name']}, " + (f"best of {number}" if sampled else kind_of(row))
+            method = f"ours, {row['name']}, " + (f"best of {number}{heat(row)}" if sampled else kind_of(row))
             if np.isfinite(cost := best_of(row, number) if sampled else float(row["cost"])):
                 found.setdefault(method, {}).setdefault(f"seed {row['seed']}", {})[row["instance"]] = cost
     return found
@@ -182,40 +188,44 @@ def family_table(rows: list[dict]) -> list:
 
 def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
     """Gap against seconds (log), a panel per group of Taillard: greedy and the best of n as n grows, of the first three
-    instances and the lowest seed, and CP-SAT as its limit grows. n of N samples take n / N of their time, at least
-    that of the greedy schedule."""
+    instances and the lowest seed, dotted at a temperature other than 1, and CP-SAT as its limit grows. n of N samples
+    take n / N of their time, at least that of the greedy schedule."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 4, figsize=(14, 6.5), sharex=True, constrained_layout=True)
+    lines = {}  # label -> line
     for group, axis in zip(GROUPS, axes.flat):
         names = SUITES[f"ta{group}"][:3]
         best = {name: job_shop.load_instance(name)[2] for name in names}
         for colour, model in zip(("tab:blue", "tab:green"), dict.fromkeys(row["name"] for row in rows)):
             mine = [row for row in rows if row["name"] == model and row["instance"] in best]
             mine = [row for row in mine if row["seed"] == min(row["seed"] for row in mine)]
-            points = []
-            for sampled in (False, True):
-                some = [row for row in mine if (kind_of(row) != "greedy") == sampled and int(row["samples"]) >= 0]
-                most = min((len(row["costs"].split()) for row in some), default=0)
-                for n in [2**k for k in range(12) if 2**k <= most and (k > 1 or not sampled)]:
-                    gaps = [100 * (best_of(row, n) / best[row["instance"]] - 1) for row in some]
-                    times = [float(row["seconds"]) * n / len(row["costs"].split()) for row in some]
-                    points.append((max([np.mean(times), *(points[0][:1] if points else ())]), np.mean(gaps)))
-            if points:
-                axis.plot(*zip(*points), "o-", color=colour, ms=4, label=f"ours, {model}: greedy, best of 4, 8, ...")
+            greedy = [row for row in mine if kind_of(row) == "greedy"]
+            for heated in dict.fromkeys(map(heat, mine)):
+                drawn, points = [row for row in mine if int(row["samples"]) > 0 and heat(row) == heated], []
+                for some in (greedy, drawn):
+                    most = min((len(row["costs"].split()) for row in some), default=0)
+                    for n in [2**k for k in range(12) if 2**k <= most and (k > 1 or some is greedy)]:
+                        gaps = [100 * (best_of(row, n) / best[row["instance"]] - 1) for row in some]
+                        times = [float(row["seconds"]) * n / len(row["costs"].split()) for row in some]
+                        points.append((max([np.mean(times), *(points[0][:1] if points else ())]), np.mean(gaps)))
+                if points and (drawn or not heated):
+                    axis.plot(*zip(*points), "o:" if heated else "o-", color=colour, ms=4)
+                    lines.setdefault(f"ours, {model}: greedy, best of 4, 8, ...{heated}", axis.lines[-1])
         limits = sorted({float(row["seconds"]) for row in solver})
         costs = [(limit, [100 * (float(row["makespan"] or "nan") / best[row["instance"]] - 1) for row in solver
                           if float(row["seconds"]) == limit and row["instance"] in best]) for limit in limits]
         costs = [(limit, np.mean(gaps)) for limit, gaps in costs if len(gaps) == len(names)]
         if costs:
-            axis.plot(*zip(*costs), "s--", color="tab:red", ms=5, label="CP-SAT, its limit")
+            axis.plot(*zip(*costs), "s--", color="tab:red", ms=5)
+            lines.setdefault("CP-SAT, its limit", axis.lines[-1])
         axis.set(title=group, xscale="log", ylim=(0, None) if axis.lines else (0, 1))
         axis.grid(alpha=0.3)
     figure.supxlabel("seconds for an instance, one thread")
     figure.supylabel("gap to the best known makespan, %")
-    axes.flat[0].legend(fontsize=8)
+    figure.legend(lines.values(), lines, loc="outside upper center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -64,6 +64,7 @@ for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
         samples)
             play --suites "${small[@]}" --samples 128
             SEEDS=1 play --suites "${large[@]}" --max-instances 3 --samples 128
+            SEEDS=1 play --suites "${large[@]}" --max-instances 3 --samples 128 --temperature 0.5
             SEEDS=1 play --suites ta15x15 --samples 512
             ;;
         solver)

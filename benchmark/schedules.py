@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
 from envs import job_shop  # noqa: E402
 from utils.policy import Policy, load_policy  # noqa: E402
 
-COLUMNS = ("name", "seed", "suite", "instance", "samples", "cost", "best_known", "seconds", "costs", "commit", "cpu")
+COLUMNS = ("name", "seed", "suite", "instance", "samples", "temperature", "cost", "best_known", "seconds", "costs",
+           "commit", "cpu")
 
 FAMILIES = {  # instances that differ in one thing from times of 1 to 99 and routes at random
     "uniform": "times of 1 to 99 and routes at random, as in the training", "flow": "each job has the same route",
@@ -58,6 +59,8 @@ class Args:
     """numbers of samples, 0 for the greedy schedule, -1 for the better of the greedy ones of both directions"""
     max_instances: int | None = None
     """of each suite the first ones only"""
+    temperature: float = 1.0
+    """by which the logits of samples are divided"""
     whole: bool = False
     """if toggled, a policy that was trained with a `lookahead` sees all operations that are left"""
     batch: int = 128
@@ -138,8 +141,22 @@ def play(policy: Policy, envs: list[gym.Env]) -> list[float]:
     return costs
 
 
+def cool(policy: Policy, temperature: float) -> None:
+    """From now on the policy divides its log-probabilities by the temperature, and does not normalise them again: a
+    sample, which takes the largest after Gumbel noise, needs them up to a constant."""
+    distribution = policy.agent.head.distribution
+
+    def cooled(*inputs):
+        dist = distribution(*inputs)
+        dist.log_probs = dist.log_probs / temperature
+        return dist
+
+    policy.agent.head.distribution = cooled
+
+
 def key_of(row: dict) -> tuple:
-    return row["name"], int(row["seed"]), row["suite"], row["instance"], int(row["samples"])
+    return (row["name"], int(row["seed"]), row["suite"], row["instance"], int(row["samples"]),
+            float(row["temperature"] or 1))
 
 
 def read(path: Path) -> list[dict]:
@@ -152,17 +169,21 @@ def main(args: Args) -> None:
                    if suite not in known and not suite.startswith("l2d") and not MADE.fullmatch(suite)]:
         raise SystemExit(f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; {', '.join(FAMILIES)} are "
                          "families of instances, named with a size, such as flow15x15")
+    if not args.temperature > 0:
+        raise SystemExit(f"--temperature must be above 0, got {args.temperature}; --samples 0 is greedy")
     torch.set_num_threads(int(os.getenv("OMP_NUM_THREADS", "1")))
     largest = job_shop.JobShopEnv(jobs=100, machines=20)  # actions are nodes of any graph
     policies = {greedy: load_policy(args.model, largest, 2 if greedy else args.batch, greedy)
                 for greedy in {num <= 0 for num in args.samples}}
+    if False in policies:
+        cool(policies[False], args.temperature)
     whole = {"lookahead": None} if args.whole else {}
     path = Path(args.results) / "schedules.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {key_of(row) for row in read(path)}
     todo = [(suite, name, instance, num) for num in args.samples for suite in args.suites
             for name, instance in list(instances_of(suite).items())[: args.max_instances]
-            if (args.name, args.seed, suite, name, num) not in done]
+            if (args.name, args.seed, suite, name, num, args.temperature if num > 0 else 1.0) not in done]
     commit, *dirty = machine()["commit"].partition("-")
     about = {"name": args.name, "seed": args.seed, "commit": "".join([commit[:7], *dirty]), "cpu": cpu_name()}
     with open(path, "a", newline="") as file:
@@ -177,7 +198,8 @@ def main(args: Args) -> None:
                 costs += play(policy, [policy.make_env(instance=each, **whole) for each in drawn[k : k + args.batch]])
             best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""
             writer.writerow({"suite": suite, "instance": name, "samples": num, "cost": int(min(costs)),
-                             "best_known": best_known, "seconds": round(time.perf_counter() - began, 2),
+                             "temperature": args.temperature if num > 0 else "", "best_known": best_known,
+                             "seconds": round(time.perf_counter() - began, 2),
                              "costs": " ".join(str(int(cost)) for cost in costs), **about})
             file.flush()
 

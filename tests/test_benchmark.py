@@ -388,6 +388,13 @@ def test_schedules_go_on(tmp_path, monkeypatch):
     for row, cost in zip(schedules.read(tmp_path / "schedules.csv")[-2:], greedy):
         costs = list(map(int, row["costs"].split()))
         assert len(costs) == 2 and costs[0] == cost and min(costs) == int(row["cost"]) and row["samples"] == "-1"
+    schedules.main(dataclasses.replace(args, samples=[5], temperature=1e-6))  # so cold that samples are greedy
+    both = [row["costs"].split() for row in schedules.read(tmp_path / "schedules.csv")[-4:-2]]
+    cold = schedules.read(tmp_path / "schedules.csv")[-2:]
+    assert [row["costs"].split() for row in cold] == [[a, b, a, b, a] for a, b in both]
+    assert {row["temperature"] for row in cold} == {"1e-06"}
+    with pytest.raises(SystemExit, match="temperature must be above 0"):
+        schedules.main(dataclasses.replace(args, samples=[5], temperature=0.0))
     monkeypatch.setattr(schedules, "play", lambda policy, envs: [float(env.unwrapped.lookahead or 0) for env in envs])
     for whole in (False, True):  # with the whole graph, or with what the policy was trained on
         schedules.main(dataclasses.replace(args, name=f"whole={whole}", max_instances=1, whole=whole))
@@ -457,9 +464,10 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
     monkeypatch.setattr(job_shop, "plot", lambda *args: None)
     def best(name):
         return job_shop.job_shop.load_instance(name)[2]
-    def row(seed, suite, name, samples, costs):
+    def row(seed, suite, name, samples, costs, temperature=1.0):
         return {"name": "quick", "seed": seed, "suite": suite, "instance": name, "samples": samples, "cost": min(costs),
-                "best_known": best(name), "seconds": 2.0, "costs": " ".join(map(str, costs)), "commit": "c", "cpu": "C"}
+                "temperature": temperature, "best_known": best(name), "seconds": 2.0,
+                "costs": " ".join(map(str, costs)), "commit": "c", "cpu": "C"}
     folder = tmp_path / "job_shop"
     folder.mkdir()
     for name in ("published.csv", "published_instances.csv"):
@@ -471,6 +479,7 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
             for name in job_shop.SUITES["ta15x15"]]
     rows += [row(1, "ta15x15", name, 32, [best(name) * 1.1] * 16 + [best(name) * 1.2] * 15 + [best(name) * 1.3])
              for name in job_shop.SUITES["ta15x15"]]
+    rows += [row(1, "ta15x15", name, 16, [best(name) * 1.02] * 16, 0.5) for name in job_shop.SUITES["ta15x15"]]
     rows += [row(1, "ta15x15", name, -1, [best(name) * 1.3, best(name) * 1.05]) for name in job_shop.SUITES["ta15x15"]]
     rows += [row(1, "ta30x15", name, 0, [best(name)]) for name in job_shop.SUITES["ta30x15"][:9]]  # not all
     for name, instance in schedules.instances_of("flow3x2").items():
@@ -488,13 +497,15 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
                  "| **ours, quick, greedy in both directions, mean of 1 seed** | 5.0 |",
                  "| **ours, quick, greedy, mean of 2 seeds** | 15.0 |  |",
                  "| SPT, nondelay | 50.0 | 50.0 |",
-                 "| **ours, quick, best of 16, mean of 1 seed** | 15.0 |  |", "| SPN best of 128 [a] | 7.3 | 9.3 |",
-                 "| SPN best of 128 [a] | 13.1 |", "| quick, greedy | 2 | 2 |", "| flow3x2 | 50.0 | "]:
+                 "| **ours, quick, best of 16, mean of 1 seed** | 15.0 |  |",
+                 "| **ours, quick, best of 16 at temperature 0.5, mean of 1 seed** | 2.0 |  |",
+                 "| SPN best of 128 [a] | 7.3 | 9.3 |", "| SPN best of 128 [a] | 13.1 |", "| quick, greedy | 2 | 2 |", "| flow3x2 | 50.0 | "]:
         assert line in text, line
     with open(folder / "table.csv") as file:
         assert [(row["method"], row["seed"], row["ta15x15"], row["ta30x15"]) for row in csv.DictReader(file)] == [
             ("ours, quick, greedy", "seed 1", "10.000", ""), ("ours, quick, greedy", "seed 2", "20.000", ""),
             ("ours, quick, greedy in both directions", "seed 1", "5.000", ""),
+            ("ours, quick, best of 16 at temperature 0.5", "seed 1", "2.000", ""),
             ("ours, quick, best of 16", "seed 1", "15.000", "")]
 
 
@@ -502,7 +513,8 @@ def test_plot_of_job_shops(tmp_path):
     """A panel has a picture of what was played, whole or not."""
     pytest.importorskip("matplotlib")
     rows = [{"name": name, "seed": "1", "suite": "ta15x15", "instance": "ta01", "samples": samples, "seconds": "2",
-             "costs": " ".join(["1400"] * (int(samples) or 1))} for name in ("quick", "long") for samples in ("0", "8")]
+             "temperature": heat, "costs": " ".join(["1400"] * (int(samples) or 1))}
+            for name in ("quick", "long") for samples, heat in (("0", ""), ("8", "1.0"), ("8", "0.5"))]
     job_shop.plot(rows, [], tmp_path / "gaps.png")
     assert (tmp_path / "gaps.png").stat().st_size > 10_000
 

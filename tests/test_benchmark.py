@@ -499,7 +499,8 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
                  "| SPT, nondelay | 50.0 | 50.0 |",
                  "| **ours, quick, best of 16, mean of 1 seed** | 15.0 |  |",
                  "| **ours, quick, best of 16 at temperature 0.5, mean of 1 seed** | 2.0 |  |",
-                 "| SPN best of 128 [a] | 7.3 | 9.3 |", "| SPN best of 128 [a] | 13.1 |", "| quick, greedy | 2 | 2 |", "| flow3x2 | 50.0 | "]:
+                 "| SPN best of 128 [a] | 7.3 | 9.3 |", "| SPN best of 128 [a] | 13.1 |", "| quick, greedy | 2 | 2 |",
+                 "| flow3x2 | 50.0 | "]:
         assert line in text, line
     with open(folder / "table.csv") as file:
         assert [(row["method"], row["seed"], row["ta15x15"], row["ta30x15"]) for row in csv.DictReader(file)] == [

@@ -180,7 +180,11 @@ def main(args: Args) -> None:
     whole = {"lookahead": None} if args.whole else {}
     path = Path(args.results) / "schedules.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {key_of(row) for row in read(path)}
+    rows = read(path)
+    if rows and tuple(rows[0]) != COLUMNS:
+        raise SystemExit(f"{path} has the columns {', '.join(rows[0])}, and not {', '.join(COLUMNS)}: move it away, or "
+                         "add what is missing (the temperature of samples was 1)")
+    done = {key_of(row) for row in rows}
     todo = [(suite, name, instance, num) for num in args.samples for suite in args.suites
             for name, instance in list(instances_of(suite).items())[: args.max_instances]
             if (args.name, args.seed, suite, name, num, args.temperature if num > 0 else 1.0) not in done]

@@ -395,6 +395,10 @@ def test_schedules_go_on(tmp_path, monkeypatch):
     assert {row["temperature"] for row in cold} == {"1e-06"}
     with pytest.raises(SystemExit, match="temperature must be above 0"):
         schedules.main(dataclasses.replace(args, samples=[5], temperature=0.0))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "schedules.csv").write_text("name,seed,samples\nm,3,0\n")
+    with pytest.raises(SystemExit, match="has the columns name, seed, samples, and not name, seed, suite"):
+        schedules.main(dataclasses.replace(args, results=str(tmp_path / "old")))
     monkeypatch.setattr(schedules, "play", lambda policy, envs: [float(env.unwrapped.lookahead or 0) for env in envs])
     for whole in (False, True):  # with the whole graph, or with what the policy was trained on
         schedules.main(dataclasses.replace(args, name=f"whole={whole}", max_instances=1, whole=whole))

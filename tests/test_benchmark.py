@@ -514,14 +514,17 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
             ("ours, quick, best of 16", "seed 1", "15.000", "")]
 
 
-def test_plot_of_job_shops(tmp_path):
-    """A panel has a picture of what was played, whole or not."""
-    pytest.importorskip("matplotlib")
+def test_plot_of_job_shops(tmp_path, monkeypatch):
+    """A panel has a picture of what was played, whole or not, with a line for each model and temperature."""
+    figure, labels = pytest.importorskip("matplotlib.figure"), []
+    monkeypatch.setattr(figure.Figure, "legend", lambda self, handles, names, **kwargs: labels.extend(names))
     rows = [{"name": name, "seed": "1", "suite": "ta15x15", "instance": "ta01", "samples": samples, "seconds": "2",
              "temperature": heat, "costs": " ".join(["1400"] * (int(samples) or 1))}
             for name in ("quick", "long") for samples, heat in (("0", ""), ("8", "1.0"), ("8", "0.5"))]
     job_shop.plot(rows, [], tmp_path / "gaps.png")
     assert (tmp_path / "gaps.png").stat().st_size > 10_000
+    assert labels == [f"ours, {name}: greedy, best of 4, 8, ...{heat}" for name in ("quick", "long")
+                      for heat in ("", " at temperature 0.5")]
 
 
 # ---- flexible_job_shop.py and cp_sat.py ----

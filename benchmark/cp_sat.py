@@ -1,13 +1,14 @@
-"""An exact solver beside the policies: CP-SAT of OR-Tools for a few seconds on the instances of JobShop-v0 and
-FlexibleJobShop-v0.
+"""An exact solver beside the policies: CP-SAT of OR-Tools for a few seconds on the instances of
+JobShop-v0 and FlexibleJobShop-v0.
 
     python benchmark/cp_sat.py --env JobShop-v0 --suites la ta15x15 --seconds 1 10 --workers 1
 
-A plain model: an interval per operation, or an optional one for each machine that can take it, of which exactly one is
-present; no two on a machine overlap; precedence along the jobs; the makespan is minimised from the solver's own start.
-Each row of benchmark/results/cp_sat/ENV.csv is written when its instance ends, and what is in there is not solved
-again, so an interrupted command goes on. In the end the mean gaps (%) to the best known makespans of all that the csv
-holds are printed, and written to ENV.md beside it. An instance without any solution in time has no makespan there; the
+A plain model: an interval per operation, or an optional one for each machine that can take it, of
+which exactly one is present; no two on a machine overlap; precedence along the jobs; the makespan
+is minimised from the solver's own start. Each row of benchmark/results/cp_sat/ENV.csv is written
+when its instance ends, and what is in there is not solved again, so an interrupted command goes on.
+In the end the mean gaps (%) to the best known makespans of all that the csv holds are printed, and
+written to ENV.md beside it. An instance without any solution in time has no makespan there; the
 cell of its suite says how many those are, and is the mean of the others.
 """
 
@@ -24,8 +25,19 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
 from envs import flexible_job_shop, job_shop  # noqa: E402
 
-COLUMNS = ("suite", "instance", "seconds", "workers", "status", "makespan", "bound", "best_known", "wall_time",
-           "version", "cpu")
+COLUMNS = (
+    "suite",
+    "instance",
+    "seconds",
+    "workers",
+    "status",
+    "makespan",
+    "bound",
+    "best_known",
+    "wall_time",
+    "version",
+    "cpu",
+)
 Jobs = list[list[dict[int, int]]]  # per job and operation: machine -> time
 
 
@@ -57,16 +69,22 @@ def flexible_instance(name: str) -> tuple[Jobs, int, int]:
     times, operations, best_known, _ = flexible_job_shop.load_instance(name)
     options = [{m: t for m, t in enumerate(row) if t} for row in times.tolist()]
     ends = operations.cumsum().tolist()
-    return [options[end - n : end] for n, end in zip(operations.tolist(), ends)], times.shape[1], best_known
+    return (
+        [options[end - n : end] for n, end in zip(operations.tolist(), ends)],
+        times.shape[1],
+        best_known,
+    )
 
 
-ENVS = {"JobShop-v0": (job_shop.JobShopEnv, job_shop_instance),
-        "FlexibleJobShop-v0": (flexible_job_shop.FlexibleJobShopEnv, flexible_instance)}
+ENVS = {
+    "JobShop-v0": (job_shop.JobShopEnv, job_shop_instance),
+    "FlexibleJobShop-v0": (flexible_job_shop.FlexibleJobShopEnv, flexible_instance),
+}
 
 
 def solve(jobs: Jobs, num_machines: int, seconds: float, workers: int) -> dict:
-    """What CP-SAT finds in `seconds`: status, makespan (None without a solution), bound and wall_time, and `schedule`,
-    rows (job, step, machine, start, finish)."""
+    """What CP-SAT finds in `seconds`: status, makespan (None without a solution), bound and
+    wall_time, and `schedule`, rows (job, step, machine, start, finish)."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -77,10 +95,15 @@ def solve(jobs: Jobs, num_machines: int, seconds: float, workers: int) -> dict:
         ready = 0
         for k, options in enumerate(job):
             start, finish = (model.new_int_var(0, horizon, name) for name in ("start", "finish"))
-            present = [model.new_bool_var("present") for _ in options] if len(options) > 1 else [None]
+            present = (
+                [model.new_bool_var("present") for _ in options] if len(options) > 1 else [None]
+            )
             for (machine, time), literal in zip(options.items(), present):
-                bar = (model.new_interval_var(start, time, finish, "") if literal is None else
-                       model.new_optional_interval_var(start, time, finish, literal, ""))
+                bar = (
+                    model.new_interval_var(start, time, finish, "")
+                    if literal is None
+                    else model.new_optional_interval_var(start, time, finish, literal, "")
+                )
                 on_machine[machine].append(bar)
                 bars.append((j, k, machine, start, finish, literal))
             if len(options) > 1:
@@ -96,18 +119,32 @@ def solve(jobs: Jobs, num_machines: int, seconds: float, workers: int) -> dict:
     solver.parameters.max_time_in_seconds, solver.parameters.num_workers = seconds, workers
     status = solver.solve(model)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    schedule = [(j, k, machine, solver.value(start), solver.value(finish))
-                for j, k, machine, start, finish, literal in bars if literal is None or solver.value(literal)
-                ] if found else []
-    return {"status": solver.status_name(status), "makespan": int(solver.objective_value) if found else None,
-            "bound": int(solver.best_objective_bound), "wall_time": round(solver.wall_time, 2), "schedule": schedule}
+    schedule = (
+        [
+            (j, k, machine, solver.value(start), solver.value(finish))
+            for j, k, machine, start, finish, literal in bars
+            if literal is None or solver.value(literal)
+        ]
+        if found
+        else []
+    )
+    return {
+        "status": solver.status_name(status),
+        "makespan": int(solver.objective_value) if found else None,
+        "bound": int(solver.best_objective_bound),
+        "wall_time": round(solver.wall_time, 2),
+        "schedule": schedule,
+    }
 
 
 def cpu_name() -> str:
     """The processor's name, where the system tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(": ")[1] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def read(path: Path) -> list[dict]:
@@ -119,21 +156,45 @@ def key_of(row: dict) -> tuple:
 
 
 def document(rows: list[dict]) -> str:
-    """A markdown table of the mean gap (%) of each suite, one column for each time limit and number of workers."""
+    """A markdown table of the mean gap (%) of each suite, one column for each time limit and number
+    of workers."""
     settings = sorted({(int(row["workers"]), float(row["seconds"])) for row in rows})
-    lines = [["suite", *(f"{seconds:g} s, {workers} worker{'s' * (workers > 1)}" for workers, seconds in settings)],
-             ["---"] * (len(settings) + 1)]
+    lines = [
+        [
+            "suite",
+            *(
+                f"{seconds:g} s, {workers} worker{'s' * (workers > 1)}"
+                for workers, seconds in settings
+            ),
+        ],
+        ["---"] * (len(settings) + 1),
+    ]
     for suite in dict.fromkeys(row["suite"] for row in rows):
         cells = []
         for workers, seconds in settings:
-            mine = [row for row in rows if (row["suite"], *key_of(row)[2:]) == (suite, seconds, workers)]
-            gaps = [100 * (float(row["makespan"]) / float(row["best_known"]) - 1) for row in mine if row["makespan"]]
-            unsolved = f" ({len(mine) - len(gaps)} of {len(mine)} without a solution)" if len(gaps) < len(mine) else ""
+            mine = [
+                row for row in rows if (row["suite"], *key_of(row)[2:]) == (suite, seconds, workers)
+            ]
+            gaps = [
+                100 * (float(row["makespan"]) / float(row["best_known"]) - 1)
+                for row in mine
+                if row["makespan"]
+            ]
+            unsolved = (
+                f" ({len(mine) - len(gaps)} of {len(mine)} without a solution)"
+                if len(gaps) < len(mine)
+                else ""
+            )
             cells.append((f"{np.mean(gaps):.1f}" if gaps else "") + unsolved)
         lines.append([suite, *cells])
     about = "CP-SAT of OR-Tools {}, {}: mean gap (%) to the best known makespan, plain model of benchmark/cp_sat.py."
     names = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in ("version", "cpu"))
-    return about.format(*names) + "\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return (
+        about.format(*names)
+        + "\n\n"
+        + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        + "\n"
+    )
 
 
 def main(args: Args) -> None:
@@ -141,24 +202,46 @@ def main(args: Args) -> None:
         raise SystemExit(f"--env {args.env}: choose one of {', '.join(ENVS)}")
     env, load = ENVS[args.env]
     if unknown := [suite for suite in args.suites if suite not in env.eval_suites]:
-        raise SystemExit(f"--suites {' '.join(unknown)}: {args.env} has {', '.join(env.eval_suites)}")
+        raise SystemExit(
+            f"--suites {' '.join(unknown)}: {args.env} has {', '.join(env.eval_suites)}"
+        )
     try:
         import ortools
     except ModuleNotFoundError:
-        raise SystemExit("OR-Tools is not installed: pip install -r benchmark/requirements.txt") from None
+        raise SystemExit(
+            "OR-Tools is not installed: pip install -r benchmark/requirements.txt"
+        ) from None
     path = Path(args.results) / f"{args.env}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    done, about = {key_of(row) for row in read(path)}, {"version": ortools.__version__, "cpu": cpu_name()}
-    todo = [(suite, kwargs["instance"], float(seconds), args.workers) for seconds in args.seconds
-            for suite in args.suites for kwargs in env.eval_suites[suite][: args.max_instances]]
+    done, about = (
+        {key_of(row) for row in read(path)},
+        {"version": ortools.__version__, "cpu": cpu_name()},
+    )
+    todo = [
+        (suite, kwargs["instance"], float(seconds), args.workers)
+        for seconds in args.seconds
+        for suite in args.suites
+        for kwargs in env.eval_suites[suite][: args.max_instances]
+    ]
     with open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
         if file.tell() == 0:
             writer.writeheader()
-        for suite, name, seconds, workers in tqdm([key for key in todo if key not in done], unit="instance"):
+        for suite, name, seconds, workers in tqdm(
+            [key for key in todo if key not in done], unit="instance"
+        ):
             *instance, best_known = load(name)
-            writer.writerow({"suite": suite, "instance": name, "seconds": seconds, "workers": workers,
-                             "best_known": best_known, **about, **solve(*instance, seconds, workers)})
+            writer.writerow(
+                {
+                    "suite": suite,
+                    "instance": name,
+                    "seconds": seconds,
+                    "workers": workers,
+                    "best_known": best_known,
+                    **about,
+                    **solve(*instance, seconds, workers),
+                }
+            )
             file.flush()
     text = document(read(path))
     path.with_suffix(".md").write_text(text)

@@ -1,9 +1,11 @@
-"""The table of DagSchedule-v0: mean job completion time of the rules, and of the runs of benchmark/dag_schedule.sh.
+"""The table of DagSchedule-v0: mean job completion time of the rules, and of the runs of
+benchmark/dag_schedule.sh.
 
     python benchmark/dag_schedule.py     # writes rules.csv, table.md and table.csv in benchmark/results/dag_schedule
 
-A suite is 100 fixed sets of jobs (workload 0 to 99; task durations are noisy). The exponent of "weighted fair" is tuned
-on the workloads from 1000 on. What stands in rules.csv is not played again; without runs the table has the rules alone.
+A suite is 100 fixed sets of jobs (workload 0 to 99; task durations are noisy). The exponent of
+"weighted fair" is tuned on the workloads from 1000 on. What stands in rules.csv is not played
+again; without runs the table has the rules alone.
 """
 
 import csv
@@ -36,17 +38,25 @@ class Args:
 
 
 def systems_of(args: Args) -> list[tuple[str, str, float, bool]]:
-    """(suite, rule, alpha, tuning) of everything that is played; alpha is 0 where the rule has none."""
+    """(suite, rule, alpha, tuning) of everything that is played; alpha is 0 where the rule has
+    none."""
     tuning = [(suite, "weighted fair", alpha, True) for suite in SUITES for alpha in args.alphas]
-    return tuning + [(suite, rule, 0.0, False) for suite in SUITES for rule in RULES if rule != "weighted fair"]
+    return tuning + [
+        (suite, rule, 0.0, False) for suite in SUITES for rule in RULES if rule != "weighted fair"
+    ]
 
 
 def best_alpha(costs: dict, suite: str) -> float:
-    return min((np.mean(cost), alpha) for (of, _, alpha, tuning), cost in costs.items() if tuning and of == suite)[1]
+    return min(
+        (np.mean(cost), alpha)
+        for (of, _, alpha, tuning), cost in costs.items()
+        if tuning and of == suite
+    )[1]
 
 
 def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
-    """(suite, rule, alpha, tuning) -> mean job completion time (s) of each episode, from `path` and then played."""
+    """(suite, rule, alpha, tuning) -> mean job completion time (s) of each episode, from `path` and
+    then played."""
     costs = {}
     for row in report.read(path) if path.exists() else []:
         key = row["suite"], row["rule"], float(row["alpha"]), row["tuning"] == "True"
@@ -56,13 +66,21 @@ def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
         if len(costs.get((suite, rule, alpha, tuning), ())) >= args.episodes:
             return
         entries = DagScheduleEnv.eval_suites[suite][: args.episodes]
-        costs[suite, rule, alpha, tuning] = np.array([play_rule(rule, alpha=alpha, **entry | {
-            "workload": entry["workload"] + 1000 * tuning}) for entry in entries])
+        costs[suite, rule, alpha, tuning] = np.array(
+            [
+                play_rule(
+                    rule, alpha=alpha, **entry | {"workload": entry["workload"] + 1000 * tuning}
+                )
+                for entry in entries
+            ]
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["suite", "rule", "alpha", "tuning", "cost"])
-            writer.writerows([*key, json.dumps(cost.round(3).tolist())] for key, cost in costs.items())
+            writer.writerows(
+                [*key, json.dumps(cost.round(3).tolist())] for key, cost in costs.items()
+            )
 
     for system in tqdm(systems_of(args), desc="rules", mininterval=1):
         play(*system)
@@ -73,24 +91,49 @@ def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
 
 
 def rows_of(costs: dict, runs: list[dict], args: Args) -> list[dict]:
-    """One row per suite and system, the best first: mean job completion time and its standard error over the
-    episodes (of the policy over the seeds), and the difference to the best rule in percent."""
+    """One row per suite and system, the best first: mean job completion time and its standard error
+    over the episodes (of the policy over the seeds), and the difference to the best rule in
+    percent."""
     rows = []
     for suite in SUITES:
         found, tuned = [], best_alpha(costs, suite)
         for (of, rule, alpha, tuning), cost in costs.items():
             if of == suite and not tuning:
-                note = f", alpha {alpha:g}" + " (tuned)" * (alpha == tuned) if rule == "weighted fair" else ""
-                found.append({"suite": suite, "system": rule + note, "mean": np.mean(cost),
-                              "error": np.std(cost) / len(cost) ** 0.5, "seeds": ""})
+                note = (
+                    f", alpha {alpha:g}" + " (tuned)" * (alpha == tuned)
+                    if rule == "weighted fair"
+                    else ""
+                )
+                found.append(
+                    {
+                        "suite": suite,
+                        "system": rule + note,
+                        "mean": np.mean(cost),
+                        "error": np.std(cost) / len(cost) ** 0.5,
+                        "seeds": "",
+                    }
+                )
         best = min(row["mean"] for row in found)
-        seeds = [np.mean(np.array(run["eval"]["greedy"], float)[: args.episodes])
-                 for run in runs if run["name"] == suite]
+        seeds = [
+            np.mean(np.array(run["eval"]["greedy"], float)[: args.episodes])
+            for run in runs
+            if run["name"] == suite
+        ]
         if seeds:
             error = np.std(seeds, ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else np.nan
-            found.append({"suite": suite, "system": f"**{script_of(runs)}, greedy**", "mean": np.mean(seeds),
-                          "error": error, "seeds": ", ".join(f"{seed:.1f}" for seed in seeds)})
-        rows += [row | {"change": 100 * (row["mean"] / best - 1)} for row in sorted(found, key=lambda row: row["mean"])]
+            found.append(
+                {
+                    "suite": suite,
+                    "system": f"**{script_of(runs)}, greedy**",
+                    "mean": np.mean(seeds),
+                    "error": error,
+                    "seeds": ", ".join(f"{seed:.1f}" for seed in seeds),
+                }
+            )
+        rows += [
+            row | {"change": 100 * (row["mean"] / best - 1)}
+            for row in sorted(found, key=lambda row: row["mean"])
+        ]
     return rows
 
 
@@ -104,18 +147,31 @@ def document(rows: list[dict], runs: list[dict], args: Args) -> str:
     lines = [["suite", "system", "mean JCT, s", "beside the best rule, %", "seeds"]]
     for row in rows:
         error = "" if np.isnan(row["error"]) else f" ± {row['error']:.1f}"
-        lines.append([row["suite"], row["system"], f"{row['mean']:.1f}{error}", f"{row['change']:+.1f}", row["seeds"]])
-    parts = ["    bash benchmark/dag_schedule.sh",
-             f"Mean job completion time (JCT) in seconds on {args.episodes} fixed sets of jobs per suite: 20 jobs that "
-             "are all there at the beginning (batch), or 50 that arrive in a Poisson process (continuous, load 0.75); "
-             "50 executors. ± is the standard error over the sets of jobs, of the policy over its seeds. The exponent "
-             f"of weighted fair is tuned on {args.episodes} other sets.", report.markdown(lines)]
+        lines.append(
+            [
+                row["suite"],
+                row["system"],
+                f"{row['mean']:.1f}{error}",
+                f"{row['change']:+.1f}",
+                row["seeds"],
+            ]
+        )
+    parts = [
+        "    bash benchmark/dag_schedule.sh",
+        f"Mean job completion time (JCT) in seconds on {args.episodes} fixed sets of jobs per suite: 20 jobs that "
+        "are all there at the beginning (batch), or 50 that arrive in a Poisson process (continuous, load 0.75); "
+        "50 executors. ± is the standard error over the sets of jobs, of the policy over its seeds. The exponent "
+        f"of weighted fair is tuned on {args.episodes} other sets.",
+        report.markdown(lines),
+    ]
     if runs:
         unique = lambda values: ", ".join(dict.fromkeys(values))
-        parts.append(f"Runs: {unique(run['cpu'] for run in runs)}, one core per run that other jobs shared, torch "
-                     f"{unique(run['versions']['torch'] for run in runs)}, commit "
-                     f"{unique(report.short(run['commit']) for run in runs)}; minutes of training and evaluation: "
-                     f"{', '.join(format(run['duration'] / 60, '.0f') for run in runs)}.")
+        parts.append(
+            f"Runs: {unique(run['cpu'] for run in runs)}, one core per run that other jobs shared, torch "
+            f"{unique(run['versions']['torch'] for run in runs)}, commit "
+            f"{unique(report.short(run['commit']) for run in runs)}; minutes of training and evaluation: "
+            f"{', '.join(format(run['duration'] / 60, '.0f') for run in runs)}."
+        )
         parts += ["Commands:", "\n".join(f"    {run['command']}" for run in runs)]
     return "\n\n".join(parts) + "\n"
 
@@ -131,7 +187,9 @@ def main(args: Args) -> None:
     with open(folder / "table.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row | {name: f"{row[name]:.3f}" for name in ("mean", "error", "change")} for row in rows)
+        writer.writerows(
+            row | {name: f"{row[name]:.3f}" for name in ("mean", "error", "change")} for row in rows
+        )
     print(f"{text}\n{folder / 'table.md'}")
 
 

@@ -2,10 +2,10 @@
 
     python benchmark/flexible_job_shop.py     # writes table.md and table.csv in results/flexible_job_shop_suites
 
-Mean gaps (%) per suite: of the random sets to the makespans of OR-Tools with up to 1,800 s, of the public instances to
-the best known ones. Ours are greedy schedules of each seed's model and the best of 100 samples; the rules run in the
-same environment; CP-SAT's rows are of benchmark/cp_sat.py; the published rows are of results/flexible_job_shop_suites/
-published.csv, measured on other machines.
+Mean gaps (%) per suite: of the random sets to the makespans of OR-Tools with up to 1,800 s, of the
+public instances to the best known ones. Ours are greedy schedules of each seed's model and the best
+of 100 samples; the rules run in the same environment; CP-SAT's rows are of benchmark/cp_sat.py; the
+published rows are of results/flexible_job_shop_suites/ published.csv, measured on other machines.
 """
 
 import csv
@@ -44,7 +44,8 @@ def gaps(run: dict, column: str) -> np.ndarray:
 
 
 def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Method -> suite -> mean gap: greedy of each seed and their mean, the best samples, and the rules."""
+    """Method -> suite -> mean gap: greedy of each seed and their mean, the best samples, and the
+    rules."""
     rows, by_seed = {}, {}
     for run in runs:
         kind, suite = run["name"].split("-")
@@ -52,16 +53,26 @@ def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
             by_seed.setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()
             for rule in (name for name in run["eval"] if name.split()[-1] in RULES):
                 *other, name = rule.split()  # a bare name is in the builder of the environment
-                rows.setdefault(f"{name}, {(*other, 'nondelay')[0]}", {})[suite] = gaps(run, rule).mean()
+                rows.setdefault(f"{name}, {(*other, 'nondelay')[0]}", {})[suite] = gaps(
+                    run, rule
+                ).mean()
         else:
             best = next(name for name in run["eval"] if name.startswith("best of"))
-            rows.setdefault(f"ppo_graph.py {best}, seed {run['seed']}", {})[suite] = gaps(run, best).mean()
-    mean = {suite: np.mean([row[suite] for row in by_seed.values() if suite in row])
-            for suite in dict.fromkeys(suite for row in by_seed.values() for suite in row)}
+            rows.setdefault(f"ppo_graph.py {best}, seed {run['seed']}", {})[suite] = gaps(
+                run, best
+            ).mean()
+    mean = {
+        suite: np.mean([row[suite] for row in by_seed.values() if suite in row])
+        for suite in dict.fromkeys(suite for row in by_seed.values() for suite in row)
+    }
     ours = {f"**ppo_graph.py greedy, mean of {len(by_seed)} seed{'s' * (len(by_seed) > 1)}**": mean}
     ours |= {f"ppo_graph.py greedy, seed {seed}": row for seed, row in by_seed.items()}
     rules = sorted(name for name in rows if name.split(",")[0] in RULES)
-    return ours | {name: row for name, row in rows.items() if name not in rules} | {name: rows[name] for name in rules}
+    return (
+        ours
+        | {name: row for name, row in rows.items() if name not in rules}
+        | {name: rows[name] for name in rules}
+    )
 
 
 def solver_rows(path: Path) -> dict[str, dict[str, float]]:
@@ -72,14 +83,19 @@ def solver_rows(path: Path) -> dict[str, dict[str, float]]:
         name = f"CP-SAT {row['version']}, {float(row['seconds']):g} s, {threads}"
         gap = 100 * (float(row["makespan"] or "nan") / float(row["best_known"]) - 1)
         found.setdefault(name, {}).setdefault(row["suite"], []).append(gap)
-    return {name: {suite: float(np.mean(values)) for suite, values in row.items()} for name, row in found.items()}
+    return {
+        name: {suite: float(np.mean(values)) for suite, values in row.items()}
+        for name, row in found.items()
+    }
 
 
 def table(rows: dict[str, dict[str, float]], suites: tuple[str, ...]) -> str:
     """A markdown table; rows without any figure of these suites are left out."""
     lines = [["mean gap, %", *(suite.removeprefix("sd") for suite in suites)]]
     for name, row in rows.items():
-        cells = [f"{row[suite]:.1f}" if np.isfinite(row.get(suite, np.nan)) else "" for suite in suites]
+        cells = [
+            f"{row[suite]:.1f}" if np.isfinite(row.get(suite, np.nan)) else "" for suite in suites
+        ]
         lines += [[name, *cells]] if any(cells) else []
     return report.markdown(lines)
 
@@ -90,19 +106,33 @@ def main(args: Args) -> None:
     if not runs:
         raise SystemExit(f"{folder / 'runs'}: no suite has been played")
     with open(folder / "published.csv", newline="") as file:
-        published = {f"{row['method']} [{row['source']}]": {suite: float(row[suite]) for suite in (*RANDOM, *PUBLIC)
-                                                            if row[suite]} for row in csv.DictReader(file)}
+        published = {
+            f"{row['method']} [{row['source']}]": {
+                suite: float(row[suite]) for suite in (*RANDOM, *PUBLIC) if row[suite]
+            }
+            for row in csv.DictReader(file)
+        }
     ours = our_rows(runs)
     rows = ours | solver_rows(Path(args.results) / "cp_sat" / "FlexibleJobShop-v0.csv") | published
     unique = lambda values: ", ".join(dict.fromkeys(values))
-    about = f"{unique(run['cpu'] for run in runs)}, one core per run, torch " \
-            f"{unique(run['versions']['torch'] for run in runs)}, commit " \
-            f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, " \
-            f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether, trainings not counted."
-    parts = ["    bash benchmark/flexible_job_shop.sh", about,
-             "Test sets of Song et al. (100 random instances each), gap to OR-Tools with up to 1,800 s:",
-             table(rows, RANDOM), "Public instances (Brandimarte's mk01-10, Hurink's la01-40), gap to the best known "
-             "makespan:", table(rows, PUBLIC), SOURCES, "Commands:", "\n".join(f"    {run['command']}" for run in runs)]
+    about = (
+        f"{unique(run['cpu'] for run in runs)}, one core per run, torch "
+        f"{unique(run['versions']['torch'] for run in runs)}, commit "
+        f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, "
+        f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether, trainings not counted."
+    )
+    parts = [
+        "    bash benchmark/flexible_job_shop.sh",
+        about,
+        "Test sets of Song et al. (100 random instances each), gap to OR-Tools with up to 1,800 s:",
+        table(rows, RANDOM),
+        "Public instances (Brandimarte's mk01-10, Hurink's la01-40), gap to the best known "
+        "makespan:",
+        table(rows, PUBLIC),
+        SOURCES,
+        "Commands:",
+        "\n".join(f"    {run['command']}" for run in runs),
+    ]
     text = "\n\n".join(parts) + "\n"
     (folder / "table.md").write_text(text)
     with open(folder / "table.csv", "w", newline="") as file:
@@ -110,7 +140,12 @@ def main(args: Args) -> None:
         suites = (*RANDOM, *PUBLIC)
         writer.writerow(["method", *suites])
         for name, row in rows.items():
-            writer.writerow([name.strip("*"), *(f"{row[suite]:.3f}" if suite in row else "" for suite in suites)])
+            writer.writerow(
+                [
+                    name.strip("*"),
+                    *(f"{row[suite]:.3f}" if suite in row else "" for suite in suites),
+                ]
+            )
     print(f"{text}\n{folder / 'table.md'}")
 
 

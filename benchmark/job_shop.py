@@ -2,11 +2,12 @@
 
     python benchmark/job_shop.py     # writes table.md, table.csv and gaps.png in benchmark/results/job_shop
 
-Mean gaps (%) to the best known makespans per group of instances. Ours are of schedules.csv (benchmark/schedules.py);
-the best of n is the mean over the disjoint groups of n among the samples that were drawn; the rules run in the same
-environment; CP-SAT's rows are of benchmark/cp_sat.py; what others have published, on other machines, stands in
-results/job_shop/published.csv and, instance by instance, in published_instances.csv. A group has a figure where all its
-instances have one.
+Mean gaps (%) to the best known makespans per group of instances. Ours are of schedules.csv
+(benchmark/schedules.py); the best of n is the mean over the disjoint groups of n among the samples
+that were drawn; the rules run in the same environment; CP-SAT's rows are of benchmark/cp_sat.py;
+what others have published, on other machines, stands in results/job_shop/published.csv and,
+instance by instance, in published_instances.csv. A group has a figure where all its instances have
+one.
 """
 
 import csv
@@ -22,15 +23,38 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
 from envs import job_shop  # noqa: E402
 
-GROUPS = ("15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20")  # Taillard's, 10 instances each
+GROUPS = (
+    "15x15",
+    "20x15",
+    "20x20",
+    "30x15",
+    "30x20",
+    "50x15",
+    "50x20",
+    "100x20",
+)  # Taillard's, 10 instances each
 OTHERS = ("la", "orb", "swv", "abz", "yn")
-L2D = {"l2d6x6": 574.1, "l2d10x10": 988.6, "l2d15x15": 1504.8, "l2d20x20": 2007.8, "l2d30x20": 2508.3}  # as published
-SUITES = {suite: [kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]]
-          for suite in (*("ta" + group for group in GROUPS), *OTHERS)}
+L2D = {
+    "l2d6x6": 574.1,
+    "l2d10x10": 988.6,
+    "l2d15x15": 1504.8,
+    "l2d20x20": 2007.8,
+    "l2d30x20": 2508.3,
+}  # as published
+SUITES = {
+    suite: [kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]]
+    for suite in (*("ta" + group for group in GROUPS), *OTHERS)
+}
 SUITES |= {"all ta": [name for group in GROUPS for name in SUITES["ta" + group]]}
 THREE = {f"ta{group}": SUITES[f"ta{group}"][:3] for group in GROUPS[3:]}
 NUMBERS = (16, 128, 512)
-SHORT = ("L2D greedy", "ScheduleNet", "Residual", "SPN greedy", "CP-SAT")  # published rows of the short table
+SHORT = (
+    "L2D greedy",
+    "ScheduleNet",
+    "Residual",
+    "SPN greedy",
+    "CP-SAT",
+)  # published rows of the short table
 SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho et al., Residual
 Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub, test_results. [d] ScheduleOpt/benchmarks on
 GitHub, jobshop/solutions. ScheduleNet's figures are those that others quote."""
@@ -57,21 +81,27 @@ def heat(row: dict) -> str:
 
 
 def best_of(row: dict, number: int) -> float:
-    """The expected best of `number` of a row's samples, nan if it has fewer; of a greedy row its cost."""
+    """The expected best of `number` of a row's samples, nan if it has fewer; of a greedy row its
+    cost."""
     costs = np.array(row["costs"].split(), float)
     groups = costs[: len(costs) // number * number].reshape(-1, number)
     return float(groups.min(axis=1).mean()) if len(groups) else np.nan
 
 
 def our_costs(rows: list[dict]) -> dict[str, dict[str, Costs]]:
-    """Method -> "seed N" -> makespans: greedy of each model, in both directions, and its best of so many."""
+    """Method -> "seed N" -> makespans: greedy of each model, in both directions, and its best of so
+    many."""
     found = {}
     for row in sorted(rows, key=lambda row: abs(int(row["samples"]))):
         sampled = int(row["samples"]) > 0
         for number in NUMBERS if sampled else [0]:
-            method = f"ours, {row['name']}, " + (f"best of {number}{heat(row)}" if sampled else kind_of(row))
+            method = f"ours, {row['name']}, " + (
+                f"best of {number}{heat(row)}" if sampled else kind_of(row)
+            )
             if np.isfinite(cost := best_of(row, number) if sampled else float(row["cost"])):
-                found.setdefault(method, {}).setdefault(f"seed {row['seed']}", {})[row["instance"]] = cost
+                found.setdefault(method, {}).setdefault(f"seed {row['seed']}", {})[
+                    row["instance"]
+                ] = cost
     return found
 
 
@@ -96,7 +126,14 @@ def rule_costs(names: list[str]) -> dict[str, Costs]:
 
 def gap(costs: Costs, names: list[str]) -> float:
     """Mean gap (%) to the best known makespan, nan if one is missing."""
-    return float(np.mean([100 * (costs.get(name, np.nan) / job_shop.load_instance(name)[2] - 1) for name in names]))
+    return float(
+        np.mean(
+            [
+                100 * (costs.get(name, np.nan) / job_shop.load_instance(name)[2] - 1)
+                for name in names
+            ]
+        )
+    )
 
 
 def mean_gap(seeds: dict[str, Costs], names: list[str]) -> float:
@@ -109,25 +146,48 @@ def cell(value: float) -> str:
     return "" if np.isnan(value) else "no solution" if np.isinf(value) else f"{value:.1f}"
 
 
-def gap_table(ours: dict, others: dict[str, Costs], groups: dict[str, list[str]], published: dict[str, dict]) -> list:
+def gap_table(
+    ours: dict, others: dict[str, Costs], groups: dict[str, list[str]], published: dict[str, dict]
+) -> list:
     """Rows of text: a header, then a method each, of those that have a figure."""
     lines = [["mean gap, %", *(group.removeprefix("ta") for group in groups)]]
     for method, seeds in ours.items():
         cells = [mean_gap(seeds, names) for names in groups.values()]
-        counts = {sum(set(names) <= set(costs) for costs in seeds.values()) for names in groups.values()} - {0}
-        number = f"{'up to ' * (len(counts) > 1)}{max(counts, default=0)} seed{'s' * (counts != {1})}"
+        counts = {
+            sum(set(names) <= set(costs) for costs in seeds.values()) for names in groups.values()
+        } - {0}
+        number = (
+            f"{'up to ' * (len(counts) > 1)}{max(counts, default=0)} seed{'s' * (counts != {1})}"
+        )
         lines.append([f"**{method}, mean of {number}**", *map(cell, cells)])
-    lines += [[method, *(cell(gap(costs, names)) for names in groups.values())] for method, costs in others.items()]
-    lines += [[method, *(row.get(group, "") for group in groups)] for method, row in published.items()]
+    lines += [
+        [method, *(cell(gap(costs, names)) for names in groups.values())]
+        for method, costs in others.items()
+    ]
+    lines += [
+        [method, *(row.get(group, "") for group in groups)] for method, row in published.items()
+    ]
     return [line for line in lines if any(line[1:])]
 
 
 def short_table(table: list, solver: dict[str, Costs]) -> list:
-    """A row per group: the greedy schedules of our models, the published dispatchers, and CP-SAT."""
-    keep = [line for line in table[1:] if line[0].startswith("**") and "greedy" in line[0]
-            or line[0].startswith(SHORT) or line[0] in solver]
-    return [list(column) for column in zip(["jobs x machines", *table[0][1:]], *(
-        [line[0].split(" (")[0].split(" [")[0], *line[1:]] for line in keep))]
+    """A row per group: the greedy schedules of our models, the published dispatchers, and
+    CP-SAT."""
+    keep = [
+        line
+        for line in table[1:]
+        if line[0].startswith("**")
+        and "greedy" in line[0]
+        or line[0].startswith(SHORT)
+        or line[0] in solver
+    ]
+    return [
+        list(column)
+        for column in zip(
+            ["jobs x machines", *table[0][1:]],
+            *([line[0].split(" (")[0].split(" [")[0], *line[1:]] for line in keep),
+        )
+    ]
 
 
 def seconds_table(rows: list[dict]) -> list:
@@ -139,33 +199,48 @@ def seconds_table(rows: list[dict]) -> list:
     suites = [suite for suite in dict.fromkeys(row["suite"] for row in rows)]
     return [["seconds", *suites]] + [
         [name, *(f"{np.median(times[suite]):.3g}" if suite in times else "" for suite in suites)]
-        for name, times in found.items()]
+        for name, times in found.items()
+    ]
 
 
 def l2d_table(rows: list[dict]) -> list:
     """Mean makespans of the test sets of L2D, those that all instances of were played."""
-    lines = [["mean makespan", *(suite.removeprefix("l2d") for suite in L2D)],
-             ["L2D, as published", *(f"{value:.1f}" for value in L2D.values())]]
+    lines = [
+        ["mean makespan", *(suite.removeprefix("l2d") for suite in L2D)],
+        ["L2D, as published", *(f"{value:.1f}" for value in L2D.values())],
+    ]
     for name in dict.fromkeys(row["name"] for row in rows):
         by_seed = {}
         for row in rows:
             if row["name"] == name and row["suite"] in L2D and not int(row["samples"]):
-                by_seed.setdefault(row["suite"], {}).setdefault(row["seed"], []).append(float(row["cost"]))
-        whole = {suite: [np.mean(costs) for costs in seeds.values() if len(costs) == 100]
-                 for suite, seeds in by_seed.items()}
-        lines.append([f"**ours, {name}, greedy**",
-                      *(f"{np.mean(whole[suite]):.1f}" if whole.get(suite) else "" for suite in L2D)])
+                by_seed.setdefault(row["suite"], {}).setdefault(row["seed"], []).append(
+                    float(row["cost"])
+                )
+        whole = {
+            suite: [np.mean(costs) for costs in seeds.values() if len(costs) == 100]
+            for suite, seeds in by_seed.items()
+        }
+        lines.append(
+            [
+                f"**ours, {name}, greedy**",
+                *(f"{np.mean(whole[suite]):.1f}" if whole.get(suite) else "" for suite in L2D),
+            ]
+        )
     return [line for line in lines if any(line[1:])]
 
 
 def family_table(rows: list[dict]) -> list:
-    """Mean gap (%) to the lower bound on the families of schedules.FAMILIES: ours greedily, mean of the seeds, and the
-    best of the rules of either builder."""
-    ours, suites = {}, dict.fromkeys(row["suite"] for row in rows if schedules.MADE.fullmatch(row["suite"]))
+    """Mean gap (%) to the lower bound on the families of schedules.FAMILIES: ours greedily, mean of
+    the seeds, and the best of the rules of either builder."""
+    ours, suites = (
+        {},
+        dict.fromkeys(row["suite"] for row in rows if schedules.MADE.fullmatch(row["suite"])),
+    )
     for row in rows:
         if row["suite"] in suites and not int(row["samples"]):
-            ours.setdefault(f"**ours, {row['name']}, greedy**", {}).setdefault(row["instance"], []).append(
-                float(row["cost"]))
+            ours.setdefault(f"**ours, {row['name']}, greedy**", {}).setdefault(
+                row["instance"], []
+            ).append(float(row["cost"]))
     lines = [["mean gap, %", *ours, "best rule", "which", "instances"]]
     for suite in suites:
         costs, bounds = {}, {}
@@ -176,21 +251,35 @@ def family_table(rows: list[dict]) -> list:
             for dispatch in ("nondelay", "active"):
                 for rule in job_shop.RULES[:-1]:
                     costs.setdefault(f"{rule}, {dispatch}", {})[name] = job_shop.play_rule(
-                        instance["times"], instance["machines"], rule, dispatch)
-        costs |= {method: {name: np.mean(found.get(name, np.nan)) for name in bounds} for method, found in ours.items()}
-        gaps = {method: np.mean([100 * (found[name] / bounds[name] - 1) for name in bounds])
-                for method, found in costs.items()}
+                        instance["times"], instance["machines"], rule, dispatch
+                    )
+        costs |= {
+            method: {name: np.mean(found.get(name, np.nan)) for name in bounds}
+            for method, found in ours.items()
+        }
+        gaps = {
+            method: np.mean([100 * (found[name] / bounds[name] - 1) for name in bounds])
+            for method, found in costs.items()
+        }
         best = min((method for method in gaps if method not in ours), key=gaps.get)
-        lines.append([suite, *(cell(gaps[method]) for method in [*ours, best]), best,
-                      schedules.FAMILIES[schedules.MADE.fullmatch(suite)[1]]])
+        lines.append(
+            [
+                suite,
+                *(cell(gaps[method]) for method in [*ours, best]),
+                best,
+                schedules.FAMILIES[schedules.MADE.fullmatch(suite)[1]],
+            ]
+        )
     return lines
 
 
 def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
-    """Gap against seconds (log), a panel per group of Taillard: greedy and the best of n as n grows, of the first three
-    instances and the lowest seed, dotted at a temperature other than 1, and CP-SAT as its limit grows. n of N samples
-    take n / N of their time, at least that of the greedy schedule."""
+    """Gap against seconds (log), a panel per group of Taillard: greedy and the best of n as n
+    grows, of the first three instances and the lowest seed, dotted at a temperature other than 1,
+    and CP-SAT as its limit grows. n of N samples take n / N of their time, at least that of the
+    greedy schedule."""
     import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -199,24 +288,49 @@ def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
     for group, axis in zip(GROUPS, axes.flat):
         names = SUITES[f"ta{group}"][:3]
         best = {name: job_shop.load_instance(name)[2] for name in names}
-        for colour, model in zip(("tab:blue", "tab:green"), dict.fromkeys(row["name"] for row in rows)):
+        for colour, model in zip(
+            ("tab:blue", "tab:green"), dict.fromkeys(row["name"] for row in rows)
+        ):
             mine = [row for row in rows if row["name"] == model and row["instance"] in best]
             mine = [row for row in mine if row["seed"] == min(row["seed"] for row in mine)]
             greedy = [row for row in mine if kind_of(row) == "greedy"]
             for heated in dict.fromkeys(map(heat, mine)):
-                drawn, points = [row for row in mine if int(row["samples"]) > 0 and heat(row) == heated], []
+                drawn, points = (
+                    [row for row in mine if int(row["samples"]) > 0 and heat(row) == heated],
+                    [],
+                )
                 for some in (greedy, drawn):
                     most = min((len(row["costs"].split()) for row in some), default=0)
-                    for n in [2**k for k in range(12) if 2**k <= most and (k > 1 or some is greedy)]:
+                    for n in [
+                        2**k for k in range(12) if 2**k <= most and (k > 1 or some is greedy)
+                    ]:
                         gaps = [100 * (best_of(row, n) / best[row["instance"]] - 1) for row in some]
-                        times = [float(row["seconds"]) * n / len(row["costs"].split()) for row in some]
-                        points.append((max([np.mean(times), *(points[0][:1] if points else ())]), np.mean(gaps)))
+                        times = [
+                            float(row["seconds"]) * n / len(row["costs"].split()) for row in some
+                        ]
+                        points.append(
+                            (
+                                max([np.mean(times), *(points[0][:1] if points else ())]),
+                                np.mean(gaps),
+                            )
+                        )
                 if points and (drawn or not heated):
                     axis.plot(*zip(*points), "o:" if heated else "o-", color=colour, ms=4)
-                    lines.setdefault(f"ours, {model}: greedy, best of 4, 8, ...{heated}", axis.lines[-1])
+                    lines.setdefault(
+                        f"ours, {model}: greedy, best of 4, 8, ...{heated}", axis.lines[-1]
+                    )
         limits = sorted({float(row["seconds"]) for row in solver})
-        costs = [(limit, [100 * (float(row["makespan"] or "nan") / best[row["instance"]] - 1) for row in solver
-                          if float(row["seconds"]) == limit and row["instance"] in best]) for limit in limits]
+        costs = [
+            (
+                limit,
+                [
+                    100 * (float(row["makespan"] or "nan") / best[row["instance"]] - 1)
+                    for row in solver
+                    if float(row["seconds"]) == limit and row["instance"] in best
+                ],
+            )
+            for limit in limits
+        ]
         costs = [(limit, np.mean(gaps)) for limit, gaps in costs if len(gaps) == len(names)]
         if costs:
             axis.plot(*zip(*costs), "s--", color="tab:red", ms=5)
@@ -232,15 +346,23 @@ def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
 
 def main(args: Args) -> None:
     folder = Path(args.results) / "job_shop"
-    rows, solver_path = schedules.read(folder / "schedules.csv"), Path(args.results) / "cp_sat" / "JobShop-v0.csv"
+    rows, solver_path = (
+        schedules.read(folder / "schedules.csv"),
+        Path(args.results) / "cp_sat" / "JobShop-v0.csv",
+    )
     if not rows:
         raise SystemExit(f"{folder / 'schedules.csv'}: no instance has been played")
     ours, solver = our_costs(rows), solver_costs(solver_path)
-    rules = rule_costs([name for suite, names in SUITES.items() if suite != "all ta" for name in names])
+    rules = rule_costs(
+        [name for suite, names in SUITES.items() if suite != "all ta" for name in names]
+    )
     with open(folder / "published.csv", newline="") as file:
-        published = {f"{row['method']} [{row['source']}]": {
-            "all ta" if name == "all 80" else "ta" + name: value for name, value in row.items()}
-            for row in csv.DictReader(file)}
+        published = {
+            f"{row['method']} [{row['source']}]": {
+                "all ta" if name == "all 80" else "ta" + name: value for name, value in row.items()
+            }
+            for row in csv.DictReader(file)
+        }
     per_instance = {}
     for row in schedules.read(folder / "published_instances.csv"):
         for method, value in row.items():
@@ -248,19 +370,36 @@ def main(args: Args) -> None:
                 per_instance.setdefault(f"{method} [a]", {})[row["instance"]] = float(value)
     taillard = {suite: names for suite, names in SUITES.items() if "ta" in suite}
     others = {suite: SUITES[suite] for suite in OTHERS}
-    tables = [gap_table(ours, solver | rules, taillard, published),
-              gap_table({k: v for k, v in ours.items() if "best" in k}, solver | per_instance, THREE, {}),
-              gap_table(ours, solver | rules | per_instance, others, {}), l2d_table(rows), family_table(rows),
-              seconds_table([row for row in rows if not schedules.MADE.fullmatch(row["suite"])])]
+    tables = [
+        gap_table(ours, solver | rules, taillard, published),
+        gap_table({k: v for k, v in ours.items() if "best" in k}, solver | per_instance, THREE, {}),
+        gap_table(ours, solver | rules | per_instance, others, {}),
+        l2d_table(rows),
+        family_table(rows),
+        seconds_table([row for row in rows if not schedules.MADE.fullmatch(row["suite"])]),
+    ]
     unique = lambda column: ", ".join(dict.fromkeys(row[column] for row in rows))
-    parts = ["    bash benchmark/job_shop.sh", f"{unique('cpu')}, one thread, commit {unique('commit')}.",
-             "Taillard's 80 instances, mean gap to the best known makespan, %:",
-             report.markdown(short_table(tables[0], solver)), "All methods:", report.markdown(tables[0]),
-             "The first three instances of each larger group:", report.markdown(tables[1]),
-             "Other instances:", report.markdown(tables[2]), "The test sets of L2D:", report.markdown(tables[3]),
-             "Random instances, 10 of each family, with times or routes that no training has had (but for uniform), "
-             "gap to the lower bound before the first decision:", report.markdown(tables[4]),
-             "Median seconds of an instance:", report.markdown(tables[5]), "![gaps against seconds](gaps.png)", SOURCES]
+    parts = [
+        "    bash benchmark/job_shop.sh",
+        f"{unique('cpu')}, one thread, commit {unique('commit')}.",
+        "Taillard's 80 instances, mean gap to the best known makespan, %:",
+        report.markdown(short_table(tables[0], solver)),
+        "All methods:",
+        report.markdown(tables[0]),
+        "The first three instances of each larger group:",
+        report.markdown(tables[1]),
+        "Other instances:",
+        report.markdown(tables[2]),
+        "The test sets of L2D:",
+        report.markdown(tables[3]),
+        "Random instances, 10 of each family, with times or routes that no training has had (but for uniform), "
+        "gap to the lower bound before the first decision:",
+        report.markdown(tables[4]),
+        "Median seconds of an instance:",
+        report.markdown(tables[5]),
+        "![gaps against seconds](gaps.png)",
+        SOURCES,
+    ]
     (folder / "table.md").write_text("\n\n".join(parts) + "\n")
     with open(folder / "table.csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -268,7 +407,9 @@ def main(args: Args) -> None:
         for method, seeds in ours.items():
             for seed, costs in seeds.items():
                 values = [gap(costs, names) for names in SUITES.values()]
-                writer.writerow([method, seed, *("" if np.isnan(value) else f"{value:.3f}" for value in values)])
+                writer.writerow(
+                    [method, seed, *("" if np.isnan(value) else f"{value:.3f}" for value in values)]
+                )
     plot(rows, schedules.read(solver_path), folder / "gaps.png")
     print(f"{(folder / 'table.md').read_text()}\n{folder / 'table.md'}")
 

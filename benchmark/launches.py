@@ -1,13 +1,14 @@
-"""What the scripts would ask of a GPU: waits of the host, copies, launches. It needs no GPU, but PyTorch's
-build for the CPU and a C++ compiler.
+"""What the scripts would ask of a GPU: waits of the host, copies, launches. It needs no GPU, but
+PyTorch's build for the CPU and a C++ compiler.
 
     python benchmark/launches.py --before ../old --out benchmark/results/launches.md
 
-Counted on the device of tests/virtual_cuda.py, per step of the policy (4 environments at once, with the storage of
-their observations) and per minibatch (gather, forward, backward, optimizer). Numbers are differences between runs of 16
-and 24 steps per rollout, and of 2 and 4 minibatches per epoch. A launch is an operation of PyTorch that computes
-something on the device, views are none; a library may launch several kernels for one. With --before every figure comes
-twice, of another checkout's scripts and of these.
+Counted on the device of tests/virtual_cuda.py, per step of the policy (4 environments at once, with
+the storage of their observations) and per minibatch (gather, forward, backward, optimizer). Numbers
+are differences between runs of 16 and 24 steps per rollout, and of 2 and 4 minibatches per epoch. A
+launch is an operation of PyTorch that computes something on the device, views are none; a library
+may launch several kernels for one. With --before every figure comes twice, of another checkout's
+scripts and of these.
 """
 
 import contextlib
@@ -33,12 +34,18 @@ ROWS = {  # name: (script, flags)
     "graph, JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0")),
     "framestack, StatelessCartPole": ("ppo_framestack", dict(env_id="envs:StatelessCartPole-v1")),
     "lstm, CartPole": ("ppo_lstm_sparse", dict(env_id="CartPole-v1", prev_action=False)),
-    "lstm, GraphExplore with edges": ("ppo_lstm_sparse", dict(
-        env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=False)),
-    "gtrxl, CartPole, memory 50": ("ppo_gtrxl", dict(
-        env_id="CartPole-v1", memory_length=50, num_layers=2, prev_action=False)),
+    "lstm, GraphExplore with edges": (
+        "ppo_lstm_sparse",
+        dict(env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=False),
+    ),
+    "gtrxl, CartPole, memory 50": (
+        "ppo_gtrxl",
+        dict(env_id="CartPole-v1", memory_length=50, num_layers=2, prev_action=False),
+    ),
 }
-COLUMNS = [(unit, kind) for unit in ("step", "minibatch") for kind in ("waits", "copies", "launches")]
+COLUMNS = [
+    (unit, kind) for unit in ("step", "minibatch") for kind in ("waits", "copies", "launches")
+]
 
 
 @dataclass
@@ -63,8 +70,14 @@ def count(folder: str, details: str | None) -> None:
         if details and not name.startswith(details):
             continue
         with contextlib.redirect_stderr(open(os.devnull, "w")):
-            rates = virtual_cuda.rates(importlib.import_module(script), steps=(16, 24), minibatches=(2, 4), epochs=2,
-                                       **NETWORK, **flags)
+            rates = virtual_cuda.rates(
+                importlib.import_module(script),
+                steps=(16, 24),
+                minibatches=(2, 4),
+                epochs=2,
+                **NETWORK,
+                **flags,
+            )
         found[name] = [sum(rates[unit][kind].values()) for unit, kind in COLUMNS]
         for unit, kind in COLUMNS if details else ():
             print(f"{name}: {kind} per {unit}")
@@ -87,11 +100,19 @@ def main(args: Args) -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         tables.append(json.loads(done.stdout.splitlines()[-1]))
     figure = lambda value: f"{value:.1f}".removesuffix(".0").replace("-0", "0")
-    lines = ["| script, environment | " + " | ".join(f"{kind} per {unit}" for unit, kind in COLUMNS) + " |",
-             "| --- |" + " --- |" * len(COLUMNS)]
+    lines = [
+        "| script, environment | "
+        + " | ".join(f"{kind} per {unit}" for unit, kind in COLUMNS)
+        + " |",
+        "| --- |" + " --- |" * len(COLUMNS),
+    ]
     for name in ROWS:
         columns = zip(*[table[name] for table in tables])
-        lines.append(f"| {name} | " + " | ".join(" → ".join(map(figure, values)) for values in columns) + " |")
+        lines.append(
+            f"| {name} | "
+            + " | ".join(" → ".join(map(figure, values)) for values in columns)
+            + " |"
+        )
     commits = f"Commits {' → '.join(map(commit_of, checkouts))}.\n\n" if args.before else ""
     report(commits + "\n".join(lines), args.out)
 

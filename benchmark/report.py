@@ -1,12 +1,15 @@
-"""The table and the picture of benchmark/results/TABLE from the files of its runs (benchmark/run.py) and nothing else.
+"""The table and the picture of benchmark/results/TABLE from the files of its runs
+(benchmark/run.py) and nothing else.
 
     python benchmark/report.py --table stateless_cartpole --target 475 --systems "LSTM=lstm_*" "RLlib=../peers/rllib_*"
 
-Writes TABLE/table.md, table.csv (one row per run) and table.png: learning curves against steps (sample efficiency) and
-against wall time, the interquartile mean over seeds with its 95% bootstrap interval (scipy; a curve of fewer than three
-seeds has no band). The picture needs benchmark/requirements.txt, the table (--no-plot) does not.
+Writes TABLE/table.md, table.csv (one row per run) and table.png: learning curves against steps
+(sample efficiency) and against wall time, the interquartile mean over seeds with its 95% bootstrap
+interval (scipy; a curve of fewer than three seeds has no band). The picture needs
+benchmark/requirements.txt, the table (--no-plot) does not.
 
-A csv of a peer has the columns step, wall_seconds and mean_return_100 instead of one row per episode.
+A csv of a peer has the columns step, wall_seconds and mean_return_100 instead of one row per
+episode.
 """
 
 import csv
@@ -19,7 +22,16 @@ from typing import NamedTuple
 import numpy as np
 import tyro
 
-COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"  # Okabe and Ito
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#999999",
+)  # Okabe and Ito
 UNITS = {1000: "environment steps (thousands)", 60: "minutes of training", 1: "seconds of training"}
 NUM_POINTS, RESAMPLES = 150, 2000
 
@@ -29,11 +41,12 @@ class Args:
     table: str
     """folder in --results"""
     systems: tuple[str, ...] = ("*",)
-    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the csv files in TABLE/runs (no ending); PANEL is the environment by
-    default; a PATTERN alone takes the names of the runs as labels"""
+    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the csv files in TABLE/runs (no ending); PANEL is the
+    environment by default; a PATTERN alone takes the names of the runs as labels"""
     columns: tuple[str, ...] = ("steps", "SPS", "final", "greedy")
-    """columns of the table: steps, SPS, minutes, final, best, MMER, greedy, and "greedy 0", "greedy 1" and so on for
-    the groups z_0, z_1 or task_0, task_1 of the evaluation ("greedy NAME" for a group of another name)"""
+    """columns of the table: steps, SPS, minutes, final, best, MMER, greedy, and "greedy 0", "greedy
+    1" and so on for the groups z_0, z_1 or task_0, task_1 of the evaluation ("greedy NAME" for a
+    group of another name)"""
     target: float | None = None
     """adds the steps and seconds until the mean of --episodes reaches it"""
     episodes: int = 100
@@ -43,9 +56,11 @@ class Args:
     offset: float = 0.0
     """see --scale"""
     beside: str | None = None
-    """csv in TABLE with the columns panel, label and further ones, which are put beside the rows of the table"""
+    """csv in TABLE with the columns panel, label and further ones, which are put beside the rows of
+    the table"""
     bounds: str | None = None
-    """csv in TABLE with the columns panel, low, high: adds means over tasks of the normalised MMER"""
+    """csv in TABLE with the columns panel, low, high: adds means over tasks of the normalised
+    MMER"""
     note: tuple[str, ...] = ()
     """paragraphs above the table"""
     ylabel: str = "episodic return"
@@ -61,8 +76,8 @@ class Args:
 
 
 class Run(NamedTuple):
-    """After `steps` and `seconds`: the mean of the last episodes. `ended` and `returns` are the number of episodes of
-    each row and their mean (of a peer: None)."""
+    """After `steps` and `seconds`: the mean of the last episodes. `ended` and `returns` are the
+    number of episodes of each row and their mean (of a peer: None)."""
 
     panel: str
     label: str
@@ -77,8 +92,8 @@ class Run(NamedTuple):
 
 # ---- Files ----
 def running_mean(returns: np.ndarray, ended: np.ndarray, window: int) -> np.ndarray:
-    """After each row the mean over the last `window` episodes; over a few more where a row holds several, over all
-    where they are fewer."""
+    """After each row the mean over the last `window` episodes; over a few more where a row holds
+    several, over all where they are fewer."""
     num, total = np.cumsum(ended), np.cumsum(ended * returns)
     before = np.searchsorted(num, num - window, side="right")  # rows that are not in the window
     num_before, total_before = np.append(0, num)[before], np.append(0, total)[before]
@@ -95,14 +110,31 @@ def load(path: Path, panel: str | None, label: str | None, args: Args) -> Run | 
     if "mean_return_100" in rows[0]:
         curve = column("step"), column("wall_seconds"), shown(column("mean_return_100"))
         keep = np.isfinite(curve[2])
-        return Run(panel or "", label or path.stem, path.stem.split("_")[-1], *(x[keep] for x in curve), None, None, {})
+        return Run(
+            panel or "",
+            label or path.stem,
+            path.stem.split("_")[-1],
+            *(x[keep] for x in curve),
+            None,
+            None,
+            {},
+        )
     settings = json.loads(path.with_suffix(".json").read_text())
     if settings["exit_code"] != 0:
         return None
     returns, ended = shown(column("return")), column("episodes")
     env = re.sub(r"^popgym-|-v\d+$", "", settings["env_id"].split(":")[-1])
-    return Run(env if panel is None else panel, label or settings["name"], str(settings["seed"]), column("step"),
-               column("wall_time"), running_mean(returns, ended, args.episodes), returns, ended, settings)
+    return Run(
+        env if panel is None else panel,
+        label or settings["name"],
+        str(settings["seed"]),
+        column("step"),
+        column("wall_time"),
+        running_mean(returns, ended, args.episodes),
+        returns,
+        ended,
+        settings,
+    )
 
 
 def load_all(args: Args) -> list[Run]:
@@ -128,9 +160,10 @@ def read(path: Path) -> list[dict]:
 
 # ---- Figures ----
 def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over axis 0: without the lowest and highest quarter, rounded down as in scipy's trim_mean."""
+    """Interquartile mean over axis 0: without the lowest and highest quarter, rounded down as in
+    scipy's trim_mean."""
     cut = len(values) // 4
-    return np.sort(values, 0)[cut:len(values) - cut].mean(0)
+    return np.sort(values, 0)[cut : len(values) - cut].mean(0)
 
 
 def mmer(run: Run, iteration: int = 65_536) -> float:
@@ -145,15 +178,26 @@ def gaps(run: Run) -> dict[str, float]:
     table = run.settings.get("eval") or {}
     fixed = ("instance", "group", "best_known", "lower_bound")
     best = np.array(table.get("best_known", []))
-    return {name: float(np.mean(100 * (np.array(cost) / best - 1))) for name, cost in table.items()
-            if len(best) and name not in fixed}
+    return {
+        name: float(np.mean(100 * (np.array(cost) / best - 1)))
+        for name, cost in table.items()
+        if len(best) and name not in fixed
+    }
 
 
 def stats(run: Run, args: Args) -> dict[str, float]:
     """The figures of a run; inf for a target that was not reached."""
-    out = {"steps": run.steps[-1], "minutes": run.seconds[-1] / 60, "SPS": run.steps[-1] / run.seconds[-1],
-           "final": run.means[-1]}
-    valid = run.means if run.ended is None else np.where(np.cumsum(run.ended) >= args.episodes, run.means, -np.inf)
+    out = {
+        "steps": run.steps[-1],
+        "minutes": run.seconds[-1] / 60,
+        "SPS": run.steps[-1] / run.seconds[-1],
+        "final": run.means[-1],
+    }
+    valid = (
+        run.means
+        if run.ended is None
+        else np.where(np.cumsum(run.ended) >= args.episodes, run.means, -np.inf)
+    )
     out["best"] = valid.max() if np.isfinite(valid.max()) else run.means.max()
     if run.ended is not None:
         out["MMER"] = mmer(run)
@@ -163,11 +207,15 @@ def stats(run: Run, args: Args) -> dict[str, float]:
         of_each = {}
         for group, ret in zip(played.get("group", []), played["return"]):
             of_each.setdefault(re.sub(r"^(z|task)_(?=\d)", "", str(group)), []).append(ret)
-        out |= {f"greedy {group}": args.scale * np.mean(ret) + args.offset for group, ret in of_each.items()}
+        out |= {
+            f"greedy {group}": args.scale * np.mean(ret) + args.offset
+            for group, ret in of_each.items()
+        }
     if args.target is not None:
         hit = np.flatnonzero(valid >= args.target)
         out["steps to target"], out["seconds to target"] = (
-            (run.steps[hit[0]], run.seconds[hit[0]]) if len(hit) else (np.inf, np.inf))
+            (run.steps[hit[0]], run.seconds[hit[0]]) if len(hit) else (np.inf, np.inf)
+        )
     return out
 
 
@@ -177,17 +225,28 @@ def mean_and_error(values: list[float]) -> str:
         return ""
     mean = np.mean(values)
     digits = 0 if abs(mean) >= 1000 else 1 if abs(mean) >= 20 else 3
-    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):,.{digits}f}" if len(values) > 1 else ""
+    error = (
+        f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):,.{digits}f}" if len(values) > 1 else ""
+    )
     return f"{mean:,.{digits}f}{error}"
 
 
 def times(values: list[float], ends: list[float], digits: int) -> str:
     """Median over seeds, and each seed."""
     if np.isinf(values).all():
-        return "not in " + " to ".join(dict.fromkeys(f"{end:,.0f}" for end in (min(ends), max(ends))))
-    each = " / ".join(f"{v:,.{digits}f}" if np.isfinite(v) else f"not in {end:,.0f}" for v, end in zip(values, ends))
+        return "not in " + " to ".join(
+            dict.fromkeys(f"{end:,.0f}" for end in (min(ends), max(ends)))
+        )
+    each = " / ".join(
+        f"{v:,.{digits}f}" if np.isfinite(v) else f"not in {end:,.0f}"
+        for v, end in zip(values, ends)
+    )
     median = np.median(values)
-    return each if len(values) == 1 else f"{f'{median:,.{digits}f}' if np.isfinite(median) else 'not reached'} ({each})"
+    return (
+        each
+        if len(values) == 1
+        else f"{f'{median:,.{digits}f}' if np.isfinite(median) else 'not reached'} ({each})"
+    )
 
 
 MEANING = {
@@ -212,7 +271,11 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
         row = dict(zip(("task", "system"), key)) | {"seeds": str(len(runs) or "")}
         for name in args.columns:
             values = [figure[name] for figure in figures if name in figure]
-            row[name] = f"{np.mean(values):,.0f}" if name in ("steps", "SPS") and values else mean_and_error(values)
+            row[name] = (
+                f"{np.mean(values):,.0f}"
+                if name in ("steps", "SPS") and values
+                else mean_and_error(values)
+            )
         for name, end, digits in zip(targets, ("steps", "minutes"), (0, 1)):
             ends = [figure[end] * (60 if end == "minutes" else 1) for figure in figures]
             row[name] = times([figure[name] for figure in figures], ends, digits) if figures else ""
@@ -223,9 +286,12 @@ def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
 
 
 def aggregate(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
-    """Mean and interquartile mean over all tasks and seeds of (x - low) / (high - low), for systems with all tasks."""
-    bounds = {row["panel"]: (float(row["low"]), float(row["high"]))
-              for row in read(Path(args.results) / args.table / args.bounds)}
+    """Mean and interquartile mean over all tasks and seeds of (x - low) / (high - low), for systems
+    with all tasks."""
+    bounds = {
+        row["panel"]: (float(row["low"]), float(row["high"]))
+        for row in read(Path(args.results) / args.table / args.bounds)
+    }
     rows, scores = [["system", "tasks", "mean of normalised MMER", "interquartile mean"]], {}
     for (panel, label), runs in groups.items():
         if panel in bounds and runs[0].ended is not None:
@@ -243,12 +309,19 @@ def gap_table(groups: dict[tuple, list[Run]]) -> list[list[str]]:
     runs = [run for runs in groups.values() for run in runs if gaps(run)]
     columns = [gaps(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    return [["mean gap to the best known, %", *(f"{run.label}, seed {run.seed}" for run in runs)],
-            *([name, *(f"{column[name]:.1f}" if name in column else "" for column in columns)] for name in names)]
+    return [
+        ["mean gap to the best known, %", *(f"{run.label}, seed {run.seed}" for run in runs)],
+        *(
+            [name, *(f"{column[name]:.1f}" if name in column else "" for column in columns)]
+            for name in names
+        ),
+    ]
 
 
 def markdown(rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]])
+    return "\n".join(
+        "| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    )
 
 
 def short(commit: str) -> str:
@@ -263,18 +336,22 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     seconds = sum(entry["duration"] for entry in settings)
     parts = [f"    bash benchmark/{re.sub('_(quick|long)$', '', args.table)}.sh"]
     if settings:
-        parts += [f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run or rank, "
-                  f"torch {unique(entry['versions'].get('torch') for entry in settings)}, commit "
-                  f"{unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
-                  f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} "
-                  "minutes altogether. A csv and a json (command, commit, versions) per run: [runs](runs)."]
+        parts += [
+            f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run or rank, "
+            f"torch {unique(entry['versions'].get('torch') for entry in settings)}, commit "
+            f"{unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
+            f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} "
+            "minutes altogether. A csv and a json (command, commit, versions) per run: [runs](runs)."
+        ]
     parts += args.note
     main = table(groups, args)
     parts += [markdown(main)]
     meaning = [MEANING[name].format(episodes=args.episodes) for name in main[0] if name in MEANING]
     if args.target is not None:
-        meaning.append(f"steps and seconds of training until the mean return of {args.episodes} episodes is "
-                       f"{args.target:g}: median (each seed)")
+        meaning.append(
+            f"steps and seconds of training until the mean return of {args.episodes} episodes is "
+            f"{args.target:g}: median (each seed)"
+        )
     parts += [f"± is the standard error over seeds. {'; '.join(meaning)}."]
     if args.bounds:
         parts += [markdown(aggregate(groups, args))]
@@ -292,18 +369,28 @@ def interval(values: np.ndarray) -> np.ndarray:
     """[2, points]: 95% percentile bootstrap interval of the interquartile mean over runs."""
     from scipy.stats import bootstrap, trim_mean
 
-    result = bootstrap((values,), lambda x, axis: trim_mean(x, 0.25, axis), axis=0, vectorized=True, batch=100,
-                       n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0))
+    result = bootstrap(
+        (values,),
+        lambda x, axis: trim_mean(x, 0.25, axis),
+        axis=0,
+        vectorized=True,
+        batch=100,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
     return np.array(result.confidence_interval)
 
 
 def draw(axis, runs: list[Run], x: str, unit: float, colour: str, style: str) -> float:
-    """Draws a system from the step or second on at which all its runs have a mean, and returns the last value. A run
-    that ends earlier than the longest one keeps its last value."""
+    """Draws a system from the step or second on at which all its runs have a mean, and returns the
+    last value. A run that ends earlier than the longest one keeps its last value."""
     points = [getattr(run, x) for run in runs]
     grid = np.linspace(0, max(p[-1] for p in points), NUM_POINTS + 1)[1:]
     grid = grid[grid >= max(p[0] for p in points)]
-    values = np.array([run.means[np.searchsorted(p, grid, side="right") - 1] for p, run in zip(points, runs)])
+    values = np.array(
+        [run.means[np.searchsorted(p, grid, side="right") - 1] for p, run in zip(points, runs)]
+    )
     axis.plot(grid / unit, iqm(values), color=colour, ls=style, lw=1.6)
     if len(values) > 2:
         axis.fill_between(grid / unit, *interval(values), color=colour, alpha=0.18, lw=0)
@@ -320,8 +407,18 @@ def name_curves(axis, ends: dict[str, float], look: dict[str, tuple]) -> None:
     for k, label in enumerate(order):
         place = (min(places[k + 1], high - gap * (len(order) - 1 - k)) - low) / (high - low)
         colour, style = look[label]
-        axis.plot([1.02, 1.07], [place] * 2, color=colour, ls=style, lw=1.6, clip_on=False, transform=axis.transAxes)
-        axis.text(1.085, place, label, color=colour, va="center", fontsize=8.5, transform=axis.transAxes)
+        axis.plot(
+            [1.02, 1.07],
+            [place] * 2,
+            color=colour,
+            ls=style,
+            lw=1.6,
+            clip_on=False,
+            transform=axis.transAxes,
+        )
+        axis.text(
+            1.085, place, label, color=colour, va="center", fontsize=8.5, transform=axis.transAxes
+        )
 
 
 def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
@@ -334,36 +431,69 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
     look = {label: (COLOURS[k % 8], "-" if k < 8 else "--") for k, label in enumerate(labels)}
     beside_each_other = 1 if len(panels) <= 3 else 2
     rows = -(-len(panels) // beside_each_other)
-    size = (9.6 if len(panels) == 1 else 7.6 * beside_each_other), (3.4 if rows == 1 else 2.5 * rows + 0.4)
-    figure, axes = plt.subplots(rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False)
+    size = (
+        (9.6 if len(panels) == 1 else 7.6 * beside_each_other),
+        (3.4 if rows == 1 else 2.5 * rows + 0.4),
+    )
+    figure, axes = plt.subplots(
+        rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False
+    )
     axes = axes.reshape(-1, 2)
-    for axis in axes[len(panels):].flat:
+    for axis in axes[len(panels) :].flat:
         axis.set_visible(False)
     for panel, pair in zip(panels, axes):
         pair[1].sharey(pair[0])
-        long = max(run.seconds[-1] for (p, _), runs in groups.items() if p == panel for run in runs) > 100
+        long = (
+            max(run.seconds[-1] for (p, _), runs in groups.items() if p == panel for run in runs)
+            > 100
+        )
         for axis, x, unit in zip(pair, ("steps", "seconds"), (1000, 60 if long else 1)):
-            ends = {label: draw(axis, runs, x, unit, *look[label]) for (p, label), runs in groups.items() if p == panel}
+            ends = {
+                label: draw(axis, runs, x, unit, *look[label])
+                for (p, label), runs in groups.items()
+                if p == panel
+            }
             axis.set(xlabel=UNITS[unit])
             if args.log_seconds:
                 axis.set_xscale("log")
-                axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+                axis.xaxis.set_major_formatter(
+                    matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}")
+                )
             axis.grid(alpha=0.25, lw=0.6)
             axis.spines[["top", "right"]].set_visible(False)
             for value, name in (args.reference or (None, ""), (args.target, "target")):
                 if value is not None:
                     axis.axhline(value, color="black", lw=0.8, ls=":")
-                    at, ha, va, dy = (0.01, "left", "bottom", 1) if args.log_seconds else (1, "right", "top", -3)
-                    pair[1].annotate(name if axis is pair[1] else "", (at, value), (0, dy), ("axes fraction", "data"),
-                                     "offset points", ha=ha, va=va, fontsize=7.5)
+                    at, ha, va, dy = (
+                        (0.01, "left", "bottom", 1) if args.log_seconds else (1, "right", "top", -3)
+                    )
+                    pair[1].annotate(
+                        name if axis is pair[1] else "",
+                        (at, value),
+                        (0, dy),
+                        ("axes fraction", "data"),
+                        "offset points",
+                        ha=ha,
+                        va=va,
+                        fontsize=7.5,
+                    )
         pair[0].set(ylabel=args.ylabel)
         pair[0].set_title(panel, loc="left", fontsize=10)
         pair[1].tick_params(labelleft=False)
     if len(panels) == 1:
         name_curves(axes[0, 1], ends, look)
     elif len(labels) > 1:
-        handles = [plt.Line2D([], [], color=look[label][0], ls=look[label][1], label=label) for label in labels]
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(labels)), frameon=False, fontsize=9)
+        handles = [
+            plt.Line2D([], [], color=look[label][0], ls=look[label][1], label=label)
+            for label in labels
+        ]
+        figure.legend(
+            handles=handles,
+            loc="outside upper center",
+            ncols=min(4, len(labels)),
+            frameon=False,
+            fontsize=9,
+        )
     figure.savefig(Path(args.results) / args.table / "table.png", dpi=130)
 
 
@@ -376,10 +506,15 @@ def main(args: Args) -> None:
     text = document(groups, args)
     (folder / "table.md").write_text(text)
     figures = [(run, stats(run, args)) for runs in groups.values() for run in runs]
-    rows = [{"task": run.panel, "system": run.label, "seed": run.seed} | {k: f"{v:.6g}" for k, v in values.items()}
-            for run, values in figures]
+    rows = [
+        {"task": run.panel, "system": run.label, "seed": run.seed}
+        | {k: f"{v:.6g}" for k, v in values.items()}
+        for run, values in figures
+    ]
     with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row), restval="")
+        writer = csv.DictWriter(
+            file, dict.fromkeys(name for row in rows for name in row), restval=""
+        )
         writer.writeheader()
         writer.writerows(rows)
     if args.plot:

@@ -50,8 +50,19 @@ except ImportError:  # not a POSIX system
 
 ROOT = Path(__file__).parents[1]
 FAILED, LEFT, INTERRUPTED = 1, 3, 130
-PACKAGES = ("torch", "torch-geometric", "numpy", "gymnasium", "popgym", "minigrid", "job-shop-lib", "graph-jsp-env",
-            "nasim", "ale-py", "tensorboard")
+PACKAGES = (
+    "torch",
+    "torch-geometric",
+    "numpy",
+    "gymnasium",
+    "popgym",
+    "minigrid",
+    "job-shop-lib",
+    "graph-jsp-env",
+    "nasim",
+    "ale-py",
+    "tensorboard",
+)
 COLUMNS = ("step", "wall_time", "return", "length", "SPS", "episodes")
 
 
@@ -106,15 +117,21 @@ def make_run(name: str, command: str, env_id: str | None, seed: int) -> Run:
     normal = normalise(tokens)
     env_id = normal[normal.index("--env-id") + 1] if "--env-id" in normal else ""
     digest = hashlib.sha256(json.dumps([normal, env_id, seed]).encode()).hexdigest()[:8]
-    key = "_".join([name, re.sub(r"[^\w.-]", "-", env_id.split(":")[-1]) or "default", f"s{seed}", digest])
+    key = "_".join(
+        [name, re.sub(r"[^\w.-]", "-", env_id.split(":")[-1]) or "default", f"s{seed}", digest]
+    )
     return Run(key, [*tokens, "--seed", str(seed)], name, env_id, seed)
 
 
 def all_runs(args: Args) -> list[Run]:
     """The first seed of everything comes first."""
     pairs = [command.split("=", 1) for command in args.commands]
-    return [make_run(name, command, env_id, seed)
-            for seed in args.seeds for name, command in pairs for env_id in args.env_ids or (None,)]
+    return [
+        make_run(name, command, env_id, seed)
+        for seed in args.seeds
+        for name, command in pairs
+        for env_id in args.env_ids or (None,)
+    ]
 
 
 # ---- What a run leaves ----
@@ -126,12 +143,15 @@ def write(path: Path, text: str) -> None:
 
 
 def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
-    """(step, seconds of training, return, length) of every episode and (step, SPS) of every update. A newer event file
-    replaces what older ones hold after the last update before its first step; its time goes on from there."""
+    """(step, seconds of training, return, length) of every episode and (step, SPS) of every update.
+    A newer event file replaces what older ones hold after the last update before its first step;
+    its time goes on from there."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     episodes, updates = [], []
-    for path in sorted(folder.rglob("events.out.tfevents.*"), key=lambda path: path.name):  # by time
+    for path in sorted(
+        folder.rglob("events.out.tfevents.*"), key=lambda path: path.name
+    ):  # by time
         values, start = {"episodic_return": [], "episodic_length": [], "SPS": []}, None
         for event in LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
@@ -147,7 +167,10 @@ def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
         episodes = [row for row in episodes if row[0] <= resumed]
         offset = updates[-1][2] if updates else 0.0
         pairs = zip(values["episodic_return"], values["episodic_length"])
-        episodes += [(step, offset + wall - start, ret, length) for (step, wall, ret), (_, _, length) in pairs]
+        episodes += [
+            (step, offset + wall - start, ret, length)
+            for (step, wall, ret), (_, _, length) in pairs
+        ]
         updates += [(step, sps, offset + wall - start) for step, wall, sps in values["SPS"]]
     return episodes, [(step, sps) for step, sps, _ in updates]
 
@@ -157,12 +180,18 @@ def largest(folder: Path, name: str) -> float | None:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     paths = map(str, folder.rglob("events.out.tfevents.*"))
-    values = [value for path in paths for event in LegacyEventFileLoader(path).Load() for value in event.summary.value]
+    values = [
+        value
+        for path in paths
+        for event in LegacyEventFileLoader(path).Load()
+        for value in event.summary.value
+    ]
     return max((value.simple_value for value in values if value.tag == name), default=None)
 
 
 def csv_text(episodes: list[tuple], updates: list[tuple], max_rows: int) -> str:
-    """The rows of the csv, see above. SPS is that of the first update that is not before the row."""
+    """The rows of the csv, see above. SPS is that of the first update that is not before the
+    row."""
     width, groups = 1, dict(enumerate([episode] for episode in episodes))
     while len(groups) > max_rows:
         width, groups = 2 * width, {}
@@ -186,19 +215,24 @@ def eval_columns(folder: Path) -> dict[str, list] | None:
         return None
     with open(paths[-1], newline="") as file:
         names, *rows = csv.reader(file)
-    number = lambda text: float(f"{float(text):.6g}") if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) else text
+    number = lambda text: (
+        float(f"{float(text):.6g}") if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) else text
+    )
     return dict(zip(names, ([number(value) for value in column] for column in zip(*rows))))
 
 
 def machine() -> dict:
     """Commit, versions and hardware, for the json."""
+
     def output(*command: str) -> str:
         try:
             return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
         except OSError:
             return ""
 
-    commit = output("git", "rev-parse", "HEAD") + ("-dirty" if output("git", "status", "-s", "cleanrl_graph") else "")
+    commit = output("git", "rev-parse", "HEAD") + (
+        "-dirty" if output("git", "status", "-s", "cleanrl_graph") else ""
+    )
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -214,7 +248,8 @@ def machine() -> dict:
 
 # ---- Processes ----
 def lock(folder: Path) -> TextIO | None:
-    """A file that only one living process has open like this. Raises SystemExit if another runner has it."""
+    """A file that only one living process has open like this. Raises SystemExit if another runner
+    has it."""
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         return None
@@ -227,7 +262,8 @@ def lock(folder: Path) -> TextIO | None:
 
 
 def start(run: Run, cores: list[int], args: Args) -> subprocess.Popen:
-    """The run in a process group of its own, so that Ctrl-C does not reach it before this process does."""
+    """The run in a process group of its own, so that Ctrl-C does not reach it before this process
+    does."""
     folder = Path(args.run_dir) / args.table / run.key
     shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
     folder.mkdir(parents=True)
@@ -243,9 +279,16 @@ def start(run: Run, cores: list[int], args: Args) -> subprocess.Popen:
 
     command = [args.python, *run.command, "--run-dir", str(folder)]
     with open(folder / "stdout.txt", "wb") as out, open(folder / "stderr.txt", "wb") as error:
-        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=error,
-                                start_new_session=True, preexec_fn=before,
-                                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=error,
+            start_new_session=True,
+            preexec_fn=before,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
 
 
 def stop(processes: list[subprocess.Popen]) -> None:
@@ -279,12 +322,21 @@ def progress(path: Path) -> tuple[float, str]:
 
 def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> None:
     """Writes the files of a run that has ended."""
-    folder, results = Path(args.run_dir) / args.table / run.key, Path(args.results) / args.table / "runs"
+    folder, results = (
+        Path(args.run_dir) / args.table / run.key,
+        Path(args.results) / args.table / "runs",
+    )
     results.mkdir(parents=True, exist_ok=True)
-    settings = {"name": run.name, "env_id": run.env_id, "seed": run.seed,
-                "command": shlex.join(["python", *run.command]), **about,
-                "started": datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds"),
-                "duration": round(time.time() - began, 1), "exit_code": exit_code}
+    settings = {
+        "name": run.name,
+        "env_id": run.env_id,
+        "seed": run.seed,
+        "command": shlex.join(["python", *run.command]),
+        **about,
+        "started": datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds"),
+        "duration": round(time.time() - began, 1),
+        "exit_code": exit_code,
+    }
     if exit_code == 0:
         episodes, updates = events_of(folder)
         write(results / f"{run.key}.csv", csv_text(episodes, updates, args.max_rows))
@@ -293,14 +345,26 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
         settings["eval"] = eval_columns(folder)
     else:
         lines = tail(folder / "stderr.txt").strip().split("\n")[-20:]
-        settings["stderr"] = [line.replace(str(ROOT), ".").replace(sys.prefix, "") for line in lines]
-    write(results / f"{run.key}.json", "{\n" + ",\n".join(
-        f" {json.dumps(name)}: {json.dumps(value)}" for name, value in settings.items()) + "\n}\n")
+        settings["stderr"] = [
+            line.replace(str(ROOT), ".").replace(sys.prefix, "") for line in lines
+        ]
+    write(
+        results / f"{run.key}.json",
+        "{\n"
+        + ",\n".join(
+            f" {json.dumps(name)}: {json.dumps(value)}" for name, value in settings.items()
+        )
+        + "\n}\n",
+    )
 
 
 def is_finished(run: Run, args: Args) -> bool:
     path = Path(args.results) / args.table / "runs" / f"{run.key}.json"
-    return path.exists() and path.with_suffix(".csv").exists() and json.loads(path.read_text())["exit_code"] == 0
+    return (
+        path.exists()
+        and path.with_suffix(".csv").exists()
+        and json.loads(path.read_text())["exit_code"] == 0
+    )
 
 
 def main(args: Args) -> int:
@@ -314,7 +378,10 @@ def main(args: Args) -> int:
     deadline, about, failed = time.monotonic() + 60 * args.max_minutes, machine(), []
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
     total = tqdm(total=len(queue), desc="all runs", unit="run", mininterval=1)
-    running, free = {}, list(range(min(args.workers, len(queue))))  # slot: (run, process, start, bar)
+    running, free = (
+        {},
+        list(range(min(args.workers, len(queue)))),
+    )  # slot: (run, process, start, bar)
     signals = []  # noted, so that none is lost while a run starts; also where a shell started this in the background
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: signals.append(number))
@@ -322,8 +389,14 @@ def main(args: Args) -> int:
         while (queue or running) and not signals and time.monotonic() < deadline:
             while queue and free and not signals:
                 slot, run = free.pop(0), queue.pop(0)
-                bar = tqdm(total=100, desc=run.key, position=slot + 1, leave=False, mininterval=1,
-                           bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}")
+                bar = tqdm(
+                    total=100,
+                    desc=run.key,
+                    position=slot + 1,
+                    leave=False,
+                    mininterval=1,
+                    bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}",
+                )
                 own = cores[slot :: args.workers] or cores[slot % max(len(cores), 1) :][:1]
                 running[slot] = run, start(run, own, args), time.time(), bar
             time.sleep(0.2)
@@ -334,8 +407,14 @@ def main(args: Args) -> int:
                 if process.poll() is not None:
                     record(run, process.returncode, began, about, args)
                     failed += [run] if process.returncode else []
-                    tqdm.write(f"{run.key}: " + (f"FAILED ({process.returncode})" if process.returncode else
-                                                 f"{time.time() - began:.0f} s, mean return {ret}"))
+                    tqdm.write(
+                        f"{run.key}: "
+                        + (
+                            f"FAILED ({process.returncode})"
+                            if process.returncode
+                            else f"{time.time() - began:.0f} s, mean return {ret}"
+                        )
+                    )
                     bar.close()
                     total.update()
                     del running[slot]

@@ -1,15 +1,17 @@
-"""What trained job-shop policies find for benchmark instances, greedily and as the best of samples, and in which time.
+"""What trained job-shop policies find for benchmark instances, greedily and as the best of samples,
+and in which time.
 
     python benchmark/schedules.py --model model.pt --name quick --seed 1 --suites la ta15x15 --samples 0 128
 
-One instance after the other, one thread: 0 samples is the greedy schedule, others are drawn side by side, every other
-one for the reversed instance, whose jobs run backwards: a schedule that is read from its end is one of the other
-instance, of the same makespan. -1 is the better of the greedy schedules of the two. Each row of
-benchmark/results/job_shop/schedules.csv is written when its instance ends, and what is in there is not played again, so
-an interrupted command goes on. `costs` has the makespan of each sample, so that the best of fewer, or of one direction,
-can be told as well.
-Suites are those of JobShop-v0, the test sets of L2D (Zhang et al. 2020), such as l2d10x10: 100 random instances that
-their generator draws from the seed 200, and of FAMILIES, such as flow15x15: 10 random instances.
+One instance after the other, one thread: 0 samples is the greedy schedule, others are drawn side by
+side, every other one for the reversed instance, whose jobs run backwards: a schedule that is read
+from its end is one of the other instance, of the same makespan. -1 is the better of the greedy
+schedules of the two. Each row of benchmark/results/job_shop/schedules.csv is written when its
+instance ends, and what is in there is not played again, so an interrupted command goes on. `costs`
+has the makespan of each sample, so that the best of fewer, or of one direction, can be told as
+well. Suites are those of JobShop-v0, the test sets of L2D (Zhang et al. 2020), such as l2d10x10:
+100 random instances that their generator draws from the seed 200, and of FAMILIES, such as
+flow15x15: 10 random instances.
 """
 
 import csv
@@ -32,14 +34,30 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
 from envs import job_shop  # noqa: E402
 from utils.policy import Policy, load_policy  # noqa: E402
 
-COLUMNS = ("name", "seed", "suite", "instance", "samples", "temperature", "cost", "best_known", "seconds", "costs",
-           "commit", "cpu")
+COLUMNS = (
+    "name",
+    "seed",
+    "suite",
+    "instance",
+    "samples",
+    "temperature",
+    "cost",
+    "best_known",
+    "seconds",
+    "costs",
+    "commit",
+    "cpu",
+)
 
 FAMILIES = {  # instances that differ in one thing from times of 1 to 99 and routes at random
-    "uniform": "times of 1 to 99 and routes at random, as in the training", "flow": "each job has the same route",
-    "halves": "the first half of the machines, at random, then the other half", "narrow": "times of 50 to 100",
-    "wide": "times of 1 to 1000", "exponential": "exponential times of mean 50",
-    "bimodal": "four of five times 1 to 20, the others 80 to 200", "perjob": "the times of a job differ by 20 at most",
+    "uniform": "times of 1 to 99 and routes at random, as in the training",
+    "flow": "each job has the same route",
+    "halves": "the first half of the machines, at random, then the other half",
+    "narrow": "times of 50 to 100",
+    "wide": "times of 1 to 1000",
+    "exponential": "exponential times of mean 50",
+    "bimodal": "four of five times 1 to 20, the others 80 to 200",
+    "perjob": "the times of a job differ by 20 at most",
     "permachine": "those of a machine differ by 20 at most",
 }
 MADE = re.compile(rf"({'|'.join(FAMILIES)})(\d+)x(\d+)")
@@ -54,9 +72,11 @@ class Args:
     seed: int
     """the seed of its training, and of the samples"""
     suites: list[str] = field(default_factory=lambda: ["la"])
-    """suites of JobShop-v0 (`eval_suites`), l2d10x10 and others of L2D, flow15x15 and others of FAMILIES"""
+    """suites of JobShop-v0 (`eval_suites`), l2d10x10 and others of L2D, flow15x15 and others of
+    FAMILIES"""
     samples: list[int] = field(default_factory=lambda: [0])
-    """numbers of samples, 0 for the greedy schedule, -1 for the better of the greedy ones of both directions"""
+    """numbers of samples, 0 for the greedy schedule, -1 for the better of the greedy ones of both
+    directions"""
     max_instances: int | None = None
     """of each suite the first ones only"""
     temperature: float = 1.0
@@ -91,8 +111,13 @@ def family_instances(suite: str) -> dict[str, dict]:
             machines = np.tile(np.arange(num_machines), (num_jobs, 1))
         elif family == "halves":
             half = (num_machines + 1) // 2
-            machines = np.concatenate([rng.random((num_jobs, half)).argsort(axis=1),
-                                       half + rng.random((num_jobs, num_machines - half)).argsort(axis=1)], axis=1)
+            machines = np.concatenate(
+                [
+                    rng.random((num_jobs, half)).argsort(axis=1),
+                    half + rng.random((num_jobs, num_machines - half)).argsort(axis=1),
+                ],
+                axis=1,
+            )
         elif family == "narrow":
             times = rng.integers(50, 101, shape)
         elif family == "wide":
@@ -100,7 +125,9 @@ def family_instances(suite: str) -> dict[str, dict]:
         elif family == "exponential":
             times = np.ceil(rng.exponential(50, shape)).astype(int)
         elif family == "bimodal":
-            times = np.where(rng.random(shape) < 0.8, rng.integers(1, 21, shape), rng.integers(80, 201, shape))
+            times = np.where(
+                rng.random(shape) < 0.8, rng.integers(1, 21, shape), rng.integers(80, 201, shape)
+            )
         elif family == "perjob":
             times = rng.integers(1, 80, (num_jobs, 1)) + rng.integers(0, 21, shape)
         elif family == "permachine":
@@ -115,13 +142,18 @@ def instances_of(suite: str) -> dict[str, object]:
         return l2d_instances(suite)
     if MADE.fullmatch(suite):
         return family_instances(suite)
-    return {kwargs["instance"]: kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]}
+    return {
+        kwargs["instance"]: kwargs["instance"] for kwargs in job_shop.JobShopEnv.eval_suites[suite]
+    }
 
 
 def reverse(instance: str | dict) -> dict:
     """The instance with each job's operations from the last to the first."""
-    times, machines = (instance["times"], instance["machines"]) if isinstance(instance, dict) else (
-        job_shop.load_instance(instance)[:2])
+    times, machines = (
+        (instance["times"], instance["machines"])
+        if isinstance(instance, dict)
+        else (job_shop.load_instance(instance)[:2])
+    )
     return {"times": times[:, ::-1], "machines": machines[:, ::-1]}
 
 
@@ -142,8 +174,9 @@ def play(policy: Policy, envs: list[gym.Env]) -> list[float]:
 
 
 def cool(policy: Policy, temperature: float) -> None:
-    """From now on the policy divides its log-probabilities by the temperature, and does not normalise them again: a
-    sample, which takes the largest after Gumbel noise, needs them up to a constant."""
+    """From now on the policy divides its log-probabilities by the temperature, and does not
+    normalise them again: a sample, which takes the largest after Gumbel noise, needs them up to a
+    constant."""
     distribution = policy.agent.head.distribution
 
     def cooled(*inputs):
@@ -155,8 +188,14 @@ def cool(policy: Policy, temperature: float) -> None:
 
 
 def key_of(row: dict) -> tuple:
-    return (row["name"], int(row["seed"]), row["suite"], row["instance"], int(row["samples"]),
-            float(row["temperature"] or 1))
+    return (
+        row["name"],
+        int(row["seed"]),
+        row["suite"],
+        row["instance"],
+        int(row["samples"]),
+        float(row["temperature"] or 1),
+    )
 
 
 def read(path: Path) -> list[dict]:
@@ -165,16 +204,25 @@ def read(path: Path) -> list[dict]:
 
 def main(args: Args) -> None:
     known = job_shop.JobShopEnv.eval_suites
-    if unknown := [suite for suite in args.suites
-                   if suite not in known and not suite.startswith("l2d") and not MADE.fullmatch(suite)]:
-        raise SystemExit(f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; {', '.join(FAMILIES)} are "
-                         "families of instances, named with a size, such as flow15x15")
+    if unknown := [
+        suite
+        for suite in args.suites
+        if suite not in known and not suite.startswith("l2d") and not MADE.fullmatch(suite)
+    ]:
+        raise SystemExit(
+            f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; {', '.join(FAMILIES)} are "
+            "families of instances, named with a size, such as flow15x15"
+        )
     if not args.temperature > 0:
-        raise SystemExit(f"--temperature must be above 0, got {args.temperature}; --samples 0 is greedy")
+        raise SystemExit(
+            f"--temperature must be above 0, got {args.temperature}; --samples 0 is greedy"
+        )
     torch.set_num_threads(int(os.getenv("OMP_NUM_THREADS", "1")))
     largest = job_shop.JobShopEnv(jobs=100, machines=20)  # actions are nodes of any graph
-    policies = {greedy: load_policy(args.model, largest, 2 if greedy else args.batch, greedy)
-                for greedy in {num <= 0 for num in args.samples}}
+    policies = {
+        greedy: load_policy(args.model, largest, 2 if greedy else args.batch, greedy)
+        for greedy in {num <= 0 for num in args.samples}
+    }
     if False in policies:
         cool(policies[False], args.temperature)
     whole = {"lookahead": None} if args.whole else {}
@@ -182,14 +230,26 @@ def main(args: Args) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = read(path)
     if rows and tuple(rows[0]) != COLUMNS:
-        raise SystemExit(f"{path} has the columns {', '.join(rows[0])}, and not {', '.join(COLUMNS)}: move it away, or "
-                         "add what is missing (the temperature of samples was 1)")
+        raise SystemExit(
+            f"{path} has the columns {', '.join(rows[0])}, and not {', '.join(COLUMNS)}: move it away, or "
+            "add what is missing (the temperature of samples was 1)"
+        )
     done = {key_of(row) for row in rows}
-    todo = [(suite, name, instance, num) for num in args.samples for suite in args.suites
-            for name, instance in list(instances_of(suite).items())[: args.max_instances]
-            if (args.name, args.seed, suite, name, num, args.temperature if num > 0 else 1.0) not in done]
+    todo = [
+        (suite, name, instance, num)
+        for num in args.samples
+        for suite in args.suites
+        for name, instance in list(instances_of(suite).items())[: args.max_instances]
+        if (args.name, args.seed, suite, name, num, args.temperature if num > 0 else 1.0)
+        not in done
+    ]
     commit, *dirty = machine()["commit"].partition("-")
-    about = {"name": args.name, "seed": args.seed, "commit": "".join([commit[:7], *dirty]), "cpu": cpu_name()}
+    about = {
+        "name": args.name,
+        "seed": args.seed,
+        "commit": "".join([commit[:7], *dirty]),
+        "cpu": cpu_name(),
+    }
     with open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if file.tell() == 0:
@@ -197,14 +257,28 @@ def main(args: Args) -> None:
         for suite, name, instance, num in tqdm(todo, unit="instance"):
             torch.manual_seed(args.seed)
             policy, began, costs = policies[num <= 0], time.perf_counter(), []
-            drawn = [reverse(instance) if k % 2 else instance for k in range({0: 1, -1: 2}.get(num, num))]
+            drawn = [
+                reverse(instance) if k % 2 else instance for k in range({0: 1, -1: 2}.get(num, num))
+            ]
             for k in range(0, len(drawn), args.batch):
-                costs += play(policy, [policy.make_env(instance=each, **whole) for each in drawn[k : k + args.batch]])
+                costs += play(
+                    policy,
+                    [policy.make_env(instance=each, **whole) for each in drawn[k : k + args.batch]],
+                )
             best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""
-            writer.writerow({"suite": suite, "instance": name, "samples": num, "cost": int(min(costs)),
-                             "temperature": args.temperature if num > 0 else "", "best_known": best_known,
-                             "seconds": round(time.perf_counter() - began, 2),
-                             "costs": " ".join(str(int(cost)) for cost in costs), **about})
+            writer.writerow(
+                {
+                    "suite": suite,
+                    "instance": name,
+                    "samples": num,
+                    "cost": int(min(costs)),
+                    "temperature": args.temperature if num > 0 else "",
+                    "best_known": best_known,
+                    "seconds": round(time.perf_counter() - began, 2),
+                    "costs": " ".join(str(int(cost)) for cost in costs),
+                    **about,
+                }
+            )
             file.flush()
 
 

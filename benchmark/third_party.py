@@ -1,10 +1,11 @@
-"""The table of benchmark/third_party.sh from the files of its runs: environments that nobody of this project wrote.
+"""The table of benchmark/third_party.sh from the files of its runs: environments that nobody of
+this project wrote.
 
     python benchmark/third_party.py     # writes table.md, table.csv and table.png in benchmark/results/third_party
 
-A training has a return at its start (mean of the first --episodes episodes) and at its end (of the last ones, with
-sampled actions). The short runs, one update each, show that an environment constructs and steps. Exit code 1 if a run
-is missing or its collection_mismatch is not below 1e-5.
+A training has a return at its start (mean of the first --episodes episodes) and at its end (of the
+last ones, with sampled actions). The short runs, one update each, show that an environment
+constructs and steps. Exit code 1 if a run is missing or its collection_mismatch is not below 1e-5.
 """
 
 import csv
@@ -20,8 +21,18 @@ import report
 import tyro
 
 LIMIT = 1e-5  # of debug/collection_mismatch
-COLUMNS = ("package", "version", "environment", "script", "steps", "SPS", "collection mismatch", "return at the start",
-           "at the end", "greedy")
+COLUMNS = (
+    "package",
+    "version",
+    "environment",
+    "script",
+    "steps",
+    "SPS",
+    "collection mismatch",
+    "return at the start",
+    "at the end",
+    "greedy",
+)
 
 
 @dataclass
@@ -43,34 +54,64 @@ class Package(NamedTuple):
 
 
 PACKAGES = (
-    Package("job-shop-lib", "jobshoplib_*", 1, True,
-            "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is allowed in info; "
-            "[job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes a Graph, an `action_mask` and "
-            "the choice of a node of it. The action space lacks the last machine (start -1, but as many values as "
-            "machines), so machine -1, which stands for the only one of an operation, is given. "
-            "`MultiJobShopGraphEnv.reset(seed=...)` does not seed the instances; the adapter does."),
-    Package("graph-jsp-env", "graphjsp_*", 1, True,
-            "1.1.1 as it is, with the mask that `env_transform=\"mask\"` offers, on ft06 (optimum 55; the return is "
-            "minus the makespan); its constructor wants arrays, so "
-            "[graph_jsp.py](../../third_party/graph_jsp.py) registers it. It calls what matplotlib 3.9 removed, hence "
-            "matplotlib 3.8. Its observation is a matrix."),
-    Package("minigrid", "minigrid_*", 3, True,
-            "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
-            "MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
-            "FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
-            "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py))."),
-    Package("nasim", "nasim_*", 1, True,
-            "0.12.0 as it is: `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and its `step` refuses "
-            "NumPy's integers; the scripts hand out Python's. It is partially observed: the greedy policy without a "
-            "memory repeats an action that changes nothing until the step limit, sampled it wins."),
-    Package("ale-py", "atari_*", 1, True,
-            "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
-            "and length are those of whole games; the reward that is learned from is its sign, and a life is an "
-            "episode. `--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; four frames in one observation "
-            "(`frames`) take 28,224."),
-    Package("popgym", "popgym_*", 48, False,
-            "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, and spells "
-            "VelocityOnlyCartpole unlike its other CartPoles."),
+    Package(
+        "job-shop-lib",
+        "jobshoplib_*",
+        1,
+        True,
+        "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is allowed in info; "
+        "[job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes a Graph, an `action_mask` and "
+        "the choice of a node of it. The action space lacks the last machine (start -1, but as many values as "
+        "machines), so machine -1, which stands for the only one of an operation, is given. "
+        "`MultiJobShopGraphEnv.reset(seed=...)` does not seed the instances; the adapter does.",
+    ),
+    Package(
+        "graph-jsp-env",
+        "graphjsp_*",
+        1,
+        True,
+        '1.1.1 as it is, with the mask that `env_transform="mask"` offers, on ft06 (optimum 55; the return is '
+        "minus the makespan); its constructor wants arrays, so "
+        "[graph_jsp.py](../../third_party/graph_jsp.py) registers it. It calls what matplotlib 3.9 removed, hence "
+        "matplotlib 3.8. Its observation is a matrix.",
+    ),
+    Package(
+        "minigrid",
+        "minigrid_*",
+        3,
+        True,
+        "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
+        "MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
+        "FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
+        "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py)).",
+    ),
+    Package(
+        "nasim",
+        "nasim_*",
+        1,
+        True,
+        "0.12.0 as it is: `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and its `step` refuses "
+        "NumPy's integers; the scripts hand out Python's. It is partially observed: the greedy policy without a "
+        "memory repeats an action that changes nothing until the step limit, sampled it wins.",
+    ),
+    Package(
+        "ale-py",
+        "atari_*",
+        1,
+        True,
+        "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
+        "and length are those of whole games; the reward that is learned from is its sign, and a life is an "
+        "episode. `--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; four frames in one observation "
+        "(`frames`) take 28,224.",
+    ),
+    Package(
+        "popgym",
+        "popgym_*",
+        48,
+        False,
+        "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, and spells "
+        "VelocityOnlyCartpole unlike its other CartPoles.",
+    ),
 )
 
 
@@ -83,18 +124,29 @@ def mean_of_first(returns: np.ndarray, ended: np.ndarray, num: int) -> float:
 def rows_of(package: Package, args: Args) -> list[dict]:
     """One row per finished run, with the `settings` of its json."""
     rows = []
-    for path in sorted((Path(args.results) / "third_party" / "runs").glob(package.pattern + ".json")):
+    for path in sorted(
+        (Path(args.results) / "third_party" / "runs").glob(package.pattern + ".json")
+    ):
         settings = json.loads(path.read_text())
         if settings["exit_code"]:
             continue
         kwargs = re.search(r"--env-kwargs '(.*?)'", settings["command"])
-        row = {"package": package.name, "version": settings["versions"].get(package.name, ""),
-               "environment": settings["env_id"].split(":")[-1] + (f" {kwargs[1]}" if kwargs else ""),
-               "script": re.search(r"ppo_\w+\.py", settings["command"])[0], "steps": settings["steps"],
-               "SPS": settings["SPS"], "collection mismatch": settings["collection_mismatch"], "settings": settings}
+        row = {
+            "package": package.name,
+            "version": settings["versions"].get(package.name, ""),
+            "environment": settings["env_id"].split(":")[-1] + (f" {kwargs[1]}" if kwargs else ""),
+            "script": re.search(r"ppo_\w+\.py", settings["command"])[0],
+            "steps": settings["steps"],
+            "SPS": settings["SPS"],
+            "collection mismatch": settings["collection_mismatch"],
+            "settings": settings,
+        }
         if package.trained:
             episodes = report.read(path.with_suffix(".csv"))
-            ended, returns = (np.array([float(line[name]) for line in episodes]) for name in ("episodes", "return"))
+            ended, returns = (
+                np.array([float(line[name]) for line in episodes])
+                for name in ("episodes", "return")
+            )
             row["return at the start"] = mean_of_first(returns, ended, args.episodes)
             row["at the end"] = mean_of_first(returns[::-1], ended[::-1], args.episodes)
             table = settings["eval"] or {}
@@ -106,12 +158,19 @@ def rows_of(package: Package, args: Args) -> list[dict]:
 def cell(name: str, value) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    return f"{value:.1e}" if name == "collection mismatch" else f"{value:,.0f}" if name in ("steps", "SPS") else (
-        f"{value:.4g}")
+    return (
+        f"{value:.1e}"
+        if name == "collection mismatch"
+        else f"{value:,.0f}"
+        if name in ("steps", "SPS")
+        else (f"{value:.4g}")
+    )
 
 
 def markdown(rows: list[dict], names: tuple[str, ...]) -> str:
-    return report.markdown([list(names), *([cell(name, row.get(name)) for name in names] for row in rows)])
+    return report.markdown(
+        [list(names), *([cell(name, row.get(name)) for name in names] for row in rows)]
+    )
 
 
 def gaps(rows: list[dict]) -> list[str]:
@@ -120,10 +179,19 @@ def gaps(rows: list[dict]) -> list[str]:
     for row in rows:
         table = row["settings"]["eval"] or {}
         if "best_known" in table:
-            mean = {name: float(np.mean(100 * (np.array(table[name]) / np.array(table["best_known"]) - 1)))
-                    for name in table if name not in ("instance", "group", "best_known")}
-            lines.append(f"{row['environment']}, mean gap to the best known makespan of {len(table['instance'])} "
-                         "benchmark instances: " + ", ".join(f"{name} {gap:.1f}%" for name, gap in mean.items()) + ".")
+            mean = {
+                name: float(
+                    np.mean(100 * (np.array(table[name]) / np.array(table["best_known"]) - 1))
+                )
+                for name in table
+                if name not in ("instance", "group", "best_known")
+            }
+            lines.append(
+                f"{row['environment']}, mean gap to the best known makespan of {len(table['instance'])} "
+                "benchmark instances: "
+                + ", ".join(f"{name} {gap:.1f}%" for name, gap in mean.items())
+                + "."
+            )
     return lines
 
 
@@ -137,7 +205,9 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
     stepped = [row for package, found in tables.items() for row in found if not package.trained]
     commands = dict.fromkeys(row["settings"]["command"] for row in trained)
     if stepped:
-        commands[stepped[0]["settings"]["command"].replace(stepped[0]["settings"]["env_id"], "ID")] = None
+        commands[
+            stepped[0]["settings"]["command"].replace(stepped[0]["settings"]["env_id"], "ID")
+        ] = None
     parts = [
         "    bash benchmark/third_party.sh",
         f"{unique(entry['cpu'] for entry in about)}, one core per run, torch "
@@ -146,26 +216,43 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         f"{unique(report.short(entry.get('commit', '')) for entry in about)}; {len(rows)} runs, "
         f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A csv and a json "
         "(command, commit, versions) per run: [runs](runs). The packages come from PyPI into a virtual environment of "
-        "their own.", *([note.read_text().strip()] if note.exists() else []),
-        "Trainings, one seed each:", markdown(trained, COLUMNS),
+        "their own.",
+        *([note.read_text().strip()] if note.exists() else []),
+        "Trainings, one seed each:",
+        markdown(trained, COLUMNS),
         "SPS: steps per second of the training, everything included; collection mismatch: the largest |ratio - 1| of "
         f"all updates; return: mean of the first and of the last {args.episodes} episodes of the training (sampled "
-        "actions); greedy: mean of the evaluation after it.", *gaps(trained)]
+        "actions); greedy: mean of the evaluation after it.",
+        *gaps(trained),
+    ]
     if args.plot:
         parts.append("![learning curves](table.png)")
-    parts += ["Constructs and steps: one update each, all losses finite.", markdown(stepped, COLUMNS[:7]),
-              "What is theirs:",
-              "\n".join(f"- **{package.name}**: {package.notes}" for package in tables if package.notes),
-              "Commands:", "\n".join(f"    {command}" for command in commands)]
+    parts += [
+        "Constructs and steps: one update each, all losses finite.",
+        markdown(stepped, COLUMNS[:7]),
+        "What is theirs:",
+        "\n".join(f"- **{package.name}**: {package.notes}" for package in tables if package.notes),
+        "Commands:",
+        "\n".join(f"    {command}" for command in commands),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def draw(args: Args) -> None:
     """The learning curves of the trainings, a panel per environment."""
-    options, groups = report.Args("third_party", tuple(p.pattern for p in PACKAGES if p.trained), results=args.results,
-                                  episodes=args.episodes), {}
+    options, groups = (
+        report.Args(
+            "third_party",
+            tuple(p.pattern for p in PACKAGES if p.trained),
+            results=args.results,
+            episodes=args.episodes,
+        ),
+        {},
+    )
     for run in report.load_all(options):
-        groups.setdefault((run.panel, re.search(r"ppo_\w+\.py", run.settings["command"])[0]), []).append(run)
+        groups.setdefault(
+            (run.panel, re.search(r"ppo_\w+\.py", run.settings["command"])[0]), []
+        ).append(run)
     report.plot(groups, options)
 
 
@@ -177,14 +264,25 @@ def main(args: Args) -> int:
     with open(folder / "table.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
         writer.writeheader()
-        writer.writerows({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-                         for row in rows)
+        writer.writerows(
+            {
+                name: f"{value:.6g}" if isinstance(value, float) else value
+                for name, value in row.items()
+            }
+            for row in rows
+        )
     if args.plot:
         draw(args)
-    problems = [f"{package.name}: {len(found)} of {package.num_runs} runs are finished"
-                for package, found in tables.items() if len(found) != package.num_runs]
-    problems += [f"{row['environment']}: collection_mismatch {row['collection mismatch']}" for row in rows
-                 if not row["collection mismatch"] < LIMIT]
+    problems = [
+        f"{package.name}: {len(found)} of {package.num_runs} runs are finished"
+        for package, found in tables.items()
+        if len(found) != package.num_runs
+    ]
+    problems += [
+        f"{row['environment']}: collection_mismatch {row['collection mismatch']}"
+        for row in rows
+        if not row["collection mismatch"] < LIMIT
+    ]
     print("\n".join([str(folder / "table.md"), *problems]))
     return bool(problems)
 

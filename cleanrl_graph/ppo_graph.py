@@ -4,13 +4,15 @@
     python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la --save-model
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0 --env-kwargs '{"size": 5}'
 
-Rooms: Args, observations, environments, storage, encoder, (memory: none here), action heads, agent, train. A leaf of an
-observation is dense (one row per step) or ragged (any number); both are stored flat, each row once, and a
-minibatch is one selection of rows per leaf. Actions may choose a node, an edge or an element, or be one for each.
+Rooms: Args, observations, environments, storage, encoder, (memory: none here), action heads, agent,
+train. A leaf of an observation is dense (one row per step) or ragged (any number); both are stored
+flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a node,
+an edge or an element, or be one for each.
 
-Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022, ICLR blog track),
-GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020, arXiv:1905.12265), Deep Sets (Zaheer et al. 2017,
-arXiv:1703.06114), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
+Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
+ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
+arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
+al. 2015, arXiv:1506.03134).
 """
 
 import contextlib
@@ -40,14 +42,23 @@ from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
 
-Json = Annotated[dict | list, tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1, metavar="JSON", instance_from_str=lambda args: json.loads(args[0]),
-    is_instance=lambda value: isinstance(value, (dict, list)), str_from_instance=lambda value: [json.dumps(value)])]
+Json = Annotated[
+    dict | list,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda args: json.loads(args[0]),
+        is_instance=lambda value: isinstance(value, (dict, list)),
+        str_from_instance=lambda value: [json.dumps(value)],
+    ),
+]
 
 
 @dataclass
 class Args:
-    """Experiment, environment (from --env-id), network (--hidden-dims), algorithm (--total-timesteps)."""
+    """Experiment, environment (from --env-id), network (--hidden-dims), algorithm
+    (--total-timesteps)."""
+
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
     seed: int = 1
@@ -89,9 +100,11 @@ class Args:
     env_id: str = "envs:JobShop-v0"
     """the environment's id, `module:Name-v0` imports the module first"""
     env_kwargs: Json = field(default_factory=dict)
-    """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo their number"""
+    """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo
+    their number"""
     wrap: tuple[str, ...] = ()
-    """wrappers, innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py), `module:wrapper`"""
+    """wrappers, innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py),
+    `module:wrapper`"""
     norm_obs: bool = False
     """normalises vectors and the columns of graphs and sets by their running mean and std"""
     num_workers: int = 0
@@ -115,7 +128,8 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
-    """what actions index, or a Sequence has one for each of: flat (a fixed list), nodes, edges, avail_actions, a set"""
+    """what actions index, or a Sequence has one for each of: flat (a fixed list), nodes, edges,
+    avail_actions, a set"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -175,8 +189,9 @@ NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a mea
 
 
 class Leaf(NamedTuple):
-    """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows per step, as many
-    as others of its group. `shape`, `dtype` and `space` are those of one row (ragged) or one step (dense)."""
+    """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows
+    per step, as many as others of its group. `shape`, `dtype` and `space` are those of one row
+    (ragged) or one step (dense)."""
 
     path: str  # "graph.nodes", "position"
     kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
@@ -193,12 +208,30 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
     name = path or "obs"  # the path of a space that is not inside another
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        return [leaf for k, child in children for leaf in leaves_of(
-            child, f"{path}.{k}" if path else str(k), lambda obs, k=k: get(obs)[k])]
+        return [
+            leaf
+            for k, child in children
+            for leaf in leaves_of(
+                child, f"{path}.{k}" if path else str(k), lambda obs, k=k: get(obs)[k]
+            )
+        ]
     if isinstance(space, spaces.Graph):
         nodes, edges = f"{name}.nodes", f"{name}.edge_links"
-        leaves = [leaf._replace(group=nodes) for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)]
-        leaves.append(Leaf(edges, "links", (2,), np.dtype(np.int32), edges, space, lambda obs: get(obs).edge_links))
+        leaves = [
+            leaf._replace(group=nodes)
+            for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)
+        ]
+        leaves.append(
+            Leaf(
+                edges,
+                "links",
+                (2,),
+                np.dtype(np.int32),
+                edges,
+                space,
+                lambda obs: get(obs).edge_links,
+            )
+        )
         if space.edge_space is not None:
             features = leaves_of(space.edge_space, f"{name}.edges", lambda obs: get(obs).edges)
             leaves += [leaf._replace(group=edges) for leaf in features]
@@ -206,17 +239,27 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
     if isinstance(space, spaces.Sequence):
         rows = leaves_of(space.feature_space, name)
         if any(leaf.group for leaf in rows):
-            raise UsageError(f"leaf '{name}': {space} is not supported, its rows must have a fixed shape")
+            raise UsageError(
+                f"leaf '{name}': {space} is not supported, its rows must have a fixed shape"
+            )
         if space.stack:
-            return [leaf._replace(group=name, get=lambda obs, g=leaf.get: g(get(obs))) for leaf in rows]
-        return [leaf._replace(group=name, get=lambda obs, g=leaf.get: [g(row) for row in get(obs)] or None)
-                for leaf in rows]
+            return [
+                leaf._replace(group=name, get=lambda obs, g=leaf.get: g(get(obs))) for leaf in rows
+            ]
+        return [
+            leaf._replace(
+                group=name, get=lambda obs, g=leaf.get: [g(row) for row in get(obs)] or None
+            )
+            for leaf in rows
+        ]
     kind, dtype = "vector", np.dtype(np.int64)  # torch knows no larger unsigned numbers
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         kind = "discrete" if isinstance(space, spaces.Discrete) else "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        raise UsageError(f"leaf '{name}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Graph, "
-                         "Sequence, Dict and Tuple are)")
+        raise UsageError(
+            f"leaf '{name}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Graph, "
+            "Sequence, Dict and Tuple are)"
+        )
     elif space.dtype.kind == "f":
         dtype = np.dtype(np.float32)
     elif space.dtype.kind in "bi" or space.dtype == np.uint8:
@@ -228,18 +271,23 @@ def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs)
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each category of a discrete or multidiscrete leaf, int64 [entries]."""
+    """The number of values of each category of a discrete or multidiscrete leaf, int64
+    [entries]."""
     return np.ravel(leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec).astype(np.int64)
 
 
 def element_groups(leaves: list[Leaf]) -> list[str]:
-    """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where there is no graph."""
+    """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where
+    there is no graph."""
     groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.is_input)
-    return [g for g in groups if g.endswith(".nodes")] or [g for g in groups if not g.endswith(".edge_links")]
+    return [g for g in groups if g.endswith(".nodes")] or [
+        g for g in groups if not g.endswith(".edge_links")
+    ]
 
 
 class Flat(NamedTuple):
-    """N observations on the host. Of a ragged leaf's rows counts[leaf.group][i] are those of observation i."""
+    """N observations on the host. Of a ragged leaf's rows counts[leaf.group][i] are those of
+    observation i."""
 
     values: list[np.ndarray]  # per leaf [N, ...] (dense) or the rows of all N one after the other
     counts: dict[str, np.ndarray]  # group of ragged leaves -> int64 [N]
@@ -248,8 +296,10 @@ class Flat(NamedTuple):
 def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
     """The observations of all `flats`, copied by `concatenate`."""
     values, counts = zip(*flats)
-    return Flat([concatenate(arrays) for arrays in zip(*values)],
-                {group: np.concatenate([num[group] for num in counts]) for group in counts[0]})
+    return Flat(
+        [concatenate(arrays) for arrays in zip(*values)],
+        {group: np.concatenate([num[group] for num in counts]) for group in counts[0]},
+    )
 
 
 # --- end shared: observations ---
@@ -258,7 +308,8 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
 def service(name: str, flag: str | None = None):
-    """A module beside the scripts; where this script was copied alone None, or a UsageError if a flag needs it."""
+    """A module beside the scripts; where this script was copied alone None, or a UsageError if a
+    flag needs it."""
     try:
         module = importlib.import_module(name)
         if "cleanrl_graph" in (module.__doc__ or ""):  # not a user's own of that name
@@ -267,11 +318,14 @@ def service(name: str, flag: str | None = None):
         if error.name not in (name, name.split(".")[0]):
             raise
     if flag:
-        raise UsageError(f"{flag} needs {name.replace('.', '/')}.py of cleanrl_graph beside this script")
+        raise UsageError(
+            f"{flag} needs {name.replace('.', '/')}.py of cleanrl_graph beside this script"
+        )
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs); its exception becomes a UsageError: frames of others' code, then a sentence."""
+    """function(*args, **kwargs); its exception becomes a UsageError: frames of others' code, then a
+    sentence."""
     try:
         return function(*args, **kwargs)
     except UsageError:
@@ -280,9 +334,13 @@ def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
         trace, frames = error.__traceback__, []
         while trace and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        if not isinstance(error, (gym.error.Error, OSError, ModuleNotFoundError)):  # which say enough
+        if not isinstance(
+            error, (gym.error.Error, OSError, ModuleNotFoundError)
+        ):  # which say enough
             frames = traceback.format_exception(type(error), error, trace)
-        raise UsageError(f"{''.join(frames)}{doing}{args or ''}: {type(error).__name__}: {error}") from None
+        raise UsageError(
+            f"{''.join(frames)}{doing}{args or ''}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def tasks_of(args) -> list[dict]:  # the entries of --env-kwargs
@@ -292,7 +350,9 @@ def tasks_of(args) -> list[dict]:  # the entries of --env-kwargs
 def make_env(args, i: int = 0, more: dict | None = None) -> gym.Env:
     """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
     kwargs = {"disable_env_checker": True} | tasks_of(args)[i % len(tasks_of(args))] | (more or {})
-    env = guarded(f"--env-id {args.env_id} (or module:Name-v0)", partial(gym.make, args.env_id, **kwargs))
+    env = guarded(
+        f"--env-id {args.env_id} (or module:Name-v0)", partial(gym.make, args.env_id, **kwargs)
+    )
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
@@ -308,7 +368,8 @@ class Episode(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What N environments returned. Where one is `terminated` or `truncated`, as all are at first, a new one begins."""
+    """What N environments returned. Where one is `terminated` or `truncated`, as all are at first,
+    a new one begins."""
 
     obs: Flat
     reward: np.ndarray  # float32 [N]
@@ -319,32 +380,65 @@ class Step(NamedTuple):
 
 
 class Envs:
-    """N environments stepped one after the other. Autoreset in the same step: the observation after an episode's last
-    step is the first of the next one. UsageError names env, step and action, or leaf and value, of what goes wrong."""
+    """N environments stepped one after the other. Autoreset in the same step: the observation after
+    an episode's last step is the first of the next one. UsageError names env, step and action, or
+    leaf and value, of what goes wrong."""
 
-    def __init__(self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0):
-        self.envs, self.first_env, N = [guarded("make_env", make) for make in makers], first_env, len(makers)
-        self.action_space, space, self.num_steps = self.envs[0].action_space, self.envs[0].observation_space, 0
+    def __init__(
+        self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0
+    ):
+        self.envs, self.first_env, N = (
+            [guarded("make_env", make) for make in makers],
+            first_env,
+            len(makers),
+        )
+        self.action_space, space, self.num_steps = (
+            self.envs[0].action_space,
+            self.envs[0].observation_space,
+            0,
+        )
         leaves = leaves_of(space)
         paths = [leaf.path for leaf in leaves]
         if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
-            raise UsageError(f"{space}: its leaves {paths} need different names, and one must be an input")
+            raise UsageError(
+                f"{space}: its leaves {paths} need different names, and one must be an input"
+            )
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        kinds = [[part._replace(size=0) if part.kind == "choice" else part for part in own] for own in self.parts]
-        if len({repr((own, to_env_actions(env.action_space, np.zeros((1, 999)))))
-                for own, env in zip(kinds, self.envs)}) > 1:
-            raise UsageError(f"--env-kwargs: not all entries have the action space {self.action_space}")
+        kinds = [
+            [part._replace(size=0) if part.kind == "choice" else part for part in own]
+            for own in self.parts
+        ]
+        if (
+            len(
+                {
+                    repr((own, to_env_actions(env.action_space, np.zeros((1, 999)))))
+                    for own, env in zip(kinds, self.envs)
+                }
+            )
+            > 1
+        ):
+            raise UsageError(
+                f"--env-kwargs: not all entries have the action space {self.action_space}"
+            )
         sets = [g for g in element_groups(leaves) if g != "avail_actions"]
-        aligned = {part.mask: part.group for part in self.parts[0]} | {"node_ids": next(iter(sets), None)}
-        self.leaves = sorted((leaf._replace(group=aligned.get(leaf.path, leaf.group)) for leaf in leaves),
-                             key=lambda leaf: not leaf.is_input)
+        aligned = {part.mask: part.group for part in self.parts[0]} | {
+            "node_ids": next(iter(sets), None)
+        }
+        self.leaves = sorted(
+            (leaf._replace(group=aligned.get(leaf.path, leaf.group)) for leaf in leaves),
+            key=lambda leaf: not leaf.is_input,
+        )
         self.returns, self.lengths = np.zeros(N), np.zeros(N, np.int64)  # of the present episodes
         self.observations: list[list[np.ndarray]] = [[]] * N  # leaf arrays of the last step
 
     def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
         N = len(self.envs)
-        self.reward, self.terminated, self.truncated = np.zeros(N, np.float32), np.ones(N, bool), np.zeros(N, bool)
+        self.reward, self.terminated, self.truncated = (
+            np.zeros(N, np.float32),
+            np.ones(N, bool),
+            np.zeros(N, bool),
+        )
         for i in range(N):
             self.begin(i, None if seed is None else seed + self.first_env + i)
         return self.latest()
@@ -364,7 +458,9 @@ class Envs:
         for i, action in enumerate(actions):
             obs, reward, terminated, truncated, info = self.call(i, 5, "step", action)
             info, doing = info or {}, f"env {self.first_env + i}, step {self.num_steps}"
-            reward = reward if isinstance(reward, float) else guarded(f"{doing}, reward", float, reward)
+            reward = (
+                reward if isinstance(reward, float) else guarded(f"{doing}, reward", float, reward)
+            )
             if not abs(reward) < 3e38:
                 raise UsageError(f"{doing}: reward {reward} is not finite")
             if "action_mask" in info and not any(part.mask for part in self.parts[i]):
@@ -377,21 +473,41 @@ class Envs:
                 continue
             if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.flatten(i, obs)]
-            if (whole := info.get("episode", {})) is not None:  # None: the end of a life, not of a game
-                whole = {"r": self.returns[i], "l": self.lengths[i], **(whole if isinstance(whole, dict) else {})}
-                episodes.append(Episode(self.first_env + i, float(whole["r"]), int(whole["l"]), info.get("group"),
-                                        info.get("eval", {})))
+            if (
+                whole := info.get("episode", {})
+            ) is not None:  # None: the end of a life, not of a game
+                whole = {
+                    "r": self.returns[i],
+                    "l": self.lengths[i],
+                    **(whole if isinstance(whole, dict) else {}),
+                }
+                episodes.append(
+                    Episode(
+                        self.first_env + i,
+                        float(whole["r"]),
+                        int(whole["l"]),
+                        info.get("group"),
+                        info.get("eval", {}),
+                    )
+                )
             self.begin(i)
         outcomes = np.array(outcomes, np.float64)
-        self.reward, self.terminated, self.truncated = outcomes[:, 0].astype(np.float32), *(outcomes[:, 1:] > 0).T
-        return self.latest(self.collate(list(finals.values()), list(finals)) if finals else None, episodes)
+        self.reward, self.terminated, self.truncated = (
+            outcomes[:, 0].astype(np.float32),
+            *(outcomes[:, 1:] > 0).T,
+        )
+        return self.latest(
+            self.collate(list(finals.values()), list(finals)) if finals else None, episodes
+        )
 
     def call(self, i: int, length: int, method: str, *args, **kwargs) -> tuple:
         """The `length` values that a method of env i returns."""
         doing = f"env {self.first_env + i}, step {self.num_steps}, {method}"
         result = guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
         if not isinstance(result, tuple) or len(result) != length:
-            raise UsageError(f"{doing}: gymnasium's environments return {length} values, not {str(result)[:200]}")
+            raise UsageError(
+                f"{doing}: gymnasium's environments return {length} values, not {str(result)[:200]}"
+            )
         return result
 
     def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
@@ -401,23 +517,43 @@ class Envs:
             ragged = leaf.group is not None
             try:
                 array = leaf.get(obs)
-                array = np.zeros((0, *leaf.shape), leaf.dtype) if array is None and ragged else np.asarray(array)
+                array = (
+                    np.zeros((0, *leaf.shape), leaf.dtype)
+                    if array is None and ragged
+                    else np.asarray(array)
+                )
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise self.error(i, leaf, f"cannot be read: {type(error).__name__} {error}") from None
+                raise self.error(
+                    i, leaf, f"cannot be read: {type(error).__name__} {error}"
+                ) from None
             if array.dtype != leaf.dtype:
                 if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
-                    raise self.error(i, leaf, f"dtype {array.dtype} where {leaf.space.dtype or leaf.dtype} is declared")
+                    raise self.error(
+                        i,
+                        leaf,
+                        f"dtype {array.dtype} where {leaf.space.dtype or leaf.dtype} is declared",
+                    )
                 array = array.astype(leaf.dtype)
             if array.ndim != len(leaf.shape) + ragged or array.shape[ragged:] != leaf.shape:
-                raise self.error(i, leaf, f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared")
+                raise self.error(
+                    i,
+                    leaf,
+                    f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared",
+                )
             if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
-                raise self.error(i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}")
+                raise self.error(
+                    i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}"
+                )
             if leaf.path == "node_ids" and len(np.unique(array)) < len(array):
                 raise self.error(i, leaf, f"an id occurs twice: {array.tolist()}")
             for part in self.parts[i]:
                 is_choice = part.kind == "choice"
                 if is_choice and part.group == leaf.group and not 0 < len(array) <= part.size:
-                    raise self.error(i, leaf, f"{len(array)} rows to choose from, the action space has {part.size}")
+                    raise self.error(
+                        i,
+                        leaf,
+                        f"{len(array)} rows to choose from, the action space has {part.size}",
+                    )
                 if part.mask == leaf.path:
                     options = array.reshape(-1, math.prod(leaf.shape))[:, part.entries]
                     if not options.any(0 if is_choice else 1).all():
@@ -426,7 +562,8 @@ class Envs:
         return arrays
 
     def collate(self, observations: list[list[np.ndarray]], envs: Iterable[int]) -> Flat:
-        """The observations of `envs`, copied; UsageError for the first value that is out of range."""
+        """The observations of `envs`, copied; UsageError for the first value that is out of
+        range."""
         values, counts = [], {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
             if leaf.group and leaf.group not in counts:
@@ -436,7 +573,9 @@ class Envs:
                 bad = ~np.isfinite(values[-1])
             elif leaf.kind == "links":
                 num_nodes = counts[leaf.path.removesuffix("edge_links") + "nodes"]
-                bad = (values[-1] < 0) | (values[-1] >= num_nodes.repeat(counts[leaf.group])[:, None])
+                bad = (values[-1] < 0) | (
+                    values[-1] >= num_nodes.repeat(counts[leaf.group])[:, None]
+                )
             elif leaf.kind in ("discrete", "multidiscrete"):
                 option, num = values[-1] - leaf.space.start, num_options(leaf).reshape(leaf.shape)
                 bad = (option < 0) | (option >= num)
@@ -444,14 +583,20 @@ class Envs:
                 continue
             if bad.any():
                 row = int(np.argwhere(bad)[0][0])
-                b = int(np.searchsorted(counts[leaf.group].cumsum(), row, side="right")) if leaf.group else row
+                b = (
+                    int(np.searchsorted(counts[leaf.group].cumsum(), row, side="right"))
+                    if leaf.group
+                    else row
+                )
                 where = f" in row {row - counts[leaf.group][:b].sum()}" if leaf.group else ""
                 where += f" of a graph with {num_nodes[b]} nodes" if leaf.kind == "links" else ""
                 raise self.error(list(envs)[b], leaf, f"value {values[-1][bad][0]}{where}")
         return Flat(values, counts)
 
     def error(self, i: int, leaf: Leaf, problem: str) -> UsageError:
-        return UsageError(f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}")
+        return UsageError(
+            f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}"
+        )
 
     def close(self) -> None:
         for env in self.envs:
@@ -501,7 +646,9 @@ class Storage:
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations, with one copy to the device per leaf, and returns them as a batch."""
-        self.blocks.append(Flat([to_device(array, self.device) for array in flat.values], flat.counts))
+        self.blocks.append(
+            Flat([to_device(array, self.device) for array in flat.values], flat.counts)
+        )
         return self.batch(self.blocks[-1])
 
     def whole(self) -> Flat:
@@ -514,12 +661,20 @@ class Storage:
         """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
         values, counts = self.whole()
         first = [(num.cumsum() - num)[idx] for num in counts.values()]
-        return self.batch(Flat(values, {group: num[idx] for group, num in counts.items()}), [*first, idx])
+        return self.batch(
+            Flat(values, {group: num[idx] for group, num in counts.items()}), [*first, idx]
+        )
 
     def batch(self, flat: Flat, first: Iterable[np.ndarray] = ()) -> Obs:
-        """B observations as the network sees them: of group k counts[group] rows from row first[k] on, of dense leaves
-        the rows first[-1]; without `first` all there are. The index arrays reach the device in one copy."""
-        obs, index, rows, ends = {}, {}, {}, [np.append(0, num.cumsum()) for num in flat.counts.values()]
+        """B observations as the network sees them: of group k counts[group] rows from row first[k]
+        on, of dense leaves the rows first[-1]; without `first` all there are. The index arrays
+        reach the device in one copy."""
+        obs, index, rows, ends = (
+            {},
+            {},
+            {},
+            [np.append(0, num.cumsum()) for num in flat.counts.values()],
+        )
         arrays = [*ends, *first]
         if arrays:
             arrays = to_device(np.concatenate(arrays), self.device).split(list(map(len, arrays)))
@@ -527,7 +682,9 @@ class Storage:
             batch = torch.repeat_interleave(arrays[k].diff(), output_size=int(num.sum()))
             if first:
                 shift = arrays[len(ends) + k] - arrays[k][:-1]
-                rows[group] = select_rows(shift, batch) + torch.arange(len(batch), device=self.device)
+                rows[group] = select_rows(shift, batch) + torch.arange(
+                    len(batch), device=self.device
+                )
             index[group] = arrays[k], batch, rows.get(group)
         for leaf, values in zip(self.leaves, flat.values):
             if first:
@@ -539,7 +696,8 @@ class Storage:
         return obs
 
     def stats(self, size: int) -> dict[str, float]:
-        """Of the first `size` observations: bytes of each, share that padding would waste, rows per group."""
+        """Of the first `size` observations: bytes of each, share that padding would waste, rows per
+        group."""
         stats, used, full, counts = {}, 0, 0, self.whole().counts
         for leaf in self.leaves:
             num = counts[leaf.group][:size] if leaf.group else np.ones(size, np.int64)
@@ -547,7 +705,10 @@ class Storage:
             used, full = used + int(num.sum()) * row_bytes, full + int(num.max()) * size * row_bytes
             if leaf.group:
                 stats[f"charts/rows/{leaf.group}"] = num.mean()
-        return stats | {"charts/obs_bytes_per_step": used / size, "charts/padding_avoided": (full - used) / (full or 1)}
+        return stats | {
+            "charts/obs_bytes_per_step": used / size,
+            "charts/padding_avoided": (full - used) / (full or 1),
+        }
 
 
 # --- end shared: storage ---
@@ -565,7 +726,9 @@ def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.
 
 
 def mlp(widths: list[int], activation: str) -> nn.Sequential:
-    layers = [[layer_init(nn.Linear(i, o)), ACTIVATIONS[activation]()] for i, o in zip(widths, widths[1:])]
+    layers = [
+        [layer_init(nn.Linear(i, o)), ACTIVATIONS[activation]()] for i, o in zip(widths, widths[1:])
+    ]
     return nn.Sequential(*sum(layers, []))
 
 
@@ -580,8 +743,9 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 class Rows(nn.Module):
-    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more than 64). With
-    `norm_obs` Box vectors are normalised by mean and std of all rows that `observe` was given, and clipped to 10."""
+    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more
+    than 64). With `norm_obs` Box vectors are normalised by mean and std of all rows that `observe`
+    was given, and clipped to 10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
@@ -602,9 +766,14 @@ class Rows(nn.Module):
 
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
-        """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq. 2.1)."""
+        """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
+        2.1)."""
         values = values.reshape(-1, self.dim).double()
-        moments = torch.var_mean(values, 0, correction=0) if len(values) else (0 * self.var, 0 * self.mean)
+        moments = (
+            torch.var_mean(values, 0, correction=0)
+            if len(values)
+            else (0 * self.var, 0 * self.mean)
+        )
         for num, moment in all_ranks((len(values), torch.stack(moments))):
             (var, mean), total = moment.to(self.mean), (self.count + num).clamp(min=1)
             delta = mean - self.mean
@@ -616,17 +785,22 @@ class Rows(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         values = values.flatten(1) if self.axes else values[:, None]
         if self.norm_obs:
-            return ((values.float() - self.mean.float()) / (self.var + 1e-8).sqrt().float()).clamp(-10, 10)
+            return ((values.float() - self.mean.float()) / (self.var + 1e-8).sqrt().float()).clamp(
+                -10, 10
+            )
         if not self.categorical:
             return values.float()
         if self.embedding is not None:
             return self.embedding(values + self.shift)
-        return torch.zeros(len(values), self.num, device=values.device).scatter_(1, values + self.shift, 1.0)
+        return torch.zeros(len(values), self.num, device=values.device).scatter_(
+            1, values + self.shift, 1.0
+        )
 
 
 class CNN(nn.Module):
-    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one), or of [rows, num_frames, ...] as
-    channels; uint8 is scaled to 0..1. The layers of Mnih et al. 2015, two of 3 x 3 for images below 36 x 36."""
+    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one), or of [rows,
+    num_frames, ...] as channels; uint8 is scaled to 0..1. The layers of Mnih et al. 2015, two of 3
+    x 3 for images below 36 x 36."""
 
     def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()
@@ -649,7 +823,11 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
     if kind == "gine":
         net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-        return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr) if edge_dim else pyg.GINConv(net, aggr=aggr)
+        return (
+            pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
+            if edge_dim
+            else pyg.GINConv(net, aggr=aggr)
+        )
     if kind == "gatv2":
         return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "transformer":
@@ -658,12 +836,15 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
 
 
 class GNN(nn.Module):
-    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention: residual layers on normalised inputs."""
+    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention: residual layers on
+    normalised inputs."""
 
     def __init__(self, node_dim: int, edge_dim: int | None, args):
         super().__init__()
         self.embed, layers = nn.Linear(node_dim, args.gnn_dim), range(args.gnn_layers)
-        self.convs = nn.ModuleList(make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers)
+        self.convs = nn.ModuleList(
+            make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers
+        )
         self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in layers)
         self.takes_edge_attr = "edge_attr" in inspect.signature(self.convs[0].forward).parameters
 
@@ -675,21 +856,29 @@ class GNN(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}, of edges their features). Dense leaves
-    enter as they are, images through a CNN, graphs through a GNN, sets through an MLP per row; then a readout."""
+    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}, of edges their
+    features). Dense leaves enter as they are, images through a CNN, graphs through a GNN, sets
+    through an MLP per row; then a readout."""
 
     def __init__(self, leaves: list[Leaf], args):
         super().__init__()
         leaves = [leaf for leaf in leaves if leaf.is_input]
-        rows = {leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs) for leaf in leaves
-                if leaf.kind != "links"}
+        rows = {
+            leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs)
+            for leaf in leaves
+            if leaf.kind != "links"
+        }
         self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         links = [leaf.path.removesuffix("edge_links") for leaf in leaves if leaf.kind == "links"]
         self.links = {f"{path}nodes": f"{path}edge_links" for path in links}
         self.edges = {f"{path}nodes": f"{path}edges" for path in links if f"{path}edges" in rows}
-        groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group not in (None, *self.links.values()))
-        self.groups = {group: [leaf.path for leaf in leaves if leaf.group == group] for group in groups}
+        groups = dict.fromkeys(
+            leaf.group for leaf in leaves if leaf.group not in (None, *self.links.values())
+        )
+        self.groups = {
+            group: [leaf.path for leaf in leaves if leaf.group == group] for group in groups
+        }
         self.nets = nn.ModuleDict()
         self.element_dims = dict.fromkeys(self.groups, args.gnn_dim)
         for group, paths in self.groups.items():
@@ -697,8 +886,11 @@ class Encoder(nn.Module):
             edge_dim = rows[self.edges[group]].dim if group in self.edges else None
             if group in self.links:
                 self.element_dims[self.links[group]] = 2 * args.gnn_dim + (edge_dim or 0)
-            self.nets[key(group)] = (GNN(dim, edge_dim, args) if group in self.links else
-                                     mlp([dim, args.gnn_dim, args.gnn_dim], args.activation))
+            self.nets[key(group)] = (
+                GNN(dim, edge_dim, args)
+                if group in self.links
+                else mlp([dim, args.gnn_dim, args.gnn_dim], args.activation)
+            )
         self.readout, self.element_dim = args.readout, args.gnn_dim
         readout_dim = args.gnn_dim * (2 if args.readout == "meanmax" else 1) + 1
         self.dim = sum(rows[path].dim for path in self.dense) + readout_dim * len(self.groups)
@@ -711,7 +903,9 @@ class Encoder(nn.Module):
             if group in self.edges:
                 graph.append(self.rows[key(self.edges[group])](obs[self.edges[group]].values))
             if graph:
-                elements[self.links[group]] = graph[1] if graph[1:] else x.new_zeros(graph[0].shape[1], 0)
+                elements[self.links[group]] = (
+                    graph[1] if graph[1:] else x.new_zeros(graph[0].shape[1], 0)
+                )
             elements[group] = self.nets[key(group)](x, *graph)
             features.append(self.pool(elements[group], obs[paths[0]].ptr))
         return torch.cat(features, 1), elements
@@ -729,7 +923,9 @@ class Encoder(nn.Module):
         if self.readout in ("max", "meanmax"):
             parts.insert(0, torch.where(num > 0, segment_max(rows, ptr), 0.0))
         if self.readout != "max":
-            parts.insert(0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1)))
+            parts.insert(
+                0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1))
+            )
         return torch.cat(parts, 1)
 
 
@@ -747,9 +943,12 @@ class Categorical:
     """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None):
-        self.log_probs = (logits if mask is None else torch.where(mask != 0, logits, -torch.inf)).log_softmax(-1)
+        self.log_probs = (
+            logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
+        ).log_softmax(-1)
 
     mode = property(lambda self: self.best(self.log_probs))
+
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1, keepdim=True)
 
@@ -764,13 +963,16 @@ class Categorical:
 
 
 class RaggedCategorical(Categorical):
-    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows] or None."""
+    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows] or
+    None."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
         self.ptr, self.batch = rows.ptr, rows.batch
         logits = logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
         logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
-        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log().index_select(0, self.batch)
+        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log().index_select(
+            0, self.batch
+        )
 
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
@@ -788,7 +990,8 @@ LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits" or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
+    "bits" or "normal"."""
 
     kind: str
     size: int  # options, bits or dimensions
@@ -799,31 +1002,53 @@ class Part(NamedTuple):
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
-    """The factors of an action space, or of each row of a Sequence, in order. In a Dict a Discrete part that is named
-    node, edge, or as a set, chooses one. UsageError for what has no rule or does not fit."""
+    """The factors of an action space, or of each row of a Sequence, in order. In a Dict a Discrete
+    part that is named node, edge, or as a set, chooses one. UsageError for what has no rule or does
+    not fit."""
     parts, column, ends, per_row = [], 0, {}, isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
     discrete = [leaf.kind in ("discrete", "multidiscrete") for leaf in factors]
     masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
     rows = {leaf.group: [leaf.group] for leaf in leaves if leaf.group and leaf.is_input}
-    nodes, edges = element_groups(leaves), [group for group in rows if group.endswith(".edge_links")]
-    names = {"node": nodes, "edge": edges} | rows if head == "auto" and isinstance(space, spaces.Dict) else {}
-    named = [ok and names.get(leaf.path.removeprefix("action.")) for leaf, ok in zip(factors, discrete)]
+    nodes, edges = (
+        element_groups(leaves),
+        [group for group in rows if group.endswith(".edge_links")],
+    )
+    names = (
+        {"node": nodes, "edge": edges} | rows
+        if head == "auto" and isinstance(space, spaces.Dict)
+        else {}
+    )
+    named = [
+        ok and names.get(leaf.path.removeprefix("action.")) for leaf, ok in zip(factors, discrete)
+    ]
     if head == "auto":
-        head = ("nodes" if per_row else "flat" if any(named) or not all(discrete) else
-                "avail_actions" if "avail_actions" in rows else
-                "nodes" if any(mask.group for mask in masks.values()) else "flat")
+        head = (
+            "nodes"
+            if per_row
+            else "flat"
+            if any(named) or not all(discrete)
+            else "avail_actions"
+            if "avail_actions" in rows
+            else "nodes"
+            if any(mask.group for mask in masks.values())
+            else "flat"
+        )
     rows |= {"nodes": nodes, "edges": edges, "flat": [None]}
     for leaf, indexed, found in zip(factors, discrete, named):
         binary = isinstance(leaf.space, spaces.MultiBinary)
         stacked = getattr(space, "stack", False) and leaf.path != "action"
         if leaf.group or stacked or not (indexed or binary or leaf.dtype.kind == "f"):
-            raise UsageError(f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, "
-                             "Dict, Tuple and Sequence of these are)")
+            raise UsageError(
+                f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, "
+                "Dict, Tuple and Sequence of these are)"
+            )
         group, *others = found or rows.get(head) or [None, None]
         if others or (not group if per_row else group and not indexed):
-            raise UsageError(f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
-                             f"{space} and {[*rows]}")
+            raise UsageError(
+                f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
+                f"{space} and {[*rows]}"
+            )
         kind = "categorical" if indexed else "bits" if binary else "normal"
         kind = "choice" if group and not per_row else kind
         mask = masks.get("action_mask") or masks.get(leaf.path.replace("action", "action_mask", 1))
@@ -840,17 +1065,29 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
     for path, mask in masks.items():
         groups = {part.group for part in parts if part.mask == path}
         if ends.get(path) != math.prod(mask.shape) or len(groups) > 1:
-            raise UsageError(f"leaf '{path}': a mask {mask.space} does not fit {space} with --action-head {head}")
+            raise UsageError(
+                f"leaf '{path}': a mask {mask.space} does not fit {space} with --action-head {head}"
+            )
     return parts
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.ndarray | None = None) -> list:
-    """Elements of `space` from actions [B, columns], or from their columns; those of Box are clipped. Of a Sequence
-    from those of all rows, counts[b] in element b; without counts all are in one."""
+def to_env_actions(
+    space: gym.Space, actions: np.ndarray | Iterator, counts: np.ndarray | None = None
+) -> list:
+    """Elements of `space` from actions [B, columns], or from their columns; those of Box are
+    clipped. Of a Sequence from those of all rows, counts[b] in element b; without counts all are in
+    one."""
     if isinstance(space, spaces.Sequence):
         each, rows = space.feature_space, iter(to_env_actions(space.feature_space, actions))
-        rows = [tuple(next(rows) for _ in range(n)) for n in ([len(actions)] if counts is None else counts)]
-        return [np.array(row, each.dtype).reshape(-1, *each.shape) for row in rows] if space.stack else rows
+        rows = [
+            tuple(next(rows) for _ in range(n))
+            for n in ([len(actions)] if counts is None else counts)
+        ]
+        return (
+            [np.array(row, each.dtype).reshape(-1, *each.shape) for row in rows]
+            if space.stack
+            else rows
+        )
     columns = iter(actions.T) if isinstance(actions, np.ndarray) else actions
     if isinstance(space, spaces.Tuple):
         return list(zip(*[to_env_actions(child, columns) for child in space]))
@@ -859,32 +1096,43 @@ def to_env_actions(space: gym.Space, actions: np.ndarray | Iterator, counts: np.
         return [dict(zip(space.keys(), row)) for row in zip(*children)]
     if isinstance(space, spaces.Discrete):
         return (next(columns).astype(np.int64) + space.start).tolist()
-    rows = np.stack([next(columns) for _ in range(math.prod(space.shape))], 1).reshape(-1, *space.shape)
+    rows = np.stack([next(columns) for _ in range(math.prod(space.shape))], 1).reshape(
+        -1, *space.shape
+    )
     if isinstance(space, spaces.Box):
         rows = rows.clip(space.low, space.high)
-    return list(rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0))
+    return list(
+        rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0)
+    )
 
 
 class ActionHead(nn.Module):
-    """The policy's distribution over any action space, from the actor's latent [B, dim] and the elements' embeddings.
-    A "choice" scores a row of key k = W e and query q = U latent with w . tanh(k + q) + k . q / sqrt(d): a pointer
-    network's score and dot-product attention's (Vaswani et al. 2017); of an edge k = ReLU(W (ends, features)).
-    With `autoregressive` the latent of a part holds those before it, choices first; the entropy is that along
-    the action. Of a Sequence each row has a latent; log-probability and entropy are sums over the rows."""
+    """The policy's distribution over any action space, from the actor's latent [B, dim] and the
+    elements' embeddings. A "choice" scores a row of key k = W e and query q = U latent with w .
+    tanh(k + q) + k . q / sqrt(d): a pointer network's score and dot-product attention's (Vaswani et
+    al. 2017); of an edge k = ReLU(W (ends, features)). With `autoregressive` the latent of a part
+    holds those before it, choices first; the entropy is that along the action. Of a Sequence each
+    row has a latent; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict[str, int], args):
         super().__init__()
         self.parts = parts_of(space, leaves, args.action_head)
         self.per_row = self.parts[0].group if isinstance(space, spaces.Sequence) else None
         self.rows = {leaf.group: leaf.path for leaf in leaves if leaf.group}  # a leaf of each group
-        self.ends = {g: g.removesuffix("edge_links") + "nodes" for g in dims if g.endswith(".edge_links")}  # of edges
-        self.dtype = torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
+        self.ends = {
+            g: g.removesuffix("edge_links") + "nodes" for g in dims if g.endswith(".edge_links")
+        }  # of edges
+        self.dtype = (
+            torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
+        )
         self.heads, self.choices, self.conditions = (nn.ModuleDict() for _ in range(3))
         self.log_stds = nn.ParameterDict()
         self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
         for k, (kind, size, _, group, *_) in enumerate(self.parts):
             element_dim = dims.get(self.ends.get(group, group))
-            width = {"choice": element_dim, "normal": size * (1 + args.state_dependent_std)}.get(kind, size)
+            width = {"choice": element_dim, "normal": size * (1 + args.state_dependent_std)}.get(
+                kind, size
+            )
             if kind == "normal" and not args.state_dependent_std:
                 self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
             self.heads[str(k)] = layer_init(nn.Linear(dim, width), 0.01)  # nearly uniform at first
@@ -895,23 +1143,40 @@ class ActionHead(nn.Module):
                 self.conditions[str(k)] = nn.Linear(dims[group] if kind == "choice" else size, dim)
         self.row = nn.Linear(dims[self.per_row], dim) if self.per_row else None
 
-    def forward(self, latent: Tensor, elements: dict[str, Tensor], obs: Obs, action: Tensor | None = None,
-                greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or of the mode."""
+    def forward(
+        self,
+        latent: Tensor,
+        elements: dict[str, Tensor],
+        obs: Obs,
+        action: Tensor | None = None,
+        greedy: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or
+        of the mode."""
         log_prob, entropy, columns = 0.0, 0.0, [None] * len(self.parts)
         if self.per_row:
             _, ptr, batch, _ = obs[self.rows[self.per_row]]
-            latent = torch.tanh(select_rows(latent, batch) + self.project(self.row, self.per_row, elements, obs))
+            latent = torch.tanh(
+                select_rows(latent, batch) + self.project(self.row, self.per_row, elements, obs)
+            )
         for k in self.order:
             part, dist = self.parts[k], self.distribution(k, latent, elements, obs)
             sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
-            a = action[:, part.columns] if action is not None else dist.mode if greedy else sample().detach()
+            a = (
+                action[:, part.columns]
+                if action is not None
+                else dist.mode
+                if greedy
+                else sample().detach()
+            )
             a = a.long() if part.kind in ("categorical", "choice") else a.float()
             sums = [x.sum(1) if x.dim() > 1 else x for x in (dist.log_prob(a), dist.entropy())]
             log_prob, entropy = log_prob + sums[0], entropy + sums[1]
             columns[k] = a.to(self.dtype)
             if str(k) in self.conditions:
-                latent = torch.tanh(latent + self.conditions[str(k)](self.embed(part, a, elements, obs)))
+                latent = torch.tanh(
+                    latent + self.conditions[str(k)](self.embed(part, a, elements, obs))
+                )
         if self.per_row:
             log_prob, entropy = segment_sum(log_prob.double(), ptr), segment_sum(entropy, ptr)
         return torch.cat(columns, 1), log_prob, entropy
@@ -926,15 +1191,21 @@ class ActionHead(nn.Module):
         if part.kind == "bits":
             return Bernoulli(logits=out, validate_args=False)
         if part.kind == "normal":
-            mean, log_std = (out, self.log_stds[str(k)].expand_as(out)) if str(k) in self.log_stds else out.chunk(2, 1)
+            mean, log_std = (
+                (out, self.log_stds[str(k)].expand_as(out))
+                if str(k) in self.log_stds
+                else out.chunk(2, 1)
+            )
             return Normal(mean, log_std.exp(), validate_args=False)
         rows, (project, score) = obs[self.rows[part.group]], self.choices[str(k)]
         keys, query = self.project(project, part.group, elements, obs), select_rows(out, rows.batch)
         logits = score(torch.tanh(keys + query)).squeeze(1)
-        logits = logits + (keys * query).sum(1) / keys.shape[1]**0.5
+        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
         return RaggedCategorical(logits, None if mask is None else mask.squeeze(1), rows)
 
-    def project(self, linear: nn.Linear, group: str, elements: dict[str, Tensor], obs: Obs) -> Tensor:
+    def project(
+        self, linear: nn.Linear, group: str, elements: dict[str, Tensor], obs: Obs
+    ) -> Tensor:
         """`linear` of each row; of edges (source, target, features), summed, and a ReLU."""
         if group not in self.ends:
             return linear(elements[group])
@@ -959,7 +1230,9 @@ class ActionHead(nn.Module):
 
     def seen(self, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
         """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-        seen = torch.cat([self.embed(part, action[:, part.columns], elements, obs) for part in self.parts], 1)
+        seen = torch.cat(
+            [self.embed(part, action[:, part.columns], elements, obs) for part in self.parts], 1
+        )
         if self.per_row:
             ptr = obs[self.rows[self.per_row]].ptr
             seen = segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None]
@@ -971,8 +1244,10 @@ class ActionHead(nn.Module):
 
 # --- shared: ranks ---
 # ---- Ranks: the processes of torchrun, each with its own environments ----
-RANK, LOCAL_RANK, WORLD_SIZE = (int(os.environ.get(name, default)) for name, default in
-                                (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
+RANK, LOCAL_RANK, WORLD_SIZE = (
+    int(os.environ.get(name, default))
+    for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
+)
 
 
 def all_ranks(value: Any) -> list:
@@ -1010,7 +1285,9 @@ class Agent(nn.Module):
     def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
         """(action [B, columns], log_prob [B], entropy [B], value [B])"""
         features, elements = self.encoder(obs)
-        return *self.head(self.actor(features), elements, obs, action, greedy), self.critic(features).squeeze(1)
+        return *self.head(self.actor(features), elements, obs, action, greedy), self.critic(
+            features
+        ).squeeze(1)
 
     def value(self, obs: Obs) -> Tensor:
         """V(observation), [B]"""
@@ -1018,8 +1295,11 @@ class Agent(nn.Module):
 
 
 @torch.no_grad()
-def play(agent: Agent, args, device: torch.device, makers: list[Callable[[], gym.Env]], greedy: bool) -> list[Episode]:
-    """The first episode of each environment, as it is after --eval-max-steps if it has not ended by then."""
+def play(
+    agent: Agent, args, device: torch.device, makers: list[Callable[[], gym.Env]], greedy: bool
+) -> list[Episode]:
+    """The first episode of each environment, as it is after --eval-max-steps if it has not ended by
+    then."""
     with contextlib.closing(Envs(makers, args.action_head)) as envs:
         storage, step, found = Storage(envs.leaves, device), envs.reset(args.seed + 10_000), {}
         while len(found) < len(makers) and envs.num_steps < args.eval_max_steps:
@@ -1029,7 +1309,10 @@ def play(agent: Agent, args, device: torch.device, makers: list[Callable[[], gym
             step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy(), counts))
             for episode in step.episodes:
                 found.setdefault(episode.env, episode)
-        return [found.get(i) or Episode(i, envs.returns[i], int(envs.lengths[i]), None, {}) for i in range(len(makers))]
+        return [
+            found.get(i) or Episode(i, envs.returns[i], int(envs.lengths[i]), None, {})
+            for i in range(len(makers))
+        ]
 
 
 # --- shared: flags ---
@@ -1038,30 +1321,55 @@ def check_args(args) -> None:
     if args.load_model:
         service("utils.policy", "--load-model").take_flags(args)
     positive = "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
-    others = ("num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
-              "target_kl max_grad_norm torch_threads")
-    for names, least, most in ((positive, 1, math.inf), (others, 0, math.inf), ("gamma gae_lambda clip_coef", 0, 1),
-                               ("ent_coef vf_coef", -math.inf, math.inf), ("seed", 0, 2**32 - 1)):
+    others = (
+        "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
+        "target_kl max_grad_norm torch_threads"
+    )
+    for names, least, most in (
+        (positive, 1, math.inf),
+        (others, 0, math.inf),
+        ("gamma gae_lambda clip_coef", 0, 1),
+        ("ent_coef vf_coef", -math.inf, math.inf),
+        ("seed", 0, 2**32 - 1),
+    ):
         for name in names.split():
             for value in np.ravel(getattr(args, name)):
-                if value is not None and (not least <= value <= most or math.isinf(value) and name != "max_grad_norm"):
-                    raise UsageError(f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed")
+                if value is not None and (
+                    not least <= value <= most or math.isinf(value) and name != "max_grad_norm"
+                ):
+                    raise UsageError(
+                        f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed"
+                    )
     if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
-        raise UsageError(f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4")
+        raise UsageError(
+            f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
+        )
     if not tasks_of(args) or not all(isinstance(task, dict) for task in tasks_of(args)):
-        raise UsageError(f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one, is needed")
+        raise UsageError(
+            f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one, is needed"
+        )
     args.world_size, args.batch_size = WORLD_SIZE, args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
     if args.total_timesteps > 0 and args.num_iterations == 0:
-        raise UsageError(f"--total-timesteps {args.total_timesteps} is less than a rollout of {args.batch_size} steps")
+        raise UsageError(
+            f"--total-timesteps {args.total_timesteps} is less than a rollout of {args.batch_size} steps"
+        )
 
 
 # --- end shared: flags ---
 
 
-LOGGED = ("losses/value_loss", "losses/policy_loss", "losses/entropy", "losses/old_approx_kl", "losses/approx_kl",
-          "losses/clipfrac", "losses/grad_norm", "debug/collection_mismatch")
+LOGGED = (
+    "losses/value_loss",
+    "losses/policy_loss",
+    "losses/entropy",
+    "losses/old_approx_kl",
+    "losses/approx_kl",
+    "losses/clipfrac",
+    "losses/grad_norm",
+    "debug/collection_mismatch",
+)
 
 
 def main(args: Args) -> list:
@@ -1074,15 +1382,22 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     check_args(args)
     T, N, tasks = args.num_steps, args.num_envs, tasks_of(args)
     if args.num_minibatches > T * N:
-        raise UsageError(f"--num-minibatches {args.num_minibatches} exceeds the {T * N} steps of a rollout")
+        raise UsageError(
+            f"--num-minibatches {args.num_minibatches} exceeds the {T * N} steps of a rollout"
+        )
     checkpoint = service("utils.checkpoint", args.resume and "--resume")
     if not checkpoint:
         print("no utils/checkpoint.py beside this script: no checkpoints")
-    evaluate = service("utils.evaluate", (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video")
+    evaluate = service(
+        "utils.evaluate",
+        (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video",
+    )
     if evaluate:
         evaluate.check(make_env, args)  # what cannot be evaluated is an error now
 
-    device = torch.device(f"cuda:{LOCAL_RANK}" if torch.cuda.is_available() and args.cuda else "cpu")
+    device = torch.device(
+        f"cuda:{LOCAL_RANK}" if torch.cuda.is_available() and args.cuda else "cpu"
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
@@ -1093,7 +1408,11 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     torch.manual_seed(args.seed)  # for the same weights on all ranks
     torch.backends.cudnn.deterministic = args.torch_deterministic
     rng = np.random.default_rng(args.seed + RANK)
-    name = checkpoint.run_name(args) if checkpoint else f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__"
+    name = (
+        checkpoint.run_name(args)
+        if checkpoint
+        else f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__"
+    )
     found = checkpoint.find(args, name) if args.resume and RANK == 0 else None
     found = found or (os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None, None)
     folder, _, saved = all_ranks(found)[0]
@@ -1101,10 +1420,16 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
     signals = stack.enter_context(checkpoint.noted_signals()) if checkpoint else []
     makers = [partial(make_env, args, RANK * N + i) for i in range(N)]
     workers = args.num_workers and service("utils.workers", "--num-workers")
-    envs = workers.WorkerEnvs(Envs, makers, args, RANK * N) if workers else Envs(makers, args.action_head, RANK * N)
+    envs = (
+        workers.WorkerEnvs(Envs, makers, args, RANK * N)
+        if workers
+        else Envs(makers, args.action_head, RANK * N)
+    )
     stack.callback(envs.close)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
-    optimizer = torch.optim.Adam(params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(
+        params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True
+    )
     storage, per_row, first = Storage(envs.leaves, device), agent.head.per_row, 0
     if args.load_model:
         service("utils.policy", "--load-model").load_weights(agent, args)
@@ -1114,22 +1439,38 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         step = envs.reset(args.seed)
     else:
         failures = all_ranks(run and run.failures)[0]
-        first, step, _ = checkpoint.restore(saved, RANK, failures, agent, optimizer, envs, rng, args.seed)
+        first, step, _ = checkpoint.restore(
+            saved, RANK, failures, agent, optimizer, envs, rng, args.seed
+        )
     global_step, start_time, recent = first * args.batch_size * WORLD_SIZE, time.time(), []
     if args.track and RANK == 0:
         import wandb
 
-        wandb.init(project=args.wandb_project_name, entity=args.wandb_entity, sync_tensorboard=True, save_code=True,
-                   config=vars(args), name=os.path.basename(folder), id=os.path.basename(folder), resume="allow")
+        wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            sync_tensorboard=True,
+            save_code=True,
+            config=vars(args),
+            name=os.path.basename(folder),
+            id=os.path.basename(folder),
+            resume="allow",
+        )
     if RANK == 0:
-        writer = stack.enter_context(contextlib.closing(SummaryWriter(folder, purge_step=global_step + 1)))
+        writer = stack.enter_context(
+            contextlib.closing(SummaryWriter(folder, purge_step=global_step + 1))
+        )
         table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
         writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", global_step)
-    bar = stack.enter_context(tqdm(total=args.total_timesteps, initial=global_step, unit_scale=True, disable=RANK > 0))
+    bar = stack.enter_context(
+        tqdm(total=args.total_timesteps, initial=global_step, unit_scale=True, disable=RANK > 0)
+    )
 
     for iteration in range(first + 1, args.num_iterations + 1):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = (1.0 - (iteration - 1.0) / args.num_iterations) * args.learning_rate
+            optimizer.param_groups[0]["lr"] = (
+                1.0 - (iteration - 1.0) / args.num_iterations
+            ) * args.learning_rate
         # Collect: T steps of N environments
         storage.clear()
         columns, episodes, cut, finals = [], [], [np.zeros(0, np.int64)], []
@@ -1138,24 +1479,35 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
             with torch.no_grad():
                 action, log_prob, _, value = agent(storage.append(step.obs))
             columns.append((action, log_prob, value))
-            step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy(), step.obs.counts.get(per_row)))
+            step = envs.step(
+                to_env_actions(
+                    envs.action_space, action.cpu().numpy(), step.obs.counts.get(per_row)
+                )
+            )
             rewards[t], dones[t] = step.reward, step.terminated | step.truncated
-            episodes += [(global_step + (t + 1) * N * WORLD_SIZE, episode) for episode in step.episodes]
+            episodes += [
+                (global_step + (t + 1) * N * WORLD_SIZE, episode) for episode in step.episodes
+            ]
             if step.final:
                 finals.append(step.final)
                 cut.append(t * N + np.flatnonzero(step.truncated))
         actions, log_probs, values = map(torch.cat, zip(*columns))  # [T * N, ...]
 
-        # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends; one that was truncated goes on
-        # in expectation: r + gamma V(final observation). All values are computed in one batch and copied at once
+        # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends; one that was
+        # truncated goes on in expectation: r + gamma V(final observation). All values are computed
+        # in one batch and copied at once
         with torch.no_grad():
             next_values = agent.value(storage.append(join([step.obs, *finals])))
-        V, next_value, final_values = np.split(torch.cat([values, next_values]).cpu().numpy(), [T * N, T * N + N])
+        V, next_value, final_values = np.split(
+            torch.cat([values, next_values]).cpu().numpy(), [T * N, T * N + N]
+        )
         rewards.reshape(-1)[np.concatenate(cut)] += args.gamma * final_values
         V, advantages, lastgaelam = V.reshape(T, N), np.zeros_like(rewards), 0.0
         for t in reversed(range(T)):
             delta = rewards[t] + args.gamma * next_value * (1.0 - dones[t]) - V[t]
-            advantages[t] = lastgaelam = delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
+            advantages[t] = lastgaelam = (
+                delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
+            )
             next_value = V[t]
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         advantages = to_device(advantages.reshape(-1), device)
@@ -1173,13 +1525,19 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (
+                        mb_advantages.std() + 1e-8
+                    )
                 pg_loss1 = -mb_advantages * ratio
-                pg_loss2 = -mb_advantages * torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss2 = -mb_advantages * torch.clamp(
+                    ratio, 1 - args.clip_coef, 1 + args.clip_coef
+                )
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
                 v_loss = (new_value - returns[mb]) ** 2
                 if args.clip_vloss:
-                    v_clipped = values[mb] + torch.clamp(new_value - values[mb], -args.clip_coef, args.clip_coef)
+                    v_clipped = values[mb] + torch.clamp(
+                        new_value - values[mb], -args.clip_coef, args.clip_coef
+                    )
                     v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
@@ -1193,8 +1551,20 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 with torch.no_grad():
                     approx_kl = ((ratio - 1) - logratio).mean()
                     clipfrac = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
-                    logs.append(torch.stack([v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac,
-                                             grad_norm, (ratio - 1).abs().max()]))
+                    logs.append(
+                        torch.stack(
+                            [
+                                v_loss,
+                                pg_loss,
+                                entropy_loss,
+                                -logratio.mean(),
+                                approx_kl,
+                                clipfrac,
+                                grad_norm,
+                                (ratio - 1).abs().max(),
+                            ]
+                        )
+                    )
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, which must see what collection saw
@@ -1203,31 +1573,50 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         # Log: the only wait for the device since the values were copied
         logs = torch.stack(logs).cpu().numpy()
         for k, name in zip(*np.nonzero(~np.isfinite(logs))):
-            raise UsageError(f"update {iteration}, minibatch {k}: {LOGGED[name]} is {logs[k, name]}; rewards and "
-                             "observations are finite, so look at their size, the network and --learning-rate")
+            raise UsageError(
+                f"update {iteration}, minibatch {k}: {LOGGED[name]} is {logs[k, name]}; rewards and "
+                "observations are finite, so look at their size, the network and --learning-rate"
+            )
         global_step = iteration * args.batch_size * WORLD_SIZE
-        scalars = dict(zip(LOGGED, logs[-1])) | storage.stats(args.batch_size) | {
-            "losses/clipfrac": logs[:, LOGGED.index("losses/clipfrac")].mean(),
-            "debug/collection_mismatch": logs[0, LOGGED.index("debug/collection_mismatch")],
-            "losses/explained_variance": explained_var,
-            "charts/learning_rate": optimizer.param_groups[0]["lr"],
-            "charts/SPS": int((iteration - first) * T * N * WORLD_SIZE / (time.time() - start_time))}
+        scalars = (
+            dict(zip(LOGGED, logs[-1]))
+            | storage.stats(args.batch_size)
+            | {
+                "losses/clipfrac": logs[:, LOGGED.index("losses/clipfrac")].mean(),
+                "debug/collection_mismatch": logs[0, LOGGED.index("debug/collection_mismatch")],
+                "losses/explained_variance": explained_var,
+                "charts/learning_rate": optimizer.param_groups[0]["lr"],
+                "charts/SPS": int(
+                    (iteration - first) * T * N * WORLD_SIZE / (time.time() - start_time)
+                ),
+            }
+        )
         episodes = sum(all_ranks(episodes), [])
         if RANK == 0:
             for at, episode in episodes:
-                groups = [episode.group, f"task_{episode.env % len(tasks)}" if len(tasks) > 1 else None]
+                groups = [
+                    episode.group,
+                    f"task_{episode.env % len(tasks)}" if len(tasks) > 1 else None,
+                ]
                 for suffix in ["", *(f"/{group}" for group in groups if group is not None)]:
                     writer.add_scalar(f"charts/episodic_return{suffix}", episode.ret, at)
                     writer.add_scalar(f"charts/episodic_length{suffix}", episode.length, at)
             for name, value in scalars.items():
                 writer.add_scalar(name, value, global_step)
             recent = [*recent, *(episode.ret for _, episode in episodes)][-100:]
-            bar.set_postfix(SPS=scalars["charts/SPS"], ret=f"{np.mean(recent):.4g}" if recent else "-")
+            bar.set_postfix(
+                SPS=scalars["charts/SPS"], ret=f"{np.mean(recent):.4g}" if recent else "-"
+            )
             bar.update(global_step - bar.n)
 
-        # Checkpoint; after the first update it is only tried whether pickled environments do the same
+        # Checkpoint; after the first update it is only tried whether pickled environments do the
+        # same
         stop = max(all_ranks(max(signals, default=0)))
-        due = stop or iteration % max(args.checkpoint_every, 1) == 0 or iteration == args.num_iterations
+        due = (
+            stop
+            or iteration % max(args.checkpoint_every, 1) == 0
+            or iteration == args.num_iterations
+        )
         if checkpoint and args.checkpoint_every and (due or iteration == first + 1):
             ranks = all_ranks(checkpoint.state_of(envs, rng))
             if RANK == 0 and due:

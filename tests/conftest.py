@@ -12,7 +12,9 @@ sys.path.insert(0, str(SCRIPTS))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--virtual-cuda", action="store_true", help="with the CUDA device of virtual_cuda.py")
+    parser.addoption(
+        "--virtual-cuda", action="store_true", help="with the CUDA device of virtual_cuda.py"
+    )
 
 
 def pytest_configure(config):

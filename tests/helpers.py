@@ -1,4 +1,5 @@
-"""Random spaces and observations, small environments, and runs of a script, which the tests share."""
+"""Random spaces and observations, small environments, and runs of a script, which the tests
+share."""
 
 import contextlib
 import io
@@ -24,10 +25,24 @@ def vector(*shape, low=-1.0, high=1.0):
 
 
 def small_args(script=ppo_graph, **kwargs):
-    """Args of `script` for a network and a run of two updates that take milliseconds, without checkpoints."""
-    small = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=2, num_envs=3, num_steps=8, num_minibatches=2,
-                 update_epochs=2, total_timesteps=48, eval_episodes=0, checkpoint_every=0, cuda=False)
-    small |= {"compile_mode": "none"} if hasattr(script.Args, "compile_mode") else {}  # compiling takes long
+    """Args of `script` for a network and a run of two updates that take milliseconds, without
+    checkpoints."""
+    small = dict(
+        hidden_dims=(16,),
+        gnn_dim=8,
+        gnn_layers=2,
+        num_envs=3,
+        num_steps=8,
+        num_minibatches=2,
+        update_epochs=2,
+        total_timesteps=48,
+        eval_episodes=0,
+        checkpoint_every=0,
+        cuda=False,
+    )
+    small |= (
+        {"compile_mode": "none"} if hasattr(script.Args, "compile_mode") else {}
+    )  # compiling takes long
     return script.Args(**small | kwargs)
 
 
@@ -42,15 +57,23 @@ class Run(NamedTuple):
 
 def run(run_dir, script=ppo_graph, **kwargs) -> Run:
     """`script.main` of small_args, quietly, with a run_dir that has no other run."""
-    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(io.StringIO()):
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as text,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         rows = script.main(small_args(script, run_dir=str(run_dir), **kwargs))
     return Run(rows, train_events(run_dir), run_folder(run_dir), text.getvalue())
 
 
 def command(*flags, script=ppo_graph, cwd=None) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of the script's `__main__` in this process, as if python had been given the flags in
-    the folder `cwd`."""
-    before, out, err, code = [list(sys.path), sys.argv, os.getcwd()], io.StringIO(), io.StringIO(), 0
+    """(exit code, stdout, stderr) of the script's `__main__` in this process, as if python had been
+    given the flags in the folder `cwd`."""
+    before, out, err, code = (
+        [list(sys.path), sys.argv, os.getcwd()],
+        io.StringIO(),
+        io.StringIO(),
+        0,
+    )
     sys.argv = [script.__file__, *map(str, flags)]
     os.chdir(cwd or before[2])
     try:
@@ -75,10 +98,14 @@ def run_folder(run_dir) -> Path:
 
 
 def train_events(run_dir) -> dict[str, list[tuple[int, float]]]:
-    """Tag -> [(step, value)] of all that the only run in a run_dir logged, in the order in which it was logged."""
+    """Tag -> [(step, value)] of all that the only run in a run_dir logged, in the order in which it
+    was logged."""
     log = EventAccumulator(str(run_folder(run_dir)), size_guidance={"scalars": 0})
     log.Reload()
-    return {tag: [(event.step, event.value) for event in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in log.Scalars(tag)]
+        for tag in log.Tags()["scalars"]
+    }
 
 
 def weights(folder) -> dict[str, torch.Tensor]:
@@ -94,7 +121,10 @@ def rows_of(space, rng, num):
         return tuple(rows_of(child, rng, num) for child in space)
     shape = (num, *space.shape)
     if isinstance(space, spaces.Box):
-        low, high = space.low.clip(-2.0), space.high.clip(max=2.0) if space.dtype.kind == "f" else space.high
+        low, high = (
+            space.low.clip(-2.0),
+            space.high.clip(max=2.0) if space.dtype.kind == "f" else space.high,
+        )
         return (low + rng.random(shape) * (high - low)).astype(space.dtype)
     if isinstance(space, spaces.MultiBinary):
         return rng.integers(0, 2, shape).astype(np.int8)
@@ -126,27 +156,52 @@ def sample(space, rng, size=lambda rng: rng.integers(5)):
 
 dense_spaces = st.one_of(
     st.lists(st.integers(1, 3), max_size=2).map(lambda shape: vector(*shape)),
-    st.sampled_from([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(-5, 5, (3,), np.int64), vector(8, 9, 1)]),
-    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 70), st.integers(-3, 3)),
+    st.sampled_from(
+        [spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(-5, 5, (3,), np.int64), vector(8, 9, 1)]
+    ),
+    st.builds(
+        lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 70), st.integers(-3, 3)
+    ),
     st.lists(st.integers(1, 5), min_size=1, max_size=3).map(spaces.MultiDiscrete),
-    st.sampled_from([spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]), spaces.MultiBinary(3),
-                     spaces.MultiBinary((2, 2))]),
+    st.sampled_from(
+        [
+            spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]),
+            spaces.MultiBinary(3),
+            spaces.MultiBinary((2, 2)),
+        ]
+    ),
 )
 row_spaces = st.sampled_from([vector(3), vector(), spaces.Discrete(4), spaces.Discrete(3, start=2)])
 ragged_spaces = st.one_of(
     st.builds(spaces.Graph, row_spaces, st.one_of(st.none(), row_spaces)),
-    st.builds(lambda space, stack: spaces.Sequence(space, stack=stack), st.one_of(
-        row_spaces, st.sampled_from([spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(2),
-                                     spaces.Dict(a=vector(2), b=spaces.Discrete(3))])), st.booleans()),
+    st.builds(
+        lambda space, stack: spaces.Sequence(space, stack=stack),
+        st.one_of(
+            row_spaces,
+            st.sampled_from(
+                [
+                    spaces.MultiDiscrete([3, 4]),
+                    spaces.MultiBinary(2),
+                    spaces.Dict(a=vector(2), b=spaces.Discrete(3)),
+                ]
+            ),
+        ),
+        st.booleans(),
+    ),
 )
 observation_spaces = st.recursive(
     st.one_of(dense_spaces, ragged_spaces),
-    lambda child: st.one_of(st.dictionaries(st.sampled_from("abcd"), child, min_size=1, max_size=3).map(spaces.Dict),
-                            st.lists(child, min_size=1, max_size=3).map(spaces.Tuple)), max_leaves=5)
+    lambda child: st.one_of(
+        st.dictionaries(st.sampled_from("abcd"), child, min_size=1, max_size=3).map(spaces.Dict),
+        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
+    ),
+    max_leaves=5,
+)
 
 
 class ListEnv(gym.Env):
-    """Returns the observations of a list one after the other. Actions change nothing; no episode ends."""
+    """Returns the observations of a list one after the other. Actions change nothing; no episode
+    ends."""
 
     def __init__(self, observation_space, observations, action_space=None):
         self.observation_space, self.observations = observation_space, observations
@@ -163,15 +218,23 @@ class ListEnv(gym.Env):
 
 def make_envs(makers, num_workers=0, script=ppo_graph, action_head="auto"):
     """The Envs of a script, or WorkerEnvs with that number of workers."""
-    args = small_args(script, num_envs=len(makers), num_workers=num_workers, action_head=action_head)
-    return WorkerEnvs(script.Envs, makers, args, 0) if num_workers else script.Envs(makers, action_head)
+    args = small_args(
+        script, num_envs=len(makers), num_workers=num_workers, action_head=action_head
+    )
+    return (
+        WorkerEnvs(script.Envs, makers, args, 0)
+        if num_workers
+        else script.Envs(makers, action_head)
+    )
 
 
 def stored(observation_space, observations, device="cpu", **kwargs):
-    """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through Envs; `kwargs` are those
-    of ListEnv."""
-    makers = [lambda i=i: ListEnv(observation_space, [row[i] for row in observations], **kwargs)
-              for i in range(len(observations[0]))]
+    """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through
+    Envs; `kwargs` are those of ListEnv."""
+    makers = [
+        lambda i=i: ListEnv(observation_space, [row[i] for row in observations], **kwargs)
+        for i in range(len(observations[0]))
+    ]
     envs = ppo_graph.Envs(makers)
     storage = ppo_graph.Storage(envs.leaves, torch.device(device))
     storage.append(envs.reset().obs)
@@ -202,31 +265,43 @@ OBSERVATIONS = {
     "graph_categories": spaces.Graph(spaces.Discrete(6, start=1), spaces.Discrete(4)),
     "set": spaces.Sequence(vector(3), stack=True),
     "set_of_dict": spaces.Sequence(spaces.Dict(a=vector(2), b=spaces.Discrete(70)), stack=False),
-    "mixed": spaces.Dict(camera=spaces.Box(0, 255, (8, 8, 1), np.uint8), speed=vector(), gear=spaces.Discrete(3),
-                         map=graph_space(vector(2)),
-                         inside=spaces.Tuple((spaces.Sequence(spaces.Discrete(3), stack=False), graph_space()))),
+    "mixed": spaces.Dict(
+        camera=spaces.Box(0, 255, (8, 8, 1), np.uint8),
+        speed=vector(),
+        gear=spaces.Discrete(3),
+        map=graph_space(vector(2)),
+        inside=spaces.Tuple((spaces.Sequence(spaces.Discrete(3), stack=False), graph_space())),
+    ),
 }
 ACTIONS = {
     "discrete": spaces.Discrete(4, start=2),
     "multidiscrete": spaces.MultiDiscrete([3, 2]),
     "bits": spaces.MultiBinary(3),
     "box": vector(2),
-    # not named as a leaf of observation_spaces: a part that has the name of a set is a choice of its elements
-    "mixed": spaces.Dict(move=spaces.Discrete(3), rest=spaces.Tuple((vector(2), spaces.MultiBinary(2)))),
+    # not named as a leaf of observation_spaces: a part that has the name of a set is a choice of
+    # its elements
+    "mixed": spaces.Dict(
+        move=spaces.Discrete(3), rest=spaces.Tuple((vector(2), spaces.MultiBinary(2)))
+    ),
 }
 
 
 class RandomEnv(gym.Env):
-    """Random observations of a named space with a long tail of sizes. Reward 1 for an action of the action space;
-    episodes of 2 to 6 steps, of which every other is truncated. `head`: "flat"; "mask", a dense mask; "nodes",
-    "pair" of nodes with a ragged mask; "avail_actions"."""
+    """Random observations of a named space with a long tail of sizes. Reward 1 for an action of the
+    action space; episodes of 2 to 6 steps, of which every other is truncated. `head`: "flat";
+    "mask", a dense mask; "nodes", "pair" of nodes with a ragged mask; "avail_actions"."""
 
     def __init__(self, observation="vector", action="discrete", head="flat"):
         self.head, space = head, OBSERVATIONS[observation]
-        self.action_space = {"nodes": spaces.Discrete(1000), "avail_actions": spaces.Discrete(1000),
-                             "pair": spaces.Tuple([spaces.Discrete(1000)] * 2)}.get(head, ACTIONS.get(action))
+        self.action_space = {
+            "nodes": spaces.Discrete(1000),
+            "avail_actions": spaces.Discrete(1000),
+            "pair": spaces.Tuple([spaces.Discrete(1000)] * 2),
+        }.get(head, ACTIONS.get(action))
         if head == "mask":
-            self.num_options = [part.size for part in ppo_graph.parts_of(self.action_space, [], "flat")]
+            self.num_options = [
+                part.size for part in ppo_graph.parts_of(self.action_space, [], "flat")
+            ]
             space = spaces.Dict(obs=space, action_mask=spaces.MultiBinary(sum(self.num_options)))
         if head in ("nodes", "pair"):
             shape = (2,) if head == "pair" else ()
@@ -272,7 +347,13 @@ class RandomEnv(gym.Env):
             legal &= bool(self.mask[action[0], 0] and self.mask[action[1], 1])
         self.left -= 1
         ended = self.left == 0
-        return self.observe(), float(legal), ended and not self.truncates, ended and self.truncates, {}
+        return (
+            self.observe(),
+            float(legal),
+            ended and not self.truncates,
+            ended and self.truncates,
+            {},
+        )
 
 
 gym.register("Random-v0", entry_point=RandomEnv)

@@ -4,8 +4,8 @@
     python tests/shared_blocks.py --write                  copies ppo_graph.py's blocks into the other scripts
     python tests/shared_blocks.py --write ppo_gtrxl.py     into this one alone
 
-A block stands between the lines `# --- shared: NAME ---` and `# --- end shared: NAME ---`. Scripts without the one
-that is named observations are left out.
+A block stands between the lines `# --- shared: NAME ---` and `# --- end shared: NAME ---`. Scripts
+without the one that is named observations are left out.
 """
 
 import re
@@ -13,26 +13,35 @@ import sys
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cleanrl_graph"
-BLOCK = re.compile(r"^# --- shared: (?P<name>[^\n]+) ---\n.*?^# --- end shared: (?P=name) ---\n", re.S | re.M)
+BLOCK = re.compile(
+    r"^# --- shared: (?P<name>[^\n]+) ---\n.*?^# --- end shared: (?P=name) ---\n", re.S | re.M
+)
 
 
 def blocks(text: str) -> dict[str, str]:
-    """Name -> text of every shared block, marker lines included. ValueError for a marker without its partner."""
+    """Name -> text of every shared block, marker lines included. ValueError for a marker without
+    its partner."""
     found = {match["name"]: match[0] for match in BLOCK.finditer(text)}
     markers = re.findall(r"^# --- (?:end )?shared: ", text, re.MULTILINE)
     if len(markers) != 2 * len(found):
-        raise ValueError(f"{len(markers)} marker lines for {len(found)} blocks: each needs a start and an end")
+        raise ValueError(
+            f"{len(markers)} marker lines for {len(found)} blocks: each needs a start and an end"
+        )
     return found
 
 
 def scripts(folder: Path = SCRIPTS) -> list[Path]:
     """The scripts that have the blocks, ppo_graph.py among them."""
-    return [path for path in sorted(folder.glob("ppo_*.py")) if "# --- shared: observations ---\n" in path.read_text()]
+    return [
+        path
+        for path in sorted(folder.glob("ppo_*.py"))
+        if "# --- shared: observations ---\n" in path.read_text()
+    ]
 
 
 def compare(folder: Path, write: bool = False, names: list[str] = ()) -> list[str]:
-    """One line per block of a script (of `names` if there are any) that differs from ppo_graph.py's; with `write` the
-    block is replaced."""
+    """One line per block of a script (of `names` if there are any) that differs from
+    ppo_graph.py's; with `write` the block is replaced."""
     source = blocks((folder / "ppo_graph.py").read_text())
     differences = []
     for script in scripts(folder):
@@ -53,7 +62,9 @@ def compare(folder: Path, write: bool = False, names: list[str] = ()) -> list[st
 if __name__ == "__main__":
     names = [Path(name).name for name in sys.argv[1:] if name != "--write"]
     if unknown := set(names) - {script.name for script in scripts()}:
-        sys.exit(f"{', '.join(sorted(unknown))}: no such script in {SCRIPTS}, or it has no block 'observations'")
+        sys.exit(
+            f"{', '.join(sorted(unknown))}: no such script in {SCRIPTS}, or it has no block 'observations'"
+        )
     lines = compare(SCRIPTS, "--write" in sys.argv, names)
     print("\n".join(lines) or "all shared blocks are identical")
     sys.exit(bool(lines) and "--write" not in sys.argv)

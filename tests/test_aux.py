@@ -34,9 +34,13 @@ CPU = torch.device("cpu")
 SMALL_SHOP = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})
 CASES = [(kind, "discrete", "flat", {}) for kind in OBSERVATIONS]
 CASES += [("vector", action, "flat", {}) for action in ACTIONS]
-CASES += [("mixed", "mixed", "flat", {"autoregressive": True}), ("vector", "multidiscrete", "mask", {}),
-          ("graph_edges", "", "nodes", {}), ("set", "", "avail_actions", {}),
-          ("graph_edges", "", "pair", {"autoregressive": True})]
+CASES += [
+    ("mixed", "mixed", "flat", {"autoregressive": True}),
+    ("vector", "multidiscrete", "mask", {}),
+    ("graph_edges", "", "nodes", {}),
+    ("set", "", "avail_actions", {}),
+    ("graph_edges", "", "pair", {"autoregressive": True}),
+]
 FEW = [("mixed", "mixed", "flat", {"autoregressive": True}), ("graph_edges", "", "nodes", {})]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in FEW]
 IDS = dict(ids=lambda v: v if isinstance(v, str) else "+".join(v))
@@ -46,7 +50,9 @@ def legal(env, obs, rng):
     """A random action that is not masked, in a RandomEnv."""
     if env.head == "mask":
         ends = np.cumsum([0, *env.num_options])
-        parts = [rng.choice(np.flatnonzero(obs["action_mask"][a:b])) for a, b in zip(ends, ends[1:])]
+        parts = [
+            rng.choice(np.flatnonzero(obs["action_mask"][a:b])) for a, b in zip(ends, ends[1:])
+        ]
         return np.array(parts) if len(parts) > 1 else parts[0] + env.action_space.start
     if env.head == "nodes":
         return rng.choice(np.flatnonzero(obs["action_mask"]))
@@ -66,8 +72,8 @@ def demos_of(folder, observation="vector", action="discrete", head="flat", num_e
 
 
 def collected(env, num_steps=8, num_envs=3, **flags):
-    """args, an agent, and what it saw and did in copies of `env()`: storage, actions and the steps that ended an
-    episode, [num_steps * num_envs, ...]."""
+    """args, an agent, and what it saw and did in copies of `env()`: storage, actions and the steps
+    that ended an episode, [num_steps * num_envs, ...]."""
     args = small_args(script, num_steps=num_steps, num_envs=num_envs, **flags)
     envs = script.Envs([env] * num_envs)
     agent = script.Agent(envs.leaves, envs.action_space, args)
@@ -77,8 +83,15 @@ def collected(env, num_steps=8, num_envs=3, **flags):
             actions.append(agent(storage.append(step.obs))[0])
         step = envs.step(script.to_env_actions(envs.action_space, actions[-1].numpy()))
         dones.append(step.terminated | step.truncated)
-    return SimpleNamespace(args=args, agent=agent, leaves=envs.leaves, storage=storage, actions=torch.cat(actions),
-                           dones=np.concatenate(dones), num_envs=num_envs)
+    return SimpleNamespace(
+        args=args,
+        agent=agent,
+        leaves=envs.leaves,
+        storage=storage,
+        actions=torch.cat(actions),
+        dones=np.concatenate(dones),
+        num_envs=num_envs,
+    )
 
 
 def load_demos(path, found):
@@ -105,8 +118,8 @@ class Once(ListEnv):
 @settings(max_examples=40, deadline=None)
 @given(observation_spaces, st.sampled_from(list(ACTIONS.values())), st.integers(0, 2**32 - 1))
 def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space, seed):
-    """Observations of all spaces, any number of rows included, arrive in the storage as they would from an environment,
-    without padding; actions come back, too."""
+    """Observations of all spaces, any number of rows included, arrive in the storage as they would
+    from an environment, without padding; actions come back, too."""
     rng = np.random.default_rng(seed)
     observations, given_actions = [sample(space, rng) for _ in range(4)], []
 
@@ -115,7 +128,9 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
         given_actions.append(sample(action_space, rng))
         return given_actions[-1]
 
-    data = demos.record(script.Envs([lambda: Once(space, observations, action_space)]), policy, 1, 0)
+    data = demos.record(
+        script.Envs([lambda: Once(space, observations, action_space)]), policy, 1, 0
+    )
     demos.save(path := str(tmp_path_factory.mktemp("demos") / "demos.npz"), data, "Once-v0", {})
     storage, leaves = stored(space, [[obs] for obs in observations], action_space=action_space)
     flat, actions = demos.load(path, leaves, script.parts_of(action_space, leaves, "auto"))
@@ -123,20 +138,45 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     cloned.append(script.Flat(*flat))
     for a, b in zip(cloned.gather(idx).values(), storage.gather(idx).values(), strict=True):
         assert same(a, b)
-    for action, expected in zip(script.to_env_actions(action_space, actions), given_actions, strict=True):
-        np.testing.assert_allclose(spaces.flatten(action_space, action), spaces.flatten(action_space, expected))
-    assert data["rewards"].tolist() == [1, 2, 3] and data["terminated"].tolist() == [False, False, True]
+    for action, expected in zip(
+        script.to_env_actions(action_space, actions), given_actions, strict=True
+    ):
+        np.testing.assert_allclose(
+            spaces.flatten(action_space, action), spaces.flatten(action_space, expected)
+        )
+    assert data["rewards"].tolist() == [1, 2, 3] and data["terminated"].tolist() == [
+        False,
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize("change, sentence", [
-    (lambda d: d.update({"values/more": d["actions"]}), r"it has the leaves \[.*'more'.*\], the environment \['action"),
-    (lambda d: d["values/obs.edge_links"].__setitem__((0, 0), 999), "step 0, leaf 'obs.edge_links': value 999 is out"),
-    (lambda d: d["actions"].__setitem__((3, 0), 99), r"step 3: part 0 of the action, \[99\], is out of range"),
-    (lambda d: d["values/action_mask"].__setitem__(slice(int(d["counts/action_mask"][:5].sum()), None), 0),
-     "step 5: part 0 of the action, .*, is masked"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (
+            lambda d: d.update({"values/more": d["actions"]}),
+            r"it has the leaves \[.*'more'.*\], the environment \['action",
+        ),
+        (
+            lambda d: d["values/obs.edge_links"].__setitem__((0, 0), 999),
+            "step 0, leaf 'obs.edge_links': value 999 is out",
+        ),
+        (
+            lambda d: d["actions"].__setitem__((3, 0), 99),
+            r"step 3: part 0 of the action, \[99\], is out of range",
+        ),
+        (
+            lambda d: d["values/action_mask"].__setitem__(
+                slice(int(d["counts/action_mask"][:5].sum()), None), 0
+            ),
+            "step 5: part 0 of the action, .*, is masked",
+        ),
+    ],
+)
 def test_files_that_do_not_fit(change, sentence, tmp_path):
-    """What does not fit the environment is named, with the file and the step, before the training begins."""
+    """What does not fit the environment is named, with the file and the step, before the training
+    begins."""
     path, flags = demos_of(tmp_path, "graph_edges", "", "nodes")
     data = dict(np.load(path))
     data["counts/obs.edge_links"][0] or pytest.fail("the first graph needs an edge")
@@ -146,38 +186,89 @@ def test_files_that_do_not_fit(change, sentence, tmp_path):
         script.main(small_args(script, **flags, demos=path, run_dir=str(tmp_path / "runs")))
 
 
-@pytest.mark.parametrize("flag, value", [("bc_anneal", -0.5), ("aux_coef", np.nan), ("bc_coef", np.inf),
-                                         ("pg_coef", -1.0), ("bc_minibatch_size", 0), ("bc_updates", -1)])
+@pytest.mark.parametrize(
+    "flag, value",
+    [
+        ("bc_anneal", -0.5),
+        ("aux_coef", np.nan),
+        ("bc_coef", np.inf),
+        ("pg_coef", -1.0),
+        ("bc_minibatch_size", 0),
+        ("bc_updates", -1),
+    ],
+)
 def test_flags_without_a_meaning(flag, value):
-    with pytest.raises(script.UsageError, match=f"--{flag.replace('_', '-')} {value}: at least . is needed"):
+    with pytest.raises(
+        script.UsageError, match=f"--{flag.replace('_', '-')} {value}: at least . is needed"
+    ):
         script.main(small_args(script, **{flag: value}))
 
 
 def test_recording(tmp_path):
-    """--record writes the file from the command line, with the actions of the rule, and a training reads it."""
+    """--record writes the file from the command line, with the actions of the rule, and a training
+    reads it."""
     kwargs, actions = {"jobs": [2, 3], "machines": [2, 3]}, []
-    flags = ["--env-id", "envs:JobShop-v0", "--env-kwargs", json.dumps(kwargs), "--demos", "demos.npz", "--seed", 5]
+    flags = [
+        "--env-id",
+        "envs:JobShop-v0",
+        "--env-kwargs",
+        json.dumps(kwargs),
+        "--demos",
+        "demos.npz",
+        "--seed",
+        5,
+    ]
     record = [*flags, "--record", "envs.job_shop:mwkr", "--record-episodes", 3]
     code, out, _ = command(*record, script=script, cwd=tmp_path)
-    assert code == 0 and "demos.npz: 3 episodes, " in out and [p.name for p in tmp_path.iterdir()] == ["demos.npz"]
+    assert (
+        code == 0
+        and "demos.npz: 3 episodes, " in out
+        and [p.name for p in tmp_path.iterdir()] == ["demos.npz"]
+    )
     data, env = np.load(tmp_path / "demos.npz"), job_shop.JobShopEnv(**kwargs)
-    assert json.loads(str(data["env_kwargs"])) == kwargs and str(data["env_id"]) == "envs:JobShop-v0"
+    assert (
+        json.loads(str(data["env_kwargs"])) == kwargs and str(data["env_id"]) == "envs:JobShop-v0"
+    )
     for episode in range(3):
         env.reset(seed=5 if episode == 0 else None)
         while env.num_left:
             actions.append(job_shop.dispatch_rule(env, "MWKR"))
             env.step(actions[-1])
     assert data["actions"].tolist() == [[a] for a in actions] and data["terminated"].sum() == 3
-    code, out, err = command(*flags, "--total-timesteps", 32, "--num-envs", 2, "--num-steps", 8, "--gnn-dim", 8,
-                             "--eval-episodes", 0, "--no-cuda", script=script, cwd=tmp_path)
+    code, out, err = command(
+        *flags,
+        "--total-timesteps",
+        32,
+        "--num-envs",
+        2,
+        "--num-steps",
+        8,
+        "--gnn-dim",
+        8,
+        "--eval-episodes",
+        0,
+        "--no-cuda",
+        script=script,
+        cwd=tmp_path,
+    )
     assert code == 0, err
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    (["--record", "envs.job_shop:mwkr"], "--record envs.job_shop:mwkr needs --demos FILE"),
-    (["--record", "envs.job_shop:no", "--demos", "x.npz"], "policy envs.job_shop:no: there is no such function"),
-    (["--record", "envs.job_shop:mwkr", "--demos", "x.npz", "--record-episodes", 0], "0 episodes of demonstrations"),
-    (["--demos", "missing.npz"], "--demos missing.npz: not a file of demonstrations")])
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (["--record", "envs.job_shop:mwkr"], "--record envs.job_shop:mwkr needs --demos FILE"),
+        (
+            ["--record", "envs.job_shop:no", "--demos", "x.npz"],
+            "policy envs.job_shop:no: there is no such function",
+        ),
+        (
+            ["--record", "envs.job_shop:mwkr", "--demos", "x.npz", "--record-episodes", 0],
+            "0 episodes of demonstrations",
+        ),
+        (["--demos", "missing.npz"], "--demos missing.npz: not a file of demonstrations"),
+    ],
+)
 def test_what_cannot_be_recorded_or_read(flags, sentence, tmp_path):
     code, _, err = command(*flags, "--no-cuda", script=script, cwd=tmp_path)
     assert code == 1 and err.splitlines()[-1].startswith(sentence) and "Traceback" not in err
@@ -185,15 +276,20 @@ def test_what_cannot_be_recorded_or_read(flags, sentence, tmp_path):
 
 @pytest.mark.parametrize("dispatch", ["active", "nondelay"])
 def test_pilot(dispatch):
-    """No schedule of the pilot method is longer than that of one of its rules, and some are shorter."""
+    """No schedule of the pilot method is longer than that of one of its rules, and some are
+    shorter."""
     rng, better = np.random.default_rng(0), 0
     for _ in range(5):
         times, machines = rng.integers(1, 100, (5, 4)), rng.random((5, 4)).argsort(axis=1)
-        env = job_shop.JobShopEnv(instance={"times": times, "machines": machines}, dispatch=dispatch)
+        env = job_shop.JobShopEnv(
+            instance={"times": times, "machines": machines}, dispatch=dispatch
+        )
         obs, ended = env.reset()[0], False
         while not ended:
             obs, _, ended, _, info = env.step(job_shop.pilot(env, obs, rng))
-        rules = [job_shop.play_rule(times, machines, rule, dispatch) for rule in ("FDD/MWKR", "MWKR")]
+        rules = [
+            job_shop.play_rule(times, machines, rule, dispatch) for rule in ("FDD/MWKR", "MWKR")
+        ]
         assert info["eval"]["cost"] <= min(rules)
         better += info["eval"]["cost"] < min(rules)
     assert better
@@ -202,14 +298,15 @@ def test_pilot(dispatch):
 # ---- Cloning ----
 @pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
 def test_cloning_loss(observation, action, head, flags, tmp_path):
-    """The mean of -log pi of each demonstrated step alone; what is greedy is counted step by step."""
+    """The mean of -log pi of each demonstrated step alone; what is greedy is counted step by
+    step."""
     path, env = demos_of(tmp_path, observation, action, head)
     found = collected(lambda: RandomEnv(**env["env_kwargs"]), **flags)
     agent, (storage, actions) = found.agent, load_demos(path, found)
     idx = np.random.default_rng(0).integers(len(actions), size=9)
     with torch.no_grad():
         logs = script.behaviour_cloning(agent, storage.gather(idx), actions[idx])
-        each = [(storage.gather(idx[k:k + 1]), actions[idx[k:k + 1]]) for k in range(9)]
+        each = [(storage.gather(idx[k : k + 1]), actions[idx[k : k + 1]]) for k in range(9)]
         expected = [-agent(obs, action)[1].item() for obs, action in each]
         greedy = torch.cat([agent(obs, greedy=True)[0] for obs, _ in each])
     assert logs["losses/behaviour_cloning"].item() == pytest.approx(np.mean(expected), abs=1e-4)
@@ -244,41 +341,82 @@ def test_cloning_loss_by_hand(tmp_path):
 
 def test_clones_a_dispatching_rule(tmp_path):
     """MWKR is cloned from 40 episodes, by cloning alone and within seconds."""
-    env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": [3, 4], "machines": [3, 3]}, demos=str(tmp_path / "demos"))
+    env = dict(
+        env_id="envs:JobShop-v0",
+        env_kwargs={"jobs": [3, 4], "machines": [3, 3]},
+        demos=str(tmp_path / "demos"),
+    )
     script.main(small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=40))
-    log = run(tmp_path / "runs", script, **env, num_envs=4, total_timesteps=640, update_epochs=4, learning_rate=1e-2,
-              bc_anneal=0.0, pg_coef=0.0, vf_coef=0.0, ent_coef=0.0).scalars
-    accuracy, loss = (np.array(log[name])[:, 1] for name in ("charts/demo_accuracy", "losses/behaviour_cloning"))
+    log = run(
+        tmp_path / "runs",
+        script,
+        **env,
+        num_envs=4,
+        total_timesteps=640,
+        update_epochs=4,
+        learning_rate=1e-2,
+        bc_anneal=0.0,
+        pg_coef=0.0,
+        vf_coef=0.0,
+        ent_coef=0.0,
+    ).scalars
+    accuracy, loss = (
+        np.array(log[name])[:, 1] for name in ("charts/demo_accuracy", "losses/behaviour_cloning")
+    )
     assert accuracy[-5:].mean() > 0.9 and loss[-5:].mean() < 0.5 * loss[0]
 
 
 def totals(monkeypatch):
     """The losses that a run takes the gradient of, in order."""
     losses, backward = [], torch.Tensor.backward
-    monkeypatch.setattr(torch.Tensor, "backward", lambda self: losses.append(self.item()) or backward(self))
+    monkeypatch.setattr(
+        torch.Tensor, "backward", lambda self: losses.append(self.item()) or backward(self)
+    )
     return losses
 
 
 def test_weight_falls(tmp_path, monkeypatch):
-    """bc_coef falls to 0 within its share of the training, and demonstrations are not read from then on."""
+    """bc_coef falls to 0 within its share of the training, and demonstrations are not read from
+    then on."""
     path, env = demos_of(tmp_path)
-    alone = dict(pg_coef=0.0, vf_coef=0.0, ent_coef=0.0, anneal_lr=False, bc_coef=2.0, num_minibatches=1,
-                 update_epochs=1, total_timesteps=96, learning_rate=0.0)
+    alone = dict(
+        pg_coef=0.0,
+        vf_coef=0.0,
+        ent_coef=0.0,
+        anneal_lr=False,
+        bc_coef=2.0,
+        num_minibatches=1,
+        update_epochs=1,
+        total_timesteps=96,
+        learning_rate=0.0,
+    )
     for anneal, coefs in ((0.5, [2.0, 1.0]), (1.0, [2.0, 1.5, 1.0, 0.5]), (0.0, [2.0] * 4)):
         losses = totals(monkeypatch)
-        log = run(tmp_path / f"runs{anneal}", script, **env, **alone, demos=path, bc_anneal=anneal).scalars
+        log = run(
+            tmp_path / f"runs{anneal}", script, **env, **alone, demos=path, bc_anneal=anneal
+        ).scalars
         monkeypatch.undo()
         cloning = log["losses/behaviour_cloning"]
         assert [step for step, _ in cloning] == [24 * (k + 1) for k in range(len(coefs))]
-        assert losses[:len(coefs)] == pytest.approx([coef * loss for coef, (_, loss) in zip(coefs, cloning)], rel=1e-5)
-        assert losses[len(coefs):] == pytest.approx([0.0] * (4 - len(coefs)))
+        assert losses[: len(coefs)] == pytest.approx(
+            [coef * loss for coef, (_, loss) in zip(coefs, cloning)], rel=1e-5
+        )
+        assert losses[len(coefs) :] == pytest.approx([0.0] * (4 - len(coefs)))
 
 
 def test_warm_start(tmp_path, monkeypatch):
-    """--bc-updates gradient steps on the demonstrations come before the first rollout, and not when resumed."""
+    """--bc-updates gradient steps on the demonstrations come before the first rollout, and not when
+    resumed."""
     path, env = demos_of(tmp_path)
-    flags = dict(env, demos=path, bc_updates=50, learning_rate=1e-2, num_minibatches=1, update_epochs=1,
-                 checkpoint_every=1)
+    flags = dict(
+        env,
+        demos=path,
+        bc_updates=50,
+        learning_rate=1e-2,
+        num_minibatches=1,
+        update_epochs=1,
+        checkpoint_every=1,
+    )
     losses = totals(monkeypatch)
     result = run(tmp_path / "runs", script, **flags)
     assert len(losses) == 52 and np.mean(losses[40:50]) < 0.95 * np.mean(losses[:10])
@@ -291,10 +429,28 @@ def test_coefficients(aux, tmp_path, monkeypatch):
     """The loss is the sum of what is logged, each with its coefficient."""
     path, env = demos_of(tmp_path, "mixed")
     losses = totals(monkeypatch)
-    log = run(tmp_path / "runs", script, **env, demos=path, aux=aux, aux_coef=0.3, bc_coef=0.7, pg_coef=0.5,
-              bc_anneal=0.0, total_timesteps=24).scalars
-    coefs = {"policy_loss": 0.5, "value_loss": 0.5, "entropy": -0.01, "behaviour_cloning": 0.7, aux: 0.3}
-    expected = sum(coef * log[f"losses/{name}"][0][1] for name, coef in coefs.items() if name != "none")
+    log = run(
+        tmp_path / "runs",
+        script,
+        **env,
+        demos=path,
+        aux=aux,
+        aux_coef=0.3,
+        bc_coef=0.7,
+        pg_coef=0.5,
+        bc_anneal=0.0,
+        total_timesteps=24,
+    ).scalars
+    coefs = {
+        "policy_loss": 0.5,
+        "value_loss": 0.5,
+        "entropy": -0.01,
+        "behaviour_cloning": 0.7,
+        aux: 0.3,
+    }
+    expected = sum(
+        coef * log[f"losses/{name}"][0][1] for name, coef in coefs.items() if name != "none"
+    )
     assert losses[-1] == pytest.approx(expected, rel=1e-5)
 
 
@@ -303,13 +459,17 @@ def plain_standardised(values):
     """numpy, column by column."""
     values = np.asarray(values, np.float64)
     std = values.std(0)
-    return np.where(std > 1e-5 * np.abs(values.mean(0)), (values - values.mean(0)) / np.where(std > 0, std, 1), 0)
+    return np.where(
+        std > 1e-5 * np.abs(values.mean(0)),
+        (values - values.mean(0)) / np.where(std > 0, std, 1),
+        0,
+    )
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)
 def test_reconstruction_loss(observation):
-    """Errors of every leaf, row by row and observation by observation, against loops; the mean over leaves of the mean
-    over observations of the mean over rows."""
+    """Errors of every leaf, row by row and observation by observation, against loops; the mean over
+    leaves of the mean over observations of the mean over rows."""
     found = collected(lambda: RandomEnv(observation), aux="reconstruct")
     agent, obs = found.agent, found.storage.gather(np.arange(24)[::-1])
     with torch.no_grad():
@@ -336,7 +496,7 @@ def test_reconstruction_loss(observation):
                 out, value = decoder.net(torch.cat(parts)[None])[0], values[row]
                 if leaf.kind == "image":
                     value = value.movedim(-1, 0) if value.shape[2] < value.shape[0] else value
-                    out = out[:, :value.shape[1], :value.shape[2]]
+                    out = out[:, : value.shape[1], : value.shape[2]]
                 rows_of.setdefault(owner[row], []).append(k)
                 outs.append(out.flatten().double().numpy())
                 wanted.append(value.flatten().double().numpy())
@@ -345,18 +505,27 @@ def test_reconstruction_loss(observation):
                 for out, value in zip(outs, wanted):
                     local = (value - np.ravel(leaf.space.start)).astype(int)
                     factors = zip(np.split(out, num.cumsum()[:-1]), local)
-                    errors.append(np.mean([np.log(np.exp(logits).sum()) - logits[v] for logits, v in factors]))
+                    errors.append(
+                        np.mean([np.log(np.exp(logits).sum()) - logits[v] for logits, v in factors])
+                    )
             elif rows:
                 shape = (-1, 1) if leaf.kind == "image" else (len(wanted), -1)
                 target = plain_standardised(np.reshape(wanted, shape)).reshape(len(wanted), -1)
                 errors = ((np.array(outs) - target) ** 2).mean(1)
-            total.append(np.mean([np.mean([errors[k] for k in ks]) for ks in rows_of.values()]) if rows else 0.0)
+            total.append(
+                np.mean([np.mean([errors[k] for k in ks]) for ks in rows_of.values()])
+                if rows
+                else 0.0
+            )
     assert loss == pytest.approx(np.mean(total), rel=1e-4, abs=1e-5)
 
 
 def test_a_quarter_of_the_rows_moves():
-    """The rows of a group move together and keep their values; links, masks and dense leaves stay."""
-    found = collected(lambda: RandomEnv("set_of_dict", head="nodes"), aux="reconstruct", num_steps=40)
+    """The rows of a group move together and keep their values; links, masks and dense leaves
+    stay."""
+    found = collected(
+        lambda: RandomEnv("set_of_dict", head="nodes"), aux="reconstruct", num_steps=40
+    )
     obs = found.storage.gather(np.arange(120))
     moved, places = found.agent.aux.move(obs)
     (rows,) = places.values()
@@ -387,12 +556,14 @@ class Sets(gym.Env):
 
 
 def test_no_row_is_copied():
-    """A row is told from the others of its observation (rows that are alike), not from its own input (rows that have
-    nothing to do with each other stay unknown: an error of 1)."""
+    """A row is told from the others of its observation (rows that are alike), not from its own
+    input (rows that have nothing to do with each other stay unknown: an error of 1)."""
     errors = []
     for alike in (True, False):
         torch.manual_seed(0)
-        found = collected(lambda: Sets(alike), aux="reconstruct", num_steps=60, num_envs=4, gnn_dim=16)
+        found = collected(
+            lambda: Sets(alike), aux="reconstruct", num_steps=60, num_envs=4, gnn_dim=16
+        )
         agent, rng, losses = found.agent, np.random.default_rng(0), []
         optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
         for _ in range(120):
@@ -407,9 +578,12 @@ def test_no_row_is_copied():
 
 
 class Clock(gym.Env):
-    """(env, episode, time) as a set of one row and as a vector; episodes of 3 or 5 steps, every other truncated."""
+    """(env, episode, time) as a set of one row and as a vector; episodes of 3 or 5 steps, every
+    other truncated."""
 
-    observation_space = spaces.Dict(a=vector(3, high=1e6), b=spaces.Sequence(vector(3, high=1e6), stack=True))
+    observation_space = spaces.Dict(
+        a=vector(3, high=1e6), b=spaces.Sequence(vector(3, high=1e6), stack=True)
+    )
     action_space, number, episode = spaces.Discrete(2), 0, 0
 
     def observe(self):
@@ -424,15 +598,21 @@ class Clock(gym.Env):
     def step(self, action):
         self.t += 1
         ended = self.t == 3 + 2 * (self.number % 2)
-        return self.observe(), 0.0, ended and self.episode % 2 == 0, ended and self.episode % 2 == 1, {}
+        return (
+            self.observe(),
+            0.0,
+            ended and self.episode % 2 == 0,
+            ended and self.episode % 2 == 1,
+            {},
+        )
 
 
 gym.register("AuxClock-v0", entry_point=Clock)
 
 
 def test_what_follows(tmp_path, monkeypatch):
-    """Each step is paired with the next one of its environment unless its episode or the rollout ends there; a
-    minibatch that has none counts 0."""
+    """Each step is paired with the next one of its environment unless its episode or the rollout
+    ends there; a minibatch that has none counts 0."""
     seen, forward, losses = set(), script.Prediction.forward, []
 
     def note(self, agent, obs, latent, elements, actions, rows, next_obs):
@@ -440,12 +620,23 @@ def test_what_follows(tmp_path, monkeypatch):
         assert torch.equal(after - now, torch.tensor([0.0, 0.0, 1.0]).expand_as(now))
         assert torch.equal(next_obs["b"].values, after)
         seen.update(tuple(row) for row in now.int().tolist())
-        losses.append((len(rows), forward(self, agent, obs, latent, elements, actions, rows, next_obs)))
+        losses.append(
+            (len(rows), forward(self, agent, obs, latent, elements, actions, rows, next_obs))
+        )
         return losses[-1][1]
 
     monkeypatch.setattr(script.Prediction, "forward", note)
-    run(tmp_path, script, env_id="AuxClock-v0", aux="predict", num_steps=9, num_envs=4, num_minibatches=18,
-        total_timesteps=36, seed=0)
+    run(
+        tmp_path,
+        script,
+        env_id="AuxClock-v0",
+        aux="predict",
+        num_steps=9,
+        num_envs=4,
+        num_minibatches=18,
+        total_timesteps=36,
+        seed=0,
+    )
     expected = set()
     for env in range(4):
         length = 3 + 2 * (env % 2)
@@ -456,7 +647,8 @@ def test_what_follows(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
 def test_prediction_loss(observation, action, head, flags):
-    """The squared error against the encoding of each next observation alone, from the latent and the action alone."""
+    """The squared error against the encoding of each next observation alone, from the latent and
+    the action alone."""
     found = collected(lambda: RandomEnv(observation, action, head), aux="predict", **flags)
     agent, storage, idx = found.agent, found.storage, np.random.default_rng(1).permutation(21)[:12]
     rows, actions = np.flatnonzero(~found.dones[idx]), found.actions
@@ -464,7 +656,9 @@ def test_prediction_loss(observation, action, head, flags):
         obs = storage.gather(idx)
         *_, latent, elements = agent(obs, actions[idx])
         next_obs = storage.gather(idx[rows] + 3)
-        loss = agent.aux(agent, obs, latent, elements, actions[idx], torch.as_tensor(rows), next_obs)
+        loss = agent.aux(
+            agent, obs, latent, elements, actions[idx], torch.as_tensor(rows), next_obs
+        )
         predicted, target = [], []
         for k in idx[rows].tolist():
             features, elements = agent.encoder(storage.gather(np.array([k])))
@@ -485,18 +679,27 @@ def test_prediction_loss(observation, action, head, flags):
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict", "demos"])
 def test_encoder_learns(aux, tmp_path):
-    """Every weight of CNN, GNN, set encoder and the actor's MLP has a gradient of each auxiliary loss, and the
-    critic's none."""
+    """Every weight of CNN, GNN, set encoder and the actor's MLP has a gradient of each auxiliary
+    loss, and the critic's none."""
     path, env = demos_of(tmp_path, "mixed")
-    found = collected(lambda: RandomEnv(**env["env_kwargs"]), num_steps=16, aux="none" if aux == "demos" else aux)
+    found = collected(
+        lambda: RandomEnv(**env["env_kwargs"]), num_steps=16, aux="none" if aux == "demos" else aux
+    )
     agent, obs = found.agent, found.storage.gather(np.arange(45))
     *_, latent, elements = agent(obs)
     if aux == "reconstruct":
         loss = agent.aux(agent, obs, latent)
     elif aux == "predict":
         rows = np.flatnonzero(~found.dones[:45])
-        loss = agent.aux(agent, obs, latent, elements, found.actions[:45], torch.as_tensor(rows),
-                         found.storage.gather(rows + 3))
+        loss = agent.aux(
+            agent,
+            obs,
+            latent,
+            elements,
+            found.actions[:45],
+            torch.as_tensor(rows),
+            found.storage.gather(rows + 3),
+        )
     else:
         storage, actions = load_demos(path, found)
         loss = script.behaviour_cloning(agent, storage.gather(np.arange(len(actions))), actions)
@@ -508,31 +711,54 @@ def test_encoder_learns(aux, tmp_path):
 
 
 # ---- Whole runs ----
-@pytest.mark.parametrize("env", [pytest.param(dict(env_id="CartPole-v1"), id="CartPole"),
-                                 pytest.param(SMALL_SHOP, id="JobShop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(dict(env_id="CartPole-v1"), id="CartPole"),
+        pytest.param(SMALL_SHOP, id="JobShop", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
 def test_losses_fall(aux, env, tmp_path):
     """While PPO trains, on vectors and on graphs."""
-    log = run(tmp_path, script, **env, aux=aux, num_envs=8, num_steps=16, aux_coef=1.0, total_timesteps=2560,
-              update_epochs=4, learning_rate=3e-3).scalars
+    log = run(
+        tmp_path,
+        script,
+        **env,
+        aux=aux,
+        num_envs=8,
+        num_steps=16,
+        aux_coef=1.0,
+        total_timesteps=2560,
+        update_epochs=4,
+        learning_rate=3e-3,
+    ).scalars
     losses = [value for _, value in log[f"losses/{aux}"]]
     assert np.mean(losses[-4:]) < 0.8 * losses[0], losses
 
 
 def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
     """--aux none without --demos ends with bitwise the weights and the log of ppo_graph.py."""
-    flags = dict(env_id="Random-v0", env_kwargs={"observation": "mixed", "head": "mask"}, norm_obs=True,
-                 total_timesteps=120, save_model=True)
+    flags = dict(
+        env_id="Random-v0",
+        env_kwargs={"observation": "mixed", "head": "mask"},
+        norm_obs=True,
+        total_timesteps=120,
+        save_model=True,
+    )
     (a, b) = (run(tmp_path / module.__name__, module, **flags) for module in (ppo_graph, script))
     assert a.scalars.pop("charts/SPS") and b.scalars.pop("charts/SPS") and a.scalars == b.scalars
     models = weights(a.folder), weights(b.folder)
-    assert list(models[0]) == list(models[1]) and all(map(torch.equal, *(model.values() for model in models)))
+    assert list(models[0]) == list(models[1]) and all(
+        map(torch.equal, *(model.values() for model in models))
+    )
 
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
 @pytest.mark.parametrize("observation, action, head, flags", [*FEW, *SLOW], **IDS)
 def test_collection_and_training_agree(aux, observation, action, head, flags, tmp_path):
-    """X2 with all auxiliary losses: the ratio is 1 before the first gradient step; every loss is a number."""
+    """X2 with all auxiliary losses: the ratio is 1 before the first gradient step; every loss is a
+    number."""
     path, env = demos_of(tmp_path, observation, action, head)
     log = run(tmp_path / "runs", script, **env, **flags, aux=aux, demos=path, bc_anneal=0.0).scalars
     assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
@@ -542,15 +768,38 @@ def test_collection_and_training_agree(aux, observation, action, head, flags, tm
 
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
 def test_resume(aux, tmp_path):
-    """A run that goes on from its second update ends with bitwise the same weights, the falling weight included."""
-    script.main(small_args(script, **SMALL_SHOP, demos=str(tmp_path / "demos"), record="envs.job_shop:mwkr",
-                           record_episodes=5))
-    flags = dict(**SMALL_SHOP, aux=aux, demos=str(tmp_path / "demos"), bc_anneal=1.0, total_timesteps=96,
-                 checkpoint_every=1, save_model=True)
+    """A run that goes on from its second update ends with bitwise the same weights, the falling
+    weight included."""
+    script.main(
+        small_args(
+            script,
+            **SMALL_SHOP,
+            demos=str(tmp_path / "demos"),
+            record="envs.job_shop:mwkr",
+            record_episodes=5,
+        )
+    )
+    flags = dict(
+        **SMALL_SHOP,
+        aux=aux,
+        demos=str(tmp_path / "demos"),
+        bc_anneal=1.0,
+        total_timesteps=96,
+        checkpoint_every=1,
+        save_model=True,
+    )
     result = run(tmp_path / "runs", script, **flags)
     expected = weights(result.folder)
     (result.folder / "model.pt").unlink()
-    script.main(small_args(script, **flags, run_dir=str(tmp_path / "runs"),
-                           resume=str(result.folder / "checkpoint_000000000072.ckpt")))
+    script.main(
+        small_args(
+            script,
+            **flags,
+            run_dir=str(tmp_path / "runs"),
+            resume=str(result.folder / "checkpoint_000000000072.ckpt"),
+        )
+    )
     again = weights(result.folder)
-    assert list(again) == list(expected) and all(torch.equal(again[name], expected[name]) for name in expected)
+    assert list(again) == list(expected) and all(
+        torch.equal(again[name], expected[name]) for name in expected
+    )

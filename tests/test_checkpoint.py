@@ -1,4 +1,5 @@
-"""X3: utils/checkpoint.py, the checkpoints of a run, its folder, and its environments as pickles that were tried."""
+"""X3: utils/checkpoint.py, the checkpoints of a run, its folder, and its environments as pickles
+that were tried."""
 
 import hashlib
 import multiprocessing as mp
@@ -39,11 +40,15 @@ class Args:
 
 
 def run_of(args, name, *steps, **state):
-    """The folder of a run that wrote checkpoints at these steps, a second apart from those of earlier runs."""
+    """The folder of a run that wrote checkpoints at these steps, a second apart from those of
+    earlier runs."""
     folder = os.path.join(args.run_dir, name)
     with checkpoint.Run(folder) as run:
         for step in steps:
-            run.save(step, {"script": checkpoint.script_of(args), "args": vars(args), "step": step} | state)
+            run.save(
+                step,
+                {"script": checkpoint.script_of(args), "args": vars(args), "step": step} | state,
+            )
     return folder
 
 
@@ -55,13 +60,24 @@ def paths_in(folder):
 def test_state_comes_back(tmp_path):
     """Tensors, arrays of any dtype, bytes and nested values are as they were."""
     args = Args(str(tmp_path), resume=str(tmp_path / "run"))
-    saved = {"model": {"w": torch.arange(3.0)}, "keys": np.array([2**60, -1]), "envs": [b"pickle", None],
-             "pair": (1, 2)}
+    saved = {
+        "model": {"w": torch.arange(3.0)},
+        "keys": np.array([2**60, -1]),
+        "envs": [b"pickle", None],
+        "pair": (1, 2),
+    }
     run_of(args, "run", 12, **saved)
     folder, path, state = checkpoint.find(args, "")
     assert folder == args.resume and path == os.path.join(folder, "checkpoint_000000000012.ckpt")
-    assert torch.equal(state["model"]["w"], torch.arange(3.0)) and state["keys"].tolist() == [2**60, -1]
-    assert state["keys"].dtype == np.int64 and state["envs"] == [b"pickle", None] and state["pair"] == (1, 2)
+    assert torch.equal(state["model"]["w"], torch.arange(3.0)) and state["keys"].tolist() == [
+        2**60,
+        -1,
+    ]
+    assert (
+        state["keys"].dtype == np.int64
+        and state["envs"] == [b"pickle", None]
+        and state["pair"] == (1, 2)
+    )
 
 
 class Exploding:
@@ -77,9 +93,9 @@ def unreadable(data):
 
 DAMAGE = {
     "empty": lambda data: b"",
-    "truncated": lambda data: data[:len(data) // 2],
+    "truncated": lambda data: data[: len(data) // 2],
     "flipped byte": lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
-    "only the header": lambda data: data[:data.index(b"\n")],
+    "only the header": lambda data: data[: data.index(b"\n")],
     "another format": lambda data: data.replace(b"checkpoint-2 ", b"checkpoint-9 ", 1),
     "cannot be unpickled": unreadable,
 }
@@ -88,7 +104,8 @@ DAMAGE = {
 @pytest.mark.parametrize("how", ["auto", "folder", "file"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_checkpoint(damage, how, tmp_path, capsys):
-    """The one before it is taken, with a line that says so; no file gets another name. Without one: an error."""
+    """The one before it is taken, with a line that says so; no file gets another name. Without one:
+    an error."""
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 100, 200)
     path = tmp_path / "run" / "checkpoint_000000000200.ckpt"
@@ -103,7 +120,8 @@ def test_damaged_checkpoint(damage, how, tmp_path, capsys):
 
 
 def test_pickle_that_raises(tmp_path, capsys):
-    """A file whose checksum fits, but which an exception of any kind keeps from being read, is left out, too."""
+    """A file whose checksum fits, but which an exception of any kind keeps from being read, is left
+    out, too."""
     args = Args(str(tmp_path))
     run_of(args, "run", 1)
     run_of(args, "run", 2, odd=Exploding())
@@ -127,14 +145,21 @@ def test_file(tmp_path):
     """A file is that one or an older one, whatever is newer; what is no checkpoint is refused."""
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 1, 2)
-    assert checkpoint.find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")[2]["step"] == 1
+    assert (
+        checkpoint.find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")[2][
+            "step"
+        ]
+        == 1
+    )
     (tmp_path / "run" / "checkpoint_000000000001.ckpt").write_bytes(b"")
     with pytest.raises(SystemExit, match="there is no checkpoint that can be read"):
         checkpoint.find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")
     (tmp_path / "run" / "model.pt").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for name in ("run/model.pt", "run/checkpoint_000000000003.ckpt", "missing", "empty"):
-        with pytest.raises(SystemExit, match=f"--resume {tmp_path / name}: auto, a folder with checkpoints or"):
+        with pytest.raises(
+            SystemExit, match=f"--resume {tmp_path / name}: auto, a folder with checkpoints or"
+        ):
             checkpoint.find(replace(args, resume=str(tmp_path / name)), "")
 
 
@@ -143,31 +168,42 @@ def test_flags_that_do_not_matter(tmp_path, capsys):
     args = Args(str(tmp_path))
     run_of(args, "run", 1)
     for resume in ("auto", str(tmp_path / "run")):
-        changed = replace(args, resume=resume, exp_name="other", checkpoint_every=7, cuda=False, batch_size=9)
+        changed = replace(
+            args, resume=resume, exp_name="other", checkpoint_every=7, cuda=False, batch_size=9
+        )
         assert checkpoint.find(changed, "run")[2]["step"] == 1
     assert capsys.readouterr().err == ""
 
 
 def test_flags_that_shape_the_training(tmp_path, capsys):
-    """auto refuses them by name with both values, but total_timesteps; a folder goes on with them and prints each."""
+    """auto refuses them by name with both values, but total_timesteps; a folder goes on with them
+    and prints each."""
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 1)
     changed = replace(args, learning_rate=0.1, hidden_dims=(8, 8), total_timesteps=200)
     with pytest.raises(SystemExit) as error:
         checkpoint.find(changed, "run")
     text = str(error.value)
-    assert "--learning-rate 0.1, it was 0.5; --hidden-dims (8, 8), it was (8,)." in text and folder in text
+    assert (
+        "--learning-rate 0.1, it was 0.5; --hidden-dims (8, 8), it was (8,)." in text
+        and folder in text
+    )
     assert "total" not in text and f"--resume {folder} to go on with these" in text
     assert checkpoint.find(replace(args, total_timesteps=200), "run") is not None
     assert capsys.readouterr().err == "--resume: --total-timesteps 200, it was 100\n"
     assert checkpoint.find(replace(changed, resume=folder), "run") is not None
     written = capsys.readouterr().err
-    for line in ("learning-rate 0.1, it was 0.5", "hidden-dims (8, 8), it was (8,)", "total-timesteps 200, it was 100"):
+    for line in (
+        "learning-rate 0.1, it was 0.5",
+        "hidden-dims (8, 8), it was (8,)",
+        "total-timesteps 200, it was 100",
+    ):
         assert f"--resume: --{line}\n" in written
 
 
 def test_flag_that_is_new(tmp_path):
     """A flag that the checkpoint does not know is named, unless it is None."""
+
     @dataclass
     class More(Args):
         target_kl: float | None = None
@@ -178,8 +214,9 @@ def test_flag_that_is_new(tmp_path):
         checkpoint.find(More(str(tmp_path)), "run")
 
 
-@pytest.mark.parametrize("name, value", [("env_id", "Other-v0"), ("num_envs", 5), ("num_workers", 1),
-                                         ("world_size", 2)])
+@pytest.mark.parametrize(
+    "name, value", [("env_id", "Other-v0"), ("num_envs", 5), ("num_workers", 1), ("world_size", 2)]
+)
 def test_flags_that_must_be_the_same(name, value, tmp_path):
     """The saved state has their shape: they are refused for a folder and a file, too."""
     args = Args(str(tmp_path))
@@ -187,7 +224,9 @@ def test_flags_that_must_be_the_same(name, value, tmp_path):
     for resume in ("auto", folder, f"{folder}/checkpoint_000000000001.ckpt"):
         with pytest.raises(SystemExit) as error:
             checkpoint.find(replace(args, resume=resume, **{name: value}), "run")
-        assert f"--{name.replace('_', '-')} {value}, it was {getattr(args, name)}" in str(error.value)
+        assert f"--{name.replace('_', '-')} {value}, it was {getattr(args, name)}" in str(
+            error.value
+        )
         assert "to go on with these" not in str(error.value)
 
 
@@ -203,16 +242,25 @@ def test_checkpoint_of_another_script(tmp_path):
 def test_newest_two_are_kept(tmp_path):
     """Also where the last step is saved once more."""
     folder = run_of(Args(str(tmp_path)), "run", 10, 20, 30, 30)
-    assert paths_in(folder) == ["checkpoint_000000000020.ckpt", "checkpoint_000000000030.ckpt", "lock"]
+    assert paths_in(folder) == [
+        "checkpoint_000000000020.ckpt",
+        "checkpoint_000000000030.ckpt",
+        "lock",
+    ]
 
 
 def test_checkpoints_of_another_future(tmp_path):
-    """A run that went back to step 100 keeps its own checkpoints; the later ones stay under another name."""
+    """A run that went back to step 100 keeps its own checkpoints; the later ones stay under another
+    name."""
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 100, 200)
     run_of(args, "run", 150)
-    assert paths_in(folder) == ["checkpoint_000000000100.ckpt", "checkpoint_000000000150.ckpt",
-                                "checkpoint_000000000200.ckpt.unused", "lock"]
+    assert paths_in(folder) == [
+        "checkpoint_000000000100.ckpt",
+        "checkpoint_000000000150.ckpt",
+        "checkpoint_000000000200.ckpt.unused",
+        "lock",
+    ]
     assert checkpoint.find(args, "run")[2]["step"] == 150
 
 
@@ -220,9 +268,13 @@ def test_folder_that_cannot_be_made_or_written(tmp_path):
     """An error before the first step: a file in the way, or a file system that refuses."""
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "read-only").mkdir(mode=0o500)
-    refusing = "/proc" if os.access(tmp_path / "read-only", os.W_OK) else tmp_path / "read-only"  # root may write
+    refusing = (
+        "/proc" if os.access(tmp_path / "read-only", os.W_OK) else tmp_path / "read-only"
+    )  # root may write
     for folder in (tmp_path / "file", tmp_path / "file" / "run", f"{refusing}/run"):
-        with pytest.raises(SystemExit, match="cannot write to the folder of the run .*--run-dir.*Errno"):
+        with pytest.raises(
+            SystemExit, match="cannot write to the folder of the run .*--run-dir.*Errno"
+        ):
             checkpoint.Run(str(folder))
 
 
@@ -240,8 +292,12 @@ class full_disk:
 
 
 def test_full_disk(tmp_path):
-    """An error before the first step; later the checkpoints that there are stay, and nothing half written does."""
-    with full_disk(1000), pytest.raises(SystemExit, match="cannot write to the folder .*File too large"):
+    """An error before the first step; later the checkpoints that there are stay, and nothing half
+    written does."""
+    with (
+        full_disk(1000),
+        pytest.raises(SystemExit, match="cannot write to the folder .*File too large"),
+    ):
         checkpoint.Run(str(tmp_path / "other"))
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 100, 200)
@@ -271,7 +327,8 @@ def hold(folder, pipe):
 
 
 def test_lock_ends_with_its_process(tmp_path):
-    """Another process is refused; after kill -9 the folder is free, even while a worker of the dead run lives on."""
+    """Another process is refused; after kill -9 the folder is free, even while a worker of the dead
+    run lives on."""
     folder, (mine, its) = str(tmp_path / "run"), FORK.Pipe()
     process = FORK.Process(target=hold, args=(folder, its))
     process.start()
@@ -288,14 +345,21 @@ def test_lock_ends_with_its_process(tmp_path):
 
 
 def test_marks(tmp_path):
-    """An exception leaves a mark, which the next run sees and its first checkpoint removes; Ctrl-C leaves none."""
+    """An exception leaves a mark, which the next run sees and its first checkpoint removes; Ctrl-C
+    leaves none."""
     folder, seen = str(tmp_path / "run"), []
-    for error in (ValueError("frames of an environment\nenv 3, step 7: it burns"), RuntimeError(), KeyboardInterrupt(),
-                  SystemExit(143)):
+    for error in (
+        ValueError("frames of an environment\nenv 3, step 7: it burns"),
+        RuntimeError(),
+        KeyboardInterrupt(),
+        SystemExit(143),
+    ):
         with pytest.raises(type(error)), checkpoint.Run(folder) as run:
             seen.append(run.failures)
             raise error
-    assert seen == [0, 1, 2, 2] and (tmp_path / "run" / "failed").read_text().startswith("env 3, step 7: it burns\n")
+    assert seen == [0, 1, 2, 2] and (tmp_path / "run" / "failed").read_text().startswith(
+        "env 3, step 7: it burns\n"
+    )
     with checkpoint.Run(folder) as run:
         run.save(1, {})
         assert run.failures == 2
@@ -305,7 +369,8 @@ def test_marks(tmp_path):
 
 # ---- Random states ----
 def test_random_state():
-    """The global generators draw the same once more; states of other devices than there are do no harm."""
+    """The global generators draw the same once more; states of other devices than there are do no
+    harm."""
     draw = lambda: (random.random(), np.random.random(), torch.rand(3).tolist())
     state = checkpoint.random_state()
     first = draw()
@@ -324,7 +389,10 @@ def nothing_said(monkeypatch):
 class Walk(gym.Env):
     """A random walk of 25 steps; `draw` returns its numbers."""
 
-    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
+    observation_space, action_space = (
+        spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        spaces.Discrete(2),
+    )
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -383,11 +451,17 @@ class Nested(Walk):
         graph = spaces.GraphInstance(np.full((2, 1), self.x), None, np.zeros((0, 2), np.int64))
         self.array = getattr(self, "array", np.zeros(2))
         self.array[:] = self.x, np.nan
-        return {"graph": graph, "set": ({"a": self.array, "b": 1},) * (self.t % 3), "name": "x", "none": None}
+        return {
+            "graph": graph,
+            "set": ({"a": self.array, "b": 1},) * (self.t % 3),
+            "name": "x",
+            "none": None,
+        }
 
 
 def play(env, steps):
-    """What comes back from each of these steps, with the reset after an episode's end, as text that tells each bit."""
+    """What comes back from each of these steps, with the reset after an episode's end, as text that
+    tells each bit."""
     results = []
     for t in steps:
         obs, reward, terminated, truncated, _ = env.step(t % 2)
@@ -414,14 +488,17 @@ EXACT = {
     "draws when loaded": DrawsWhenLoaded,
     "lambda": WithLambda,
     "nested observations": Nested,
-    "wrapped": lambda: gym.wrappers.TransformReward(gym.wrappers.TimeLimit(Walk(), 9), lambda r: r + 1),
+    "wrapped": lambda: gym.wrappers.TransformReward(
+        gym.wrappers.TimeLimit(Walk(), 9), lambda r: r + 1
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_exact_copies(kind, capsys):
-    """X3: what was dumped at any moment goes on bit by bit as its original did, also what was dumped while the copy was
-    tried. Neither the dumps nor the trial change what the environment does."""
+    """X3: what was dumped at any moment goes on bit by bit as its original did, also what was
+    dumped while the copy was tried. Neither the dumps nor the trial change what the environment
+    does."""
     expected = play(begun(EXACT[kind]), range(5, 85))
     envs, results, dumps = [begun(EXACT[kind])], [], []
     for start in range(5, 85, 10):
@@ -431,7 +508,7 @@ def test_exact_copies(kind, capsys):
     for k, (data, state) in enumerate(dumps):
         copy = checkpoint.load_env(data)
         checkpoint.set_random_state(state)
-        assert play(copy, range(5 + 10 * k, 85)) == expected[10 * k:]
+        assert play(copy, range(5 + 10 * k, 85)) == expected[10 * k :]
     assert capsys.readouterr().err == ""
 
 
@@ -464,8 +541,13 @@ class Odd(Walk):
             if self.how == "exit":
                 raise SystemExit(3)
             reward += self.how == "reward"
-            terminated, truncated = terminated ^ (self.how == "terminated"), truncated ^ (self.how == "truncated")
-            obs = {"observation": obs + 1, "dtype": obs.view(np.int32), "shape": obs[None]}.get(self.how, obs)
+            terminated, truncated = (
+                terminated ^ (self.how == "terminated"),
+                truncated ^ (self.how == "truncated"),
+            )
+            obs = {"observation": obs + 1, "dtype": obs.view(np.int32), "shape": obs[None]}.get(
+                self.how, obs
+            )
         return obs, reward, terminated, truncated, info
 
 
@@ -507,28 +589,41 @@ class OfAModule(Walk):
 
 
 INEXACT = {
-    "observation": (lambda: Odd("observation"), "a copy returns another observation in the next step"),
+    "observation": (
+        lambda: Odd("observation"),
+        "a copy returns another observation in the next step",
+    ),
     "dtype": (lambda: Odd("dtype"), "a copy returns another observation in the next step"),
     "shape": (lambda: Odd("shape"), "a copy returns another observation in the next step"),
     "reward": (lambda: Odd("reward"), "a copy returns another reward in the next step"),
     "terminated": (lambda: Odd("terminated"), "a copy returns another terminated in the next step"),
     "truncated": (lambda: Odd("truncated"), "a copy returns another truncated in the next step"),
     "a later step": (lambda: Odd("reward", 16), "a copy returns another reward in the next step"),
-    "exception": (lambda: Odd("exception"), "a copy fails in the next step: RuntimeError: I am lost"),
+    "exception": (
+        lambda: Odd("exception"),
+        "a copy fails in the next step: RuntimeError: I am lost",
+    ),
     "exit": (lambda: Odd("exit"), "a copy fails in the next step: SystemExit: 3"),
-    "reset": (lambda: gym.wrappers.TimeLimit(Odd("reset"), 10), "a copy returns another observation in the next reset"),
+    "reset": (
+        lambda: gym.wrappers.TimeLimit(Odd("reset"), 10),
+        "a copy returns another observation in the next reset",
+    ),
     "EzPickle": (Lossy, "a copy fails in the next step: AttributeError"),
     "module": (OfAModule, "a copy returns another observation and reward in the next step"),
     "load": (lambda: Odd("load"), "no copy can be made of it: KeyError: 'what is missing'"),
     "pickle": (lambda: Odd("pickle"), "no copy can be made of it: TypeError: I hold a simulator"),
     "lock": (Locked, "no copy can be made of it: TypeError: cannot pickle '_thread.lock' object"),
-    "generator": (Changing, "no copy can be made of it: TypeError: cannot pickle 'generator' object"),
+    "generator": (
+        Changing,
+        "no copy can be made of it: TypeError: cannot pickle 'generator' object",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", INEXACT)
 def test_inexact_copies(kind, capsys):
-    """An environment whose copy is not as it was is not dumped, and stderr says so once; it goes on undisturbed."""
+    """An environment whose copy is not as it was is not dumped, and stderr says so once; it goes on
+    undisturbed."""
     make, sentence = INEXACT[kind]
     expected = play(begun(make), range(5, 35)) if kind != "module" else None
     envs = [begun(make), begun(make)]
@@ -538,7 +633,9 @@ def test_inexact_copies(kind, capsys):
     assert (first == [None, None]) == (kind in ("load", "pickle", "lock"))
     written = capsys.readouterr().err
     name = type(envs[0].unwrapped).__name__
-    assert written.startswith(f"{name}: it begins a new episode when the run is resumed, since {sentence}")
+    assert written.startswith(
+        f"{name}: it begins a new episode when the run is resumed, since {sentence}"
+    )
     assert written.count("\n") == 1
     assert expected is None or results == [expected] * 2
     play(envs[0], range(35, 80))
@@ -546,9 +643,14 @@ def test_inexact_copies(kind, capsys):
 
 
 def test_one_inexact_environment(capsys):
-    """The others in the list are dumped; the line has the id under which the environment was made."""
+    """The others in the list are dumped; the line has the id under which the environment was
+    made."""
     gym.register("Odd-v0", entry_point=Odd)
-    envs = [begun(Walk), begun(lambda: gym.make("Odd-v0", how="reward", disable_env_checker=True)), begun(Walk)]
+    envs = [
+        begun(Walk),
+        begun(lambda: gym.make("Odd-v0", how="reward", disable_env_checker=True)),
+        begun(Walk),
+    ]
     checkpoint.dump_envs(envs)
     for env in envs:
         play(env, range(5, 10))
@@ -573,8 +675,8 @@ class Counted(Walk):
 
 @pytest.mark.parametrize("length, num", [(25, 16), (8, 3)])
 def test_copies_are_dropped(length, num):
-    """One copy is loaded and makes 16 steps, or those to the end of the episode. It is not closed: what that takes away
-    may be shared."""
+    """One copy is loaded and makes 16 steps, or those to the end of the episode. It is not closed:
+    what that takes away may be shared."""
     envs = [begun(lambda: gym.wrappers.TimeLimit(Counted(), length))]
     Counted.num_steps = Counted.num_loaded = Counted.num_closed = 0
     for start in range(5, 25, 5):
@@ -603,8 +705,15 @@ def test_dumped_environment_is_still_itself():
     for _ in range(3):
         checkpoint.dump_envs(envs)
         twin = envs[0]
-        assert twin.unwrapped is env.unwrapped and twin.spec.id == "CartPole-v1" and twin.np_random is env.np_random
-        assert (twin.observation_space, twin.action_space) == (env.observation_space, env.action_space)
+        assert (
+            twin.unwrapped is env.unwrapped
+            and twin.spec.id == "CartPole-v1"
+            and twin.np_random is env.np_random
+        )
+        assert (twin.observation_space, twin.action_space) == (
+            env.observation_space,
+            env.action_space,
+        )
         assert twin.has_wrapper_attr("_elapsed_steps") and not twin.has_wrapper_attr("nothing")
         assert twin.get_wrapper_attr("_elapsed_steps") == env.get_wrapper_attr("_elapsed_steps")
         assert find_spec("pygame") is None or twin.render().shape == (400, 600, 3)
@@ -614,6 +723,7 @@ def test_dumped_environment_is_still_itself():
 
 def test_actions_that_are_written_to():
     """An environment that changes the action in place gets the one that was meant."""
+
     class Clipping(Walk):
         def step(self, action):
             action += 1
@@ -623,4 +733,6 @@ def test_actions_that_are_written_to():
     envs = [Clipping()]
     envs[0].reset(seed=1)
     checkpoint.dump_envs(envs)
-    assert [envs[0].step(np.zeros(1))[1] for _ in range(3)] == [1, 1, 1] and checkpoint.dump_envs(envs) != [None]
+    assert [envs[0].step(np.zeros(1))[1] for _ in range(3)] == [1, 1, 1] and checkpoint.dump_envs(
+        envs
+    ) != [None]

@@ -1,4 +1,5 @@
-"""DagSchedule-v0: jobs, events, invariants of the cluster, rewards, observations, rules, seeding, errors."""
+"""DagSchedule-v0: jobs, events, invariants of the cluster, rewards, observations, rules, seeding,
+errors."""
 
 import pickle
 
@@ -6,7 +7,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import dag_schedule
-from envs.dag_schedule import COLUMN, MAX_STAGES, MEAN_WORK, NODE_FEATURES, RULES, DagScheduleEnv, play_rule
+from envs.dag_schedule import (
+    COLUMN,
+    MAX_STAGES,
+    MEAN_WORK,
+    NODE_FEATURES,
+    RULES,
+    DagScheduleEnv,
+    play_rule,
+)
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +25,10 @@ PLAIN = dict(moving_delay=0.0, warmup=0.0, first_wave=1.0, inflation=(1e-30, 1e-
 
 
 def sample_action(env, observation, rng):
-    return {"node": int(rng.choice(np.flatnonzero(observation["action_mask"]))),
-            "executors": int(rng.integers(env.action_space["executors"].n))}
+    return {
+        "node": int(rng.choice(np.flatnonzero(observation["action_mask"]))),
+        "executors": int(rng.integers(env.action_space["executors"].n)),
+    }
 
 
 def play(env, seed, rule=None):
@@ -25,7 +36,11 @@ def play(env, seed, rule=None):
     observation, _ = env.reset(seed=seed)
     rng, total, terminated = np.random.default_rng(seed), 0.0, False
     while not terminated:
-        action = dag_schedule.rule_action(env, rule, rng) if rule else sample_action(env, observation, rng)
+        action = (
+            dag_schedule.rule_action(env, rule, rng)
+            if rule
+            else sample_action(env, observation, rng)
+        )
         observation, reward, terminated, truncated, info = env.step(action)
         assert not truncated and (reward <= 0 or env.shaped)
         total += reward
@@ -47,7 +62,8 @@ class Recorded(DagScheduleEnv):
 
 
 def check_state(env):
-    """Asserts that executors and tasks are conserved and that the counts of stages and jobs agree."""
+    """Asserts that executors and tasks are conserved and that the counts of stages and jobs
+    agree."""
     moving = sum(env.num_stages <= code < 2 * env.num_stages for _, code in env.heap)
     working = sum(code < env.num_stages for _, code in env.heap)
     assert min(env.idle) >= 0 and sum(env.idle) == env.num_idle
@@ -72,7 +88,10 @@ def check_state(env):
 def check_observation(env, observation):
     graph, mask = observation["graph"], observation["action_mask"]
     num_stages, num_jobs = int(env.alive.sum()), len(env.jobs)
-    assert graph.nodes.shape == (num_stages + num_jobs, len(NODE_FEATURES)) and graph.nodes.dtype == np.float32
+    assert (
+        graph.nodes.shape == (num_stages + num_jobs, len(NODE_FEATURES))
+        and graph.nodes.dtype == np.float32
+    )
     assert np.isfinite(graph.nodes).all() and graph.nodes.min() >= 0 and graph.nodes.max() < 8
     assert mask.dtype == np.int8 and mask.shape == (len(graph.nodes),)
     assert env.nodes[mask == 1].tolist() == sorted(env.legal) and mask.any()
@@ -84,7 +103,9 @@ def check_observation(env, observation):
     work = dag_schedule.remaining_work(env)[env.jobs]
     np.testing.assert_allclose(np.expm1(8 * table["job_work"][hubs]), work, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(np.expm1(8 * table["work"][hubs]), work, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(table["running"][hubs].sum() * env.num_executors, sum(env.running), atol=1e-3)
+    np.testing.assert_allclose(
+        table["running"][hubs].sum() * env.num_executors, sum(env.running), atol=1e-3
+    )
     jobs = np.array(env.jobs)[env.job_row]
     for (a, b), kind in zip(graph.edge_links.tolist(), graph.edges.tolist()):
         if kind < 2:
@@ -94,15 +115,31 @@ def check_observation(env, observation):
             stage, hub = (a, b) if kind == 2 else (b, a)
             assert stage < num_stages and env.jobs[hub - num_stages] == jobs[stage]
     counts = np.bincount(graph.edges, minlength=4)
-    assert counts[0] == counts[1] == env.alive[env.links].all(1).sum() and counts[2] == counts[3] == num_stages
+    assert (
+        counts[0] == counts[1] == env.alive[env.links].all(1).sum()
+        and counts[2] == counts[3] == num_stages
+    )
 
 
 @settings(max_examples=20, deadline=None)
-@given(num_jobs=st.integers(1, 6), num_executors=st.integers(1, 20), load=st.sampled_from([None, 0.5, 2.0]),
-       seed=st.integers(0, 10**6), noise=st.sampled_from([0.0, 0.4]), delay=st.sampled_from([0.0, 2.0]))
+@given(
+    num_jobs=st.integers(1, 6),
+    num_executors=st.integers(1, 20),
+    load=st.sampled_from([None, 0.5, 2.0]),
+    seed=st.integers(0, 10**6),
+    noise=st.sampled_from([0.0, 0.4]),
+    delay=st.sampled_from([0.0, 2.0]),
+)
 def test_invariants(num_jobs, num_executors, load, seed, noise, delay):
-    env = Recorded(num_jobs=num_jobs, num_executors=num_executors, load=load, noise=noise, moving_delay=delay,
-                   sizes=(1, 5), reward_unit=1.0)
+    env = Recorded(
+        num_jobs=num_jobs,
+        num_executors=num_executors,
+        load=load,
+        noise=noise,
+        moving_delay=delay,
+        sizes=(1, 5),
+        reward_unit=1.0,
+    )
     observation, info = env.reset(seed=seed)
     assert info == {} and env.now == 0
     rng, total, terminated = np.random.default_rng(seed), 0.0, False
@@ -119,7 +156,10 @@ def test_invariants(num_jobs, num_executors, load, seed, noise, delay):
         assert given.left[stage] - given.assigned[stage] < env.left[stage] - env.assigned[stage]
         observation, reward, terminated, _, _ = env.step(action)
         total += reward
-    assert np.bincount([s for s, _ in env.tasks], minlength=env.num_stages).tolist() == env.num_tasks.tolist()
+    assert (
+        np.bincount([s for s, _ in env.tasks], minlength=env.num_stages).tolist()
+        == env.num_tasks.tolist()
+    )
     assert total == pytest.approx(-np.subtract(env.completion, env.arrival).sum())
     assert env.num_idle == env.idle[-1] == num_executors and not env.heap and not env.jobs
     start = np.array([min(t for s, t in env.tasks if s == k) for k in range(env.num_stages)])
@@ -135,13 +175,16 @@ def test_return_is_minus_the_job_seconds(load):
     for seed in range(3):
         total, info = play(env, seed)
         times = np.subtract(env.completion, env.arrival)
-        assert total == pytest.approx(-times.sum() / 100) and info["eval"]["cost"] == pytest.approx(times.mean())
+        assert total == pytest.approx(-times.sum() / 100) and info["eval"]["cost"] == pytest.approx(
+            times.mean()
+        )
         assert env.arrival[0] == 0 and (load is None) == (max(env.arrival) == 0)
 
 
 @pytest.mark.parametrize("load", [None, 0.75])
 def test_shaped_rewards_differ_by_what_the_jobs_determine(load):
-    """The return differs by the potential of the first decision, whatever the policy; the jobs move it less."""
+    """The return differs by the potential of the first decision, whatever the policy; the jobs move
+    it less."""
     plain, shaped = (DagScheduleEnv(load=load, shaped=on) for on in (False, True))
     returns = []
     for seed in range(12):
@@ -183,7 +226,9 @@ def test_times_of_a_chain():
     assert -total == info["eval"]["cost"] == pytest.approx(5)
     # a second executor that waits for its parent does not start before it is complete
     slow = dict(PLAIN, moving_delay=2.0, warmup=0.5, first_wave=2.0)
-    total, info = play(DagScheduleEnv(jobs=[CHAIN], num_executors=2, reward_unit=1.0, **slow), 0, "FIFO")
+    total, info = play(
+        DagScheduleEnv(jobs=[CHAIN], num_executors=2, reward_unit=1.0, **slow), 0, "FIFO"
+    )
     # move 2, first tasks 2 + 0.5, second ones 1; then two first tasks of 2 * 3
     assert info["eval"]["cost"] == pytest.approx(2 + 2.5 + 1 + 6)
     # c = 1 with all 2 executors at work: every task takes twice as long
@@ -192,12 +237,15 @@ def test_times_of_a_chain():
 
 
 def test_limits_and_promises():
-    """Executors are promised as soon as one of their stage is idle, and no more of them than the limit says."""
+    """Executors are promised as soon as one of their stage is idle, and no more of them than the
+    limit says."""
     jobs = [([4], [1.0], []), ([50], [1.0], []), ([50], [1.0], [])]
     env = DagScheduleEnv(jobs=jobs, num_executors=4, limits=None, **dict(PLAIN, noise=0.01))
     observation, _ = env.reset(seed=0)
     assert env.jobs == [0, 1, 2] and observation["action_mask"].tolist() == [1, 1, 1, 0, 0, 0]
-    env.step({"node": 0, "executors": 3})  # all four to the first job, which they leave after a second
+    env.step(
+        {"node": 0, "executors": 3}
+    )  # all four to the first job, which they leave after a second
     assert env.idle[0] == 1 and env.free == 4 and env.mask.tolist() == [0, 1, 1, 0, 0, 0]
     env._give(1, 3)
     assert env.pending == [[1, 2]] and env.coming == [0, 3, 0] and env.free == 1
@@ -233,8 +281,10 @@ def test_random_jobs_have_the_statistics_of_the_docstring():
 
 
 def test_seed_determines_the_episode():
-    same = lambda a, b: all(np.array_equal(x, y) for x, y in zip([*a["graph"], a["action_mask"]],
-                                                                 [*b["graph"], b["action_mask"]]))
+    same = lambda a, b: all(
+        np.array_equal(x, y)
+        for x, y in zip([*a["graph"], a["action_mask"]], [*b["graph"], b["action_mask"]])
+    )
     a, b = DagScheduleEnv(num_jobs=4, load=1.0), DagScheduleEnv(num_jobs=4, load=1.0)
     assert same(a.reset(seed=7)[0], b.reset(seed=7)[0]) and play(a, 3) == play(b, 3)
     assert same(a.reset()[0], b.reset()[0])
@@ -296,13 +346,23 @@ def test_rule_action_plays_the_same_schedule(rule):
 def test_rules_are_in_the_order_of_the_paper():
     """Mean job completion time: weighted fair is best, then fair; FIFO and random are far worse."""
     for load in (None, 0.75):
-        cost = {rule: np.mean([play_rule(rule, workload=k, load=load) for k in range(4)]) for rule in RULES}
-        assert cost["weighted fair"] < cost["fair"] < 0.8 * cost["random"] and cost["fair"] < 0.8 * cost["FIFO"]
+        cost = {
+            rule: np.mean([play_rule(rule, workload=k, load=load) for k in range(4)])
+            for rule in RULES
+        }
+        assert (
+            cost["weighted fair"] < cost["fair"] < 0.8 * cost["random"]
+            and cost["fair"] < 0.8 * cost["FIFO"]
+        )
 
 
 def test_suites():
     suites = DagScheduleEnv.eval_suites
-    assert {name: len(suite) for name, suite in suites.items()} == {"batch": 100, "continuous": 100, "long": 10}
+    assert {name: len(suite) for name, suite in suites.items()} == {
+        "batch": 100,
+        "continuous": 100,
+        "long": 10,
+    }
     for suite in suites.values():
         assert [kwargs["workload"] for kwargs in suite] == list(range(len(suite)))
         DagScheduleEnv(**suite[0])
@@ -318,24 +378,27 @@ def test_render():
     assert DagScheduleEnv().render() is None
 
 
-@pytest.mark.parametrize("kwargs, message", [
-    ({"num_jobs": 0}, "num_jobs must be a whole number"),
-    ({"num_executors": 2.5}, "num_executors must be a whole number"),
-    ({"limits": 0}, "limits must be a whole number"),
-    ({"load": 0}, "load must be a number > 0"),
-    ({"noise": -1}, "noise must be a number >= 0"),
-    ({"moving_delay": float("nan")}, "moving_delay must be a number >= 0"),
-    ({"reward_unit": 0}, "reward_unit must be a number > 0"),
-    ({"inflation": (2, 1)}, "inflation must be two numbers"),
-    ({"sizes": ()}, "sizes must be numbers > 0"),
-    ({"workload": -1}, "workload must be None or a whole number"),
-    ({"render_mode": "human"}, "render_mode must be one of"),
-    ({"jobs": [([1, 2], [1.0], [])]}, "as many tasks as durations"),
-    ({"jobs": [([0], [1.0], [])]}, "whole numbers of tasks"),
-    ({"jobs": [([1], [np.nan], [])]}, "finite durations"),
-    ({"jobs": [CHAIN, ([1, 2], [1.0, 1.0], [(1, 0)])]}, "Job 1: each edge"),
-    ({"jobs": [3]}, "Job 0 must be"),
-])
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"num_jobs": 0}, "num_jobs must be a whole number"),
+        ({"num_executors": 2.5}, "num_executors must be a whole number"),
+        ({"limits": 0}, "limits must be a whole number"),
+        ({"load": 0}, "load must be a number > 0"),
+        ({"noise": -1}, "noise must be a number >= 0"),
+        ({"moving_delay": float("nan")}, "moving_delay must be a number >= 0"),
+        ({"reward_unit": 0}, "reward_unit must be a number > 0"),
+        ({"inflation": (2, 1)}, "inflation must be two numbers"),
+        ({"sizes": ()}, "sizes must be numbers > 0"),
+        ({"workload": -1}, "workload must be None or a whole number"),
+        ({"render_mode": "human"}, "render_mode must be one of"),
+        ({"jobs": [([1, 2], [1.0], [])]}, "as many tasks as durations"),
+        ({"jobs": [([0], [1.0], [])]}, "whole numbers of tasks"),
+        ({"jobs": [([1], [np.nan], [])]}, "finite durations"),
+        ({"jobs": [CHAIN, ([1, 2], [1.0, 1.0], [(1, 0)])]}, "Job 1: each edge"),
+        ({"jobs": [3]}, "Job 0 must be"),
+    ],
+)
 def test_wrong_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         DagScheduleEnv(**kwargs)

@@ -43,7 +43,8 @@ class Lottery(gym.Env):
 
 
 def play(makers, greedy):
-    """Greedy: action 5. Sampled: 9, 8, 7, ... in turn. The scripts' one needs an environment, too."""
+    """Greedy: action 5. Sampled: 9, 8, 7, ... in turn. The scripts' one needs an environment,
+    too."""
     assert makers
     episodes = []
     for i, make in enumerate(makers):
@@ -82,7 +83,8 @@ class Writer:
 @pytest.mark.parametrize("samples, best", [(1, 9), (4, 6), (0, None)])
 @pytest.mark.parametrize("report", [False, True])
 def test_best_of_samples(samples, best, report):
-    """The greedy cost and the best of --eval-samples; the cost is info["eval"]["cost"], else minus the return."""
+    """The greedy cost and the best of --eval-samples; the cost is info["eval"]["cost"], else minus
+    the return."""
     rows = suite_of(samples=samples, report=report)
     for row, instance, shift, scale in zip(rows, ("0", "100 3"), (0, 100), (2, 3), strict=True):
         cost = (lambda a: shift + scale * a) if report else float
@@ -93,7 +95,9 @@ def test_best_of_samples(samples, best, report):
 
 
 def test_suite_that_does_not_exist():
-    with pytest.raises(SystemExit, match=r"--eval-suite three: Lottery-v0 has the suites \['none', 'two'\]"):
+    with pytest.raises(
+        SystemExit, match=r"--eval-suite three: Lottery-v0 has the suites \['none', 'two'\]"
+    ):
         suite_of("three")
     args = SimpleNamespace(eval_suite="la", env_id="CartPole-v1")
     with pytest.raises(SystemExit, match=r"--eval-suite la: CartPole-v1 has the suites \[\]"):
@@ -121,30 +125,63 @@ def saved(rows, folder):
 
 
 def test_gaps(tmp_path, capsys):
-    """X5: costs become gaps to the best known in percent, the mean is that of the gaps; the csv has the costs."""
-    rows = [{"instance": "a", "greedy": 110.0, "SPT": 150, "best_known": 100, "lower_bound": 90},
-            {"instance": "b 2", "greedy": np.float64(52), "SPT": 75, "best_known": 50, "lower_bound": 50}]
+    """X5: costs become gaps to the best known in percent, the mean is that of the gaps; the csv has
+    the costs."""
+    rows = [
+        {"instance": "a", "greedy": 110.0, "SPT": 150, "best_known": 100, "lower_bound": 90},
+        {
+            "instance": "b 2",
+            "greedy": np.float64(52),
+            "SPT": 75,
+            "best_known": 50,
+            "lower_bound": 50,
+        },
+    ]
     table, read = saved(rows, tmp_path)
     assert table in capsys.readouterr().out
     assert cells(table) == [
-        ["instance", "greedy gap %", "SPT gap %", "best_known", "lower_bound"], ["---"] * 5,
-        ["a", "10.0", "50.0", "100", "90"], ["b 2", "4.0", "50.0", "50", "50"],
-        ["**mean**", "**7.0**", "**50.0**", "", ""]]
-    assert read == [list(rows[0]), ["a", "110.0", "150", "100", "90"], ["b 2", "52.0", "75", "50", "50"]]
+        ["instance", "greedy gap %", "SPT gap %", "best_known", "lower_bound"],
+        ["---"] * 5,
+        ["a", "10.0", "50.0", "100", "90"],
+        ["b 2", "4.0", "50.0", "50", "50"],
+        ["**mean**", "**7.0**", "**50.0**", "", ""],
+    ]
+    assert read == [
+        list(rows[0]),
+        ["a", "110.0", "150", "100", "90"],
+        ["b 2", "52.0", "75", "50", "50"],
+    ]
 
 
 def test_costs_without_best_known(tmp_path):
     table, _ = saved(suite_of(), tmp_path)
-    assert cells(table) == [["instance", "greedy", "best of 4", "rule"], ["---"] * 4, ["0", "10", "12", "3"],
-                            ["100 3", "115", "118", "3"], ["**mean**", "**62.5**", "**65**", "**3**"]]
+    assert cells(table) == [
+        ["instance", "greedy", "best of 4", "rule"],
+        ["---"] * 4,
+        ["0", "10", "12", "3"],
+        ["100 3", "115", "118", "3"],
+        ["**mean**", "**62.5**", "**65**", "**3**"],
+    ]
 
 
 def test_groups(tmp_path):
-    """Rows of plain evaluation: the mean of each group in the order of their numbers, and the mean of all."""
-    rows = [{"episode": i, "group": f"z_{z}", "length": 4 * i, "return": float(z)}
-            for i, z in enumerate((10, 2, 10, 0))]
+    """Rows of plain evaluation: the mean of each group in the order of their numbers, and the mean
+    of all."""
+    rows = [
+        {"episode": i, "group": f"z_{z}", "length": 4 * i, "return": float(z)}
+        for i, z in enumerate((10, 2, 10, 0))
+    ]
     table, read = saved(rows, tmp_path)
-    assert column(table, "group") == ["z_10", "z_2", "z_10", "z_0", "**z_0**", "**z_2**", "**z_10**", ""]
+    assert column(table, "group") == [
+        "z_10",
+        "z_2",
+        "z_10",
+        "z_0",
+        "**z_0**",
+        "**z_2**",
+        "**z_10**",
+        "",
+    ]
     assert column(table, "episode")[4:] == ["**mean**"] * 4
     assert column(table, "length")[4:] == ["**12**", "**4**", "**4**", "**6**"]
     assert column(table, "return")[4:] == ["**0**", "**2**", "**10**", "**5.5**"]
@@ -154,20 +191,32 @@ def test_groups(tmp_path):
 @pytest.mark.parametrize("groups", [["z_1", "z_1"], ["z_1", "z_2"], [None, None]])
 def test_groups_that_tell_nothing(groups, tmp_path):
     """No means of groups where there is one alone, or one per row."""
-    table, _ = saved([{"episode": i, "group": g, "return": 1.0} for i, g in enumerate(groups)], tmp_path)
+    table, _ = saved(
+        [{"episode": i, "group": g, "return": 1.0} for i, g in enumerate(groups)], tmp_path
+    )
     assert len(cells(table)) == 5 and column(table, "return") == ["1", "1", "**1**"]
 
 
 def test_plain_episodes(tmp_path):
-    table, read = saved([{"episode": i, "length": 2, "return": np.float32(i / 3)} for i in range(2)], tmp_path)
-    assert column(table, "return") == ["0", "0.33333", "**0.16667**"] and read[0] == ["episode", "length", "return"]
+    table, read = saved(
+        [{"episode": i, "length": 2, "return": np.float32(i / 3)} for i in range(2)], tmp_path
+    )
+    assert column(table, "return") == ["0", "0.33333", "**0.16667**"] and read[0] == [
+        "episode",
+        "length",
+        "return",
+    ]
     assert (tmp_path / "eval.csv").read_bytes().startswith(b"episode,length,return\n0,2,0.0\n")
 
 
 def test_rows_of_unlike_columns(tmp_path):
-    """An episode that was cut has no references, an environment may report words, a best known cost may be 0."""
-    rows = [{"instance": "a", "greedy": 3.0}, {"instance": "b", "greedy": 12.0, "best_known": 10, "status": "x, y"},
-            {"instance": "c", "greedy": 1.0, "best_known": 0, "status": None}]
+    """An episode that was cut has no references, an environment may report words, a best known cost
+    may be 0."""
+    rows = [
+        {"instance": "a", "greedy": 3.0},
+        {"instance": "b", "greedy": 12.0, "best_known": 10, "status": "x, y"},
+        {"instance": "c", "greedy": 1.0, "best_known": 0, "status": None},
+    ]
     table, read = saved(rows, tmp_path)
     assert column(table, "greedy gap %") == ["", "20.0", "nan", "**nan**"]
     assert column(table, "best_known") == ["", "10", "0", ""]
@@ -207,6 +256,7 @@ class Picture(gym.Env):
 
 def film(num_steps):
     """A `play` that makes these steps, with a reset in the same step as an episode's end."""
+
     def play(makers, greedy):
         assert greedy and len(makers) == 1
         env = makers[0]()
@@ -214,6 +264,7 @@ def film(num_steps):
         for _ in range(num_steps):
             if any(env.step(0)[2:4]):
                 env.reset()
+
     return play
 
 
@@ -229,13 +280,17 @@ def shades(path):
 @pytest.mark.parametrize("num_steps, expected", [(5, [0, 1, 2, 3, 4, 5]), (3, [0, 1, 2, 3])])
 def test_video(num_steps, expected, tmp_path):
     """Each frame of the first episode, the last one too, and none of the next episode."""
-    evaluate.save_video(str(tmp_path / "episode.gif"), film(num_steps), lambda more={}: Picture(**more))
+    evaluate.save_video(
+        str(tmp_path / "episode.gif"), film(num_steps), lambda more={}: Picture(**more)
+    )
     assert shades(tmp_path / "episode.gif") == expected
 
 
 def test_video_of_an_episode_without_end(tmp_path):
     """The last 1,000 frames."""
-    evaluate.save_video(str(tmp_path / "episode.gif"), film(1100), lambda more={}: Picture(length=9999, **more))
+    evaluate.save_video(
+        str(tmp_path / "episode.gif"), film(1100), lambda more={}: Picture(length=9999, **more)
+    )
     assert shades(tmp_path / "episode.gif") == [t % 256 for t in range(101, 1101)]
 
 
@@ -259,13 +314,16 @@ class NoMode(Lottery):
     """Its constructor does not take a render_mode."""
 
 
-@pytest.mark.parametrize("make, sentence", [
-    (lambda more={}: Blind(**more), r"render modes are \['ansi'\]"),
-    (lambda more={}: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
-    (lambda more={}: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
-    (lambda more={}: NoMode(**more), "cannot render: TypeError"),
-    (lambda more={}: gym.make("envs:PoissonGraph-v0", **more), "render"),
-])
+@pytest.mark.parametrize(
+    "make, sentence",
+    [
+        (lambda more={}: Blind(**more), r"render modes are \['ansi'\]"),
+        (lambda more={}: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
+        (lambda more={}: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
+        (lambda more={}: NoMode(**more), "cannot render: TypeError"),
+        (lambda more={}: gym.make("envs:PoissonGraph-v0", **more), "render"),
+    ],
+)
 def test_environments_that_cannot_render(make, sentence):
     """An error before the training."""
     with pytest.raises(SystemExit, match=f"--capture-video: .*{sentence}"):

@@ -1,4 +1,5 @@
-"""The views of ppo_framestack.py: what they read, that each step is stored and encoded once, and that it learns."""
+"""The views of ppo_framestack.py: what they read, that each step is stored and encoded once, and
+that it learns."""
 
 import copy
 import io
@@ -26,18 +27,42 @@ def train(run_dir, **kwargs):
     return run(run_dir, ppo_framestack, **SHORT | kwargs)
 
 
-@pytest.mark.parametrize("text, newest, shifts", [
-    ("-15:0", 0, list(range(-15, 1))), ("-8,-4,-1,0", 0, [-8, -4, -1, 0]), ("0", 0, [0]), ("-1", -1, [-1]),
-    ("", -1, []), ("-3:-1", -1, [-3, -2, -1]), ("-1,-5,-1", -1, [-5, -1])])
+@pytest.mark.parametrize(
+    "text, newest, shifts",
+    [
+        ("-15:0", 0, list(range(-15, 1))),
+        ("-8,-4,-1,0", 0, [-8, -4, -1, 0]),
+        ("0", 0, [0]),
+        ("-1", -1, [-1]),
+        ("", -1, []),
+        ("-3:-1", -1, [-3, -2, -1]),
+        ("-1,-5,-1", -1, [-5, -1]),
+    ],
+)
 def test_shifts(text, newest, shifts):
     """T1: ranges with both ends, lists, none."""
     assert ppo_framestack.parse_shifts(text, newest, "--x").tolist() == shifts
 
 
-@pytest.mark.parametrize("text, newest", [("0", -1), ("1", 0), ("-3:1", 0), ("0:-3", 0), ("a", 0), ("-1;-2", 0),
-                                          ("-3:-2:-1", 0), ("1.5", 0), ("-3:", 0), (",", 0), (":", 0)])
+@pytest.mark.parametrize(
+    "text, newest",
+    [
+        ("0", -1),
+        ("1", 0),
+        ("-3:1", 0),
+        ("0:-3", 0),
+        ("a", 0),
+        ("-1;-2", 0),
+        ("-3:-2:-1", 0),
+        ("1.5", 0),
+        ("-3:", 0),
+        (",", 0),
+        (":", 0),
+    ],
+)
 def test_wrong_shifts(text, newest):
-    """A view on the future, an empty range or a text that is no shifts is an error that quotes it."""
+    """A view on the future, an empty range or a text that is no shifts is an error that quotes
+    it."""
     with pytest.raises(ppo_framestack.UsageError, match="--obs-shifts '" + text):
         ppo_framestack.parse_shifts(text, newest, "--obs-shifts")
 
@@ -49,9 +74,10 @@ def test_no_views_at_all(tmp_path):
 
 
 class Script(gym.Env):
-    """Random observations of `space`, reward 1, 2, 3, ...; episode k of env i has lengths[k] steps and is truncated if
-    that is even. `log` holds [first step?, observation, action, reward] of every step; `finals` what came after the
-    last step of truncated episodes, by its place in the log. Actions are noted by whoever chooses them."""
+    """Random observations of `space`, reward 1, 2, 3, ...; episode k of env i has lengths[k] steps
+    and is truncated if that is even. `log` holds [first step?, observation, action, reward] of
+    every step; `finals` what came after the last step of truncated episodes, by its place in the
+    log. Actions are noted by whoever chooses them."""
 
     def __init__(self, space, lengths, seed, action_space=None):
         self.observation_space, self.lengths, self.rng = space, lengths, np.random.default_rng(seed)
@@ -85,13 +111,16 @@ def start(space, lengths, args, **kwargs):
     envs = ppo_framestack.Envs([lambda game=game: game for game in games], args.action_head)
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, args)
     memory = ppo_framestack.Memory(agent, envs.leaves, len(games), args, CPU)
-    return SimpleNamespace(games=games, envs=envs, agent=agent, memory=memory, step=envs.reset(0), args=args, seen=[])
+    return SimpleNamespace(
+        games=games, envs=envs, agent=agent, memory=memory, step=envs.reset(0), args=args, seen=[]
+    )
 
 
 @torch.no_grad()
 def collect(part):
-    """One rollout, as `train` has it, after a change of the weights. `part` receives the views of each step, seen
-    [T, N, dim], and the values of what came after the rollout and its truncated steps `cut`."""
+    """One rollout, as `train` has it, after a change of the weights. `part` receives the views of
+    each step, seen [T, N, dim], and the values of what came after the rollout and its truncated
+    steps `cut`."""
     memory, envs, finals, cut, num_envs = part.memory, part.envs, [], [], len(part.games)
     for parameter in part.agent.parameters():
         parameter += 0.01 * torch.randn_like(parameter)
@@ -143,10 +172,16 @@ def reference_views(part, log, position):
                 numbers.append(encoded(entry)[1][factor.group][int(column)])
             else:
                 categorical = factor.kind == "categorical"
-                numbers.append(F.one_hot(column.long(), factor.size) if categorical else column[None])
+                numbers.append(
+                    F.one_hot(column.long(), factor.size) if categorical else column[None]
+                )
         return torch.cat(numbers)
 
-    reads = {"obs": lambda entry: encoded(entry)[0][0], "actions": embedded, "rewards": lambda e: torch.tensor([e[3]])}
+    reads = {
+        "obs": lambda entry: encoded(entry)[0][0],
+        "actions": embedded,
+        "rewards": lambda e: torch.tensor([e[3]]),
+    }
     for name, read in reads.items():
         for shift in agent.shifts[name]:
             entry = window(log, position, shift)
@@ -154,32 +189,58 @@ def reference_views(part, log, position):
     for leaf in envs.leaves:
         if ppo_framestack.key(leaf.path) in agent.cnns:
             entries = [window(log, position, shift) for shift in agent.shifts["obs"]]
-            images = [np.zeros(leaf.shape, leaf.dtype) if entry is None else leaf.get(entry[1]) for entry in entries]
-            images = [image.transpose(2, 0, 1) if leaf.shape[2] < leaf.shape[0] else image for image in images]
+            images = [
+                np.zeros(leaf.shape, leaf.dtype) if entry is None else leaf.get(entry[1])
+                for entry in entries
+            ]
+            images = [
+                image.transpose(2, 0, 1) if leaf.shape[2] < leaf.shape[0] else image
+                for image in images
+            ]
             net = agent.cnns[ppo_framestack.key(leaf.path)]
-            parts.append(net.net(torch.as_tensor(np.concatenate(images))[None].float() * net.scale)[0])
+            parts.append(
+                net.net(torch.as_tensor(np.concatenate(images))[None].float() * net.scale)[0]
+            )
     return torch.cat(parts).float()
 
 
 close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-5)
 LENGTHS = [[5, 2, 1], [1, 4, 9], [100]]
-KINDS = [(kind, {}) for kind in ["vector", "discrete", "image_hwc", "image_chw", "graph_edges", "set", "mixed"]]
+KINDS = [
+    (kind, {})
+    for kind in ["vector", "discrete", "image_hwc", "image_chw", "graph_edges", "set", "mixed"]
+]
 KINDS += [(kind, {"image_views": "encodings"}) for kind in ["image_hwc", "mixed"]]
-KINDS += [("vector", {"action_space": ACTIONS["mixed"]}), ("vector", {"action_space": ACTIONS["multidiscrete"]}),
-          ("graph_edges", {"action_space": spaces.Discrete(9), "action_head": "nodes"}),
-          ("set", {"action_space": spaces.MultiDiscrete([9, 9]), "action_head": "nodes", "obs_shifts": "-2"}),
-          ("vector", {"obs_shifts": "", "action_shifts": "-5,-2"}), ("image_hwc", {"obs_shifts": "-6,-1"})]
+KINDS += [
+    ("vector", {"action_space": ACTIONS["mixed"]}),
+    ("vector", {"action_space": ACTIONS["multidiscrete"]}),
+    ("graph_edges", {"action_space": spaces.Discrete(9), "action_head": "nodes"}),
+    (
+        "set",
+        {"action_space": spaces.MultiDiscrete([9, 9]), "action_head": "nodes", "obs_shifts": "-2"},
+    ),
+    ("vector", {"obs_shifts": "", "action_shifts": "-5,-2"}),
+    ("image_hwc", {"obs_shifts": "-6,-1"}),
+]
 
 
-@pytest.mark.parametrize("kind, flags", KINDS, ids=lambda v: v if isinstance(v, str) else "+".join(map(str, v)))
+@pytest.mark.parametrize(
+    "kind, flags", KINDS, ids=lambda v: v if isinstance(v, str) else "+".join(map(str, v))
+)
 @torch.no_grad()
 def test_views_against_plain_loops(kind, flags):
-    """T1, T5: views of every kind of observation, of actions and rewards, read the steps before in the episode, also
-    those before the rollout, and zeros before its first step: when collecting, when training, and the last observation
-    of a truncated episode sees the steps of that episode and not of the next."""
+    """T1, T5: views of every kind of observation, of actions and rewards, read the steps before in
+    the episode, also those before the rollout, and zeros before its first step: when collecting,
+    when training, and the last observation of a truncated episode sees the steps of that episode
+    and not of the next."""
     flags, num_steps = dict(flags), 7
     action_space = flags.pop("action_space", None)
-    part = play(OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=num_steps, **flags), action_space=action_space)
+    part = play(
+        OBSERVATIONS[kind],
+        LENGTHS,
+        fs_args(num_steps=num_steps, **flags),
+        action_space=action_space,
+    )
     idx = np.random.default_rng(0).permutation(3 * num_steps)
     views, _, _ = part.memory.minibatch(idx)
     finals = 0
@@ -190,21 +251,29 @@ def test_views_against_plain_loops(kind, flags):
         close(row, expected)
         close(part.seen[t, env], expected)
         if i in part.cut:
-            after = [*log[:position + 1], [False, part.games[env].finals[position], None, None]]
+            after = [*log[: position + 1], [False, part.games[env].finals[position], None, None]]
             value = part.agent.critic(reference_views(part, after, position + 1))
             close(part.values[3 + part.cut.index(i)], value[0])
             finals += 1
     for env, game in enumerate(part.games):
-        close(part.values[env], part.agent.critic(reference_views(part, game.log, 3 * num_steps))[0])
+        close(
+            part.values[env], part.agent.critic(reference_views(part, game.log, 3 * num_steps))[0]
+        )
     assert finals == len(part.cut) == len(part.values) - 3 > 1
 
 
-@given(st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(1, 9),
-       st.sampled_from(["-5:0", "-7,-2,0", "0", "-1"]))
+@given(
+    st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(1, 9),
+    st.sampled_from(["-5:0", "-7,-2,0", "0", "-1"]),
+)
 @settings(max_examples=40, deadline=None)
 def test_views_never_cross_an_episode(lengths, num_steps, shifts):
-    """T1: the row that a view reads is of the same env and episode, whatever the lengths; it is row 0 otherwise."""
-    part = play(vector(2), lengths, fs_args(num_envs=len(lengths), num_steps=num_steps, obs_shifts=shifts))
+    """T1: the row that a view reads is of the same env and episode, whatever the lengths; it is row
+    0 otherwise."""
+    part = play(
+        vector(2), lengths, fs_args(num_envs=len(lengths), num_steps=num_steps, obs_shifts=shifts)
+    )
     memory, num_envs = part.memory, len(lengths)
     idx = np.arange(memory.start, memory.size)
     later = np.repeat([0, 0, 1], memory.num_views)  # a reward comes with the next observation
@@ -219,36 +288,53 @@ def test_views_never_cross_an_episode(lengths, num_steps, shifts):
 
 CASES = [(kind, "discrete", "flat", {}) for kind in OBSERVATIONS]
 CASES += [("mixed", action, "flat", {}) for action in ACTIONS]
-CASES += [("graph_edges", "discrete", "mask", {}), ("graph_edges", "", "nodes", {}), ("set", "", "nodes", {}),
-          ("graph", "", "avail_actions", {}), ("graph_edges", "", "pair", {"autoregressive": True}),
-          ("vector", "mixed", "flat", {"autoregressive": True}),
-          ("vector", "box", "flat", {"state_dependent_std": True, "norm_obs": True}),
-          ("image_hwc", "discrete", "flat", {"image_views": "encodings"}),
-          ("mixed", "mixed", "flat", {"image_views": "encodings", "norm_obs": True}),
-          ("graph_edges", "", "nodes", {"norm_obs": True}),
-          ("vector", "discrete", "flat", {"action_shifts": "", "reward_shifts": ""}),
-          ("mixed", "discrete", "flat", {"obs_shifts": ""}),
-          ("graph", "discrete", "flat", {"obs_shifts": "-2", "action_shifts": "-9,-1"})]
+CASES += [
+    ("graph_edges", "discrete", "mask", {}),
+    ("graph_edges", "", "nodes", {}),
+    ("set", "", "nodes", {}),
+    ("graph", "", "avail_actions", {}),
+    ("graph_edges", "", "pair", {"autoregressive": True}),
+    ("vector", "mixed", "flat", {"autoregressive": True}),
+    ("vector", "box", "flat", {"state_dependent_std": True, "norm_obs": True}),
+    ("image_hwc", "discrete", "flat", {"image_views": "encodings"}),
+    ("mixed", "mixed", "flat", {"image_views": "encodings", "norm_obs": True}),
+    ("graph_edges", "", "nodes", {"norm_obs": True}),
+    ("vector", "discrete", "flat", {"action_shifts": "", "reward_shifts": ""}),
+    ("mixed", "discrete", "flat", {"obs_shifts": ""}),
+    ("graph", "discrete", "flat", {"obs_shifts": "-2", "action_shifts": "-9,-1"}),
+]
 
 
-@pytest.mark.parametrize("observation, action, head, flags", CASES,
-                         ids=lambda v: v if isinstance(v, str) else "+".join(v))
+@pytest.mark.parametrize(
+    "observation, action, head, flags",
+    CASES,
+    ids=lambda v: v if isinstance(v, str) else "+".join(v),
+)
 def test_collection_and_training_agree(observation, action, head, flags, tmp_path):
-    """X1, X2, T5: before the first gradient step of each update the probability ratio is 1, for every observation and
-    head; all actions are legal; main runs from environment to evaluation."""
-    result = train(tmp_path, env_id="Random-v0", eval_episodes=2, total_timesteps=72, **flags,
-                   env_kwargs={"observation": observation, "action": action, "head": head})
+    """X1, X2, T5: before the first gradient step of each update the probability ratio is 1, for
+    every observation and head; all actions are legal; main runs from environment to evaluation."""
+    result = train(
+        tmp_path,
+        env_id="Random-v0",
+        eval_episodes=2,
+        total_timesteps=72,
+        **flags,
+        env_kwargs={"observation": observation, "action": action, "head": head},
+    )
     mismatch = [value for _, value in result.scalars["debug/collection_mismatch"]]
     assert len(mismatch) == 3 and 0 <= max(mismatch) < 1e-5
     assert all(np.isfinite(value) for name in result.scalars for _, value in result.scalars[name])
     assert result.scalars["losses/approx_kl"][0][1] != 0  # something was learned
-    assert [row["return"] for row in result.rows] == [row["length"] for row in result.rows]  # reward 1: legal actions
+    assert [row["return"] for row in result.rows] == [
+        row["length"] for row in result.rows
+    ]  # reward 1: legal actions
 
 
 @pytest.mark.parametrize("kind", ["vector", "image_hwc", "graph_edges", "set", "mixed"])
 @pytest.mark.parametrize("off", [1, -1])
 def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_path):
-    """X2: training views that reach one step over an episode's start, or not to it, make the ratio differ from 1."""
+    """X2: training views that reach one step over an episode's start, or not to it, make the ratio
+    differ from 1."""
     original = ppo_framestack.Memory.minibatch
 
     def shifted(self, idx):
@@ -265,12 +351,14 @@ def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("kind", ["vector", "image_chw", "graph_edges"])
 def test_each_step_is_stored_once(kind):
-    """T1, G1: the stored bytes are those of a run without views, plus the steps that views reach back to, what came
-    last, and what came after truncated steps."""
+    """T1, G1: the stored bytes are those of a run without views, plus the steps that views reach
+    back to, what came last, and what came after truncated steps."""
     part = play(OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=7))
     plain = ppo_graph.Storage(part.envs.leaves, CPU)
-    flat = lambda entries: part.envs.collate([part.envs.flatten(0, entry) for entry in entries], range(len(entries)))
-    for row in zip(*[game.log[-(4 + 7 + 1):] for game in part.games]):
+    flat = lambda entries: part.envs.collate(
+        [part.envs.flatten(0, entry) for entry in entries], range(len(entries))
+    )
+    for row in zip(*[game.log[-(4 + 7 + 1) :] for game in part.games]):
         plain.append(flat([entry[1] for entry in row]))
     for i in part.cut:
         plain.append(flat([part.games[i % 3].finals[14 + i // 3]]))
@@ -281,25 +369,40 @@ def test_each_step_is_stored_once(kind):
 
 
 def test_each_step_is_encoded_once(monkeypatch):
-    """T5: a minibatch encodes every graph that its views read once, and collection only the newest ones."""
+    """T5: a minibatch encodes every graph that its views read once, and collection only the newest
+    ones."""
     part = play(graph_space(), LENGTHS, fs_args(num_steps=7, action_shifts="", reward_shifts=""))
     encoded, original, memory = [], ppo_framestack.Encoder.forward, part.memory
-    monkeypatch.setattr(ppo_framestack.Encoder, "forward", lambda self, obs: encoded.append(
-        len(obs["obs.nodes"].ptr) - 1) or original(self, obs))
+    monkeypatch.setattr(
+        ppo_framestack.Encoder,
+        "forward",
+        lambda self, obs: encoded.append(len(obs["obs.nodes"].ptr) - 1) or original(self, obs),
+    )
     idx = np.array([18, 9, 6, 20])
-    read = set(memory.rows(memory.start + idx, memory.age[memory.start + idx]).ravel().tolist()) - {0}
+    read = set(memory.rows(memory.start + idx, memory.age[memory.start + idx]).ravel().tolist()) - {
+        0
+    }
     memory.minibatch(idx)
     assert encoded == [len(read)] and len(read) < 4 * len(idx)
     encoded.clear()
     collect(part)
-    assert encoded == [3 * 3, *[3] * 7, 3 + len(part.cut)]  # what views still reach, each step, what came after
+    assert encoded == [
+        3 * 3,
+        *[3] * 7,
+        3 + len(part.cut),
+    ]  # what views still reach, each step, what came after
 
 
 def test_gradient_reaches_the_encoder_through_all_views():
-    """T5: a graph that is only seen through a view on the past trains the encoder, and so does a chosen node."""
-    for views, head in (({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
-                        ({"obs_shifts": "", "action_shifts": "-1"}, "nodes")):
-        args = fs_args(num_envs=1, num_steps=5, reward_shifts="", action_head=head, readout="mean", **views)
+    """T5: a graph that is only seen through a view on the past trains the encoder, and so does a
+    chosen node."""
+    for views, head in (
+        ({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
+        ({"obs_shifts": "", "action_shifts": "-1"}, "nodes"),
+    ):
+        args = fs_args(
+            num_envs=1, num_steps=5, reward_shifts="", action_head=head, readout="mean", **views
+        )
         part = play(graph_space(), [[100]], args, action_space=spaces.Discrete(9))
         inputs, _, _ = part.memory.minibatch(np.array([4]))
         inputs.sum().backward()
@@ -308,7 +411,8 @@ def test_gradient_reaches_the_encoder_through_all_views():
 
 @torch.no_grad()
 def test_long_episodes_in_evaluation():
-    """What a trained agent keeps stays bounded, and its views stay right when it forgets at `begin`."""
+    """What a trained agent keeps stays bounded, and its views stay right when it forgets at
+    `begin`."""
     args = fs_args(num_envs=2, num_steps=3)
     part = start(vector(2), [[50], [50]], args)
     for _ in range(12):
@@ -320,19 +424,31 @@ def test_long_episodes_in_evaluation():
 
 
 def test_play_forgets(monkeypatch):
-    """play() begins anew every --num-steps steps, with the weights as they are: nothing changes by it."""
+    """play() begins anew every --num-steps steps, with the weights as they are: nothing changes by
+    it."""
     memories, original = [], ppo_framestack.Memory
-    monkeypatch.setattr(ppo_framestack, "Memory", lambda *args: memories.append(original(*args)) or memories[-1])
+    monkeypatch.setattr(
+        ppo_framestack, "Memory", lambda *args: memories.append(original(*args)) or memories[-1]
+    )
     returns = []
     for num_steps in (3, 100):
         torch.manual_seed(0)
         args = fs_args(num_steps=num_steps, num_envs=2)
         games = [Script(vector(2), [40], seed) for seed in range(2)]
-        agent = ppo_framestack.Agent(*[getattr(ppo_framestack.Envs([lambda: games[0]]), name)
-                                       for name in ("leaves", "action_space")], args)
+        agent = ppo_framestack.Agent(
+            *[
+                getattr(ppo_framestack.Envs([lambda: games[0]]), name)
+                for name in ("leaves", "action_space")
+            ],
+            args,
+        )
         actions, step = [], Script.step
-        monkeypatch.setattr(Script, "step", lambda self, action: actions.append(action) or step(self, action))
-        episodes = ppo_framestack.play(agent, args, CPU, [lambda game=game: game for game in games], True)
+        monkeypatch.setattr(
+            Script, "step", lambda self, action: actions.append(action) or step(self, action)
+        )
+        episodes = ppo_framestack.play(
+            agent, args, CPU, [lambda game=game: game for game in games], True
+        )
         monkeypatch.setattr(Script, "step", step)
         returns.append(actions)
         assert [episode.length for episode in episodes] == [40, 40]
@@ -340,11 +456,21 @@ def test_play_forgets(monkeypatch):
     assert memories[0].size <= 2 * (4 + 3) and memories[1].size == 2 * 40
 
 
-@pytest.mark.parametrize("kind, flags", [("vector", {}), ("mixed", {}), ("vector", {
-    "obs_shifts": "0", "action_shifts": "", "reward_shifts": ""}), ("graph_edges", {"action_head": "nodes"})])
+@pytest.mark.parametrize(
+    "kind, flags",
+    [
+        ("vector", {}),
+        ("mixed", {}),
+        ("vector", {"obs_shifts": "0", "action_shifts": "", "reward_shifts": ""}),
+        ("graph_edges", {"action_head": "nodes"}),
+    ],
+)
 def test_state_goes_on_bitwise(kind, flags):
-    """X3: a new memory with the saved state sees and does what the old one would have; saving changes nothing."""
-    part = play(OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=2, **flags), action_space=spaces.Discrete(9))
+    """X3: a new memory with the saved state sees and does what the old one would have; saving
+    changes nothing."""
+    part = play(
+        OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=2, **flags), action_space=spaces.Discrete(9)
+    )
     file = io.BytesIO()
     torch.save(part.memory.state(), file)
     other = copy.copy(part)
@@ -363,10 +489,16 @@ def test_state_goes_on_bitwise(kind, flags):
     assert part.cut == other.cut
 
 
-@pytest.mark.parametrize("kwargs", [{"env_id": "Random-v0", "env_kwargs": {"observation": "mixed"}},
-                                    {"env_id": "envs:StatelessCartPole-v1", "norm_obs": True}])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"env_id": "Random-v0", "env_kwargs": {"observation": "mixed"}},
+        {"env_id": "envs:StatelessCartPole-v1", "norm_obs": True},
+    ],
+)
 def test_resumed_run_is_bitwise_the_same(tmp_path, kwargs):
-    """X3: the views of the first steps after a resume are those of the run that was not interrupted."""
+    """X3: the views of the first steps after a resume are those of the run that was not
+    interrupted."""
     kwargs |= dict(total_timesteps=4 * 24, checkpoint_every=2, save_model=True)
     whole = train(tmp_path, **kwargs)
     before = weights(whole.folder)
@@ -395,8 +527,12 @@ gym.register("Clock-v0", entry_point=Clock)
 
 def test_each_step_is_counted_once_by_norm_obs(tmp_path):
     """P3: the statistics are those of the rollouts, without what is kept of those before."""
-    result = train(tmp_path, env_id="Clock-v0", num_envs=1, num_minibatches=1, norm_obs=True, save_model=True)
-    statistics = [value for name, value in weights(result.folder).items() if name.endswith(("mean", "count"))]
+    result = train(
+        tmp_path, env_id="Clock-v0", num_envs=1, num_minibatches=1, norm_obs=True, save_model=True
+    )
+    statistics = [
+        value for name, value in weights(result.folder).items() if name.endswith(("mean", "count"))
+    ]
     assert sorted(map(float, statistics)) == [23.5, 48.0]
 
 
@@ -418,12 +554,23 @@ class Delay(gym.Env):
 
 
 gym.register("DelayedBit-v0", entry_point=Delay)
-LEARN = dict(env_id="DelayedBit-v0", num_envs=8, num_steps=32, total_timesteps=12_000, learning_rate=3e-3, gamma=0.5,
-             action_shifts="", reward_shifts="", eval_episodes=50)
+LEARN = dict(
+    env_id="DelayedBit-v0",
+    num_envs=8,
+    num_steps=32,
+    total_timesteps=12_000,
+    learning_rate=3e-3,
+    gamma=0.5,
+    action_shifts="",
+    reward_shifts="",
+    eval_episodes=50,
+)
 
 
-@pytest.mark.parametrize("shifts, low, high", [("-2:0", 15.0, 16.0), ("-2", 15.0, 16.0), ("0", 6.0, 10.5),
-                                               ("-1:0", 6.0, 10.5)])
+@pytest.mark.parametrize(
+    "shifts, low, high",
+    [("-2:0", 15.0, 16.0), ("-2", 15.0, 16.0), ("0", 6.0, 10.5), ("-1:0", 6.0, 10.5)],
+)
 def test_learns_what_the_views_show(tmp_path, shifts, low, high):
     """T1: a bit of two steps before is named with a view on it, and guessed without."""
     rows = train(tmp_path, **LEARN | {"obs_shifts": shifts}).rows
@@ -433,12 +580,30 @@ def test_learns_what_the_views_show(tmp_path, shifts, low, high):
 @pytest.mark.slow
 def test_stateless_cartpole(tmp_path):
     """T4: frames stand in for the velocities that the observation lacks; one frame does not."""
-    flags = dict(env_id="envs:StatelessCartPole-v1", num_envs=8, num_steps=64, total_timesteps=25_600, gamma=0.98,
-                 learning_rate=3e-3, update_epochs=8, num_minibatches=4, hidden_dims=(64,), clip_vloss=False,
-                 norm_obs=True, eval_episodes=20)
+    flags = dict(
+        env_id="envs:StatelessCartPole-v1",
+        num_envs=8,
+        num_steps=64,
+        total_timesteps=25_600,
+        gamma=0.98,
+        learning_rate=3e-3,
+        update_epochs=8,
+        num_minibatches=4,
+        hidden_dims=(64,),
+        clip_vloss=False,
+        norm_obs=True,
+        eval_episodes=20,
+    )
     views = train(tmp_path / "views", **flags).rows
-    control = train(tmp_path / "control", **flags, obs_shifts="0", action_shifts="", reward_shifts="").rows
-    assert np.mean([row["return"] for row in views]) > 150 > 100 > np.mean([row["return"] for row in control])
+    control = train(
+        tmp_path / "control", **flags, obs_shifts="0", action_shifts="", reward_shifts=""
+    ).rows
+    assert (
+        np.mean([row["return"] for row in views])
+        > 150
+        > 100
+        > np.mean([row["return"] for row in control])
+    )
 
 
 def test_workers(tmp_path):

@@ -1,5 +1,5 @@
-"""Random environments: sizes from 0 to 500, episodes that end at any step, all dtypes. Nothing crashes, leaks, or
-differs from a collation in plain Python."""
+"""Random environments: sizes from 0 to 500, episodes that end at any step, all dtypes. Nothing
+crashes, leaks, or differs from a collation in plain Python."""
 
 import contextlib
 import gc
@@ -17,13 +17,34 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from utils.workers import WorkerEnvs
 
-DTYPES = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32]
-boxes = st.builds(lambda dtype, shape: spaces.Box(0 if np.dtype(dtype).kind == "u" else -9, 100, shape, dtype),
-                  st.sampled_from(DTYPES), st.sampled_from([(), (2,), (2, 1), (1, 2, 2)]))
-ragged_boxes = st.one_of(st.builds(lambda box, stack: spaces.Sequence(box, stack=stack), boxes, st.booleans()),
-                         st.builds(lambda a, b: spaces.Graph(a, b), boxes, st.one_of(st.none(), boxes)))
-all_spaces = st.one_of(observation_spaces, ragged_boxes, st.dictionaries(
-    st.sampled_from("abcd"), st.one_of(boxes, ragged_boxes), min_size=1, max_size=3).map(spaces.Dict))
+DTYPES = [
+    np.float16,
+    np.float32,
+    np.float64,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint16,
+    np.uint32,
+]
+boxes = st.builds(
+    lambda dtype, shape: spaces.Box(0 if np.dtype(dtype).kind == "u" else -9, 100, shape, dtype),
+    st.sampled_from(DTYPES),
+    st.sampled_from([(), (2,), (2, 1), (1, 2, 2)]),
+)
+ragged_boxes = st.one_of(
+    st.builds(lambda box, stack: spaces.Sequence(box, stack=stack), boxes, st.booleans()),
+    st.builds(lambda a, b: spaces.Graph(a, b), boxes, st.one_of(st.none(), boxes)),
+)
+all_spaces = st.one_of(
+    observation_spaces,
+    ragged_boxes,
+    st.dictionaries(
+        st.sampled_from("abcd"), st.one_of(boxes, ragged_boxes), min_size=1, max_size=3
+    ).map(spaces.Dict),
+)
 
 
 def size(rng):
@@ -66,22 +87,35 @@ class Fuzz(gym.Env):
 
 
 def rows_of(space, obs, path=""):
-    """Leaf path -> a list of rows (ragged) or a value, of plain numbers, by another way than the scripts go."""
+    """Leaf path -> a list of rows (ragged) or a value, of plain numbers, by another way than the
+    scripts go."""
     name = path or "obs"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        return {k: v for i, child in children
-                for k, v in rows_of(child, obs[i], f"{path}.{i}" if path else str(i)).items()}
+        return {
+            k: v
+            for i, child in children
+            for k, v in rows_of(child, obs[i], f"{path}.{i}" if path else str(i)).items()
+        }
     if isinstance(space, spaces.Graph):
-        found = {f"{name}.nodes": numbers(space.node_space, obs.nodes), f"{name}.edge_links":
-                 [] if obs.edge_links is None else np.asarray(obs.edge_links).tolist()}
+        found = {
+            f"{name}.nodes": numbers(space.node_space, obs.nodes),
+            f"{name}.edge_links": []
+            if obs.edge_links is None
+            else np.asarray(obs.edge_links).tolist(),
+        }
         if space.edge_space is not None:
-            found[f"{name}.edges"] = [] if obs.edges is None else numbers(space.edge_space, obs.edges)
+            found[f"{name}.edges"] = (
+                [] if obs.edges is None else numbers(space.edge_space, obs.edges)
+            )
         return found
     if isinstance(space, spaces.Sequence):
         inner = space.feature_space
         if isinstance(inner, spaces.Dict):
-            return {f"{name}.{k}": numbers(inner[k], obs[k] if space.stack else [row[k] for row in obs]) for k in inner}
+            return {
+                f"{name}.{k}": numbers(inner[k], obs[k] if space.stack else [row[k] for row in obs])
+                for k in inner
+            }
         return {name: numbers(inner, obs)}
     return {name: numbers(space, obs)}
 
@@ -94,7 +128,8 @@ def numbers(space, values):
 
 
 def expected_steps(envs):
-    """Per step and env: (observation, reward, terminated, truncated, last observation if the episode was cut off)."""
+    """Per step and env: (observation, reward, terminated, truncated, last observation if the
+    episode was cut off)."""
     columns = []
     for env in envs:
         told, column = iter(env.told), []
@@ -120,11 +155,13 @@ def compare(leaves, space, batch, observations):
             continue
         ptr = np.cumsum([0] + [len(rows[leaf.path]) for rows in expected]).tolist()
         assert found.ptr.tolist() == ptr
-        assert found.batch.tolist() == [b for b in range(len(expected)) for _ in range(ptr[b], ptr[b + 1])]
+        assert found.batch.tolist() == [
+            b for b in range(len(expected)) for _ in range(ptr[b], ptr[b + 1])
+        ]
         nodes = leaf.path.removesuffix("edge_links") + "nodes"
         first = 0
         for b, rows in enumerate(expected):
-            shown = found.values[ptr[b]:ptr[b + 1]] - (first if leaf.kind == "links" else 0)
+            shown = found.values[ptr[b] : ptr[b + 1]] - (first if leaf.kind == "links" else 0)
             assert shown.tolist() == rows[leaf.path], leaf.path
             first += len(rows[nodes]) if leaf.kind == "links" else 0
 
@@ -137,34 +174,52 @@ def check_run(envs, inner, space, num_steps, rng):
         shown = storage.append(step.obs)
         played.append(step)
         step = envs.step([0] * len(inner)) if t < num_steps else step
-    table = expected_steps(inner)[-num_steps - 1:]
+    table = expected_steps(inner)[-num_steps - 1 :]
     for step, row in zip(played, table):
-        assert step.terminated.tolist() == [r[2] for r in row] and step.truncated.tolist() == [r[3] for r in row]
+        assert step.terminated.tolist() == [r[2] for r in row] and step.truncated.tolist() == [
+            r[3] for r in row
+        ]
         assert step.reward.tolist() == np.array([r[1] for r in row], np.float32).tolist()
         last = [r[4] for r in row if r[4] is not None]
         assert (step.final is None) == (not last)
         if last:
-            compare(envs.leaves, space, ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(step.final), last)
+            compare(
+                envs.leaves,
+                space,
+                ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(step.final),
+                last,
+            )
     flat = [entry[0] for row in table for entry in row]
-    compare(envs.leaves, space, shown, flat[-len(inner):])
+    compare(envs.leaves, space, shown, flat[-len(inner) :])
     idx = rng.integers(len(flat), size=len(flat) // 2 + 1)
     compare(envs.leaves, space, storage.gather(idx), [flat[i] for i in idx])
     compare(envs.leaves, space, everything(storage), flat)
-    joined = ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(ppo_graph.join([step.obs for step in played]))
+    joined = ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(
+        ppo_graph.join([step.obs for step in played])
+    )
     compare(envs.leaves, space, joined, flat)
     return storage, len(flat)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(all_spaces, st.integers(0, 2**32 - 1))
 def test_random_environments(space, seed):
-    """P1, P2, S6: whatever they show and however their episodes end. Some of them are played by a network."""
+    """P1, P2, S6: whatever they show and however their episodes end. Some of them are played by a
+    network."""
     rng = np.random.default_rng(seed)
     inner = [Fuzz(space, [seed, i]) for i in range(rng.integers(1, 4))]
     envs = ppo_graph.Envs([lambda env=env: env for env in inner])
     storage, size = check_run(envs, inner, space, int(rng.integers(1, 5)), rng)
     if seed % 8 == 0:
-        agent = ppo_graph.Agent(envs.leaves, envs.action_space, small_args(norm_obs=True, gnn_layers=1))
+        agent = ppo_graph.Agent(
+            envs.leaves, envs.action_space, small_args(norm_obs=True, gnn_layers=1)
+        )
         agent.encoder.observe(everything(storage))
         action, log_prob, entropy, value = agent(storage.gather(np.arange(size)))
         for tensor in (action, log_prob, entropy, value):
@@ -175,7 +230,9 @@ def test_random_environments(space, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_environments_in_workers(seed):
     """S6: the same from worker processes, where an environment shows up to 500 rows."""
-    space = spaces.Dict(g=spaces.Graph(vector(3), vector(1)), s=spaces.Sequence(spaces.Discrete(5)), v=vector(2))
+    space = spaces.Dict(
+        g=spaces.Graph(vector(3), vector(1)), s=spaces.Sequence(spaces.Discrete(5)), v=vector(2)
+    )
     inner, args = [Fuzz(space, [seed, i]) for i in range(5)], small_args(num_workers=2)
     local = ppo_graph.Envs([lambda env=env: env for env in inner])
     makers = [lambda i=i: Fuzz(space, [seed, i]) for i in range(5)]
@@ -183,7 +240,9 @@ def test_random_environments_in_workers(seed):
         a, b = local.reset(None), envs.reset(None)
         for _ in range(12):
             for x, y in [(a.obs, b.obs)] + ([(a.final, b.final)] if a.final else []):
-                assert all(map(np.array_equal, x.values, y.values)) and list(x.counts) == list(y.counts)
+                assert all(map(np.array_equal, x.values, y.values)) and list(x.counts) == list(
+                    y.counts
+                )
                 assert all(map(np.array_equal, x.counts.values(), y.counts.values()))
             assert all(map(np.array_equal, a[1:4], b[1:4])) and a.episodes == b.episodes
             assert (a.final is None) == (b.final is None)
@@ -191,13 +250,16 @@ def test_random_environments_in_workers(seed):
 
 
 def test_nothing_is_left_behind():
-    """X3: environments, their observations and their workers are gone when they were closed, and so are their files."""
+    """X3: environments, their observations and their workers are gone when they were closed, and so
+    are their files."""
     space, references = spaces.Dict(g=spaces.Graph(vector(3), None)), []
 
     def play(num_workers):
         makers = [lambda i=i: Fuzz(space, i) for i in range(4)]
         args = small_args(num_workers=num_workers)
-        envs = WorkerEnvs(ppo_graph.Envs, makers, args, 0) if num_workers else ppo_graph.Envs(makers)
+        envs = (
+            WorkerEnvs(ppo_graph.Envs, makers, args, 0) if num_workers else ppo_graph.Envs(makers)
+        )
         envs.reset(0)
         for _ in range(20):
             envs.step([0] * 4)

@@ -19,9 +19,14 @@ from envs.graph_explore import (
 )
 
 SMALL = {"num_nodes": (8, 20), "episode_length": 20}
-ENVS = [{}, {"task": "find"}, SMALL, SMALL | {"task": "find", "num_colours": 5},
-        {"num_nodes": (3, 4), "episode_length": 7, "radius_degree": 0.0},
-        {"task": "find", "num_nodes": (4, 5), "num_colours": 3, "radius_degree": 20.0}]
+ENVS = [
+    {},
+    {"task": "find"},
+    SMALL,
+    SMALL | {"task": "find", "num_colours": 5},
+    {"num_nodes": (3, 4), "episode_length": 7, "radius_degree": 0.0},
+    {"task": "find", "num_nodes": (4, 5), "num_colours": 3, "radius_degree": 20.0},
+]
 ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 
 
@@ -67,8 +72,14 @@ def test_geometric_graph(n, radius_degree):
         linked = geometric_graph(points, radius_degree)
         assert (linked == linked.T).all() and not linked.diagonal().any()
         distance = np.linalg.norm(points[:, None] - points, axis=2)
-        close = {(i, j) for i, j in np.argwhere(distance < np.sqrt(radius_degree / np.pi / n)).tolist() if i < j}
-        assert {(i, j) for i, j in np.argwhere(linked).tolist() if i < j} == close | spanning_tree(points)
+        close = {
+            (i, j)
+            for i, j in np.argwhere(distance < np.sqrt(radius_degree / np.pi / n)).tolist()
+            if i < j
+        }
+        assert {(i, j) for i, j in np.argwhere(linked).tolist() if i < j} == close | spanning_tree(
+            points
+        )
         hops, parent = hops_from(1, linked)
         assert hops[1] == 0 and parent[1] == 1
         others = np.arange(n) != 1
@@ -97,10 +108,16 @@ def test_observation_shows_the_node_and_its_neighbours(kwargs):
         assert nodes[0, DEGREE] * 4 == k - 1 and (nodes[:, DEGREE] > 0).all()
         assert (nodes[:, TIME] == np.float32(env.num_steps / env.episode_length)).all()
         assert ids[nodes[:, PREVIOUS] == 1].tolist() == ([] if previous is None else [previous])
-        assert sorted(links.tolist()) == sorted([[0, j] for j in range(1, k)] + [[j, 0] for j in range(1, k)])
-        assert name_of.setdefault(env.current, ids[0]) == ids[0]  # the same name, the same neighbours
+        assert sorted(links.tolist()) == sorted(
+            [[0, j] for j in range(1, k)] + [[j, 0] for j in range(1, k)]
+        )
+        assert (
+            name_of.setdefault(env.current, ids[0]) == ids[0]
+        )  # the same name, the same neighbours
         assert neighbours_of.setdefault(ids[0], ids[1:].tolist()) == ids[1:].tolist()
-        assert set(np.flatnonzero(env.place[env.current] >= 0)) == set(env.rows[np.isin(env.node_ids, ids)])
+        assert set(np.flatnonzero(env.place[env.current] >= 0)) == set(
+            env.rows[np.isin(env.node_ids, ids)]
+        )
 
         action = int(rng.integers(k + 1))  # the own row and one beyond the last are no moves
         goal = ids[action] if 0 < action < k else ids[0]
@@ -135,7 +152,12 @@ def test_visit_pays_for_discoveries_only():
     assert reward == 0.1 and env.visited == {env.start, env.current}
     back = observation["node_ids"].tolist().index(home)
     assert env.step(back)[1] == 0  # the start is known
-    assert env.step(1)[1] == 0 and env.step(0)[1] == 0 and env.step(10_000)[1] == 0 and env.step(-1)[1] == 0
+    assert (
+        env.step(1)[1] == 0
+        and env.step(0)[1] == 0
+        and env.step(10_000)[1] == 0
+        and env.step(-1)[1] == 0
+    )
 
 
 def way_to(env, goal):
@@ -143,7 +165,10 @@ def way_to(env, goal):
     hops, _ = hops_from(goal, env.place >= 0)
     node, actions = env.start, []
     while node != goal:
-        node, last = next(w for w in np.flatnonzero(env.place[node] > 0) if hops[w] == hops[node] - 1), node
+        node, last = (
+            next(w for w in np.flatnonzero(env.place[node] > 0) if hops[w] == hops[node] - 1),
+            node,
+        )
         actions.append(int(env.place[last, node]))
     return actions
 
@@ -172,14 +197,21 @@ def test_find_target_decoys_and_cue():
         if not terminated:
             assert reward == (-0.51 if decoy not in before else -0.01)
             env.step(1)
-            back = [i for i, name in enumerate(env.rows[env.first_row[env.current]:env.first_row[env.current + 1]])
-                    if name == decoy]
+            back = [
+                i
+                for i, name in enumerate(
+                    env.rows[env.first_row[env.current] : env.first_row[env.current + 1]]
+                )
+                if name == decoy
+            ]
             assert env.step(back[0])[1] == -0.01  # a decoy costs once
 
         env.reset(seed=seed)
         rewards = [env.step(action)[1:3] for action in way_to(env, env.target)]
         if not set(decoys) & env.visited:
-            assert sum(reward for reward, _ in rewards) == pytest.approx(1 - 0.01 * env.hops[env.target])
+            assert sum(reward for reward, _ in rewards) == pytest.approx(
+                1 - 0.01 * env.hops[env.target]
+            )
         assert [terminated for _, terminated in rewards] == [False] * (len(rewards) - 1) + [True]
 
 
@@ -194,8 +226,14 @@ def test_colours_are_not_told_by_the_start_or_the_names():
 
 def test_reference_scores_of_the_docstring():
     scores = reference_scores(100)
-    expected = {"random walk": 0.225, "non-backtracking": 0.387, "least recent": 0.645, "depth first": 0.686,
-                "nearest frontier": 0.728, "bound": 1.0}
+    expected = {
+        "random walk": 0.225,
+        "non-backtracking": 0.387,
+        "least recent": 0.645,
+        "depth first": 0.686,
+        "nearest frontier": 0.728,
+        "bound": 1.0,
+    }
     assert {name: mean for name, (mean, _) in scores.items()} == pytest.approx(expected, abs=0.05)
     assert scores["depth first"][0] > 1.5 * scores["non-backtracking"][0]
 
@@ -252,17 +290,20 @@ def test_picture(task):
 
 
 @pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
-@pytest.mark.parametrize("kwargs, words", [
-    ({"task": "return"}, "task is 'return'"),
-    ({"render_mode": "ansi"}, "render_mode is 'ansi'"),
-    ({"num_nodes": (2, 5)}, "num_nodes"),
-    ({"num_nodes": (50, 5)}, "smaller one first"),
-    ({"radius_degree": -1}, "radius_degree -1"),
-    ({"episode_length": 0}, "episode_length 0"),
-    ({"task": "find", "num_colours": 1}, "num_colours 1"),
-    ({"task": "find", "num_nodes": (4, 9), "num_colours": 4}, "num_colours 4"),
-    ({"task": "find", "distance": (0, 4)}, "distance"),
-])
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [
+        ({"task": "return"}, "task is 'return'"),
+        ({"render_mode": "ansi"}, "render_mode is 'ansi'"),
+        ({"num_nodes": (2, 5)}, "num_nodes"),
+        ({"num_nodes": (50, 5)}, "smaller one first"),
+        ({"radius_degree": -1}, "radius_degree -1"),
+        ({"episode_length": 0}, "episode_length 0"),
+        ({"task": "find", "num_colours": 1}, "num_colours 1"),
+        ({"task": "find", "num_nodes": (4, 9), "num_colours": 4}, "num_colours 4"),
+        ({"task": "find", "distance": (0, 4)}, "distance"),
+    ],
+)
 def test_bad_arguments_say_what_is_wrong(kwargs, words):
     with pytest.raises(ValueError, match=words):
         make(**kwargs)

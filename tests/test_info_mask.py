@@ -1,4 +1,5 @@
-"""Action masks from info["action_mask"], found by themselves: which actions they leave, their times and errors."""
+"""Action masks from info["action_mask"], found by themselves: which actions they leave, their times
+and errors."""
 
 from functools import partial
 
@@ -17,7 +18,11 @@ MIXED = spaces.Tuple((spaces.Discrete(3), vector(2), spaces.MultiBinary(2), spac
 FORMATS = {  # action space, mask, its entries
     "list": (spaces.Discrete(3, start=7), [True, False, True], [1, 0, 1]),
     "parts": (spaces.MultiDiscrete([3, 2]), (A, B), [1, 0, 1, 0, 1]),
-    "rows": (spaces.MultiDiscrete([[3, 2], [2, 3]]), ((A, B), (B, A)), [1, 0, 1, 0, 1, 0, 1, 1, 0, 1]),
+    "rows": (
+        spaces.MultiDiscrete([[3, 2], [2, 3]]),
+        ((A, B), (B, A)),
+        [1, 0, 1, 0, 1, 0, 1, 1, 0, 1],
+    ),
     "None allows all": (PAIR, (None, B), [1, 1, 1, 0, 1]),
     "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 0, 1]),
     "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 0, 1]),
@@ -25,17 +30,21 @@ FORMATS = {  # action space, mask, its entries
 
 
 class Masked(gym.Env):
-    """Shows how many steps it made in all its episodes, with masks[that number] in info, which is left out where it is
-    "no"; an episode ends with its `length`-th step."""
+    """Shows how many steps it made in all its episodes, with masks[that number] in info, which is
+    left out where it is "no"; an episode ends with its `length`-th step."""
 
-    def __init__(self, masks, action_space=None, length=100, truncated=True, observation_space=None):
+    def __init__(
+        self, masks, action_space=None, length=100, truncated=True, observation_space=None
+    ):
         self.masks, self.length, self.truncated, self.num = masks, length, truncated, -1
         self.action_space = spaces.Discrete(3) if action_space is None else action_space
         self.observation_space = observation_space or vector(1, low=0, high=100)
 
     def observe(self):
         mask = self.masks[min(self.num, len(self.masks) - 1)]
-        return np.array([self.num], np.float32), {} if isinstance(mask, str) else {"action_mask": mask}
+        return np.array([self.num], np.float32), {} if isinstance(mask, str) else {
+            "action_mask": mask
+        }
 
     def reset(self, *, seed=None, options=None):
         self.num, self.t = self.num + 1, 0
@@ -70,7 +79,9 @@ def test_actions_obey(name):
     for part in agent.head.parts:
         if part.kind == "categorical":
             chosen = actions[:, part.columns].long().ravel().tolist()
-            assert all(entries[part.entries][a] for a in chosen) and len(set(chosen)) == sum(entries[part.entries])
+            assert all(entries[part.entries][a] for a in chosen) and len(set(chosen)) == sum(
+                entries[part.entries]
+            )
 
 
 class InfoMask(gym.Env):
@@ -80,7 +91,9 @@ class InfoMask(gym.Env):
 
     def mask(self):
         self.allowed = self.np_random.integers(3), self.np_random.integers(2)
-        return {"action_mask": tuple(np.eye(n, dtype=np.int8)[a] for n, a in zip((3, 2), self.allowed))}
+        return {
+            "action_mask": tuple(np.eye(n, dtype=np.int8)[a] for n, a in zip((3, 2), self.allowed))
+        }
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -88,7 +101,13 @@ class InfoMask(gym.Env):
 
     def step(self, action):
         reward = float(tuple(action) == self.allowed)
-        return np.zeros(1, np.float32), reward, False, bool(self.np_random.random() < 0.2), self.mask()
+        return (
+            np.zeros(1, np.float32),
+            reward,
+            False,
+            bool(self.np_random.random() < 0.2),
+            self.mask(),
+        )
 
 
 gym.register("InfoMask-v0", entry_point=InfoMask)
@@ -96,37 +115,51 @@ gym.register("InfoMask-v0", entry_point=InfoMask)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_mask_is_found(workers, tmp_path):
-    """P5: a mask in info, one array per part, is obeyed in every step of every episode, in training and evaluation."""
+    """P5: a mask in info, one array per part, is obeyed in every step of every episode, in training
+    and evaluation."""
     rows, scalars, *_ = run(tmp_path, env_id="InfoMask-v0", num_workers=workers, eval_episodes=5)
     assert len(rows) == 5 and all(row["return"] == row["length"] for row in rows)
     assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
 
 
 def test_masks_of_taxi(tmp_path):
-    """P5, S6: an environment of gymnasium's that has its masks in info: no move against a wall, no illegal drop-off."""
+    """P5, S6: an environment of gymnasium's that has its masks in info: no move against a wall, no
+    illegal drop-off."""
     run_ = run(tmp_path, env_id="Taxi-v4", env_kwargs={"max_episode_steps": 10})
     assert min(value for _, value in run_.scalars["charts/episodic_return"]) >= -10
 
 
 def test_keys_keep_their_meaning():
     """P5: beside a mask from info node_ids are still ids, and graphs graphs."""
+
     class Ids(Masked):
         def observe(self):
             graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), None, None)
             return {"g": graph, "node_ids": np.array([5, 9])}, super().observe()[1]
 
     ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
-    envs = make_envs([lambda: InfoActionMask(Ids([A], observation_space=spaces.Dict(g=graph_space(), node_ids=ids)))])
+    envs = make_envs(
+        [
+            lambda: InfoActionMask(
+                Ids([A], observation_space=spaces.Dict(g=graph_space(), node_ids=ids))
+            )
+        ]
+    )
     groups = {leaf.path: leaf.group for leaf in envs.leaves}
-    assert groups == {"g.nodes": "g.nodes", "g.edge_links": "g.edge_links", "node_ids": "g.nodes", "action_mask": None}
+    assert groups == {
+        "g.nodes": "g.nodes",
+        "g.edge_links": "g.edge_links",
+        "node_ids": "g.nodes",
+        "action_mask": None,
+    }
     assert arrays_of(envs.reset(0).obs, envs)["action_mask"].tolist() == [[1, 0, 1]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("truncated", [True, False])
 def test_masks_belong_to_their_observations(workers, truncated):
-    """P5: that of the last observation of a truncated episode stays with it, and the next episode begins with its own;
-    an environment may write all of them into one array."""
+    """P5: that of the last observation of a truncated episode stays with it, and the next episode
+    begins with its own; an environment may write all of them into one array."""
     table = [np.array([n % 2, n % 3 == 0, 1], np.int8) for n in range(20)]
 
     class Reuses(Masked):
@@ -146,14 +179,24 @@ def test_masks_belong_to_their_observations(workers, truncated):
                 shown.append((arrays["obs"].item(), arrays["action_mask"][0].tolist()))
         step = envs.step([2])
     envs.close()
-    assert seen == [(n, table[n].tolist()) for n in (0, 1, 2, 4, 5, 6, 8, 9)]  # 3 and 7 are last observations
+    assert seen == [
+        (n, table[n].tolist()) for n in (0, 1, 2, 4, 5, 6, 8, 9)
+    ]  # 3 and 7 are last observations
     assert finals == [(n, table[n].tolist()) for n in (3, 7)] * truncated
 
 
 FAULTS = {  # masks of the first four observations, what the error says of the third one, of step 2
     "all masked": ([A, A, 0 * A, A], spaces.Discrete(3), r"all actions are masked: \[0, 0, 0\]"),
-    "all masked in one part": ([(A, B), (A, B), (A, 0 * B)], PAIR, r"all actions are masked: \[1, 0, 1, 0, 0\]"),
-    "too long": ([A, A, [1, 0, 1, 1]], spaces.Discrete(3), r"shape \(4,\) where \(3,\) is declared"),
+    "all masked in one part": (
+        [(A, B), (A, B), (A, 0 * B)],
+        PAIR,
+        r"all actions are masked: \[1, 0, 1, 0, 0\]",
+    ),
+    "too long": (
+        [A, A, [1, 0, 1, 1]],
+        spaces.Discrete(3),
+        r"shape \(4,\) where \(3,\) is declared",
+    ),
     "too few parts": ([(A, B), (A, B), (A,)], PAIR, r"shape \(3,\) where \(5,\) is declared"),
     "fractions": ([A, A, A / 2], spaces.Discrete(3), "dtype float64 where int8 is declared"),
     "missing": ([A, A, "no"], spaces.Discrete(3), "cannot be read: KeyError 'action_mask'"),
@@ -165,11 +208,15 @@ FAULTS = {  # masks of the first four observations, what the error says of the t
 def test_faults_are_named(fault, workers):
     """P5: env, leaf, step and value."""
     masks, action_space, sentence = FAULTS[fault]
-    envs = make_envs([partial(wrapped, masks[:1 if i == 0 else None], action_space) for i in range(2)], workers)
+    envs = make_envs(
+        [partial(wrapped, masks[: 1 if i == 0 else None], action_space) for i in range(2)], workers
+    )
     try:
         envs.reset(0)
         envs.step([0, 0])
-        with pytest.raises(ppo_graph.UsageError, match="^env 1, leaf 'action_mask', step 2: " + sentence):
+        with pytest.raises(
+            ppo_graph.UsageError, match="^env 1, leaf 'action_mask', step 2: " + sentence
+        ):
             envs.step([0, 0])
     finally:
         envs.close()
@@ -185,22 +232,31 @@ def test_no_mask_is_needed_where_an_episode_is_over():
     envs = make_envs([lambda: wrapped([A, A, "no", A], length=2)])
     envs.reset(0)
     envs.step([0])
-    with pytest.raises(ppo_graph.UsageError, match="env 0, leaf 'action_mask', step 2: cannot be read: KeyError"):
+    with pytest.raises(
+        ppo_graph.UsageError, match="env 0, leaf 'action_mask', step 2: cannot be read: KeyError"
+    ):
         envs.step([0])
 
 
 gym.register("Masked-v0", entry_point=Masked)
-gym.register("MaskedBox-v0", entry_point=Masked, kwargs={"masks": [[1, 0]], "action_space": vector(2)})
+gym.register(
+    "MaskedBox-v0", entry_point=Masked, kwargs={"masks": [[1, 0]], "action_space": vector(2)}
+)
 
 
 def test_masks_that_come_too_late(tmp_path):
     """P5: masks that the first reset does not have are an error and are not ignored."""
     masks = {"masks": ["no", "no", "no", [1, 0, 1]]}  # the first two are those of two resets
-    with pytest.raises(ppo_graph.UsageError, match="env 0, step 2: info has an action_mask, the first reset"):
+    with pytest.raises(
+        ppo_graph.UsageError, match="env 0, step 2: info has an action_mask, the first reset"
+    ):
         run(tmp_path, env_id="Masked-v0", env_kwargs=masks)
 
 
 def test_masks_for_actions_without_options(tmp_path):
     """P5: there is nothing to mask in a Box."""
-    with pytest.raises((gym.error.Error, ppo_graph.UsageError), match=r"info\['action_mask'\].*Box.* has no Discrete"):
+    with pytest.raises(
+        (gym.error.Error, ppo_graph.UsageError),
+        match=r"info\['action_mask'\].*Box.* has no Discrete",
+    ):
         run(tmp_path, env_id="MaskedBox-v0")

@@ -1,4 +1,5 @@
-"""Job-shop environment: schedules and bounds against a plain re-implementation, graph invariants, benchmark data."""
+"""Job-shop environment: schedules and bounds against a plain re-implementation, graph invariants,
+benchmark data."""
 
 import hashlib
 import re
@@ -15,7 +16,8 @@ ALL_NAMES = [kwargs["instance"] for kwargs in JobShopEnv.eval_suites["all"]]
 
 
 class NaiveShop:
-    """Dispatching with plain loops: the conflict set, the schedule and the lower bound of any partial schedule."""
+    """Dispatching with plain loops: the conflict set, the schedule and the lower bound of any
+    partial schedule."""
 
     def __init__(self, times, machines, dispatch):
         self.times, self.machines, self.dispatch = times.tolist(), machines.tolist(), dispatch
@@ -47,7 +49,8 @@ class NaiveShop:
         self.schedule.append((job, k, machine, start, end))
 
     def bound(self):
-        """Returns the largest job or one-machine bound, and the heads of the remaining operations."""
+        """Returns the largest job or one-machine bound, and the heads of the remaining
+        operations."""
         bounds, heads = [end for *_, end in self.schedule], {}
         for j in range(self.num_jobs):
             time = self.ready[j]
@@ -59,7 +62,11 @@ class NaiveShop:
             ops = [(j, k) for j, k in heads if self.machines[j][k] == machine]
             if ops:
                 work = sum(self.times[j][k] for j, k in ops)
-                bounds.append(min(heads[o] for o in ops) + work + min(sum(self.times[j][k + 1 :]) for j, k in ops))
+                bounds.append(
+                    min(heads[o] for o in ops)
+                    + work
+                    + min(sum(self.times[j][k + 1 :]) for j, k in ops)
+                )
         return max(bounds), heads
 
 
@@ -90,7 +97,10 @@ def check_graph(env, observation):
     edges, kinds = graph.edge_links, graph.edges
     assert edges.shape == (len(kinds), 2) and edges.dtype == kinds.dtype == np.int64
     assert len({(a, b) for a, b in edges.tolist()}) == len(edges)
-    machine_of, job_of = env.machine_of.ravel()[env.nodes[:num_ops]], env.nodes[:num_ops] // env.num_machines
+    machine_of, job_of = (
+        env.machine_of.ravel()[env.nodes[:num_ops]],
+        env.nodes[:num_ops] // env.num_machines,
+    )
     assert (np.diff(env.nodes[:num_ops]) > 0).all()
     for (a, b), kind in zip(edges.tolist(), kinds.tolist()):
         if kind == 0:
@@ -101,8 +111,14 @@ def check_graph(env, observation):
             op, hub = (a, b) if kind == 2 else (b, a)
             assert op < num_ops <= hub and env.nodes[hub] - env.times.size == machine_of[op]
         else:
-            both_next = graph.nodes[a, COLUMN["candidate"]] == graph.nodes[b, COLUMN["candidate"]] == 1
-            assert machine_of[a] == machine_of[b] and job_of[a] != job_of[b] and (kind == 2) == both_next
+            both_next = (
+                graph.nodes[a, COLUMN["candidate"]] == graph.nodes[b, COLUMN["candidate"]] == 1
+            )
+            assert (
+                machine_of[a] == machine_of[b]
+                and job_of[a] != job_of[b]
+                and (kind == 2) == both_next
+            )
     counts = np.bincount(kinds, minlength=4)
     num_jobs_left = len(np.unique(job_of))
     assert counts[0] == counts[1] == num_ops - num_jobs_left
@@ -110,16 +126,32 @@ def check_graph(env, observation):
     if env.machine_edges == "hub":
         assert num_nodes == num_ops + (per_machine > 0).sum() and counts[2] == counts[3] == num_ops
     else:
-        assert num_nodes == num_ops and counts[2] + counts[3] == (per_machine * (per_machine - 1)).sum()
+        assert (
+            num_nodes == num_ops
+            and counts[2] + counts[3] == (per_machine * (per_machine - 1)).sum()
+        )
 
 
 @settings(max_examples=40, deadline=None)
-@given(jobs=st.integers(1, 7), machines=st.integers(1, 6), low=st.integers(1, 5), seed=st.integers(0, 10**6),
-       dispatch=st.sampled_from(["active", "nondelay"]), edges=st.sampled_from(["hub", "clique"]),
-       skip=st.booleans())
+@given(
+    jobs=st.integers(1, 7),
+    machines=st.integers(1, 6),
+    low=st.integers(1, 5),
+    seed=st.integers(0, 10**6),
+    dispatch=st.sampled_from(["active", "nondelay"]),
+    edges=st.sampled_from(["hub", "clique"]),
+    skip=st.booleans(),
+)
 def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges, skip):
-    env = JobShopEnv(jobs=jobs, machines=machines, durations=(low, 9), dispatch=dispatch, machine_edges=edges,
-                     skip_forced=skip, reward_unit="time")
+    env = JobShopEnv(
+        jobs=jobs,
+        machines=machines,
+        durations=(low, 9),
+        dispatch=dispatch,
+        machine_edges=edges,
+        skip_forced=skip,
+        reward_unit="time",
+    )
     observation, info = env.reset(seed=seed)
     assert info == {}
     shop = NaiveShop(env.times, env.machine_of, dispatch)
@@ -134,12 +166,16 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
         assert env.nodes[observation["action_mask"] == 1].tolist() == legal
         bound, heads = shop.bound()
         assert env.bound == bound
-        assert bound == first_bound - total or size == np.inf  # the first reward also pays for what reset dispatched
+        assert (
+            bound == first_bound - total or size == np.inf
+        )  # the first reward also pays for what reset dispatched
         check_graph(env, observation)
         assert len(observation["graph"].nodes) < size
         size = len(observation["graph"].nodes)
         now = min(heads[j, k] for j, k in enumerate(shop.next) if k < machines)
-        start = (np.array([heads[divmod(o, machines)] for o in env.nodes[: env.num_left]]) - now) / env.times.mean()
+        start = (
+            np.array([heads[divmod(o, machines)] for o in env.nodes[: env.num_left]]) - now
+        ) / env.times.mean()
         found = observation["graph"].nodes[: env.num_left, COLUMN["start"]]
         np.testing.assert_allclose(found, np.minimum(start, job_shop.FEATURE_LIMIT), atol=1e-4)
         action = sample_action(observation, rng)
@@ -157,21 +193,32 @@ def test_episode_against_plain_loops(jobs, machines, low, seed, dispatch, edges,
         for key in {row[axis] for row in shop.schedule}:
             rows = sorted(row[3:] for row in shop.schedule if row[axis] == key)
             assert all(end <= start for (_, end), (start, _) in zip(rows, rows[1:]))
-    assert sorted(row[:2] for row in shop.schedule) == [(j, k) for j in range(jobs) for k in range(machines)]
+    assert sorted(row[:2] for row in shop.schedule) == [
+        (j, k) for j in range(jobs) for k in range(machines)
+    ]
 
 
 @settings(max_examples=30, deadline=None)
-@given(jobs=st.integers(1, 6), machines=st.integers(1, 6), seed=st.integers(0, 10**6), lookahead=st.integers(1, 7),
-       edges=st.sampled_from(["hub", "clique"]))
+@given(
+    jobs=st.integers(1, 6),
+    machines=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    lookahead=st.integers(1, 7),
+    edges=st.sampled_from(["hub", "clique"]),
+)
 def test_lookahead_shows_a_part_of_the_graph(jobs, machines, seed, lookahead, edges):
-    """The next operations of each job, their edges and all machines, with the features of the whole graph."""
+    """The next operations of each job, their edges and all machines, with the features of the whole
+    graph."""
     whole = JobShopEnv(jobs=jobs, machines=machines, machine_edges=edges)
     part = JobShopEnv(jobs=jobs, machines=machines, machine_edges=edges, lookahead=lookahead)
     (one, _), (other, _) = whole.reset(seed=seed), part.reset(seed=seed)
     rng, terminated = np.random.default_rng(seed), False
     while not terminated:
         num_ops = whole.times.size
-        shown = [node >= num_ops or node < whole.next_op[node // machines] + lookahead for node in whole.nodes]
+        shown = [
+            node >= num_ops or node < whole.next_op[node // machines] + lookahead
+            for node in whole.nodes
+        ]
         links, rank = one["graph"].edge_links, np.cumsum(shown) - 1
         both = np.array(shown)[links].all(axis=1)
         assert np.array_equal(other["graph"].nodes, one["graph"].nodes[shown])
@@ -188,18 +235,32 @@ def test_feature_values_by_hand():
     env = JobShopEnv(instance={"times": [[2, 4], [3, 3]], "machines": [[0, 1], [0, 1]]})
     observation, _ = env.reset(seed=0)
     x = observation["graph"].nodes
-    assert env.bound == 2 + 7  # machine 1: earliest head 2, work 7, no tail; machine 0: 0 + 5 + 3; jobs: 6 and 6
+    assert (
+        env.bound == 2 + 7
+    )  # machine 1: earliest head 2, work 7, no tail; machine 0: 0 + 5 + 3; jobs: 6 and 6
     by_name = {name: x[:, column].tolist() for name, column in COLUMN.items()}
     expected = {
-        "is_op": [1, 1, 1, 1, 0, 0], "is_machine": [0, 0, 0, 0, 1, 1], "time": [2 / 3, 4 / 3, 1, 1, 0, 0],
-        "start": [0, 2 / 3, 0, 1, 0, 2 / 3], "start_rel": [0, 2 / 9, 0, 3 / 9, 0, 2 / 9],
-        "gap": [0, 2 / 3, 0, 1, 0, 2 / 3], "tail": [4 / 9, 0, 3 / 9, 0, 3 / 9, 0], "slack": [1, 1, 1, 1, 1 / 3, 0],
-        "slack_rel": [3 / 9, 3 / 9, 3 / 9, 3 / 9, 1 / 9, 0], "job_slack": [1, 1, 1, 1, 0, 0],
-        "job_work": [1, 4 / 6, 1, 3 / 6, 0, 0], "ops_left": [1, 0.5, 1, 0.5, 0, 0],
-        "flow": [2 / 8, 6 / 10, 3 / 9, 6 / 9, 0, 0], "candidate": [1, 0, 1, 0, 0, 0], "legal": [1, 0, 1, 0, 0, 0],
-        "conflict": [1, 0, 1, 0, 1, 0], "machine_work": [5 / 7, 1, 5 / 7, 1, 5 / 7, 1],
-        "machine_work_rel": [5 / 9, 7 / 9, 5 / 9, 7 / 9, 5 / 9, 7 / 9], "machine_free": [0] * 6,
-        "machine_ops": [1] * 6, "machine_slack_rel": [1 / 9, 0, 1 / 9, 0, 1 / 9, 0],
+        "is_op": [1, 1, 1, 1, 0, 0],
+        "is_machine": [0, 0, 0, 0, 1, 1],
+        "time": [2 / 3, 4 / 3, 1, 1, 0, 0],
+        "start": [0, 2 / 3, 0, 1, 0, 2 / 3],
+        "start_rel": [0, 2 / 9, 0, 3 / 9, 0, 2 / 9],
+        "gap": [0, 2 / 3, 0, 1, 0, 2 / 3],
+        "tail": [4 / 9, 0, 3 / 9, 0, 3 / 9, 0],
+        "slack": [1, 1, 1, 1, 1 / 3, 0],
+        "slack_rel": [3 / 9, 3 / 9, 3 / 9, 3 / 9, 1 / 9, 0],
+        "job_slack": [1, 1, 1, 1, 0, 0],
+        "job_work": [1, 4 / 6, 1, 3 / 6, 0, 0],
+        "ops_left": [1, 0.5, 1, 0.5, 0, 0],
+        "flow": [2 / 8, 6 / 10, 3 / 9, 6 / 9, 0, 0],
+        "candidate": [1, 0, 1, 0, 0, 0],
+        "legal": [1, 0, 1, 0, 0, 0],
+        "conflict": [1, 0, 1, 0, 1, 0],
+        "machine_work": [5 / 7, 1, 5 / 7, 1, 5 / 7, 1],
+        "machine_work_rel": [5 / 9, 7 / 9, 5 / 9, 7 / 9, 5 / 9, 7 / 9],
+        "machine_free": [0] * 6,
+        "machine_ops": [1] * 6,
+        "machine_slack_rel": [1 / 9, 0, 1 / 9, 0, 1 / 9, 0],
     }
     assert list(expected) == list(COLUMN)
     for name, values in expected.items():
@@ -209,7 +270,9 @@ def test_feature_values_by_hand():
 @pytest.mark.parametrize("dispatch", ["active", "nondelay"])
 def test_return_is_relative_to_the_first_bound(dispatch):
     for seed in range(5):
-        total, info, _ = play_random(JobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch), seed)
+        total, info, _ = play_random(
+            JobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch), seed
+        )
         cost, bound = info["eval"]["cost"], info["eval"]["lower_bound"]
         assert total == pytest.approx((bound - cost) / bound, abs=1e-9)
 
@@ -229,15 +292,23 @@ def test_benchmark_instances(name):
     times, machines, best_known, lower_bound = load_instance(name)
     job_shop.check_instance(times, machines)
     sizes = {"ft06": (6, 6), "ft10": (10, 10), "ft20": (20, 5), "abz5": (10, 10), "abz6": (10, 10)}
-    groups = {"la": [(10, 5), (15, 5), (20, 5), (10, 10), (15, 10), (20, 10), (30, 10), (15, 15)],
-              "swv": [(20, 10), (20, 15), (50, 10), (50, 10)], "yn": [(20, 20)], "abz": [(20, 15)] * 3,
-              "orb": [(10, 10)] * 2}
+    groups = {
+        "la": [(10, 5), (15, 5), (20, 5), (10, 10), (15, 10), (20, 10), (30, 10), (15, 15)],
+        "swv": [(20, 10), (20, 15), (50, 10), (50, 10)],
+        "yn": [(20, 20)],
+        "abz": [(20, 15)] * 3,
+        "orb": [(10, 10)] * 2,
+    }
     family, number = re.fullmatch(r"([a-z]+)(\d+)", name).groups()
     if family == "ta":
-        size = [k for k, v in JobShopEnv.eval_suites.items() if k != "all" and {"instance": name} in v]
+        size = [
+            k for k, v in JobShopEnv.eval_suites.items() if k != "all" and {"instance": name} in v
+        ]
         assert size == ["ta{}x{}".format(*times.shape)]
     else:
-        assert times.shape == sizes.get(name, groups.get(family, [None] * 9)[(int(number) - 1) // 5])
+        assert times.shape == sizes.get(
+            name, groups.get(family, [None] * 9)[(int(number) - 1) // 5]
+        )
     env = JobShopEnv(instance=name)
     env.reset(seed=0)
     assert env.first_bound <= lower_bound <= best_known
@@ -256,13 +327,24 @@ def test_taillard_generator():
 
 def test_suites():
     suites = JobShopEnv.eval_suites
-    counts = {"ft": 3, "abz": 5, "yn": 4, "la": 40, "orb": 10, "swv": 20, "ta15x15": 10, "ta100x20": 10, "all": 162}
+    counts = {
+        "ft": 3,
+        "abz": 5,
+        "yn": 4,
+        "la": 40,
+        "orb": 10,
+        "swv": 20,
+        "ta15x15": 10,
+        "ta100x20": 10,
+        "all": 162,
+    }
     assert {name: len(suites[name]) for name in counts} == counts
     assert suites["ta20x15"][0] == {"instance": "ta11"} and len(set(ALL_NAMES)) == 162
 
 
 def test_rules_match_published_gaps():
-    """Non-delay dispatch on la01-40: published mean gaps SPT 21.2, MWKR 12.7, MOPNR 13.7 % (ties differ)."""
+    """Non-delay dispatch on la01-40: published mean gaps SPT 21.2, MWKR 12.7, MOPNR 13.7 % (ties
+    differ)."""
     gaps = {rule: [] for rule in RULES}
     for kwargs in JobShopEnv.eval_suites["la"]:
         best = load_instance(kwargs["instance"])[2]
@@ -271,7 +353,12 @@ def test_rules_match_published_gaps():
     assert np.mean(gaps["SPT"]) == pytest.approx(21.2, abs=1.5)
     assert np.mean(gaps["MWKR"]) == pytest.approx(12.7, abs=0.5)
     assert np.mean(gaps["MOPNR"]) == pytest.approx(13.7, abs=0.5)
-    assert np.mean(gaps["FDD/MWKR"]) < np.mean(gaps["MWKR"]) < np.mean(gaps["SPT"]) < np.mean(gaps["random"])
+    assert (
+        np.mean(gaps["FDD/MWKR"])
+        < np.mean(gaps["MWKR"])
+        < np.mean(gaps["SPT"])
+        < np.mean(gaps["random"])
+    )
 
 
 @pytest.mark.parametrize("rule", RULES[:-1])
@@ -297,7 +384,10 @@ def test_sizes_are_long_tailed():
 
 
 def same_observation(a, b):
-    return all((x == y).all() for x, y in zip(a["graph"], b["graph"])) and (a["action_mask"] == b["action_mask"]).all()
+    return (
+        all((x == y).all() for x, y in zip(a["graph"], b["graph"]))
+        and (a["action_mask"] == b["action_mask"]).all()
+    )
 
 
 def test_seed_determines_the_episode():
@@ -325,7 +415,9 @@ def test_operations_without_duration():
     times, machines = load_instance("orb07")[:2]
     assert (times == 0).any()
     play_random(JobShopEnv(instance="orb07"), 0)
-    total, info, _ = play_random(JobShopEnv(instance={"times": [[0, 0], [0, 0]], "machines": [[0, 1], [1, 0]]}), 0)
+    total, info, _ = play_random(
+        JobShopEnv(instance={"times": [[0, 0], [0, 0]], "machines": [[0, 1], [1, 0]]}), 0
+    )
     assert total == 0 and info["eval"]["cost"] == 0
 
 
@@ -341,21 +433,24 @@ def test_render():
     assert 0.2 < busy < 1
 
 
-@pytest.mark.parametrize("kwargs, message", [
-    ({"instance": "la99"}, "Unknown job-shop instance 'la99'"),
-    ({"instance": {"times": [[1, 2]], "machines": [[0, 0]]}}, "Job 0 must visit each machine"),
-    ({"instance": {"times": [[1, 2]], "machines": [[0, 1, 2]]}}, "one shape"),
-    ({"instance": {"times": [[-1, 2]], "machines": [[0, 1]]}}, "whole processing times"),
-    ({"instance": {"times": [[1, 2]]}}, "'times' and 'machines'"),
-    ({"jobs": (5, 3)}, "jobs must be"),
-    ({"machines": 0}, "machines must be"),
-    ({"durations": (0, 9)}, "durations must be"),
-    ({"dispatch": "fifo"}, "dispatch must be one of"),
-    ({"reward_unit": "hours"}, "reward_unit must be one of"),
-    ({"machine_edges": "none"}, "machine_edges must be one of"),
-    ({"render_mode": "human"}, "render_mode must be one of"),
-    ({"lookahead": 0}, "lookahead must be None or a positive int"),
-])
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"instance": "la99"}, "Unknown job-shop instance 'la99'"),
+        ({"instance": {"times": [[1, 2]], "machines": [[0, 0]]}}, "Job 0 must visit each machine"),
+        ({"instance": {"times": [[1, 2]], "machines": [[0, 1, 2]]}}, "one shape"),
+        ({"instance": {"times": [[-1, 2]], "machines": [[0, 1]]}}, "whole processing times"),
+        ({"instance": {"times": [[1, 2]]}}, "'times' and 'machines'"),
+        ({"jobs": (5, 3)}, "jobs must be"),
+        ({"machines": 0}, "machines must be"),
+        ({"durations": (0, 9)}, "durations must be"),
+        ({"dispatch": "fifo"}, "dispatch must be one of"),
+        ({"reward_unit": "hours"}, "reward_unit must be one of"),
+        ({"machine_edges": "none"}, "machine_edges must be one of"),
+        ({"render_mode": "human"}, "render_mode must be one of"),
+        ({"lookahead": 0}, "lookahead must be None or a positive int"),
+    ],
+)
 def test_wrong_arguments(kwargs, message):
     with pytest.raises(ValueError, match=message):
         JobShopEnv(**kwargs)

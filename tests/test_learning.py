@@ -9,27 +9,42 @@ from helpers import graph_space, train_events, vector
 
 
 class Match(gym.Env):
-    """A fresh random target is shown at every one of 4 steps; reward 1 for the action that matches it.
+    """A fresh random target is shown at every one of 4 steps; reward 1 for the action that matches
+    it.
 
-    kind: "discrete" (allowed actions in info["action_mask"], the best is the one after that shown), "multidiscrete" and
-    "bits" (share of the parts that match), "box" (1 - distance squared), "mixed" (all of them in a Dict)."""
+    kind: "discrete" (allowed actions in info["action_mask"], the best is the one after that shown),
+    "multidiscrete" and "bits" (share of the parts that match), "box" (1 - distance squared),
+    "mixed" (all of them in a Dict)."""
 
     def __init__(self, kind):
         self.kind = kind
-        self.observation_space = {"discrete": spaces.Discrete(6), "multidiscrete": spaces.MultiDiscrete([3, 4, 2]),
-                                  "bits": spaces.MultiBinary(4), "box": vector(2),
-                                  "mixed": spaces.Tuple((spaces.Discrete(3), vector(1), spaces.MultiBinary(2)))}[kind]
-        self.action_space = {"discrete": spaces.Discrete(6, start=2), "mixed": spaces.Dict(
-            a=spaces.Discrete(3), b=spaces.Tuple((vector(1), spaces.MultiBinary(2))))}.get(kind, self.observation_space)
+        self.observation_space = {
+            "discrete": spaces.Discrete(6),
+            "multidiscrete": spaces.MultiDiscrete([3, 4, 2]),
+            "bits": spaces.MultiBinary(4),
+            "box": vector(2),
+            "mixed": spaces.Tuple((spaces.Discrete(3), vector(1), spaces.MultiBinary(2))),
+        }[kind]
+        self.action_space = {
+            "discrete": spaces.Discrete(6, start=2),
+            "mixed": spaces.Dict(
+                a=spaces.Discrete(3), b=spaces.Tuple((vector(1), spaces.MultiBinary(2)))
+            ),
+        }.get(kind, self.observation_space)
 
     def draw(self):
         rng = self.np_random
         self.target = {
-            "discrete": lambda: int(rng.integers(6)), "multidiscrete": lambda: rng.integers([3, 4, 2]),
+            "discrete": lambda: int(rng.integers(6)),
+            "multidiscrete": lambda: rng.integers([3, 4, 2]),
             "bits": lambda: rng.integers(0, 2, 4).astype(np.int8),
             "box": lambda: rng.uniform(-1, 1, 2).astype(np.float32),
-            "mixed": lambda: (int(rng.integers(3)), rng.uniform(-1, 1, 1).astype(np.float32),
-                              rng.integers(0, 2, 2).astype(np.int8))}[self.kind]()
+            "mixed": lambda: (
+                int(rng.integers(3)),
+                rng.uniform(-1, 1, 1).astype(np.float32),
+                rng.integers(0, 2, 2).astype(np.int8),
+            ),
+        }[self.kind]()
         if self.kind != "discrete":
             return self.target, {}
         self.mask = (rng.random(6) < 0.5).astype(np.int8)
@@ -39,7 +54,7 @@ class Match(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
-        return *self.draw(),
+        return (*self.draw(),)
 
     def reward(self, action):
         if self.kind == "discrete":
@@ -60,8 +75,9 @@ class Match(gym.Env):
 
 
 class Agree(gym.Env):
-    """Both parts of the action must agree, and must not be what they were one step before, which is not observed: a
-    chain of a uniform first part and its copy earns 3/4 a step; independent parts earn 1/4."""
+    """Both parts of the action must agree, and must not be what they were one step before, which is
+    not observed: a chain of a uniform first part and its copy earns 3/4 a step; independent parts
+    earn 1/4."""
 
     observation_space, action_space = vector(1), spaces.Tuple([spaces.Discrete(4)] * 2)
 
@@ -77,10 +93,13 @@ class Agree(gym.Env):
 
 
 class Delay(gym.Env):
-    """A graph in which the first choice of a node is paid in the last of 4 steps only, and the episode is truncated."""
+    """A graph in which the first choice of a node is paid in the last of 4 steps only, and the
+    episode is truncated."""
 
-    observation_space = spaces.Dict(graph=graph_space(features=2),
-                                    action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True))
+    observation_space = spaces.Dict(
+        graph=graph_space(features=2),
+        action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+    )
     action_space = spaces.Discrete(5)
 
     def observe(self):
@@ -89,7 +108,10 @@ class Delay(gym.Env):
         self.good = int(self.np_random.integers(num))
         nodes[self.good, 0] = 1
         nodes[:, 1] = self.t / 4
-        return {"graph": spaces.GraphInstance(nodes, None, None), "action_mask": np.ones(num, np.int8)}
+        return {
+            "graph": spaces.GraphInstance(nodes, None, None),
+            "action_mask": np.ones(num, np.int8),
+        }
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -109,8 +131,19 @@ for env in (Match, Agree, Delay):
 
 def learn(tmp_path, env_id, env_kwargs=None, **kwargs):
     """(mean return of the last 200 episodes of training, mean return of 50 greedy episodes)"""
-    args = dict(total_timesteps=20_000, num_envs=16, num_steps=32, learning_rate=3e-3, hidden_dims=(32,), gnn_dim=16,
-                gnn_layers=1, gamma=0.0, eval_episodes=50, cuda=False, run_dir=str(tmp_path))
+    args = dict(
+        total_timesteps=20_000,
+        num_envs=16,
+        num_steps=32,
+        learning_rate=3e-3,
+        hidden_dims=(32,),
+        gnn_dim=16,
+        gnn_layers=1,
+        gamma=0.0,
+        eval_episodes=50,
+        cuda=False,
+        run_dir=str(tmp_path),
+    )
     args |= {"env_id": env_id, "env_kwargs": env_kwargs or {}, "checkpoint_every": 0}
     rows = ppo_graph.main(ppo_graph.Args(**args | kwargs))
     returns = [ret for _, ret in train_events(tmp_path)["charts/episodic_return"]]
@@ -121,11 +154,19 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("kind, optimum, threshold", [
-    slow("discrete", 4, 3.8), slow("multidiscrete", 4, 3.7), slow("bits", 4, 3.8), slow("box", 4, 3.5),
-    slow("mixed", 4, 3.5)])
+@pytest.mark.parametrize(
+    "kind, optimum, threshold",
+    [
+        slow("discrete", 4, 3.8),
+        slow("multidiscrete", 4, 3.7),
+        slow("bits", 4, 3.8),
+        slow("box", 4, 3.5),
+        slow("mixed", 4, 3.5),
+    ],
+)
 def test_flat_heads(tmp_path, kind, optimum, threshold):
-    """P4, P5: Discrete with a mask from info, MultiDiscrete, MultiBinary, Box, and a Dict of them."""
+    """P4, P5: Discrete with a mask from info, MultiDiscrete, MultiBinary, Box, and a Dict of
+    them."""
     _, greedy = learn(tmp_path, "Match-v0", {"kind": kind})
     assert threshold < greedy <= optimum
 
@@ -138,17 +179,26 @@ def test_box_with_state_dependent_std(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_choice_of_a_node(tmp_path, workers):
-    """G1, G6: the node with most flagged in-neighbours of a graph with a long-tailed size; the optimum is 16."""
-    sampled, greedy = learn(tmp_path, "envs:PoissonGraph-v0", {"num_features": 2}, num_workers=workers)
+    """G1, G6: the node with most flagged in-neighbours of a graph with a long-tailed size; the
+    optimum is 16."""
+    sampled, greedy = learn(
+        tmp_path, "envs:PoissonGraph-v0", {"num_features": 2}, num_workers=workers
+    )
     assert sampled > 10 and greedy > 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key, stack", [("set", True), ("avail_actions", False)])
 def test_choice_of_an_element(tmp_path, key, stack):
-    """G2, P6: the element of a set, or of avail_actions, with the largest product with a query; the optimum is 1."""
-    _, greedy = learn(tmp_path, "envs:BestOfSet-v0", {"key": key, "stack": stack, "max_size": 16},
-                      total_timesteps=60_000, eval_episodes=200)
+    """G2, P6: the element of a set, or of avail_actions, with the largest product with a query; the
+    optimum is 1."""
+    _, greedy = learn(
+        tmp_path,
+        "envs:BestOfSet-v0",
+        {"key": key, "stack": stack, "max_size": 16},
+        total_timesteps=60_000,
+        eval_episodes=200,
+    )
     assert greedy > 0.85
 
 
@@ -160,7 +210,8 @@ def test_delayed_reward(tmp_path):
 
 @pytest.mark.slow
 def test_autoregressive_parts(tmp_path):
-    """P7: parts that must agree at random earn up to 12.25 as a chain, and at most 4.27 if they are independent."""
+    """P7: parts that must agree at random earn up to 12.25 as a chain, and at most 4.27 if they are
+    independent."""
     flags = {"total_timesteps": 40_000, "gamma": 0.9, "ent_coef": 0.02, "eval_episodes": 0}
     bound = 16**2 / (4 * 15)
     assert learn(tmp_path / "chain", "Agree-v0", autoregressive=True, **flags)[0] > 2 * bound
@@ -172,6 +223,14 @@ def test_autoregressive_nodes(tmp_path):
     """P7, G6: choose a node, then the node that matches it, which independent heads cannot."""
     kwargs = {"num_pairs": 4, "num_colours": 4, "mean_grey": 1}
     bound = gym.make("envs:PairNodes-v0", **kwargs).unwrapped.best_independent_return
-    sampled, _ = learn(tmp_path, "envs:PairNodes-v0", kwargs, autoregressive=True, gamma=0.9,
-                       ent_coef=0.02, total_timesteps=50_000, eval_episodes=0)
+    sampled, _ = learn(
+        tmp_path,
+        "envs:PairNodes-v0",
+        kwargs,
+        autoregressive=True,
+        gamma=0.9,
+        ent_coef=0.02,
+        total_timesteps=50_000,
+        eval_episodes=0,
+    )
     assert sampled > 1.5 * bound

@@ -1,4 +1,5 @@
-"""`main` from end to end: the command line, logs, models, evaluation, and a script that is copied alone."""
+"""`main` from end to end: the command line, logs, models, evaluation, and a script that is copied
+alone."""
 
 import csv
 import dataclasses
@@ -22,17 +23,51 @@ from helpers import command, run, run_folder, small_args, train_events, vector, 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
-LOGGED = ["charts/SPS", "charts/learning_rate", "charts/obs_bytes_per_step", "charts/padding_avoided",
-          "charts/rows/graph.nodes", "charts/rows/graph.edge_links", "debug/collection_mismatch",
-          *(f"losses/{name}" for name in ("value_loss", "policy_loss", "entropy", "approx_kl", "old_approx_kl",
-                                          "clipfrac", "explained_variance", "grad_norm"))]
+LOGGED = [
+    "charts/SPS",
+    "charts/learning_rate",
+    "charts/obs_bytes_per_step",
+    "charts/padding_avoided",
+    "charts/rows/graph.nodes",
+    "charts/rows/graph.edge_links",
+    "debug/collection_mismatch",
+    *(
+        f"losses/{name}"
+        for name in (
+            "value_loss",
+            "policy_loss",
+            "entropy",
+            "approx_kl",
+            "old_approx_kl",
+            "clipfrac",
+            "explained_variance",
+            "grad_norm",
+        )
+    ),
+]
 
 
 # ---- The command line ----
 def test_command_line():
-    """S6: any environment and its keyword arguments by flags; tuples, choices and booleans as tyro writes them."""
-    flags = ["--env-id", "envs:BestOfSet-v0", "--env-kwargs", '{"max_size": 3, "stack": false}', "--hidden-dims", "8",
-             "9", "--no-anneal-lr", "--gnn", "sage", "--target-kl", "0.1", "--wrap", "hide:1", "z:skill:2"]
+    """S6: any environment and its keyword arguments by flags; tuples, choices and booleans as tyro
+    writes them."""
+    flags = [
+        "--env-id",
+        "envs:BestOfSet-v0",
+        "--env-kwargs",
+        '{"max_size": 3, "stack": false}',
+        "--hidden-dims",
+        "8",
+        "9",
+        "--no-anneal-lr",
+        "--gnn",
+        "sage",
+        "--target-kl",
+        "0.1",
+        "--wrap",
+        "hide:1",
+        "z:skill:2",
+    ]
     args = tyro.cli(ppo_graph.Args, args=flags)
     assert args.env_kwargs == {"max_size": 3, "stack": False} and args.hidden_dims == (8, 9)
     assert args.anneal_lr is False and args.gnn == "sage" and args.target_kl == 0.1
@@ -51,17 +86,40 @@ def test_command_line():
 
 
 def test_runs_as_a_command(tmp_path):
-    """S6: `python ppo_graph.py` with worker processes and a wrapper; the table is printed and in the run's folder."""
-    code, out, err = command("--env-id", "CartPole-v1", "--wrap", "hide:1,3", "z:skill:2", "--total-timesteps", 96,
-                             "--num-envs", 2, "--num-steps", 24, "--num-workers", 2, "--hidden-dims", 8,
-                             "--eval-episodes", 3, "--no-cuda", cwd=tmp_path)
+    """S6: `python ppo_graph.py` with worker processes and a wrapper; the table is printed and in
+    the run's folder."""
+    code, out, err = command(
+        "--env-id",
+        "CartPole-v1",
+        "--wrap",
+        "hide:1,3",
+        "z:skill:2",
+        "--total-timesteps",
+        96,
+        "--num-envs",
+        2,
+        "--num-steps",
+        24,
+        "--num-workers",
+        2,
+        "--hidden-dims",
+        8,
+        "--eval-episodes",
+        3,
+        "--no-cuda",
+        cwd=tmp_path,
+    )
     assert code == 0, err
     assert set(os.listdir(tmp_path)) == {"runs"}
     folder = run_folder(tmp_path / "runs")
     assert folder.name.startswith("CartPole-v1-") and "__ppo_graph__1__" in folder.name
-    assert (folder / "eval.md").read_text().strip() in out and "| episode | group | length | return |" in out
+    assert (
+        folder / "eval.md"
+    ).read_text().strip() in out and "| episode | group | length | return |" in out
     assert len(list(folder.glob("checkpoint_*.ckpt"))) == 1  # at the end
-    assert any(name.startswith("charts/episodic_return/z_") for name in train_events(tmp_path / "runs"))
+    assert any(
+        name.startswith("charts/episodic_return/z_") for name in train_events(tmp_path / "runs")
+    )
 
 
 def test_every_choice_is_a_choice():
@@ -73,7 +131,8 @@ def test_every_choice_is_a_choice():
 
 # ---- Logs ----
 def test_names_in_the_log(tmp_path):
-    """G4: CleanRL's names, bytes of observations and the mismatch are in the TensorBoard log, one value an update."""
+    """G4: CleanRL's names, bytes of observations and the mismatch are in the TensorBoard log, one
+    value an update."""
     log = run(tmp_path, env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5}).scalars
     for name in LOGGED:
         assert [step for step, _ in log[name]] == [24, 48], name
@@ -81,12 +140,15 @@ def test_names_in_the_log(tmp_path):
     assert [value for _, value in log["charts/learning_rate"]] == pytest.approx([2.5e-4, 1.25e-4])
     assert 0 < log["charts/padding_avoided"][0][1] < 1
     ends = [step for step, _ in log["charts/episodic_return"]]
-    assert ends == [3 * t for t in (5, 10, 15) for _ in range(3)]  # every episode, at the step at which it ended
+    assert ends == [
+        3 * t for t in (5, 10, 15) for _ in range(3)
+    ]  # every episode, at the step at which it ended
     assert [value for _, value in log["charts/episodic_length"]] == [5] * 9
 
 
 class Grouped(gym.Env):
-    """Episodes of `length` steps, of which every other ends in group "b", else in "a"; a step earns `reward`."""
+    """Episodes of `length` steps, of which every other ends in group "b", else in "a"; a step earns
+    `reward`."""
 
     observation_space, action_space = vector(1), spaces.Discrete(2)
     eval_suites = {"two": [{"length": 2}, {"length": 3}], "none": []}
@@ -113,25 +175,44 @@ gym.register("Grouped-v0", entry_point=Grouped)
 
 
 def test_groups_of_the_environment(tmp_path):
-    """S1: return and length are logged for all, and for the group that info names at an episode's end; evaluation
-    reports each episode's group."""
+    """S1: return and length are logged for all, and for the group that info names at an episode's
+    end; evaluation reports each episode's group."""
     rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
     assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
-    assert [step for step, _ in log["charts/episodic_return/a"]] == list(range(4, 49, 8))  # the first was a mask's
+    assert [step for step, _ in log["charts/episodic_return/a"]] == list(
+        range(4, 49, 8)
+    )  # the first was a mask's
     assert log["charts/episodic_length/b"] == [(step, 4) for step in range(8, 49, 8)]
     assert rows == [{"episode": i, "group": "a", "length": 4, "return": 4} for i in range(2)]
 
 
 def test_tasks_are_groups(tmp_path):
-    """S1: env i gets entry i modulo their number; each entry is a group in the log and in the evaluation."""
+    """S1: env i gets entry i modulo their number; each entry is a group in the log and in the
+    evaluation."""
     tasks = [{"reward": reward, "grouped": False} for reward in (1.0, 2.0, 5.0)]
-    rows, log, folder, text = run(tmp_path, env_id="Grouped-v0", env_kwargs=tasks, num_envs=5, num_workers=2,
-                                  total_timesteps=80, eval_episodes=2)
+    rows, log, folder, text = run(
+        tmp_path,
+        env_id="Grouped-v0",
+        env_kwargs=tasks,
+        num_envs=5,
+        num_workers=2,
+        total_timesteps=80,
+        eval_episodes=2,
+    )
     num_envs = [2, 2, 1]
     for k, task in enumerate(tasks):
-        assert [value for _, value in log[f"charts/episodic_return/task_{k}"]] == [4 * task["reward"]] * 4 * num_envs[k]
+        assert [value for _, value in log[f"charts/episodic_return/task_{k}"]] == [
+            4 * task["reward"]
+        ] * 4 * num_envs[k]
     assert len(log["charts/episodic_return"]) == 20
-    expected = [("task_0", 4), ("task_0", 4), ("task_1", 8), ("task_1", 8), ("task_2", 20), ("task_2", 20)]
+    expected = [
+        ("task_0", 4),
+        ("task_0", 4),
+        ("task_1", 8),
+        ("task_1", 8),
+        ("task_2", 20),
+        ("task_2", 20),
+    ]
     assert [(row["group"], row["return"]) for row in rows] == expected
     assert "| **mean** | **task_1** | **4** | **8** |" in text
     assert (folder / "eval.md").read_text().strip() in text
@@ -149,35 +230,63 @@ def test_hyperparameters_are_logged(tmp_path):
 
 
 def test_tracked_with_wandb(tmp_path, monkeypatch):
-    """--track begins a wandb run with project, flags and the folder's name, which takes over TensorBoard's scalars."""
+    """--track begins a wandb run with project, flags and the folder's name, which takes over
+    TensorBoard's scalars."""
     calls = []
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs)))
-    folder = run(tmp_path, env_id="envs:BestOfSet-v0", track=True, wandb_project_name="mine", wandb_entity="we").folder
+    monkeypatch.setitem(
+        sys.modules, "wandb", types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs))
+    )
+    folder = run(
+        tmp_path,
+        env_id="envs:BestOfSet-v0",
+        track=True,
+        wandb_project_name="mine",
+        wandb_entity="we",
+    ).folder
     (call,) = calls
     assert (call["project"], call["entity"], call["sync_tensorboard"]) == ("mine", "we", True)
-    assert call["name"] == call["id"] == folder.name and call["config"]["env_id"] == "envs:BestOfSet-v0"
+    assert (
+        call["name"] == call["id"] == folder.name
+        and call["config"]["env_id"] == "envs:BestOfSet-v0"
+    )
     run(tmp_path / "other", env_id="envs:BestOfSet-v0")
     assert len(calls) == 1
 
 
 # ---- Models and evaluation ----
 def test_model_goes_through_a_file(tmp_path):
-    """--save-model writes the weights and flags; --load-model starts from exactly these; without updates it stays."""
+    """--save-model writes the weights and flags; --load-model starts from exactly these; without
+    updates it stays."""
     first = run(tmp_path / "a", env_id="envs:BestOfSet-v0", save_model=True)
     saved = torch.load(first.folder / "model.pt", weights_only=True)
     assert saved["args"]["env_id"] == "envs:BestOfSet-v0" and saved["args"]["hidden_dims"] == (16,)
-    again = run(tmp_path / "b", env_id="envs:BestOfSet-v0", load_model=str(first.folder / "model.pt"), save_model=True,
-                seed=9, total_timesteps=0)
+    again = run(
+        tmp_path / "b",
+        env_id="envs:BestOfSet-v0",
+        load_model=str(first.folder / "model.pt"),
+        save_model=True,
+        seed=9,
+        total_timesteps=0,
+    )
     model = weights(again.folder)
-    assert list(model) == list(saved["model"]) and all(torch.equal(model[k], saved["model"][k]) for k in model)
+    assert list(model) == list(saved["model"]) and all(
+        torch.equal(model[k], saved["model"][k]) for k in model
+    )
     assert again.scalars == {} and not list(tmp_path.glob("*/*/*.tmp"))
 
 
 def test_evaluation_alone(tmp_path):
-    """A trained model is played with --total-timesteps 0, to the same returns, whatever the number of environments."""
+    """A trained model is played with --total-timesteps 0, to the same returns, whatever the number
+    of environments."""
     flags = {"env_id": "envs:PoissonGraph-v0", "eval_episodes": 5}
     first = run(tmp_path / "a", save_model=True, **flags)
-    second = run(tmp_path / "b", load_model=str(first.folder / "model.pt"), total_timesteps=0, num_envs=1, **flags)
+    second = run(
+        tmp_path / "b",
+        load_model=str(first.folder / "model.pt"),
+        total_timesteps=0,
+        num_envs=1,
+        **flags,
+    )
     assert first.rows == second.rows and len(first.rows) == 5
     assert (first.folder / "eval.md").read_text() == (second.folder / "eval.md").read_text()
     assert run(tmp_path / "c", total_timesteps=0, env_id="envs:PoissonGraph-v0").rows == []
@@ -185,7 +294,8 @@ def test_evaluation_alone(tmp_path):
 
 
 def test_played_episodes(tmp_path):
-    """The first episode of each environment, seeded with seed + 10,000 + its number, by the mode or by samples."""
+    """The first episode of each environment, seeded with seed + 10,000 + its number, by the mode or
+    by samples."""
     args = small_args(env_id="Random-v0", seed=3)
     envs = ppo_graph.Envs([lambda: ppo_graph.make_env(args)])
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
@@ -203,11 +313,20 @@ def test_played_episodes(tmp_path):
 
 
 def test_suite(tmp_path, capsys):
-    """X5: the table of --eval-suite has a row per instance, the greedy cost and the best of the samples."""
-    flags = dict(env_id="Grouped-v0", env_kwargs={"reward": 3.0}, eval_suite="two", eval_samples=2, total_timesteps=0)
+    """X5: the table of --eval-suite has a row per instance, the greedy cost and the best of the
+    samples."""
+    flags = dict(
+        env_id="Grouped-v0",
+        env_kwargs={"reward": 3.0},
+        eval_suite="two",
+        eval_samples=2,
+        total_timesteps=0,
+    )
     rows, _, folder, text = run(tmp_path / "a", **flags)
-    assert rows == [{"instance": str(length), "greedy": -3.0 * length, "best of 2": -3.0 * length, "rule": 7}
-                    for length in (2, 3)]
+    assert rows == [
+        {"instance": str(length), "greedy": -3.0 * length, "best of 2": -3.0 * length, "rule": 7}
+        for length in (2, 3)
+    ]
     assert (folder / "eval.md").read_text().strip() in text
     with open(folder / "eval.csv") as file:
         assert [float(row["greedy"]) for row in csv.DictReader(file)] == [-6, -9]
@@ -216,9 +335,13 @@ def test_suite(tmp_path, capsys):
 
 def test_job_shop_suite(tmp_path):
     """X5: instances of job shops with what is known of them."""
-    rows = run(tmp_path, env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=1, total_timesteps=0).rows
+    rows = run(
+        tmp_path, env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=1, total_timesteps=0
+    ).rows
     assert [row["instance"] for row in rows] == ["ft06", "ft10", "ft20"]
-    assert all(row["greedy"] >= row["best_known"] and row["best of 1"] >= row["best_known"] for row in rows)
+    assert all(
+        row["greedy"] >= row["best_known"] and row["best of 1"] >= row["best_known"] for row in rows
+    )
 
 
 def test_video(tmp_path):
@@ -255,16 +378,30 @@ class Env(gym.Env):
 
 gym.register("Mine-v0", entry_point=Env)
 '''
-ALONE = ["--total-timesteps", "256", "--num-envs", "4", "--num-steps", "32", "--num-minibatches", "2", "--save-model",
-         "--eval-episodes", "2", "--no-cuda"]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+ALONE = [
+    "--total-timesteps",
+    "256",
+    "--num-envs",
+    "4",
+    "--num-steps",
+    "32",
+    "--num-minibatches",
+    "2",
+    "--save-model",
+    "--eval-episodes",
+    "2",
+    "--no-cuda",
+]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+    "OMP_NUM_THREADS": "1"
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_copied_alone(name, tmp_path):
-    """X8: in an empty folder a script trains CartPole-v1 and an environment file of one's own, logs, saves its model
-    and plays."""
+    """X8: in an empty folder a script trains CartPole-v1 and an environment file of one's own,
+    logs, saves its model and plays."""
     (tmp_path / f"{name}.py").write_text(SCRIPTS[name].read_text())
     (tmp_path / "my_env.py").write_text(OWN_ENV)
 
@@ -272,13 +409,17 @@ def test_copied_alone(name, tmp_path):
     for env_id in ("CartPole-v1", "my_env:Mine-v0"):
         command = [sys.executable, f"{name}.py", "--env-id", env_id, "--run-dir", env_id, *ALONE]
         command += ["--compile-mode", "none"] * (name == "ppo_graph_compile")
-        process = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+        process = subprocess.run(
+            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+        )
         assert process.returncode == 0, process.stderr
         assert process.stdout.count("no checkpoints") == 1
         assert re.search(r"returns of greedy episodes: \d+\.0 \d+\.0\n", process.stdout)
         assert len(weights(run_folder(tmp_path / env_id))) > 5
         logs[env_id] = train_events(tmp_path / env_id)
-        assert len(logs[env_id]["losses/value_loss"]) == 2 and "charts/episodic_return" in logs[env_id]
+        assert (
+            len(logs[env_id]["losses/value_loss"]) == 2 and "charts/episodic_return" in logs[env_id]
+        )
     assert max(value for _, value in logs["my_env:Mine-v0"]["debug/collection_mismatch"]) < 1e-5
     made = {path.name for path in tmp_path.iterdir()} - {f"{name}.py", "my_env.py", "__pycache__"}
     assert made == {"CartPole-v1", "my_env:Mine-v0"}
@@ -295,20 +436,36 @@ def test_flags_that_need_more_than_the_script(tmp_path):
         "    try:\n"
         "        ppo_graph.main(ppo_graph.Args(env_id='CartPole-v1', cuda=False, **flags))\n"
         "    except ppo_graph.UsageError as error:\n"
-        "        print(error)\n")
-    process = subprocess.run([sys.executable, "driver.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True,
-                             text=True)
+        "        print(error)\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "driver.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
+    )
     assert process.returncode == 0, process.stderr
     lines = [line for line in process.stdout.splitlines() if not line.startswith("no utils/")]
-    assert lines == [f"{flag} needs {path}.py of cleanrl_graph beside this script" for flag, path in (
-        ("--resume", "utils/checkpoint"), ("--num-workers", "utils/workers"), ("--wrap", "envs/wrappers"),
-        ("--eval-suite, --capture-video", "utils/evaluate"), ("--eval-suite, --capture-video", "utils/evaluate"))]
+    assert lines == [
+        f"{flag} needs {path}.py of cleanrl_graph beside this script"
+        for flag, path in (
+            ("--resume", "utils/checkpoint"),
+            ("--num-workers", "utils/workers"),
+            ("--wrap", "envs/wrappers"),
+            ("--eval-suite, --capture-video", "utils/evaluate"),
+            ("--eval-suite, --capture-video", "utils/evaluate"),
+        )
+    ]
 
 
 def test_folders_of_ones_own(tmp_path, monkeypatch):
-    """X8: where a script was copied into a project that has such modules of its own, they are left alone."""
+    """X8: where a script was copied into a project that has such modules of its own, they are left
+    alone."""
     for name in ("utils.checkpoint", "utils.evaluate", "utils.workers", "envs.wrappers"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name, "Something else."))
-    assert "no checkpoints" in run(tmp_path, env_id="CartPole-v1", checkpoint_every=9, eval_episodes=1).text
-    with pytest.raises(ppo_graph.UsageError, match="--num-workers needs utils/workers.py of cleanrl_graph beside this"):
+    assert (
+        "no checkpoints"
+        in run(tmp_path, env_id="CartPole-v1", checkpoint_every=9, eval_episodes=1).text
+    )
+    with pytest.raises(
+        ppo_graph.UsageError,
+        match="--num-workers needs utils/workers.py of cleanrl_graph beside this",
+    ):
         run(tmp_path, env_id="CartPole-v1", num_workers=2)

@@ -57,8 +57,15 @@ def test_spaces_contain_observations(env_id, kwargs):
     observation, _ = env.reset(seed=3)
     for _ in range(100):
         assert observation in env.observation_space
-        observation, reward, terminated, truncated, info = env.step(rng.integers(env.action_space.n))
-        assert isinstance(reward, float) and terminated in (True, False) and truncated is False and info == {}
+        observation, reward, terminated, truncated, info = env.step(
+            rng.integers(env.action_space.n)
+        )
+        assert (
+            isinstance(reward, float)
+            and terminated in (True, False)
+            and truncated is False
+            and info == {}
+        )
         if terminated:
             assert observation in env.observation_space
             observation, _ = env.reset()
@@ -74,20 +81,24 @@ def test_seed_fixes_everything(env_id, kwargs):
 
 
 @pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
-@pytest.mark.parametrize("env_id, kwargs, words", [
-    ("StatelessCartPole-v1", {"render_mode": "ansi"}, "render_mode"),
-    ("Recall-v0", {"length": -1}, "length -1"),
-    ("Recall-v0", {"num_cues": 1}, "num_cues 1"),
-    ("LastGraphs-v0", {"window": 6}, "window 6"),
-    ("LastGraphs-v0", {"episode_length": 0}, "episode_length 0"),
-    ("LastGraphs-v0", {"weights": (0.5, 0.5)}, "sum to 1"),
-])
+@pytest.mark.parametrize(
+    "env_id, kwargs, words",
+    [
+        ("StatelessCartPole-v1", {"render_mode": "ansi"}, "render_mode"),
+        ("Recall-v0", {"length": -1}, "length -1"),
+        ("Recall-v0", {"num_cues": 1}, "num_cues 1"),
+        ("LastGraphs-v0", {"window": 6}, "window 6"),
+        ("LastGraphs-v0", {"episode_length": 0}, "episode_length 0"),
+        ("LastGraphs-v0", {"weights": (0.5, 0.5)}, "sum to 1"),
+    ],
+)
 def test_bad_arguments_say_what_is_wrong(env_id, kwargs, words):
     with pytest.raises(ValueError, match=words):
         make(env_id, **kwargs)
 
 
 # StatelessCartPole
+
 
 def test_cart_pole_without_velocities():
     env, full = make("StatelessCartPole-v1"), CartPoleEnv()
@@ -107,7 +118,9 @@ class Balance:
     def __call__(self, observation):
         velocity = (observation - (observation if self.last is None else self.last)) / 0.02
         self.last = observation
-        return int(observation[1] + 0.5 * velocity[1] + 0.02 * observation[0] + 0.06 * velocity[0] > 0)
+        return int(
+            observation[1] + 0.5 * velocity[1] + 0.02 * observation[0] + 0.06 * velocity[0] > 0
+        )
 
 
 @pytest.mark.parametrize("limit, expected", [(None, 500), (30, 30), (-1, 1000)])
@@ -128,6 +141,7 @@ def test_cart_pole_without_memory_scores_low():
 
 
 # Recall
+
 
 @pytest.mark.parametrize("length, num_cues", [(0, 2), (10, 2), (50, 3)])
 def test_recall_shows_the_cue_once(length, num_cues):
@@ -157,6 +171,7 @@ def test_recall_without_memory(num_cues):
 
 # LastGraphs
 
+
 def value_of(observation):
     nodes = observation.nodes
     assert nodes[:, 0].sum() == 1
@@ -181,13 +196,18 @@ def test_last_graphs_optimum_from_the_observations_alone(window):
     assert (play(env, best, 30) == env.episode_length).all()
 
 
-@pytest.mark.parametrize("window, best, uniform", [(2, 12.55, 8.0), (3, 9.19, 5.33), (4, 7.48, 4.0), (5, 6.47, 3.2)])
+@pytest.mark.parametrize(
+    "window, best, uniform", [(2, 12.55, 8.0), (3, 9.19, 5.33), (4, 7.48, 4.0), (5, 6.47, 3.2)]
+)
 def test_last_graphs_scores_without_memory(window, best, uniform):
-    """The table of the docstring, by the vectorised simulation and by playing the policy that it found."""
+    """The table of the docstring, by the vectorised simulation and by playing the policy that it
+    found."""
     env = make("LastGraphs-v0", window=window)
     score, actions = best_memoryless(window, num_episodes=20_000)
     assert score == pytest.approx(best, abs=0.05)
-    assert play(env, lambda o: actions[int(value_of(o) * 99.99)], 1500).mean() == pytest.approx(best, abs=0.25)
+    assert play(env, lambda o: actions[int(value_of(o) * 99.99)], 1500).mean() == pytest.approx(
+        best, abs=0.25
+    )
     rng = np.random.default_rng(0)
     assert play(env, lambda o: rng.integers(window), 500).mean() == pytest.approx(uniform, abs=0.35)
 

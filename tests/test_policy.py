@@ -37,12 +37,15 @@ class Noted(gym.Wrapper):
 
 
 def saved(path, name, **flags):
-    """A model.pt of an agent whose weights are random, and the actions of its greedy episodes in 4 environments."""
+    """A model.pt of an agent whose weights are random, and the actions of its greedy episodes in 4
+    environments."""
     script = importlib.import_module(name)
     more = {"prev_reward": True} if hasattr(script.Args, "prev_reward") else {}
     args = small_args(script, num_steps=3, **{"env_id": "Random-v0"} | more | flags)
     envs = [Noted(script.make_env(args)) for _ in range(4)]
-    agent = script.Agent(script.Envs([lambda: envs[0]], args.action_head).leaves, envs[0].action_space, args)
+    agent = script.Agent(
+        script.Envs([lambda: envs[0]], args.action_head).leaves, envs[0].action_space, args
+    )
     for parameter in agent.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape)
     torch.save({"model": agent.state_dict(), "args": vars(args), "script": name}, path)
@@ -62,13 +65,18 @@ def episode(policy, env, **kwargs):
 
 
 def same(ours, theirs):
-    return len(ours) == len(theirs) and all(np.allclose(a, b, atol=2e-4) for a, b in zip(ours, theirs))
+    return len(ours) == len(theirs) and all(
+        np.allclose(a, b, atol=2e-4) for a, b in zip(ours, theirs)
+    )
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.parametrize("env_kwargs", [NAMED, {"observation": "set", "head": "nodes"}], ids=["box", "nodes"])
+@pytest.mark.parametrize(
+    "env_kwargs", [NAMED, {"observation": "set", "head": "nodes"}], ids=["box", "nodes"]
+)
 def test_as_play_does(tmp_path, name, env_kwargs):
-    """One environment after the other by one policy, which forgets at each episode's start; memory or not."""
+    """One environment after the other by one policy, which forgets at each episode's start; memory
+    or not."""
     path = tmp_path / "model.pt"
     played = saved(path, name, env_kwargs=env_kwargs)
     policy = load_policy(path)
@@ -77,20 +85,30 @@ def test_as_play_does(tmp_path, name, env_kwargs):
         assert same(episode(policy, policy.make_env(), seed=10_001 + i), actions)
     if name in MEMORIES and env_kwargs == NAMED:
         policy.reset(), episode(policy, policy.make_env(), seed=7)
-        assert not same(episode(policy, policy.make_env(), seed=10_001), played[0])  # it remembers the last one
+        assert not same(
+            episode(policy, policy.make_env(), seed=10_001), played[0]
+        )  # it remembers the last one
         policy.reset()
         assert same(episode(policy, policy.make_env(), seed=10_001), played[0])
 
 
 @pytest.mark.parametrize("name", ["ppo_graph", *MEMORIES])
-@pytest.mark.parametrize("flags", [{"env_kwargs": NAMED}, {"env_id": "envs:Colouring-v0"},
-                                   {"env_id": "envs:NeighbourMean-v0"}], ids=["box", "colours", "rows"])
+@pytest.mark.parametrize(
+    "flags",
+    [{"env_kwargs": NAMED}, {"env_id": "envs:Colouring-v0"}, {"env_id": "envs:NeighbourMean-v0"}],
+    ids=["box", "colours", "rows"],
+)
 def test_many_environments(tmp_path, name, flags):
-    """All environments at once; those whose episodes end begin others, as in `play`; with an action per node, too."""
+    """All environments at once; those whose episodes end begin others, as in `play`; with an action
+    per node, too."""
     played, N = saved(tmp_path / "model.pt", name, **flags), 4
     policy = load_policy(tmp_path / "model.pt", num_envs=N)
     envs = [Noted(policy.make_env()) for _ in range(N)]
-    observations, rewards, starts = [env.reset(seed=10_001 + i)[0] for i, env in enumerate(envs)], [0.0] * N, [True] * N
+    observations, rewards, starts = (
+        [env.reset(seed=10_001 + i)[0] for i, env in enumerate(envs)],
+        [0.0] * N,
+        [True] * N,
+    )
     for _ in range(max(map(len, played))):
         for i, action in enumerate(policy(observations, rewards, starts)):
             observations[i], rewards[i], terminated, truncated, _ = envs[i].step(action)
@@ -120,16 +138,22 @@ def test_sampled_actions(tmp_path):
 
 
 def test_spaces_are_enough(tmp_path):
-    """Without an environment, and for a script under another name, which the file names or the caller hands over."""
+    """Without an environment, and for a script under another name, which the file names or the
+    caller hands over."""
     played = saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED, env_id="Random-v0")
     env = gym.make("Random-v0", **NAMED)
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     (tmp_path / "my_ppo.py").write_text((FOLDER / "ppo_graph.py").read_text())
     torch.save(model | {"script": "my_ppo"}, tmp_path / "mine.pt")
     torch.save(model | {"args": model["args"] | {"env_id": "gone:Gone-v0"}}, tmp_path / "gone.pt")
-    with pytest.raises(ImportError, match="mine.pt: it was saved by my_ppo.py, which Python does not find"):
+    with pytest.raises(
+        ImportError, match="mine.pt: it was saved by my_ppo.py, which Python does not find"
+    ):
         load_policy(tmp_path / "mine.pt", env)
-    for policy in (load_policy(tmp_path / "mine.pt", env, script=ppo_graph), load_policy(tmp_path / "gone.pt", env)):
+    for policy in (
+        load_policy(tmp_path / "mine.pt", env, script=ppo_graph),
+        load_policy(tmp_path / "gone.pt", env),
+    ):
         assert same(episode(policy, env, seed=10_001), played[0])
     sys.path.append(str(tmp_path))
     try:
@@ -147,11 +171,18 @@ def test_what_does_not_fit(tmp_path):
     for name in ("other.pt", "text.pt"):
         with pytest.raises(ValueError, match=f"{name}: not a file that --save-model wrote"):
             load_policy(tmp_path / name)
-    with pytest.raises(ValueError, match="(?s)observation space Box.*action space Discrete.*it is of ppo_graph"):
+    with pytest.raises(
+        ValueError, match="(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
+    ):
         load_policy(path, gym.make("CartPole-v1"))
-    with pytest.raises(ValueError, match=r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"):
+    with pytest.raises(
+        ValueError, match=r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
+    ):
         model = torch.load(path, weights_only=True)
-        torch.save(model | {"args": {"exp_name": "", "lstm_dim": 3}, "script": "ppo_lstm_sparse"}, tmp_path / "lstm.pt")
+        torch.save(
+            model | {"args": {"exp_name": "", "lstm_dim": 3}, "script": "ppo_lstm_sparse"},
+            tmp_path / "lstm.pt",
+        )
         load_policy(tmp_path / "lstm.pt", script=ppo_graph)
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
@@ -162,58 +193,86 @@ def test_what_does_not_fit(tmp_path):
 
 
 # ---- --load-model: flags of the file ----
-NETWORK = {"ppo_graph": dict(hidden_dims=(12,), readout="max", norm_obs=True),
-           "ppo_framestack": dict(obs_shifts="-2:0", action_shifts=""),
-           "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True), "ppo_lstm_sparse": dict(lstm_dim=9),
-           "ppo_graph_aux": dict(aux="predict")}
+NETWORK = {
+    "ppo_graph": dict(hidden_dims=(12,), readout="max", norm_obs=True),
+    "ppo_framestack": dict(obs_shifts="-2:0", action_shifts=""),
+    "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True),
+    "ppo_lstm_sparse": dict(lstm_dim=9),
+    "ppo_graph_aux": dict(aux="predict"),
+}
 
 
 @pytest.mark.parametrize("name", NETWORK)
 def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, capsys, name):
-    """Only --load-model: the same network, memory and environment play the same episodes; others of its kwargs may be
-    given."""
+    """Only --load-model: the same network, memory and environment play the same episodes; others of
+    its kwargs may be given."""
     script, flags = importlib.import_module(name), NETWORK[name]
     env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
     first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
-    alone = script.Args(load_model=str(first.folder / "model.pt"), total_timesteps=0, eval_episodes=2, cuda=False,
-                        run_dir=str(tmp_path / "b"), save_model=True)
+    alone = script.Args(
+        load_model=str(first.folder / "model.pt"),
+        total_timesteps=0,
+        eval_episodes=2,
+        cuda=False,
+        run_dir=str(tmp_path / "b"),
+        save_model=True,
+    )
     monkeypatch.setattr(sys, "argv", ["ppo.py", "--load-model=model.pt"])
     assert script.main(alone) == first.rows
     assert weights(next((tmp_path / "b").iterdir())).keys() == weights(first.folder).keys()
     assert alone.env_id == env["env_id"] and all(getattr(alone, k) == v for k, v in flags.items())
-    other = script.Args(**vars(alone) | dict(env_kwargs={"jobs": 4, "machines": 2}, run_dir=str(tmp_path / "c")))
+    other = script.Args(
+        **vars(alone) | dict(env_kwargs={"jobs": 4, "machines": 2}, run_dir=str(tmp_path / "c"))
+    )
     assert script.main(other) != first.rows and other.env_kwargs == {"jobs": 4, "machines": 2}
 
 
 def test_flags_that_make_another_network(tmp_path, monkeypatch):
-    """A flag that is given, in a program or on the command line, and differs from the file's is named. What does not
-    change the weights is free, and so is everything about the training."""
+    """A flag that is given, in a program or on the command line, and differs from the file's is
+    named. What does not change the weights is free, and so is everything about the training."""
     path = tmp_path / "model.pt"
     saved(path, "ppo_gtrxl", env_kwargs=NAMED, gnn_dim=8)
     monkeypatch.setattr(sys, "argv", ["ppo.py"])
     script = importlib.import_module("ppo_gtrxl")
-    with pytest.raises(SystemExit, match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32"):
+    with pytest.raises(
+        SystemExit,
+        match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32",
+    ):
         script.check_args(script.Args(load_model=str(path), gnn_dim=16, dim=32))
-    args = script.Args(load_model=str(path), memory_length=7, learning_rate=1.0, env_id="CartPole-v1")
+    args = script.Args(
+        load_model=str(path), memory_length=7, learning_rate=1.0, env_id="CartPole-v1"
+    )
     script.check_args(args)
-    assert (args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs) == (7, 8, "CartPole-v1", {})
+    assert (args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs) == (
+        7,
+        8,
+        "CartPole-v1",
+        {},
+    )
     args = script.Args(load_model=str(path))
     script.check_args(args)
     assert (args.env_id, args.env_kwargs, args.memory_length) == ("Random-v0", NAMED, 64)
     for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
         monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
-        with pytest.raises(SystemExit, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")):
+        with pytest.raises(
+            SystemExit, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")
+        ):
             script.check_args(script.Args(load_model=str(path)))
-    with pytest.raises(SystemExit, match="load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not"):
+    with pytest.raises(
+        SystemExit, match="load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not"
+    ):
         monkeypatch.setattr(sys, "argv", ["ppo.py"])
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
 
 
 # ---- Threads ----
 def test_threads(tmp_path, monkeypatch):
-    """U2: one thread unless OMP_NUM_THREADS or the flag says otherwise; 0 leaves them as they are."""
+    """U2: one thread unless OMP_NUM_THREADS or the flag says otherwise; 0 leaves them as they
+    are."""
     for value, default in (("", 1), ("3", 3), ("4,2", 4), (None, 1)):
-        monkeypatch.delenv("OMP_NUM_THREADS") if value is None else monkeypatch.setenv("OMP_NUM_THREADS", value)
+        monkeypatch.delenv("OMP_NUM_THREADS") if value is None else monkeypatch.setenv(
+            "OMP_NUM_THREADS", value
+        )
         assert runpy.run_path(ppo_graph.__file__)["Args"]().torch_threads == default
     flags = dict(total_timesteps=0, env_id="CartPole-v1")
     try:
@@ -231,8 +290,14 @@ def test_tables(tmp_path, monkeypatch):
     import policy
     import threads
 
-    policy.main(policy.Args(batches=(0, 2), num_steps=2, rounds=1, jobs=2, out=str(tmp_path / "table.md")))
+    policy.main(
+        policy.Args(batches=(0, 2), num_steps=2, rounds=1, jobs=2, out=str(tmp_path / "table.md"))
+    )
     assert (tmp_path / "table.md").read_text().count(".py | 2 |") == 4
     out = tmp_path / "threads.md"
-    threads.main(threads.Args(parts=("steps",), threads=(1,), networks=("small",), num_envs=2, repeats=1, out=str(out)))
+    threads.main(
+        threads.Args(
+            parts=("steps",), threads=(1,), networks=("small",), num_envs=2, repeats=1, out=str(out)
+        )
+    )
     assert out.read_text().count("| small | gradient step |") == 2

@@ -1,5 +1,5 @@
-"""Collection, advantages, updates, worker processes and determinism of ppo_graph.py. What `main` did is recorded and
-computed again in float64."""
+"""Collection, advantages, updates, worker processes and determinism of ppo_graph.py. What `main`
+did is recorded and computed again in float64."""
 
 import copy
 from functools import partial
@@ -12,7 +12,17 @@ import pytest
 import torch
 import torch.nn as nn
 from gymnasium import spaces
-from helpers import ACTIONS, OBSERVATIONS, RandomEnv, everything, graph_space, make_envs, run, small_args, vector
+from helpers import (
+    ACTIONS,
+    OBSERVATIONS,
+    RandomEnv,
+    everything,
+    graph_space,
+    make_envs,
+    run,
+    small_args,
+    vector,
+)
 from helpers import weights as weights_of
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -21,8 +31,8 @@ CPU = torch.device("cpu")
 
 # ---- PPO in float64, from what a run of main saw ----
 class Walk(gym.Env):
-    """Random vectors in one array that is written again and again; the reward depends on all that there is. Episodes of
-    1 to 6 steps, of which every other is truncated."""
+    """Random vectors in one array that is written again and again; the reward depends on all that
+    there is. Episodes of 1 to 6 steps, of which every other is truncated."""
 
     observation_space, action_space = vector(3, low=-10, high=10), spaces.Discrete(3, start=2)
 
@@ -35,11 +45,17 @@ class Walk(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.left, self.truncates = int(self.np_random.integers(1, 7)), self.np_random.random() < 0.5
+        self.left, self.truncates = (
+            int(self.np_random.integers(1, 7)),
+            self.np_random.random() < 0.5,
+        )
         return self.observe(), {}
 
     def step(self, action):
-        reward, self.left = float(self.buffer[0] + 0.5 * action * self.buffer[1] + 0.1), self.left - 1
+        reward, self.left = (
+            float(self.buffer[0] + 0.5 * action * self.buffer[1] + 0.1),
+            self.left - 1,
+        )
         ended = self.left == 0
         return self.observe(), reward, ended and not self.truncates, ended and self.truncates, {}
 
@@ -83,7 +99,9 @@ def record(run_dir, **flags) -> Record:
         return agents[0]
 
     def before_step(optimizer, *_):
-        gradients.append({name: p.grad.clone() for name, p in agents[0].named_parameters() if p.grad is not None})
+        gradients.append(
+            {name: p.grad.clone() for name, p in agents[0].named_parameters() if p.grad is not None}
+        )
 
     hook = register_optimizer_step_pre_hook(before_step)
     with pytest.MonkeyPatch.context() as patch:
@@ -93,16 +111,21 @@ def record(run_dir, **flags) -> Record:
         patch.setattr(ppo_graph, "Agent", make_agent)
         result = run(run_dir, save_model=True, **flags)
     hook.remove()
-    return Record(agents[1], steps, actions, minibatches, gradients, result.scalars, weights_of(result.folder))
+    return Record(
+        agents[1], steps, actions, minibatches, gradients, result.scalars, weights_of(result.folder)
+    )
 
 
 class Net64(nn.Module):
-    """Actor and critic of a vector observation and a Discrete action, in float64 and written anew."""
+    """Actor and critic of a vector observation and a Discrete action, in float64 and written
+    anew."""
 
     def __init__(self, agent):
         super().__init__()
         for name, parameter in agent.named_parameters():
-            self.register_parameter(name.replace(".", "_"), nn.Parameter(parameter.detach().double().clone()))
+            self.register_parameter(
+                name.replace(".", "_"), nn.Parameter(parameter.detach().double().clone())
+            )
 
     def forward(self, obs, actions):
         """(log_prob, entropy, value)"""
@@ -133,7 +156,9 @@ def batch(leaves, flats):
     return everything(storage)
 
 
-def reference_advantages(rewards, values, terminated, truncated, next_values, final_values, gamma, lam):
+def reference_advantages(
+    rewards, values, terminated, truncated, next_values, final_values, gamma, lam
+):
     """GAE, [T, N]: sums of (gamma lambda)^k delta along each trajectory, no recursion."""
     T, N = rewards.shape
     result = np.zeros((T, N))
@@ -153,15 +178,28 @@ def reference_advantages(rewards, values, terminated, truncated, next_values, fi
 
 
 def reference_run(seen: Record, network, leaves, args):
-    """(gradients per minibatch, logged scalars per update) of PPO on the recorded steps, actions and minibatches."""
+    """(gradients per minibatch, logged scalars per update) of PPO on the recorded steps, actions
+    and minibatches."""
     T, N = args.num_steps, args.num_envs
     optimizer = torch.optim.Adam(network.parameters(), lr=args.learning_rate, eps=1e-5)
-    minibatches, gradients, logs, num_updates = list(seen.minibatches), [], [], args.total_timesteps // (T * N)
+    minibatches, gradients, logs, num_updates = (
+        list(seen.minibatches),
+        [],
+        [],
+        args.total_timesteps // (T * N),
+    )
     for update in range(num_updates):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (num_updates - update) / num_updates
-        before, after = seen.steps[update * T:(update + 1) * T], seen.steps[update * T + 1:(update + 1) * T + 1]
-        acts = torch.tensor(np.array(seen.actions[update * T:(update + 1) * T])).reshape(T * N, -1)
+            optimizer.param_groups[0]["lr"] = (
+                args.learning_rate * (num_updates - update) / num_updates
+            )
+        before, after = (
+            seen.steps[update * T : (update + 1) * T],
+            seen.steps[update * T + 1 : (update + 1) * T + 1],
+        )
+        acts = torch.tensor(np.array(seen.actions[update * T : (update + 1) * T])).reshape(
+            T * N, -1
+        )
         acts = acts - getattr(args, "start", 0)
         storage = ppo_graph.Storage(leaves, CPU)
         for step in before:
@@ -174,12 +212,24 @@ def reference_run(seen: Record, network, leaves, args):
             for t, step in enumerate(after):
                 if step.truncated.any():
                     num = int(step.truncated.sum())
-                    final_values[t, step.truncated] = network(batch(leaves, [step.final]), none[:num])[2].numpy()
-        terminated, truncated, rewards = (np.stack([getattr(step, name) for step in after])
-                                          for name in ("terminated", "truncated", "reward"))
+                    final_values[t, step.truncated] = network(
+                        batch(leaves, [step.final]), none[:num]
+                    )[2].numpy()
+        terminated, truncated, rewards = (
+            np.stack([getattr(step, name) for step in after])
+            for name in ("terminated", "truncated", "reward")
+        )
         V = old_value.view(T, N).numpy()
-        advantages = reference_advantages(rewards.astype(np.float64), V, terminated, truncated, next_values,
-                                          final_values, args.gamma, args.gae_lambda)
+        advantages = reference_advantages(
+            rewards.astype(np.float64),
+            V,
+            terminated,
+            truncated,
+            next_values,
+            final_values,
+            args.gamma,
+            args.gae_lambda,
+        )
         advantages, clips = torch.tensor(advantages).flatten(), []
         returns = advantages + old_value
         for _ in range(args.update_epochs):
@@ -193,37 +243,79 @@ def reference_run(seen: Record, network, leaves, args):
                 policy_loss = -torch.min(ratio * A, ratio.clip(1 - eps, 1 + eps) * A).mean()
                 error = (value - returns[idx]) ** 2
                 if args.clip_vloss:
-                    near = torch.maximum(torch.minimum(value, old_value[idx] + eps), old_value[idx] - eps)
+                    near = torch.maximum(
+                        torch.minimum(value, old_value[idx] + eps), old_value[idx] - eps
+                    )
                     error = torch.maximum(error, (near - returns[idx]) ** 2)
-                loss = policy_loss + args.vf_coef * error.mean() / 2 - args.ent_coef * entropy.mean()
+                loss = (
+                    policy_loss + args.vf_coef * error.mean() / 2 - args.ent_coef * entropy.mean()
+                )
                 optimizer.zero_grad()
                 loss.backward()
-                norm = sum(p.grad.square().sum() for p in network.parameters() if p.grad is not None).sqrt()
+                norm = sum(
+                    p.grad.square().sum() for p in network.parameters() if p.grad is not None
+                ).sqrt()
                 for p in network.parameters():
                     if p.grad is not None:
                         p.grad *= min(1.0, args.max_grad_norm / (norm.item() + 1e-6))
-                gradients.append([None if p.grad is None else p.grad.clone() for p in network.parameters()])
+                gradients.append(
+                    [None if p.grad is None else p.grad.clone() for p in network.parameters()]
+                )
                 optimizer.step()
                 clips.append(((ratio - 1).abs() > eps).double().mean().item())
                 kl = (ratio - 1 - difference).mean().item()
-            assert sorted(np.concatenate(epoch)) == list(range(T * N))  # each epoch sees every step once
+            assert sorted(np.concatenate(epoch)) == list(
+                range(T * N)
+            )  # each epoch sees every step once
             if args.target_kl is not None and kl > args.target_kl:
                 break
-        logs.append({"losses/policy_loss": policy_loss.item(), "losses/value_loss": error.mean().item() / 2,
-                     "losses/entropy": entropy.mean().item(), "losses/grad_norm": norm.item(),
-                     "losses/approx_kl": kl, "losses/old_approx_kl": -difference.mean().item(),
-                     "losses/clipfrac": np.mean(clips),
-                     "losses/explained_variance": 1 - np.var((returns - old_value).numpy()) / np.var(returns.numpy()),
-                     "charts/learning_rate": optimizer.param_groups[0]["lr"]})
+        logs.append(
+            {
+                "losses/policy_loss": policy_loss.item(),
+                "losses/value_loss": error.mean().item() / 2,
+                "losses/entropy": entropy.mean().item(),
+                "losses/grad_norm": norm.item(),
+                "losses/approx_kl": kl,
+                "losses/old_approx_kl": -difference.mean().item(),
+                "losses/clipfrac": np.mean(clips),
+                "losses/explained_variance": 1
+                - np.var((returns - old_value).numpy()) / np.var(returns.numpy()),
+                "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            }
+        )
     assert minibatches == []
     return gradients, logs
 
 
-BASE = dict(env_id="Walk-v0", num_envs=3, num_steps=16, total_timesteps=144, num_minibatches=3, update_epochs=2,
-            learning_rate=1e-3, clip_coef=0.01)
-FLAGS = {"base": {}, "learning_rate": 3e-3, "anneal_lr": False, "gamma": 0.5, "gae_lambda": 0.5, "num_minibatches": 4,
-         "update_epochs": 4, "norm_adv": False, "clip_coef": 0.2, "clip_vloss": False, "ent_coef": 0.5,
-         "vf_coef": 0.1, "max_grad_norm": 0.01, "target_kl": 1e-12, "num_envs": 2, "num_steps": 8, "seed": 2}
+BASE = dict(
+    env_id="Walk-v0",
+    num_envs=3,
+    num_steps=16,
+    total_timesteps=144,
+    num_minibatches=3,
+    update_epochs=2,
+    learning_rate=1e-3,
+    clip_coef=0.01,
+)
+FLAGS = {
+    "base": {},
+    "learning_rate": 3e-3,
+    "anneal_lr": False,
+    "gamma": 0.5,
+    "gae_lambda": 0.5,
+    "num_minibatches": 4,
+    "update_epochs": 4,
+    "norm_adv": False,
+    "clip_coef": 0.2,
+    "clip_vloss": False,
+    "ent_coef": 0.5,
+    "vf_coef": 0.1,
+    "max_grad_norm": 0.01,
+    "target_kl": 1e-12,
+    "num_envs": 2,
+    "num_steps": 8,
+    "seed": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -233,14 +325,17 @@ def base(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_updates_against_float64(name, base, tmp_path):
-    """Gradients, logged losses and weights of all updates are those of the formulas, for every hyperparameter; and each
-    of them changes what is learned. Truncated episodes and the rollout's end are bootstrapped, terminated ones are not,
-    and last observations are kept although the environment writes the next one into the same array."""
+    """Gradients, logged losses and weights of all updates are those of the formulas, for every
+    hyperparameter; and each of them changes what is learned. Truncated episodes and the rollout's
+    end are bootstrapped, terminated ones are not, and last observations are kept although the
+    environment writes the next one into the same array."""
     flags = BASE if name == "base" else BASE | {name: FLAGS[name]}
     seen = base if name == "base" else record(tmp_path, **flags)
     args, network = small_args(**flags), Net64(seen.agent)
     args.start = 2  # of the action space
-    gradients, logs = reference_run(seen, network, ppo_graph.leaves_of(Walk.observation_space), args)
+    gradients, logs = reference_run(
+        seen, network, ppo_graph.leaves_of(Walk.observation_space), args
+    )
     names = [name for name, _ in seen.agent.named_parameters()]
     assert len(gradients) == len(seen.gradients) > 0
     for ours, theirs in zip(gradients, seen.gradients):
@@ -248,20 +343,46 @@ def test_updates_against_float64(name, base, tmp_path):
             torch.testing.assert_close(theirs[parameter].double(), gradient, atol=1e-5, rtol=1e-4)
     for k, log in enumerate(logs):
         for scalar, value in log.items():
-            assert seen.scalars[scalar][k][1] == pytest.approx(value, rel=1e-4, abs=1e-5), (scalar, k)
+            assert seen.scalars[scalar][k][1] == pytest.approx(value, rel=1e-4, abs=1e-5), (
+                scalar,
+                k,
+            )
     for parameter, value in zip(names, network.parameters()):
-        torch.testing.assert_close(seen.weights[parameter].double(), value.data, atol=1e-5, rtol=1e-5)
-    assert sum(step.truncated.sum() for step in seen.steps) > 2 < sum(step.terminated.sum() for step in seen.steps)
-    assert (name == "base") == all(torch.equal(base.weights[key], seen.weights[key]) for key in base.weights)
+        torch.testing.assert_close(
+            seen.weights[parameter].double(), value.data, atol=1e-5, rtol=1e-5
+        )
+    assert (
+        sum(step.truncated.sum() for step in seen.steps)
+        > 2
+        < sum(step.terminated.sum() for step in seen.steps)
+    )
+    assert (name == "base") == all(
+        torch.equal(base.weights[key], seen.weights[key]) for key in base.weights
+    )
 
 
-@pytest.mark.parametrize("kwargs", [
-    {"observation": "graph_edges", "head": "nodes"}, {"observation": "mixed", "action": "multidiscrete"},
-    {"observation": "set", "head": "pair"}], ids=lambda kwargs: "+".join(kwargs.values()))
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"observation": "graph_edges", "head": "nodes"},
+        {"observation": "mixed", "action": "multidiscrete"},
+        {"observation": "set", "head": "pair"},
+    ],
+    ids=lambda kwargs: "+".join(kwargs.values()),
+)
 def test_update_on_ragged_observations(kwargs, tmp_path):
-    """G1, G4, G6, G7: one update on graphs and sets of all sizes has the gradients and losses of the formulas."""
-    flags = dict(env_id="Random-v0", env_kwargs=kwargs, num_envs=4, num_steps=32, total_timesteps=128,
-                 num_minibatches=1, update_epochs=1, seed=3)
+    """G1, G4, G6, G7: one update on graphs and sets of all sizes has the gradients and losses of
+    the formulas."""
+    flags = dict(
+        env_id="Random-v0",
+        env_kwargs=kwargs,
+        num_envs=4,
+        num_steps=32,
+        total_timesteps=128,
+        num_minibatches=1,
+        update_epochs=1,
+        seed=3,
+    )
     seen = record(tmp_path, **flags)
     env = RandomEnv(**kwargs)
     leaves = ppo_graph.Envs([lambda: env]).leaves
@@ -273,13 +394,18 @@ def test_update_on_ragged_observations(kwargs, tmp_path):
     for scalar, value in log.items():
         assert seen.scalars[scalar][0][1] == pytest.approx(value, rel=1e-4, abs=1e-5), scalar
     num_bytes = sum(values.nbytes for step in seen.steps[:-1] for values in step.obs.values)
-    assert seen.scalars["charts/obs_bytes_per_step"][0][1] == pytest.approx(num_bytes / 128)  # of the rollout alone
+    assert seen.scalars["charts/obs_bytes_per_step"][0][1] == pytest.approx(
+        num_bytes / 128
+    )  # of the rollout alone
     finals = [step.final.counts for step in seen.steps if step.final]
-    assert len(finals) > 3 and any(0 in num or num.max() > 20 for counts in finals for num in counts.values())
+    assert len(finals) > 3 and any(
+        0 in num or num.max() > 20 for counts in finals for num in counts.values()
+    )
 
 
 def test_truncated_graphs_bootstrap_from_the_final_observation():
-    """G7: values of last observations of all sizes, zero nodes included, are those of the observations one by one."""
+    """G7: values of last observations of all sizes, zero nodes included, are those of the
+    observations one by one."""
     envs = make_envs([partial(RandomEnv, "graph_edges")] * 4)
     agent, finals = ppo_graph.Agent(envs.leaves, envs.action_space, small_args()), []
     envs.reset(1)
@@ -291,18 +417,28 @@ def test_truncated_graphs_bootstrap_from_the_final_observation():
     sizes = together.whole().counts["obs.nodes"]
     assert len(values) == len(sizes) > 20 and 0 in sizes and max(sizes) > 20
     for i in range(len(values)):
-        torch.testing.assert_close(agent.value(together.gather(np.array([i])))[0], values[i], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            agent.value(together.gather(np.array([i])))[0], values[i], atol=1e-5, rtol=1e-5
+        )
 
 
 def test_one_step_in_a_minibatch(tmp_path):
-    """Advantages of a single step have no spread: they are not normalised, and nothing becomes NaN."""
+    """Advantages of a single step have no spread: they are not normalised, and nothing becomes
+    NaN."""
     scalars = run(tmp_path, env_id="Walk-v0", num_minibatches=24, update_epochs=1).scalars
     assert all(np.isfinite(value) for events in scalars.values() for _, value in events)
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    ({"learning_rate": 1e30}, r"update 1, minibatch 1: losses/\w+ is (nan|inf|-inf)"),
-    ({"vf_coef": 1e38, "max_grad_norm": float("inf")}, r"update 1, minibatch [01]: losses/\w+ is (nan|inf)")])
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        ({"learning_rate": 1e30}, r"update 1, minibatch 1: losses/\w+ is (nan|inf|-inf)"),
+        (
+            {"vf_coef": 1e38, "max_grad_norm": float("inf")},
+            r"update 1, minibatch [01]: losses/\w+ is (nan|inf)",
+        ),
+    ],
+)
 def test_numbers_that_are_not_finite(flags, sentence, tmp_path):
     """P5: the update and the minibatch are named, and no model is saved."""
     with pytest.raises(ppo_graph.UsageError, match=sentence):
@@ -312,8 +448,8 @@ def test_numbers_that_are_not_finite(flags, sentence, tmp_path):
 
 # ---- Steps and episodes ----
 class Corridor(gym.Env):
-    """Position 0, 1, 2, ... and reward 1 + position; `ends[k]` is (length, truncated) of the k-th episode, and the last
-    pair goes on for ever. With `reuse` all observations are one array."""
+    """Position 0, 1, 2, ... and reward 1 + position; `ends[k]` is (length, truncated) of the k-th
+    episode, and the last pair goes on for ever. With `reuse` all observations are one array."""
 
     observation_space, action_space = vector(1, low=0, high=100), spaces.Discrete(2)
 
@@ -338,15 +474,20 @@ class Corridor(gym.Env):
         return self.observe(), 1.0 + self.t, ended and not truncated, ended and truncated, {}
 
 
-CORRIDORS = [[(3, False), (4, True)], [(2, True), (5, False), (1, True), (1, False), (4, True)], [(100, False)],
-             [(6, True), (12, False)]]
+CORRIDORS = [
+    [(3, False), (4, True)],
+    [(2, True), (5, False), (1, True), (1, False), (4, True)],
+    [(100, False)],
+    [(6, True), (12, False)],
+]
 
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
-    """The observation after an episode's last step is the first of the next one; every one before is an action's. The
-    last ones of truncated episodes are kept, although the environment may write the next one into the same array."""
+    """The observation after an episode's last step is the first of the next one; every one before
+    is an action's. The last ones of truncated episodes are kept, although the environment may write
+    the next one into the same array."""
     makers = [partial(Corridor, ends, reuse) for ends in CORRIDORS]
     envs, positions, finals, episodes = make_envs(makers, workers), [], [], []
     step = envs.reset(0)
@@ -354,7 +495,10 @@ def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
     for t in range(12):
         positions.append(step.obs.values[0].ravel().tolist())
         step = envs.step([0] * 4)
-        assert step.reward.dtype == np.float32 and step.terminated.dtype == step.truncated.dtype == bool
+        assert (
+            step.reward.dtype == np.float32
+            and step.terminated.dtype == step.truncated.dtype == bool
+        )
         finals.append(None if step.final is None else step.final.values[0].ravel().tolist())
         assert step.truncated.sum() == (0 if step.final is None else len(finals[-1]))
         episodes += [(t + 1, episode) for episode in step.episodes]
@@ -362,19 +506,36 @@ def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
     assert [row[0] for row in positions] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert [row[1] for row in positions] == [0, 1, 0, 1, 2, 3, 4, 0, 0, 0, 1, 2]
     assert step.obs.values[0].ravel().tolist() == [1, 3, 12, 6]
-    expected = {2: [2], 6: [6], 7: [4], 8: [1], 11: [4]}  # time: last observations of truncated episodes
+    expected = {
+        2: [2],
+        6: [6],
+        7: [4],
+        8: [1],
+        11: [4],
+    }  # time: last observations of truncated episodes
     assert finals == [expected.get(t + 1) for t in range(12)]
     if not workers:
-        assert [env.steps for env in envs.envs] == [12] * 4 and [env.resets for env in envs.envs] == [4, 5, 1, 2]
+        assert [env.steps for env in envs.envs] == [12] * 4 and [
+            env.resets for env in envs.envs
+        ] == [4, 5, 1, 2]
     returns = {length: sum(range(2, length + 2)) for length in range(1, 13)}
-    assert all(episode.ret == returns[episode.length] and episode[3:] == (None, {}) for _, episode in episodes)
-    ends = {0: [(3, 3), (7, 4), (11, 4)], 1: [(2, 2), (7, 5), (8, 1), (9, 1)], 3: [(6, 6)]}  # env: (time, length)
+    assert all(
+        episode.ret == returns[episode.length] and episode[3:] == (None, {})
+        for _, episode in episodes
+    )
+    ends = {
+        0: [(3, 3), (7, 4), (11, 4)],
+        1: [(2, 2), (7, 5), (8, 1), (9, 1)],
+        3: [(6, 6)],
+    }  # env: (time, length)
     assert sorted((episode.env, t, episode.length) for t, episode in episodes) == [
-        (i, t, length) for i, row in ends.items() for t, length in row]
+        (i, t, length) for i, row in ends.items() for t, length in row
+    ]
 
 
 def test_both_ends_at_once_is_a_termination():
     """An episode that is terminated and truncated in the same step is not bootstrapped."""
+
     class Both(Corridor):
         def step(self, action):
             obs, reward, *_ = super().step(action)
@@ -383,20 +544,29 @@ def test_both_ends_at_once_is_a_termination():
     envs = make_envs([lambda: Both([(9, False)])])
     envs.reset(0)
     step = envs.step([0])
-    assert step.terminated.tolist() == [True] and step.truncated.tolist() == [False] and step.final is None
+    assert (
+        step.terminated.tolist() == [True]
+        and step.truncated.tolist() == [False]
+        and step.final is None
+    )
 
 
 def test_what_is_known_of_an_episode():
     """S1: group and eval are those of the info at the episode's end; return and length those of
     RecordEpisodeStatistics, if there are any; a life that ends is no episode."""
+
     class Informed(Corridor):
         def step(self, action):
             obs, reward, terminated, truncated, _ = super().step(action)
             info = {"group": "middle"} if not terminated else infos[self.episode]
             return obs, reward, terminated, truncated, info
 
-    infos = [{}, {"group": "left", "eval": {"cost": 3}}, {"episode": {"r": np.float32(70), "l": 7, "t": 0.1}},
-             {"episode": None}]
+    infos = [
+        {},
+        {"group": "left", "eval": {"cost": 3}},
+        {"episode": {"r": np.float32(70), "l": 7, "t": 0.1}},
+        {"episode": None},
+    ]
     envs, episodes = make_envs([lambda: Informed([(2, False)])]), []
     envs.reset(0)
     for _ in range(8):
@@ -413,38 +583,63 @@ def test_reset_begins_anew():
     for _ in range(2):
         step = envs.reset(0)
         assert step.obs.values[0].tolist() == [[0]] and step.terminated.tolist() == [True]
-        assert envs.step([0]).reward.tolist() == [2] and envs.returns.tolist() == [2] and envs.lengths.tolist() == [1]
+        assert (
+            envs.step([0]).reward.tolist() == [2]
+            and envs.returns.tolist() == [2]
+            and envs.lengths.tolist() == [1]
+        )
 
 
 CASES = [(kind, "discrete", "flat", {}) for kind in OBSERVATIONS]
 CASES += [("mixed", action, "flat", {}) for action in ACTIONS]
-CASES += [("vector", action, "flat", {"autoregressive": True}) for action in ("multidiscrete", "mixed")]
-CASES += [("vector", "box", "flat", {"state_dependent_std": True}), ("graph_edges", "discrete", "mask", {}),
-          ("vector", "multidiscrete", "mask", {"autoregressive": True}), ("graph_edges", "", "nodes", {}),
-          ("set", "", "nodes", {}), ("graph", "", "avail_actions", {}), ("graph_edges", "", "pair", {}),
-          ("graph_edges", "", "pair", {"autoregressive": True})]
+CASES += [
+    ("vector", action, "flat", {"autoregressive": True}) for action in ("multidiscrete", "mixed")
+]
+CASES += [
+    ("vector", "box", "flat", {"state_dependent_std": True}),
+    ("graph_edges", "discrete", "mask", {}),
+    ("vector", "multidiscrete", "mask", {"autoregressive": True}),
+    ("graph_edges", "", "nodes", {}),
+    ("set", "", "nodes", {}),
+    ("graph", "", "avail_actions", {}),
+    ("graph_edges", "", "pair", {}),
+    ("graph_edges", "", "pair", {"autoregressive": True}),
+]
 
 
-@pytest.mark.parametrize("observation, action, head, flags", CASES,
-                         ids=lambda v: v if isinstance(v, str) else "+".join(v))
+@pytest.mark.parametrize(
+    "observation, action, head, flags",
+    CASES,
+    ids=lambda v: v if isinstance(v, str) else "+".join(v),
+)
 def test_collection_and_training_agree(observation, action, head, flags, tmp_path):
-    """X2: before the first gradient step of each update the probability ratio is 1, for every observation and head; all
-    actions are legal; main runs from environment to evaluation."""
+    """X2: before the first gradient step of each update the probability ratio is 1, for every
+    observation and head; all actions are legal; main runs from environment to evaluation."""
     kwargs = {"observation": observation, "action": action, "head": head}
-    rows, scalars, *_ = run(tmp_path, env_id="Random-v0", env_kwargs=kwargs, eval_episodes=2, **flags)
+    rows, scalars, *_ = run(
+        tmp_path, env_id="Random-v0", env_kwargs=kwargs, eval_episodes=2, **flags
+    )
     assert len(scalars["debug/collection_mismatch"]) == 2
     assert all(0 <= value < 1e-5 for _, value in scalars["debug/collection_mismatch"])
     assert all(np.isfinite(value) for events in scalars.values() for _, value in events)
     assert scalars["losses/approx_kl"][0][1] != 0  # something was learned
-    assert [row["return"] for row in rows] == [row["length"] for row in rows]  # reward 1: legal actions only
+    assert [row["return"] for row in rows] == [
+        row["length"] for row in rows
+    ]  # reward 1: legal actions only
 
 
-@pytest.mark.parametrize("kwargs", [
-    {"env_id": "envs:PoissonGraph-v0"},
-    {"env_id": "Random-v0", "env_kwargs": {"observation": "mixed", "action": "mixed"}}], ids=["graph", "mixed"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"env_id": "envs:PoissonGraph-v0"},
+        {"env_id": "Random-v0", "env_kwargs": {"observation": "mixed", "action": "mixed"}},
+    ],
+    ids=["graph", "mixed"],
+)
 def test_same_seed_same_run(tmp_path, kwargs):
-    """X3: a seed fixes every bit of the weights and of the log, with worker processes or without; another seed gives
-    others."""
+    """X3: a seed fixes every bit of the weights and of the log, with worker processes or without;
+    another seed gives others."""
+
     def trained(name, **flags):
         result = run(tmp_path / name, save_model=True, eval_episodes=1, **kwargs | flags)
         del result.scalars["charts/SPS"]
@@ -462,7 +657,10 @@ def test_same_seed_same_run(tmp_path, kwargs):
 class Growing(gym.Env):
     """Step t has 4**t elements, all equal to t."""
 
-    observation_space, action_space = spaces.Sequence(vector(2, low=0, high=9), stack=True), spaces.Discrete(2)
+    observation_space, action_space = (
+        spaces.Sequence(vector(2, low=0, high=9), stack=True),
+        spaces.Discrete(2),
+    )
 
     def reset(self, *, seed=None, options=None):
         self.t = 0
@@ -505,6 +703,7 @@ def test_nothing_is_padded_between_processes():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_seeds_of_environments(workers):
     """X3: environment i is seeded with seed + i, wherever it runs."""
+
     class Seeded(Corridor):
         def reset(self, *, seed=None, options=None):
             super().reset()

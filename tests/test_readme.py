@@ -1,5 +1,6 @@
-"""What the README says is so: its diffs apply to the scripts and its environment trains (P9, S6), what was trained
-plays in a program of one's own (U1), its links, flags and environments exist, and CI runs its test command."""
+"""What the README says is so: its diffs apply to the scripts and its environment trains (P9, S6),
+what was trained plays in a program of one's own (U1), its links, flags and environments exist, and
+CI runs its test command."""
 
 import ast
 import dataclasses
@@ -21,13 +22,26 @@ from torch_geometric import nn as pyg
 ROOT = Path(__file__).parents[1]
 README, TABLES = (ROOT / name / "README.md" for name in (".", "benchmark"))
 TEXT = README.read_text()
-SCRIPTS = [pytest.param("ppo_graph"), *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl", "ppo_graph_async", "ppo_graph_aux"))]
+SCRIPTS = [
+    pytest.param("ppo_graph"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "ppo_framestack",
+            "ppo_lstm_sparse",
+            "ppo_gtrxl",
+            "ppo_graph_async",
+            "ppo_graph_aux",
+        )
+    ),
+]
 
 
 def fences(kind, title):
     """The blocks of a kind below the bold words, up to the next bold words or heading."""
-    (text,) = re.findall(rf"^(?:\*\*|## ){re.escape(title)}(.*?)(?=^\*\*|^## |\Z)", TEXT, re.S | re.M)
+    (text,) = re.findall(
+        rf"^(?:\*\*|## ){re.escape(title)}(.*?)(?=^\*\*|^## |\Z)", TEXT, re.S | re.M
+    )
     return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
 
 
@@ -59,7 +73,10 @@ def changed(tmp_path, script, title):
 def train(module, run_dir, **flags):
     """What a short training logged: tag -> values."""
     flags = {"state_dependent_std": False, **flags}
-    scalars = {tag: [value for _, value in values] for tag, values in run(run_dir, module, **flags).scalars.items()}
+    scalars = {
+        tag: [value for _, value in values]
+        for tag, values in run(run_dir, module, **flags).scalars.items()
+    }
     assert scalars["debug/collection_mismatch"][0] < 1e-5
     assert all(np.isfinite(values).all() for values in scalars.values())
     return scalars
@@ -87,33 +104,66 @@ gym.register("Target-v0", entry_point=Target)
 def test_the_gnn_layer(tmp_path, script):
     module = changed(tmp_path, script, "A message passing layer")
     assert isinstance(module.make_conv("gcn", 8, 3, "sum"), pyg.GCNConv)
-    assert isinstance(module.make_conv("sage", 8, 3, "sum"), pyg.SAGEConv)  # the others are as they were
+    assert isinstance(
+        module.make_conv("sage", 8, 3, "sum"), pyg.SAGEConv
+    )  # the others are as they were
     train(module, tmp_path / "runs", env_id="envs:PoissonGraph-v0", gnn="gcn")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_action_head(tmp_path, script):
-    train(changed(tmp_path, script, "An action head"), tmp_path / "runs", env_id="Target-v0", eval_episodes=2)
+    train(
+        changed(tmp_path, script, "An action head"),
+        tmp_path / "runs",
+        env_id="Target-v0",
+        eval_episodes=2,
+    )
 
 
 @pytest.mark.slow
 def test_the_action_head_learns(tmp_path):
     module = changed(tmp_path, "ppo_graph", "An action head")
-    rows = run(tmp_path / "runs", module, env_id="Target-v0", hidden_dims=(32,), num_envs=16, num_steps=32,
-               num_minibatches=4, update_epochs=4, learning_rate=3e-3, total_timesteps=24_576, ent_coef=0.0,
-               eval_episodes=50).rows
+    rows = run(
+        tmp_path / "runs",
+        module,
+        env_id="Target-v0",
+        hidden_dims=(32,),
+        num_envs=16,
+        num_steps=32,
+        num_minibatches=4,
+        update_epochs=4,
+        learning_rate=3e-3,
+        total_timesteps=24_576,
+        ent_coef=0.0,
+        eval_episodes=50,
+    ).rows
     assert np.mean([row["return"] for row in rows]) > -1.0  # -8/3 for the centre, -4.5 at first
 
 
 @pytest.mark.parametrize("script", SCRIPTS[:-1])  # another loss is what ppo_graph_aux.py is about
 def test_the_loss(tmp_path, monkeypatch, script):
-    """The first minibatch is that of the policy that collected, where the term is 0; the second one's loss has it."""
+    """The first minibatch is that of the policy that collected, where the term is 0; the second
+    one's loss has it."""
     losses, backward = [], torch.Tensor.backward
-    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: (losses.append(loss.item()), backward(loss)))
+    monkeypatch.setattr(
+        torch.Tensor, "backward", lambda loss: (losses.append(loss.item()), backward(loss))
+    )
     for module in changed(tmp_path, script, "A term of the loss"), __import__(script):
-        logs = train(module, tmp_path / module.__name__, env_id="CartPole-v1", learning_rate=1e-2, num_minibatches=1)
-    first, second, *_ = np.array(losses[:len(losses) // 2]) - losses[len(losses) // 2:]  # of two epochs
-    assert abs(first) < 1e-6 and second == pytest.approx(logs["losses/approx_kl"][0], abs=1e-6) and second > 1e-5
+        logs = train(
+            module,
+            tmp_path / module.__name__,
+            env_id="CartPole-v1",
+            learning_rate=1e-2,
+            num_minibatches=1,
+        )
+    first, second, *_ = (
+        np.array(losses[: len(losses) // 2]) - losses[len(losses) // 2 :]
+    )  # of two epochs
+    assert (
+        abs(first) < 1e-6
+        and second == pytest.approx(logs["losses/approx_kl"][0], abs=1e-6)
+        and second > 1e-5
+    )
 
 
 @pytest.fixture
@@ -147,7 +197,8 @@ def test_the_environment_is_the_travelling_salesman(routes):
 
 @pytest.mark.parametrize("script", ["ppo_graph", "ppo_lstm_sparse"])
 def test_what_was_trained_plays(tmp_path, monkeypatch, script):
-    """U1: the README's program, of at most ten lines, plays the script's own greedy episode of the same seed."""
+    """U1: the README's program, of at most ten lines, plays the script's own greedy episode of the
+    same seed."""
     flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3}, norm_obs=True)
     played = run(tmp_path / "runs", __import__(script), save_model=True, eval_episodes=1, **flags)
     (run_folder(tmp_path / "runs") / "model.pt").rename(tmp_path / "model.pt")
@@ -163,7 +214,10 @@ def test_what_was_trained_plays(tmp_path, monkeypatch, script):
 
     monkeypatch.setattr(job_shop.JobShopEnv, "step", noted)
     exec(code.replace("seed=1)", f"seed={small_args().seed + 10_000})"), {})
-    assert sum(rewards) == pytest.approx(played.rows[0]["return"]) and len(rewards) == played.rows[0]["length"]
+    assert (
+        sum(rewards) == pytest.approx(played.rows[0]["return"])
+        and len(rewards) == played.rows[0]["length"]
+    )
 
 
 def test_length():
@@ -172,19 +226,35 @@ def test_length():
 
 @pytest.mark.parametrize("path", [README, TABLES], ids=["README", "benchmark/README"])
 def test_links(path):
-    """Every file and heading that is linked to or shown exists, and so does every file that a command names."""
+    """Every file and heading that is linked to or shown exists, and so does every file that a
+    command names."""
     text = path.read_text()
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    headings = ["#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in
-                re.findall(r"^#+ (.*)", text, re.M)]
-    named = set(re.findall(r"(?:cleanrl_graph|benchmark|tests)/[\w/]+\.(?:py|sh)", text)) - {"benchmark/NAME.sh"}
-    assert links and not [link for link in links if link not in headings and not (path.parent / link).exists()]
+    headings = [
+        "#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)", text, re.M)
+    ]
+    named = set(re.findall(r"(?:cleanrl_graph|benchmark|tests)/[\w/]+\.(?:py|sh)", text)) - {
+        "benchmark/NAME.sh"
+    }
+    assert links and not [
+        link for link in links if link not in headings and not (path.parent / link).exists()
+    ]
     assert named and not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_flags():
     """Every flag of the scripts that the README names exists."""
-    known = {"dist", "nproc-per-node", "nnodes", "node-rank", "master-addr", "standalone", "max-restarts", "write"}
+    known = {
+        "dist",
+        "nproc-per-node",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "standalone",
+        "max-restarts",
+        "write",
+    }
     for script in ("ppo_graph", "ppo_graph_aux"):
         known |= {f.name.replace("_", "-") for f in dataclasses.fields(__import__(script).Args)}
     assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known
@@ -198,13 +268,18 @@ def test_environments():
 
 
 def test_requirements_list_all_that_is_imported():
-    """Every third-party package that the scripts import has its line, but those of optional environments."""
+    """Every third-party package that the scripts import has its line, but those of optional
+    environments."""
     pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().split()}
     found = set()
     for path in (ROOT / "cleanrl_graph").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                names = (
+                    [node.module]
+                    if isinstance(node, ast.ImportFrom)
+                    else [alias.name for alias in node.names]
+                )
                 found |= {name.split(".")[0] for name in names}
     names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
     own = {path.stem for path in (ROOT / "cleanrl_graph").rglob("*")}
@@ -214,22 +289,35 @@ def test_requirements_list_all_that_is_imported():
 
 @pytest.mark.parametrize("fast, slow", [(0, 0), (1, 0), (0, 1)])
 def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, tmp_path):
-    """.ci/run takes the command from the README as it stands, makes that of the slow tests from it, and fails where one
-    of them does."""
-    files = {"README.md": TEXT, ".ci/run": (ROOT / ".ci" / "run").read_text(), "python3": "#!/bin/sh",
-             ".venv/bin/pip": "#!/bin/sh", ".venv/bin/python": f"""#!/bin/sh
+    """.ci/run takes the command from the README as it stands, makes that of the slow tests from it,
+    and fails where one of them does."""
+    files = {
+        "README.md": TEXT,
+        ".ci/run": (ROOT / ".ci" / "run").read_text(),
+        "python3": "#!/bin/sh",
+        ".venv/bin/pip": "#!/bin/sh",
+        ".venv/bin/python": f"""#!/bin/sh
 echo "$@"
-case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac"""}
+case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
+    }
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
         path.chmod(0o755)
-    result = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, capture_output=True, text=True,
-                            env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    result = subprocess.run(
+        ["bash", ".ci/run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )
     tests = "-m pytest -q -n 2 --dist loadfile tests -m"
     command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
     assert result.returncode == fast + slow, result.stderr
     assert result.stdout.splitlines() == [
         f'python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {command} "not slow"',
-        f"{tests} not slow", f"{command} slow", f"{tests} slow"]
+        f"{tests} not slow",
+        f"{command} slow",
+        f"{tests} slow",
+    ]

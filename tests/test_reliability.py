@@ -1,4 +1,5 @@
-"""X3 and what stops a run: kill -9, signals, faults of environments, bad numbers, damaged checkpoints, full disks."""
+"""X3 and what stops a run: kill -9, signals, faults of environments, bad numbers, damaged
+checkpoints, full disks."""
 
 import hashlib
 import importlib
@@ -33,9 +34,14 @@ BENCHMARK = Path(__file__).parents[1] / "benchmark"
 sys.path[:0] = [str(BENCHMARK / "reliability"), str(BENCHMARK / "third_party")]
 
 HERE = {path.stem for path in shared_blocks.scripts()}
-SCRIPTS = [name for name in ("ppo_graph", "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl") if name in HERE]
-SMALL = {"ppo_framestack": {"obs_shifts": "-3:0"}, "ppo_lstm_sparse": {"lstm_dim": 8},
-         "ppo_gtrxl": {"dim": 8, "num_heads": 2, "memory_length": 5}}
+SCRIPTS = [
+    name for name in ("ppo_graph", "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl") if name in HERE
+]
+SMALL = {
+    "ppo_framestack": {"obs_shifts": "-3:0"},
+    "ppo_lstm_sparse": {"lstm_dim": 8},
+    "ppo_gtrxl": {"dim": 8, "num_heads": 2, "memory_length": 5},
+}
 GRAPH = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
 OWN_MODULE = """
 import gymnasium as gym
@@ -83,7 +89,9 @@ def start(run_dir, script="ppo_graph", patch=lambda module: None, stderr=None, *
 
     def target():
         os.setpgid(0, 0)
-        tqdm.set_lock(threading.RLock())  # its own is shared with this process, and could be held when it dies
+        tqdm.set_lock(
+            threading.RLock()
+        )  # its own is shared with this process, and could be held when it dies
         if stderr:
             os.dup2(os.open(stderr, os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
             sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
@@ -97,17 +105,22 @@ def start(run_dir, script="ppo_graph", patch=lambda module: None, stderr=None, *
 
 def folder_of(run_dir):
     """The only folder of a run that has ended or has a checkpoint."""
-    (folder,) = {path.parent for name in ("model.pt", "*.ckpt") for path in Path(run_dir).glob(f"*/{name}")}
+    (folder,) = {
+        path.parent for name in ("model.pt", "*.ckpt") for path in Path(run_dir).glob(f"*/{name}")
+    }
     return folder
 
 
 def log_of(folder):
     """What a run logged, without what depends on the clock; its run_dir has no other run."""
-    return {tag: values for tag, values in train_events(folder.parent).items() if tag != "charts/SPS"}
+    return {
+        tag: values for tag, values in train_events(folder.parent).items() if tag != "charts/SPS"
+    }
 
 
 def assert_same(run_dir, whole):
-    """The weights and the log in a run_dir are those of the run in the folder `whole`, bit by bit."""
+    """The weights and the log in a run_dir are those of the run in the folder `whole`, bit by
+    bit."""
     folder = folder_of(run_dir)
     mine, other = weights(folder), weights(whole)
     assert list(mine) == list(other) and all(torch.equal(mine[name], other[name]) for name in other)
@@ -116,14 +129,21 @@ def assert_same(run_dir, whole):
 
 def newest(run_dir):
     """The step of the newest checkpoint, 0 if there is none."""
-    return max((int(path.stem.split("_")[1]) for path in Path(run_dir).glob("*/checkpoint_*.ckpt")), default=0)
+    return max(
+        (int(path.stem.split("_")[1]) for path in Path(run_dir).glob("*/checkpoint_*.ckpt")),
+        default=0,
+    )
 
 
 def begun_earlier(run_dir):
-    """The names of logs hold seconds, by which they are read one after the other: that of a run that was killed gets
-    an earlier one, without waiting. A run that was killed before its first checkpoint is moved out of the way."""
+    """The names of logs hold seconds, by which they are read one after the other: that of a run
+    that was killed gets an earlier one, without waiting. A run that was killed before its first
+    checkpoint is moved out of the way."""
     for path in list(Path(run_dir).glob("*/events*")):
-        begin, second, rest = path.name.split("tfevents.")[0], *path.name.split("tfevents.")[1].split(".", 1)
+        begin, second, rest = (
+            path.name.split("tfevents.")[0],
+            *path.name.split("tfevents.")[1].split(".", 1),
+        )
         path.rename(path.with_name(f"{begin}tfevents.{int(second) - 1000}.{rest}"))
     for folder in list(Path(run_dir).iterdir()):
         if not list(folder.glob("*.ckpt")):
@@ -176,8 +196,8 @@ def own_module(tmp_path, monkeypatch):
 
 # ---- Kill and resume ----
 class Dies:
-    """Makes a process kill -9 itself, or send a signal to its group, in the `at`-th call of a function; only those
-    count that have `arg` in them."""
+    """Makes a process kill -9 itself, or send a signal to its group, in the `at`-th call of a
+    function; only those count that have `arg` in them."""
 
     def __init__(self, owner, name, at, arg=None, number=signal.SIGKILL):
         self.owner, self.name, self.at, self.arg, self.number = owner, name, at, arg, number
@@ -190,7 +210,9 @@ class Dies:
             if self.arg is None or self.arg in args:
                 calls.append(0)
                 if len(calls) == self.at:
-                    (os.kill if self.number == signal.SIGKILL else os.killpg)(os.getpid(), self.number)
+                    (os.kill if self.number == signal.SIGKILL else os.killpg)(
+                        os.getpid(), self.number
+                    )
             return original(*args, **kwargs)
 
         setattr(owner, self.name, dying)
@@ -209,11 +231,16 @@ def flush_always():
 
 
 def moment(name, flags):
-    """Where a run dies, after its first checkpoint: in a step, in an update, while it logs or saves."""
+    """Where a run dies, after its first checkpoint: in a step, in an update, while it logs or
+    saves."""
     rng = random.Random(name)
     envs = (WorkerEnvs if flags.get("num_workers") else "Envs", "step", rng.randrange(17, 49))
-    return [envs, (torch.optim.Adam, "step", rng.randrange(9, 17)), (os, "replace", 2),
-            (SummaryWriter, "add_scalar", rng.randrange(3, 7), "losses/clipfrac")][rng.randrange(4)]
+    return [
+        envs,
+        (torch.optim.Adam, "step", rng.randrange(9, 17)),
+        (os, "replace", 2),
+        (SummaryWriter, "add_scalar", rng.randrange(3, 7), "losses/clipfrac"),
+    ][rng.randrange(4)]
 
 
 STATELESS = dict(env_id="envs:StatelessCartPole-v1", norm_obs=True)
@@ -224,33 +251,74 @@ RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
     "graphs, workers": ("ppo_graph", GRAPH | dict(num_workers=2, wrap=("z:skill:3",))),
     "JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0", anneal_lr=False, target_kl=0.01)),
     "pairs": ("ppo_graph", dict(env_id="envs:PairNodes-v0", autoregressive=True)),
-    "own class": ("ppo_graph", dict(env_id="walk:Walk-v0", env_kwargs=[{}, {"max_episode_steps": 4}])),
+    "own class": (
+        "ppo_graph",
+        dict(env_id="walk:Walk-v0", env_kwargs=[{}, {"max_episode_steps": 4}]),
+    ),
     "own class, workers": ("ppo_framestack", dict(env_id="walk:Walk-v0", num_workers=2)),
-    "MiniGrid": ("ppo_graph", dict(env_id="minigrid_wrapped:MiniGridDict-v0", env_kwargs={"max_steps": 9})),
-    "MiniGrid, workers": ("ppo_gtrxl", dict(env_id="minigrid_wrapped:MiniGridImage-v0", num_workers=2)),
+    "MiniGrid": (
+        "ppo_graph",
+        dict(env_id="minigrid_wrapped:MiniGridDict-v0", env_kwargs={"max_steps": 9}),
+    ),
+    "MiniGrid, workers": (
+        "ppo_gtrxl",
+        dict(env_id="minigrid_wrapped:MiniGridImage-v0", num_workers=2),
+    ),
     "POPGym": ("ppo_lstm_sparse", dict(env_id="popgym:popgym-RepeatFirstEasy-v0")),
-    "POPGym, workers": ("ppo_lstm_sparse", dict(env_id="popgym:popgym-CountRecallEasy-v0", num_workers=2)),
-    "shifts": ("ppo_framestack", STATELESS | dict(obs_shifts="-11:0", action_shifts="-12,-1", reward_shifts="-9:-1")),
+    "POPGym, workers": (
+        "ppo_lstm_sparse",
+        dict(env_id="popgym:popgym-CountRecallEasy-v0", num_workers=2),
+    ),
+    "shifts": (
+        "ppo_framestack",
+        STATELESS | dict(obs_shifts="-11:0", action_shifts="-12,-1", reward_shifts="-9:-1"),
+    ),
     "shifts, workers": ("ppo_framestack", dict(env_id="envs:LastGraphs-v0", num_workers=2)),
-    "LSTM, ids": ("ppo_lstm_sparse", dict(env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=True,
-                                          prev_reward=True)),
-    "LSTM, workers": ("ppo_lstm_sparse", dict(env_id="envs:GraphExplore-v0", num_workers=2, norm_obs=True)),
-    "transformer": ("ppo_gtrxl", STATELESS | dict(prev_action=True, prev_reward=True, memory_length=11)),
-    "transformer, workers": ("ppo_gtrxl", dict(env_id="envs:GraphExplore-v0", prev_action=True, num_workers=2)),
+    "LSTM, ids": (
+        "ppo_lstm_sparse",
+        dict(
+            env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=True, prev_reward=True
+        ),
+    ),
+    "LSTM, workers": (
+        "ppo_lstm_sparse",
+        dict(env_id="envs:GraphExplore-v0", num_workers=2, norm_obs=True),
+    ),
+    "transformer": (
+        "ppo_gtrxl",
+        STATELESS | dict(prev_action=True, prev_reward=True, memory_length=11),
+    ),
+    "transformer, workers": (
+        "ppo_gtrxl",
+        dict(env_id="envs:GraphExplore-v0", prev_action=True, num_workers=2),
+    ),
 }
 RUNS = {name: run for name, run in RUNS.items() if run[0] in SCRIPTS}
 
 
-EVERY = {f"{script}, {env_id}, {workers}": (script, dict(env_id=env_id, num_workers=workers, norm_obs=True))
-         for script in SCRIPTS for workers in (0, 2) for env_id in (
-             "CartPole-v1", "walk:Walk-v0", "minigrid_wrapped:MiniGridDict-v0", "popgym:popgym-RepeatFirstEasy-v0",
-             "envs:PoissonGraph-v0")}
+EVERY = {
+    f"{script}, {env_id}, {workers}": (
+        script,
+        dict(env_id=env_id, num_workers=workers, norm_obs=True),
+    )
+    for script in SCRIPTS
+    for workers in (0, 2)
+    for env_id in (
+        "CartPole-v1",
+        "walk:Walk-v0",
+        "minigrid_wrapped:MiniGridDict-v0",
+        "popgym:popgym-RepeatFirstEasy-v0",
+        "envs:PoissonGraph-v0",
+    )
+}
 
 
-@pytest.mark.parametrize("name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in EVERY)])
+@pytest.mark.parametrize(
+    "name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in EVERY)]
+)
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
-    """X3: a run that was killed with -9 is continued to the weights and the log of one that was not. The log file of
-    the first one still holds what came after its last checkpoint."""
+    """X3: a run that was killed with -9 is continued to the weights and the log of one that was
+    not. The log file of the first one still holds what came after its last checkpoint."""
     script, flags = (RUNS | EVERY)[name]
     if ":" in flags["env_id"]:
         pytest.importorskip(flags["env_id"].split(":")[0], reason="not installed")
@@ -280,7 +348,9 @@ def test_killed_before_the_first_checkpoint(at, tmp_path, capsys):
 def test_killed_while_it_saves(tmp_path):
     """X3: the checkpoint before is taken, and nothing unfinished stays."""
     whole = train(tmp_path / "a", **GRAPH)
-    process = start(tmp_path / "b", patch=Dies(os, "fsync", 3), **GRAPH)  # the first one was the trial
+    process = start(
+        tmp_path / "b", patch=Dies(os, "fsync", 3), **GRAPH
+    )  # the first one was the trial
     process.join()
     assert process.exitcode == -signal.SIGKILL and newest(tmp_path / "b") == 48
     (unfinished,) = tmp_path.glob("b/*/unfinished.tmp")
@@ -301,7 +371,8 @@ def test_killed_at_random_moments(tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_many_random_moments(tmp_path):
-    """X3: every script, in process and with workers, on CartPole and environments that ship with the scripts."""
+    """X3: every script, in process and with workers, on CartPole and environments that ship with
+    the scripts."""
     import kill
 
     outcomes = kill.kill_runs(len(kill.RUNS), tmp_path, seed=None, total_timesteps=720)
@@ -322,8 +393,9 @@ def test_resumed_again_and_again(tmp_path):
 
 # ---- Environments that do not go on exactly ----
 class Faulty(gym.Env):
-    """Episodes of `length` steps, or of one more after a seed that is odd. A `fault` happens in step `at` of the env
-    whose first seed was `victim`, counted over its episodes; `seeds` is a file that notes the seeds of resets."""
+    """Episodes of `length` steps, or of one more after a seed that is odd. A `fault` happens in
+    step `at` of the env whose first seed was `victim`, counted over its episodes; `seeds` is a file
+    that notes the seeds of resets."""
 
     action_space = spaces.Discrete(2)
     observation_space = vector(2, low=0, high=1000)
@@ -344,7 +416,10 @@ class Faulty(gym.Env):
         return self.observe(), {}
 
     def observe(self):
-        return np.array([self.t, np.nan if self.t == self.at and self.is_victim("nan observation") else 1], np.float32)
+        return np.array(
+            [self.t, np.nan if self.t == self.at and self.is_victim("nan observation") else 1],
+            np.float32,
+        )
 
     def is_victim(self, fault):
         return self.fault == fault and self.first_seed == self.victim
@@ -385,18 +460,27 @@ for env in (Faulty, Lossy, NoPickle):
     gym.register(f"{env.__name__}-v0", entry_point=env)
 
 
-@pytest.mark.parametrize("kind, words, workers", [
-    ("NoPickle", "no copy can be made of it: TypeError", 0), ("NoPickle", "no copy can be made of it", 2),
-    ("Lossy", "a copy returns another observation", 0)])
+@pytest.mark.parametrize(
+    "kind, words, workers",
+    [
+        ("NoPickle", "no copy can be made of it: TypeError", 0),
+        ("NoPickle", "no copy can be made of it", 2),
+        ("Lossy", "a copy returns another observation", 0),
+    ],
+)
 def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
-    """X3: where a pickled copy does not go on exactly, the run says so once, and a resumed run begins new episodes
-    with other seeds; all else goes on."""
-    flags = dict(env_id=f"{kind}-v0", env_kwargs={"seeds": str(tmp_path / "seeds")}, num_workers=workers)
+    """X3: where a pickled copy does not go on exactly, the run says so once, and a resumed run
+    begins new episodes with other seeds; all else goes on."""
+    flags = dict(
+        env_id=f"{kind}-v0", env_kwargs={"seeds": str(tmp_path / "seeds")}, num_workers=workers
+    )
     process = start(tmp_path / "b", patch=Dies(torch.optim.Adam, "step", 11), **flags)
     process.join()
     begun_earlier(tmp_path / "b")
     sentence = f"{kind}-v0: it begins a new episode when the run is resumed, since {words}"
-    assert capfd.readouterr().err.count(sentence) == max(workers, 1) and newest(tmp_path / "b") == 48
+    assert (
+        capfd.readouterr().err.count(sentence) == max(workers, 1) and newest(tmp_path / "b") == 48
+    )
     folder = train(tmp_path / "b", resume="auto", **flags)
     assert capfd.readouterr().err.count(sentence) == max(workers, 1)
     log = log_of(folder)
@@ -423,18 +507,25 @@ def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
 
 
 def test_auto_refuses_changed_flags(tmp_path, capsys):
-    """X3: by name, before anything is written; a folder goes on with them, and each is printed and holds."""
+    """X3: by name, before anything is written; a folder goes on with them, and each is printed and
+    holds."""
     folder = train(tmp_path, anneal_lr=False, learning_rate=0.5, **GRAPH)
     changed = GRAPH | dict(anneal_lr=False, learning_rate=1e-3, gamma=0.5, total_timesteps=192)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(SystemExit, match=r"--learning-rate 0.001, it was 0.5; --gamma 0.5, it was 0.99\. "):
+    with pytest.raises(
+        SystemExit, match=r"--learning-rate 0.001, it was 0.5; --gamma 0.5, it was 0.99\. "
+    ):
         train(tmp_path, resume="auto", **changed)
     assert before == {path: path.read_bytes() for path in folder.iterdir()}
     capsys.readouterr()
     begun_earlier(tmp_path)
     train(tmp_path, resume=str(folder), **changed)
     written = capsys.readouterr().err
-    for sentence in ("--learning-rate 0.001, it was 0.5", "--gamma 0.5, it was 0.99", "--total-timesteps 192, it was"):
+    for sentence in (
+        "--learning-rate 0.001, it was 0.5",
+        "--gamma 0.5, it was 0.99",
+        "--total-timesteps 192, it was",
+    ):
         assert f"--resume: {sentence}" in written
     assert written.count("it was") == 3
     rates = log_of(folder)["charts/learning_rate"]
@@ -442,7 +533,8 @@ def test_auto_refuses_changed_flags(tmp_path, capsys):
 
 
 def test_auto_after_the_end(tmp_path):
-    """X3: with the same flags nothing is trained and the run ends well, with its model; other steps go on."""
+    """X3: with the same flags nothing is trained and the run ends well, with its model; other steps
+    go on."""
     folder = train(tmp_path, **GRAPH)
     model, log, paths = weights(folder), log_of(folder), checkpoint.checkpoints_in(str(folder))
     before = Path(paths[0]).read_bytes()
@@ -476,29 +568,47 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 def test_no_checkpoints(tmp_path):
     """X3: --checkpoint-every 0 writes none, and tries no copies."""
     folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
-    assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == ["events", "lock", "model"]
+    assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
+        "events",
+        "lock",
+        "model",
+    ]
 
 
 def test_checkpoints_that_are_kept(tmp_path):
     """X3: every second update and the last one, of which two stay."""
     folder = train(tmp_path, total_timesteps=120, **GRAPH)
     assert sorted(path.name for path in folder.glob("*c*k*")) == [
-        f"checkpoint_{step:012d}.ckpt" for step in (96, 120)] + ["lock"]
+        f"checkpoint_{step:012d}.ckpt" for step in (96, 120)
+    ] + ["lock"]
 
 
 # ---- Signals ----
-@pytest.mark.parametrize("number, script, workers", [
-    (signal.SIGINT, "ppo_graph", 0), (signal.SIGTERM, "ppo_lstm_sparse", 2), (signal.SIGTERM, "ppo_gtrxl", 0)])
+@pytest.mark.parametrize(
+    "number, script, workers",
+    [
+        (signal.SIGINT, "ppo_graph", 0),
+        (signal.SIGTERM, "ppo_lstm_sparse", 2),
+        (signal.SIGTERM, "ppo_gtrxl", 0),
+    ],
+)
 def test_signal_saves_and_leaves(number, script, workers, tmp_path):
-    """X3: SIGINT and SIGTERM, here to the whole group, end the update, save and exit with 130 and 143. The resumed run
-    ends like one that was not stopped."""
+    """X3: SIGINT and SIGTERM, here to the whole group, end the update, save and exit with 130 and
+    143. The resumed run ends like one that was not stopped."""
     if script not in SCRIPTS:
         pytest.skip(f"{script} has the old form")
-    flags, at = STATELESS | dict(num_workers=workers), (WorkerEnvs if workers else "Envs", "step", 19)
+    flags, at = (
+        STATELESS | dict(num_workers=workers),
+        (WorkerEnvs if workers else "Envs", "step", 19),
+    )
     whole = train(tmp_path / "a", script, **flags)
     process = start(tmp_path / "b", script, Dies(*at, number=number), checkpoint_every=50, **flags)
     process.join()
-    assert process.exitcode == 128 + number and newest(tmp_path / "b") == 72 and not list(tmp_path.glob("b/*/failed"))
+    assert (
+        process.exitcode == 128 + number
+        and newest(tmp_path / "b") == 72
+        and not list(tmp_path.glob("b/*/failed"))
+    )
     begun_earlier(tmp_path / "b")
     train(tmp_path / "b", script, resume="auto", **flags)
     assert_same(tmp_path / "b", whole)
@@ -520,7 +630,12 @@ def test_second_signal_leaves_at_once(tmp_path):
 
 def test_signal_while_it_is_evaluated(tmp_path):
     """X3: after the training one signal is enough, and the model is there."""
-    process = start(tmp_path, env_id="Faulty-v0", env_kwargs={"fault": "hang", "victim": 10_001}, eval_episodes=1)
+    process = start(
+        tmp_path,
+        env_id="Faulty-v0",
+        env_kwargs={"fault": "hang", "victim": 10_001},
+        eval_episodes=1,
+    )
     wait_for(lambda: list(tmp_path.glob("*/model.pt")))
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGTERM)
@@ -545,18 +660,52 @@ def test_no_orphans(fault, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line(tmp_path, own_module):
-    """X3, S6: Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the current folder exits
-    with 130 and shows no traceback; the run goes on as one that was not stopped."""
-    flags = ["--env-id", "walk:Walk-v0", "--run-dir", str(tmp_path / "b"), "--num-envs", "3", "--num-steps", "8",
-             "--total-timesteps", "96000", "--hidden-dims", "16", "--gnn-dim", "8", "--gnn-layers", "2", "--no-cuda",
-             "--num-minibatches", "2", "--update-epochs", "2", "--eval-episodes", "0", "--no-anneal-lr", "--save-model"]
-    process = subprocess.Popen([sys.executable, ppo_graph.__file__, *flags], stderr=subprocess.PIPE, text=True,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True)
+    """X3, S6: Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the
+    current folder exits with 130 and shows no traceback; the run goes on as one that was not
+    stopped."""
+    flags = [
+        "--env-id",
+        "walk:Walk-v0",
+        "--run-dir",
+        str(tmp_path / "b"),
+        "--num-envs",
+        "3",
+        "--num-steps",
+        "8",
+        "--total-timesteps",
+        "96000",
+        "--hidden-dims",
+        "16",
+        "--gnn-dim",
+        "8",
+        "--gnn-layers",
+        "2",
+        "--no-cuda",
+        "--num-minibatches",
+        "2",
+        "--update-epochs",
+        "2",
+        "--eval-episodes",
+        "0",
+        "--no-anneal-lr",
+        "--save-model",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, ppo_graph.__file__, *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("b/*/events*")), 100)
     time.sleep(0.3)
     os.killpg(process.pid, signal.SIGINT)
     error = process.communicate()[1]
-    assert process.returncode == 130 and "SIGINT: stops after this update" in error and "Traceback" not in error
+    assert (
+        process.returncode == 130
+        and "SIGINT: stops after this update" in error
+        and "Traceback" not in error
+    )
     begun_earlier(tmp_path / "b")
     same = dict(env_id="walk:Walk-v0", anneal_lr=False, checkpoint_every=100)
     total = newest(tmp_path / "b") + 48
@@ -566,20 +715,45 @@ def test_the_command_line(tmp_path, own_module):
 
 
 # ---- Faults in environments ----
-@pytest.mark.parametrize("fault, workers, sentence", [
-    ("step", 0, r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on fire'"),
-    ("step", 2, r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on fire'"),
-    ("reset", 2, r"raise KeyError(.|\n)*env 1, step 21, reset: KeyError: 'the engine is on fire'"),
-    ("exit", 0, r"sys.exit(.|\n)*env 1, step 21, step\([01],\): SystemExit: 0"),
-    ("nan observation", 2, r"env 1, leaf 'obs', step 21: value nan"),
-    ("nan reward", 0, r"env 1, step 21: reward nan is not finite"),
-    ("kill", 2, r"step 21: the worker of envs 0 to 1 died with exit code -9"),
-    ("hang", 2, r"step 21: the worker of envs 0 to 1 did not answer within --env-timeout 0.5 s")])
+@pytest.mark.parametrize(
+    "fault, workers, sentence",
+    [
+        (
+            "step",
+            0,
+            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on fire'",
+        ),
+        (
+            "step",
+            2,
+            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on fire'",
+        ),
+        (
+            "reset",
+            2,
+            r"raise KeyError(.|\n)*env 1, step 21, reset: KeyError: 'the engine is on fire'",
+        ),
+        ("exit", 0, r"sys.exit(.|\n)*env 1, step 21, step\([01],\): SystemExit: 0"),
+        ("nan observation", 2, r"env 1, leaf 'obs', step 21: value nan"),
+        ("nan reward", 0, r"env 1, step 21: reward nan is not finite"),
+        ("kill", 2, r"step 21: the worker of envs 0 to 1 died with exit code -9"),
+        (
+            "hang",
+            2,
+            r"step 21: the worker of envs 0 to 1 did not answer within --env-timeout 0.5 s",
+        ),
+    ],
+)
 def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
-    """X3: an error with the environment's own frames, or with the worker's environments, and a mark. The run that goes
-    on from the last checkpoint begins new episodes with other seeds, so that the same fault does not come again."""
-    flags = dict(env_id="Faulty-v0", num_workers=workers, env_timeout=0.5, env_kwargs={
-        "fault": fault, "at": 21, "seeds": str(tmp_path / "seeds")})
+    """X3: an error with the environment's own frames, or with the worker's environments, and a
+    mark. The run that goes on from the last checkpoint begins new episodes with other seeds, so
+    that the same fault does not come again."""
+    flags = dict(
+        env_id="Faulty-v0",
+        num_workers=workers,
+        env_timeout=0.5,
+        env_kwargs={"fault": fault, "at": 21, "seeds": str(tmp_path / "seeds")},
+    )
     with pytest.raises((UsageError, ChildProcessError), match=sentence):
         train(tmp_path / "b", **flags)
     folder = folder_of(tmp_path / "b")
@@ -589,7 +763,9 @@ def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
     assert newest(tmp_path / "b") == 144 and not (folder / "failed").exists()
     log = log_of(folder)
     assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
-    assert [step for step, _ in log["charts/episodic_length"]][-3:] == [48 + 21 * 4] * 3  # they began in update 3
+    assert [step for step, _ in log["charts/episodic_length"]][-3:] == [
+        48 + 21 * 4
+    ] * 3  # they began in update 3
     seeds = (tmp_path / "seeds").read_text().split()
     assert len(seeds) == len(set(seeds)) == 6
 
@@ -602,7 +778,9 @@ def test_fault_that_comes_again(tmp_path):
             train(tmp_path / "b", resume="auto", **flags)
         begun_earlier(tmp_path / "b")
         assert newest(tmp_path / "b") == 48
-        assert (folder_of(tmp_path / "b") / "failed").read_text().count("RuntimeError: hopeless\n") == k + 1
+        assert (folder_of(tmp_path / "b") / "failed").read_text().count(
+            "RuntimeError: hopeless\n"
+        ) == k + 1
     seeds = (tmp_path / "seeds").read_text().split()
     assert len(seeds) == len(set(seeds)) == 4 * 3
 
@@ -621,7 +799,9 @@ gym.register("Hopeless-v0", entry_point=Hopeless)
 
 def test_fault_ends_the_process(tmp_path):
     """X3: sys.exit(0) in an environment is no success."""
-    process = start(tmp_path, env_id="Faulty-v0", env_kwargs={"fault": "exit"}, stderr=str(tmp_path / "err"))
+    process = start(
+        tmp_path, env_id="Faulty-v0", env_kwargs={"fault": "exit"}, stderr=str(tmp_path / "err")
+    )
     process.join()
     assert process.exitcode == 1 and "SystemExit: 0" in (tmp_path / "err").read_text()
 
@@ -630,8 +810,12 @@ def test_fault_ends_the_process(tmp_path):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_network_that_diverges(script, tmp_path):
     """X3: NaN stops the run at the end of its update, before anything is saved."""
-    with pytest.raises(ValueError, match=r"update \d, minibatch \d: losses/\w+ is (nan|inf).*--learning-rate"):
-        train(tmp_path, script, learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS)
+    with pytest.raises(
+        ValueError, match=r"update \d, minibatch \d: losses/\w+ is (nan|inf).*--learning-rate"
+    ):
+        train(
+            tmp_path, script, learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS
+        )
     (folder,) = tmp_path.iterdir()
     assert not (folder / "model.pt").exists() and (folder / "failed").exists()
     for path in folder.glob("*.ckpt"):
@@ -655,7 +839,8 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_minibatches_of_nothing(script, tmp_path):
-    """X3: observations without a single row give no gradient to some weights; that is no bad number."""
+    """X3: observations without a single row give no gradient to some weights; that is no bad
+    number."""
     folder = train(tmp_path, script, env_id="Nothing-v0", num_minibatches=3)
     assert len(log_of(folder)["losses/value_loss"]) == 6
 
@@ -663,8 +848,10 @@ def test_minibatches_of_nothing(script, tmp_path):
 class Nothing(gym.Env):
     """Env 0 shows a graph, the others graphs without nodes."""
 
-    observation_space = spaces.Dict(g=spaces.Graph(vector(2), vector(1)),
-                                    node_ids=spaces.Sequence(spaces.Discrete(9), stack=True))
+    observation_space = spaces.Dict(
+        g=spaces.Graph(vector(2), vector(1)),
+        node_ids=spaces.Sequence(spaces.Discrete(9), stack=True),
+    )
     action_space, num = spaces.Discrete(2), 0
 
     def reset(self, *, seed=None, options=None):
@@ -672,8 +859,11 @@ class Nothing(gym.Env):
         return self.observe(), {}
 
     def observe(self):
-        graph = spaces.GraphInstance(np.ones((self.num, 2), np.float32), np.ones((self.num, 1), np.float32),
-                                     np.zeros((self.num, 2), np.int64))
+        graph = spaces.GraphInstance(
+            np.ones((self.num, 2), np.float32),
+            np.ones((self.num, 1), np.float32),
+            np.zeros((self.num, 2), np.int64),
+        )
         return {"g": graph, "node_ids": np.arange(self.num)}
 
     def step(self, action):
@@ -684,15 +874,25 @@ gym.register("Nothing-v0", entry_point=Nothing)
 
 
 # ---- Files that cannot be written ----
-@pytest.mark.parametrize("limit, sentence", [(1000, "cannot write to the folder of the run"),
-                                             (70_000, "cannot write .*checkpoint_0"), (70_000, "")])
+@pytest.mark.parametrize(
+    "limit, sentence",
+    [
+        (1000, "cannot write to the folder of the run"),
+        (70_000, "cannot write .*checkpoint_0"),
+        (70_000, ""),
+    ],
+)
 def test_full_disk(limit, sentence, tmp_path):
-    """X3: files that may not grow beyond `limit` bytes stand for a full disk: an error before the first step, at the
-    first checkpoint, and at the end, where nobody must take the run for one that succeeded."""
+    """X3: files that may not grow beyond `limit` bytes stand for a full disk: an error before the
+    first step, at the first checkpoint, and at the end, where nobody must take the run for one that
+    succeeded."""
+
     def fill(module):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
-    flags = GRAPH | dict(hidden_dims=(512,), checkpoint_every=2 if sentence else 0, total_timesteps=48)
+    flags = GRAPH | dict(
+        hidden_dims=(512,), checkpoint_every=2 if sentence else 0, total_timesteps=48
+    )
     process = start(tmp_path / "runs", patch=fill, stderr=str(tmp_path / "err"), **flags)
     process.join()
     assert process.exitcode == 1 and re.search(sentence, (tmp_path / "err").read_text())

@@ -1,4 +1,5 @@
-"""The toy environments: known optima, low random scores, valid spaces, exact seeding; pickled copies of all."""
+"""The toy environments: known optima, low random scores, valid spaces, exact seeding; pickled
+copies of all."""
 
 import itertools
 import pickle
@@ -70,8 +71,14 @@ def test_poisson_graph_optimum_from_the_observation_alone(hops):
     assert mean_return(env, best, 30) == env.episode_length
 
 
-@pytest.mark.parametrize("env_id, key, optimum", [
-    ("BestOfSet-v0", "set", 5), ("BestOfSet-v0", "avail_actions", 5), ("MatchGoal-v0", "avail_actions", 12)])
+@pytest.mark.parametrize(
+    "env_id, key, optimum",
+    [
+        ("BestOfSet-v0", "set", 5),
+        ("BestOfSet-v0", "avail_actions", 5),
+        ("MatchGoal-v0", "avail_actions", 12),
+    ],
+)
 def test_best_of_set_optimum_from_the_observation_alone(env_id, key, optimum):
     env = make(env_id, key=key, **({} if env_id == "MatchGoal-v0" else {"episode_length": 5}))
 
@@ -86,14 +93,19 @@ def test_best_of_set_optimum_from_the_observation_alone(env_id, key, optimum):
 def test_random_policy_scores_low(env_id, kwargs):
     env = make(env_id, **kwargs)
     rng = np.random.default_rng(1)
-    score = mean_return(env, lambda o: random_action(env, o, rng), 4000 // env.episode_length) / env.episode_length
+    score = (
+        mean_return(env, lambda o: random_action(env, o, rng), 4000 // env.episode_length)
+        / env.episode_length
+    )
     assert 0.05 < score < 0.4
 
 
 def test_node_features_without_edges_do_not_solve_poisson_graph():
     env = make("PoissonGraph-v0")
     for sign in (1, -1):  # flagged first, unflagged first
-        score = mean_return(env, lambda o: (o["action_mask"] * (2 + sign * o["graph"].nodes[:, 0])).argmax(), 250)
+        score = mean_return(
+            env, lambda o: (o["action_mask"] * (2 + sign * o["graph"].nodes[:, 0])).argmax(), 250
+        )
         assert score / env.episode_length < 0.4
 
 
@@ -139,7 +151,9 @@ def flat(observation):
     arrays = []
     for key in sorted(observation):
         parts = observation[key] if isinstance(observation[key], tuple) else [observation[key]]
-        arrays += [(key, part.dtype.str, part.shape, part.tobytes()) for part in parts if part is not None]
+        arrays += [
+            (key, part.dtype.str, part.shape, part.tobytes()) for part in parts if part is not None
+        ]
     return pickle.dumps(arrays)
 
 
@@ -174,7 +188,15 @@ SHIPPED = ENVS + [
     ("GraphExplore-v0", {}),
     ("GraphExplore-v0", {"task": "find", "num_nodes": (8, 20), "episode_length": 20}),
     ("JobShop-v0", {}),
-    ("JobShop-v0", {"dispatch": "nondelay", "skip_forced": False, "reward_unit": "time", "max_episode_steps": 30}),
+    (
+        "JobShop-v0",
+        {
+            "dispatch": "nondelay",
+            "skip_forced": False,
+            "reward_unit": "time",
+            "max_episode_steps": 30,
+        },
+    ),
     ("JobShop-v0", {"jobs": (3, 6), "machines": (3, 5), "machine_edges": "clique"}),
     ("JobShop-v0", {"instance": "ft06"}),
     ("Atari-v0", {"game": "Pong", "frames": 2}),
@@ -193,14 +215,19 @@ def all_bytes(tree):
         return [(key, all_bytes(tree[key])) for key in sorted(tree)]
     if isinstance(tree, (tuple, list)):
         return [type(tree), *map(all_bytes, tree)]
-    return (tree.dtype, tree.shape, tree.tobytes()) if isinstance(tree, np.ndarray) else (type(tree), repr(tree))
+    return (
+        (tree.dtype, tree.shape, tree.tobytes())
+        if isinstance(tree, np.ndarray)
+        else (type(tree), repr(tree))
+    )
 
 
 @pytest.mark.parametrize("num_steps", [0, 5, 300])
 @pytest.mark.parametrize("env_id, kwargs", SHIPPED)
 def test_pickled_copies_go_on_alike(env_id, kwargs, num_steps):
-    """X3: a copy goes on bitwise as its original, in the middle of an episode, through its end and a time limit, and
-    through the end of a block of observations; that it goes on does not touch the original."""
+    """X3: a copy goes on bitwise as its original, in the middle of an episode, through its end and
+    a time limit, and through the end of a block of observations; that it goes on does not touch the
+    original."""
     if env_id == "Atari-v0":
         pytest.importorskip("ale_py", reason="it is no requirement of this project")
     env = gym.make(f"envs:{env_id}", disable_env_checker=True, **kwargs)
@@ -249,7 +276,9 @@ def test_sizes_are_long_tailed():
     assert min(sizes) == 1 and 6 < np.mean(sizes) < 10 and 32 < max(sizes) <= 64
 
     env = make("MatchGoal-v0")
-    sizes = [len(env.reset(seed=0)[0]["avail_actions"])] + [len(env.step(0)[0]["avail_actions"]) for _ in range(5_000)]
+    sizes = [len(env.reset(seed=0)[0]["avail_actions"])] + [
+        len(env.step(0)[0]["avail_actions"]) for _ in range(5_000)
+    ]
     assert min(sizes) == 1 and 29 < np.mean(sizes) < 32 and max(sizes) == 60
 
 
@@ -259,13 +288,16 @@ def test_declared_max_changes_the_action_space_only():
     assert trace(small, small.reset(seed=0)[0], 300) == trace(large, large.reset(seed=0)[0], 300)
 
 
-@pytest.mark.parametrize("env_id, kwargs, words", [
-    ("PoissonGraph-v0", {"hops": 3}, "hops is 3"),
-    ("PoissonGraph-v0", {"weights": (0.5, 0.5)}, "sum to 1"),
-    ("PoissonGraph-v0", {"declared_max": 10}, "below max_nodes"),
-    ("BestOfSet-v0", {"key": "items"}, "avail_actions"),
-    ("PairNodes-v0", {"num_pairs": 9}, "num_colours"),
-])
+@pytest.mark.parametrize(
+    "env_id, kwargs, words",
+    [
+        ("PoissonGraph-v0", {"hops": 3}, "hops is 3"),
+        ("PoissonGraph-v0", {"weights": (0.5, 0.5)}, "sum to 1"),
+        ("PoissonGraph-v0", {"declared_max": 10}, "below max_nodes"),
+        ("BestOfSet-v0", {"key": "items"}, "avail_actions"),
+        ("PairNodes-v0", {"num_pairs": 9}, "num_colours"),
+    ],
+)
 def test_bad_arguments_say_what_is_wrong(env_id, kwargs, words):
     with pytest.raises(ValueError, match=words):
         make(env_id, **kwargs)
@@ -273,18 +305,23 @@ def test_bad_arguments_say_what_is_wrong(env_id, kwargs, words):
 
 # PairNodes: what a chain and what independent heads can reach
 
+
 def product_return(p, q, num_steps):
-    """Exact return of independent heads with probabilities p of the left and q of the right nodes, [K] each."""
+    """Exact return of independent heads with probabilities p of the left and q of the right nodes,
+    [K] each."""
     return np.sum(p * q) + (num_steps - 1) * np.sum(p * (1 - p) * q)
 
 
 def test_best_independent_return_by_brute_force():
-    """On a grid of all p for 3 pairs; for a given p the return is linear in q, so the best q picks one node."""
+    """On a grid of all p for 3 pairs; for a given p the return is linear in q, so the best q picks
+    one node."""
     env = make("PairNodes-v0", num_pairs=3)
     ticks = np.arange(61) / 60
     best = max(
         product_return(np.array([a, b, 1 - a - b]), np.eye(3)[k], env.episode_length)
-        for a, b in itertools.product(ticks, ticks) if a + b <= 1 for k in range(3)
+        for a, b in itertools.product(ticks, ticks)
+        if a + b <= 1
+        for k in range(3)
     )
     assert best <= env.best_independent_return + 1e-9
     assert best > 0.999 * env.best_independent_return
@@ -295,7 +332,8 @@ def test_best_independent_return_by_brute_force():
 
 
 def test_pair_nodes_scores_of_played_policies():
-    """A uniform chain, the best independent heads and a policy with memory reach the returns of the docstring."""
+    """A uniform chain, the best independent heads and a policy with memory reach the returns of the
+    docstring."""
     env = make("PairNodes-v0")
     rng = np.random.default_rng(0)
 

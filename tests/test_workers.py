@@ -1,4 +1,5 @@
-"""S2, S6: environments in worker processes are those of one process, and no process stays behind."""
+"""S2, S6: environments in worker processes are those of one process, and no process stays
+behind."""
 
 import contextlib
 import os
@@ -43,19 +44,28 @@ def some_actions(envs, step, rng):
     """One action per environment, a row of the observation where the actions choose one."""
     group = ppo_graph.parts_of(envs.action_space, envs.leaves, "auto")[0].group
     rows = np.split(step.obs.counts[group], len(step.reward)) if group else None
-    return [int(rng.integers(num[0])) for num in rows] if rows else [
-        sample(envs.action_space, rng) for _ in step.reward]
+    return (
+        [int(rng.integers(num[0])) for num in rows]
+        if rows
+        else [sample(envs.action_space, rng) for _ in step.reward]
+    )
 
 
-KINDS = [(observation, "discrete", "flat") for observation in OBSERVATIONS] + [
-    ("vector", action, "flat") for action in ACTIONS] + [
-    ("graph_edges", "discrete", "nodes"), ("set", "discrete", "avail_actions"), ("mixed", "mixed", "flat")]
+KINDS = (
+    [(observation, "discrete", "flat") for observation in OBSERVATIONS]
+    + [("vector", action, "flat") for action in ACTIONS]
+    + [
+        ("graph_edges", "discrete", "nodes"),
+        ("set", "discrete", "avail_actions"),
+        ("mixed", "mixed", "flat"),
+    ]
+)
 
 
 @pytest.mark.parametrize("observation, action, head", KINDS)
 def test_steps_are_the_same(observation, action, head):
-    """S6: every Step is that of Envs bit by bit, the last observations of truncated episodes and what is known of
-    those that ended included."""
+    """S6: every Step is that of Envs bit by bit, the last observations of truncated episodes and
+    what is known of those that ended included."""
     makers, rng = [lambda: RandomEnv(observation, action, head)] * 5, np.random.default_rng(0)
     local, first, finals, ended = Envs(makers, "auto", 10), [], 0, []
     with started(makers, 2, 10) as envs:
@@ -72,7 +82,9 @@ def test_steps_are_the_same(observation, action, head):
         assert plain(again.obs) == plain(first.obs)
 
 
-@pytest.mark.parametrize("num_envs, num_workers, spans", [(5, 2, [3, 2]), (3, 8, [1, 1, 1]), (4, 1, [4])])
+@pytest.mark.parametrize(
+    "num_envs, num_workers, spans", [(5, 2, [3, 2]), (3, 8, [1, 1, 1]), (4, 1, [4])]
+)
 def test_shares(num_envs, num_workers, spans):
     """S4: the environments are spread evenly, and no worker is without one."""
     with started([RandomEnv] * num_envs, num_workers) as envs:
@@ -84,14 +96,18 @@ def test_shares(num_envs, num_workers, spans):
 
 
 class Own(gym.Env):
-    """Shows [number, the id of its process, a draw of the global generators]. In step `at` of the environment that was
-    seeded with `victim` there is a `fault`."""
+    """Shows [number, the id of its process, a draw of the global generators]. In step `at` of the
+    environment that was seeded with `victim` there is a `fault`."""
 
     action_space = spaces.Discrete(9)
 
     def __init__(self, number=0, fault="", at=3, victim=1, width=4):
         self.number, self.fault, self.at, self.victim = number, fault, at, victim
-        self.observation_space, self.first_seed, self.t = vector(width, low=-np.inf, high=np.inf), None, 0
+        self.observation_space, self.first_seed, self.t = (
+            vector(width, low=-np.inf, high=np.inf),
+            None,
+            0,
+        )
         self.wrong = False
 
     def observe(self):
@@ -134,7 +150,8 @@ ERRORS = {
 
 @pytest.mark.parametrize("fault", ERRORS)
 def test_errors_are_those_of_one_process(fault):
-    """S6: what goes wrong in an environment is the same error, word for word, with its own frames."""
+    """S6: what goes wrong in an environment is the same error, word for word, with its own
+    frames."""
     makers, texts = [lambda: Own(fault=fault)] * 3, []
     with started(makers, 2) as envs:
         for stepped in (Envs(makers), envs):
@@ -147,13 +164,17 @@ def test_errors_are_those_of_one_process(fault):
 
 
 @pytest.mark.parametrize("num_workers, span", [(3, "1 to 1"), (1, "0 to 2")])
-@pytest.mark.parametrize("fault, sentence", [("kill", "died with exit code -9"),
-                                             ("hang", r"did not answer within --env-timeout 0.5 s")])
+@pytest.mark.parametrize(
+    "fault, sentence",
+    [("kill", "died with exit code -9"), ("hang", r"did not answer within --env-timeout 0.5 s")],
+)
 def test_worker_that_is_lost(fault, sentence, num_workers, span):
     """X3: it is named by its environments and the step; the others leave as ever."""
     with started([lambda: Own(fault=fault)] * 3, num_workers, env_timeout=0.5) as envs:
         envs.reset(0)
-        with pytest.raises(ChildProcessError, match=f"step 3: the worker of envs {span} {sentence}"):
+        with pytest.raises(
+            ChildProcessError, match=f"step 3: the worker of envs {span} {sentence}"
+        ):
             for _ in range(5):
                 envs.step([0] * 3)
         processes, begin = [process for process, _, _ in envs.workers], time.time()
@@ -165,7 +186,9 @@ def test_worker_that_was_killed_between_steps():
     with started([Own] * 4, 2) as envs:
         envs.reset(0)
         envs.workers[1][0].kill()
-        with pytest.raises(ChildProcessError, match="step 1: the worker of envs 2 to 3 died with exit code -9"):
+        with pytest.raises(
+            ChildProcessError, match="step 1: the worker of envs 2 to 3 died with exit code -9"
+        ):
             envs.step([0] * 4)
 
 
@@ -187,8 +210,8 @@ def test_environment_that_cannot_be_made_in_a_worker():
 
 @pytest.mark.slow
 def test_spawned_workers(monkeypatch):
-    """S4: where processes cannot be forked they are spawned; makers that can be pickled, as those of the scripts are,
-    give the same Steps."""
+    """S4: where processes cannot be forked they are spawned; makers that can be pickled, as those
+    of the scripts are, give the same Steps."""
     args = small_args(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 3})
     makers = [ppo_graph.partial(ppo_graph.make_env, args, i) for i in range(2)]
     monkeypatch.setattr(workers.mp, "get_all_start_methods", lambda: ["spawn"])
@@ -212,7 +235,8 @@ def pipes_of(pid):
 
 
 def test_no_pipe_is_inherited():
-    """X3: no worker holds this process's end of a pipe, its own or another's, so that each sees when it is gone."""
+    """X3: no worker holds this process's end of a pipe, its own or another's, so that each sees
+    when it is gone."""
     before = pipes_of(os.getpid())
     with started([Own] * 3, 3) as envs:
         envs.reset(0)
@@ -224,7 +248,8 @@ def test_no_pipe_is_inherited():
 
 
 def test_global_generators():
-    """X3: environments that draw from the global generators draw other numbers in each worker, the same in each run."""
+    """X3: environments that draw from the global generators draw other numbers in each worker, the
+    same in each run."""
     draws = []
     for _ in range(2):
         with started([Own] * 4, 2) as envs:
@@ -236,17 +261,22 @@ def test_global_generators():
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_env_i_has_entry_i_modulo_the_number(num_workers):
-    """S1: of a list of --env-kwargs, counted over all ranks, wherever the environment is stepped."""
+    """S1: of a list of --env-kwargs, counted over all ranks, wherever the environment is
+    stepped."""
     tasks = [{"number": 1}, {"number": 2}, {"number": 4}]
     args = small_args(env_id="Own-v0", env_kwargs=tasks, num_workers=num_workers)
     makers = [ppo_graph.partial(ppo_graph.make_env, args, 8 + i) for i in range(4)]
-    with contextlib.closing(WorkerEnvs(Envs, makers, args, 8) if num_workers else Envs(makers, "auto", 8)) as envs:
+    with contextlib.closing(
+        WorkerEnvs(Envs, makers, args, 8) if num_workers else Envs(makers, "auto", 8)
+    ) as envs:
         assert envs.reset(0).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
         assert envs.step([0] * 4).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
 
 
 def test_entries_that_differ_are_found_before_workers_start():
-    """S1: an entry of --env-kwargs whose actions are others, also one whose environments are in another worker."""
+    """S1: an entry of --env-kwargs whose actions are others, also one whose environments are in
+    another worker."""
+
     class Wide(Own):
         action_space = spaces.Discrete(8)
 

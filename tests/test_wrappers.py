@@ -1,4 +1,5 @@
-"""envs/wrappers.py: hidden entries, a z per episode, wrappers of one's own, and masks from info in the observation."""
+"""envs/wrappers.py: hidden entries, a z per episode, wrappers of one's own, and masks from info in
+the observation."""
 
 import ast
 from pathlib import Path
@@ -15,16 +16,27 @@ Error = gym.error.Error
 
 
 class Probe(gym.Env):
-    """Observes [number of resets, steps in this episode, a random number, step before 10]; the reward is random, too.
-    An episode has `length` steps. `kind`: "vector", or "dict" for key "x" beside an action_mask."""
+    """Observes [number of resets, steps in this episode, a random number, step before 10]; the
+    reward is random, too. An episode has `length` steps. `kind`: "vector", or "dict" for key "x"
+    beside an action_mask."""
 
     action_space = spaces.Discrete(2)
 
     def __init__(self, length=3, truncates=False, kind="vector", info=None):
-        self.length, self.truncates, self.kind, self.info, self.resets = length, truncates, kind, info, 0
-        self.observation_space = spaces.Box(np.zeros(4, np.float32), np.array([99, 9, 1, 0], np.float32))
+        self.length, self.truncates, self.kind, self.info, self.resets = (
+            length,
+            truncates,
+            kind,
+            info,
+            0,
+        )
+        self.observation_space = spaces.Box(
+            np.zeros(4, np.float32), np.array([99, 9, 1, 0], np.float32)
+        )
         if kind == "dict":
-            self.observation_space = spaces.Dict(x=self.observation_space, action_mask=spaces.MultiBinary(2))
+            self.observation_space = spaces.Dict(
+                x=self.observation_space, action_mask=spaces.MultiBinary(2)
+            )
 
     def observe(self):
         x = np.array([self.resets, self.t, self.np_random.random(), self.t - 10], np.float32)
@@ -38,7 +50,13 @@ class Probe(gym.Env):
     def step(self, action):
         self.t += 1
         end = self.t == self.length
-        return self.observe(), self.np_random.random(), end and not self.truncates, end and self.truncates, self.info
+        return (
+            self.observe(),
+            self.np_random.random(),
+            end and not self.truncates,
+            end and self.truncates,
+            self.info,
+        )
 
 
 def play(env, num_steps, **reset):
@@ -68,19 +86,33 @@ def test_hidden_entries():
     assert wrap(Probe(), "hide:3, 3").observation_space.shape == (3,)
 
 
-@pytest.mark.parametrize("spec, env", [
-    ("hide:4", Probe()), ("hide:0,-1", Probe()), ("hide:a", Probe()), ("hide:1,,2", Probe()), ("hide:", Probe()),
-    ("hide", Probe()), ("hide:0", Probe(kind="dict")), ("hide:0", gym.make("Taxi-v4"))])
+@pytest.mark.parametrize(
+    "spec, env",
+    [
+        ("hide:4", Probe()),
+        ("hide:0,-1", Probe()),
+        ("hide:a", Probe()),
+        ("hide:1,,2", Probe()),
+        ("hide:", Probe()),
+        ("hide", Probe()),
+        ("hide:0", Probe(kind="dict")),
+        ("hide:0", gym.make("Taxi-v4")),
+    ],
+)
 def test_entries_that_cannot_be_hidden(spec, env):
     """T4: the sentence has the flag and the space."""
     with pytest.raises(Error) as error:
         wrap(env, spec)
-    assert str(error.value).startswith(f"--wrap {spec}: numbers from 0 on are needed, as in hide:1,3, ")
+    assert str(error.value).startswith(
+        f"--wrap {spec}: numbers from 0 on are needed, as in hide:1,3, "
+    )
     assert str(error.value).endswith(str(env.observation_space))
 
 
 def test_vector_of_another_length():
-    """T4: an observation that does not fit its space is no observation with other entries hidden."""
+    """T4: an observation that does not fit its space is no observation with other entries
+    hidden."""
+
     class Longer(Probe):
         def observe(self):
             return np.zeros(5, np.float32)
@@ -93,15 +125,21 @@ def test_vector_of_another_length():
 @pytest.mark.parametrize("kind", ["vector", "dict"])
 @pytest.mark.parametrize("spec", ["z:skill:3", "z:uniform:2"])
 def test_z_of_an_episode(spec, kind):
-    """S1: a new z for every episode, the same in all its steps, in the options of reset and in the observation, whose
-    other keys stay."""
+    """S1: a new z for every episode, the same in all its steps, in the options of reset and in the
+    observation, whose other keys stay."""
     inner = Probe(kind=kind)
     env, seen = wrap(inner, spec), []
     obs, info = env.reset(seed=0, options={"other": 1})
     for i in range(150):
-        assert inner.options["z"] is env.z and inner.options.keys() == {"z", *({"other"} if i == 0 else {})}
-        assert obs.keys() == env.observation_space.keys() == {"z", *(["obs"] if kind == "vector" else
-                                                                      ["x", "action_mask"])}
+        assert inner.options["z"] is env.z and inner.options.keys() == {
+            "z",
+            *({"other"} if i == 0 else {}),
+        }
+        assert (
+            obs.keys()
+            == env.observation_space.keys()
+            == {"z", *(["obs"] if kind == "vector" else ["x", "action_mask"])}
+        )
         seen.append(env.z)
         terminated = False
         while not terminated:
@@ -120,7 +158,8 @@ def test_z_of_an_episode(spec, kind):
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("info", [None, {}, {"group": "a", "eval": {"cost": 1}}])
 def test_group_of_an_episode(truncates, info):
-    """S1: where the episode ends, and there only, info names the skill or the third of the first number."""
+    """S1: where the episode ends, and there only, info names the skill or the third of the first
+    number."""
     for spec, name in (("z:skill:4", str), ("z:uniform:1", lambda z: int(3 * z[0]))):
         env = wrap(Probe(truncates=truncates, info=info), spec)
         observations, infos, begins = play(env, 90, seed=1)
@@ -160,15 +199,32 @@ def test_z_that_is_asked_for():
     assert obs["z"].tolist() == [0.5, 1.0] and obs["z"].dtype == np.float32
 
 
-@pytest.mark.parametrize("spec", ["z", "z:", "z:skill", "z:skill:0", "z:skill:x", "z:uniform:-1", "z:normal:2", "z:4",
-                                  "z:skill:4:5"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "z",
+        "z:",
+        "z:skill",
+        "z:skill:0",
+        "z:skill:x",
+        "z:uniform:-1",
+        "z:normal:2",
+        "z:4",
+        "z:skill:4:5",
+    ],
+)
 def test_z_of_an_unknown_kind(spec):
-    with pytest.raises(Error, match=f"^--wrap {spec}: z:skill:K or z:uniform:D with a number of at least 1 is needed"):
+    with pytest.raises(
+        Error,
+        match=f"^--wrap {spec}: z:skill:K or z:uniform:D with a number of at least 1 is needed",
+    ):
         wrap(Probe(), spec)
 
 
 def test_z_that_is_there_already():
-    with pytest.raises(Error, match=r"^--wrap z:skill:2: the observation has a key 'z' already: Dict\("):
+    with pytest.raises(
+        Error, match=r"^--wrap z:skill:2: the observation has a key 'z' already: Dict\("
+    ):
         wrap(wrap(Probe(), "z:uniform:3"), "z:skill:2")
 
 
@@ -210,22 +266,47 @@ def test_own_wrappers(module):
     assert wrap(env, "own_wrappers:same") is env
     scaled = wrap(env, "own_wrappers:Scaled")
     assert scaled.env is env and (scaled.factor, scaled.more) == (2, ())
-    assert (found := wrap(env, "own_package.inner:Scaled:-3:a:b:")).factor == -3 and found.more == ("a", "b", "")
+    assert (found := wrap(env, "own_package.inner:Scaled:-3:a:b:")).factor == -3 and found.more == (
+        "a",
+        "b",
+        "",
+    )
     assert wrap(env, "gymnasium.wrappers:ClipReward:0").unwrapped is env
 
 
-@pytest.mark.parametrize("spec, words", [
-    ("skills", "there is no such wrapper; the forms are hide:1,3 z:skill:4 z:uniform:2 module:callable"),
-    ("", "there is no such wrapper"), (":same", "there is no such wrapper"), ("own_wrappers:", "no such wrapper"),
-    (".own_wrappers:same", "there is no such wrapper"), ("1,3", "there is no such wrapper"),
-    ("skill:4", "there is no module 'skill' in the current folder or among the installed packages; the forms are hide"),
-    ("own_wrappers.py:same", "there is no module 'own_wrappers.py'"),
-    ("own_package.other:same", "there is no module 'own_package.other'"),
-    ("own_wrappers:other", "'other' of own_wrappers must be a callable .* has no attribute 'other'"),
-    ("own_wrappers:number", "'number' of own_wrappers must be a callable that takes the environment and 0 strings: 3 "),
-    ("own_wrappers:same:3", "takes the environment and 1 strings: too many positional arguments"),
-    ("own_wrappers:nothing", "it must return a gymnasium environment, and returned None"),
-])
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        (
+            "skills",
+            "there is no such wrapper; the forms are hide:1,3 z:skill:4 z:uniform:2 module:callable",
+        ),
+        ("", "there is no such wrapper"),
+        (":same", "there is no such wrapper"),
+        ("own_wrappers:", "no such wrapper"),
+        (".own_wrappers:same", "there is no such wrapper"),
+        ("1,3", "there is no such wrapper"),
+        (
+            "skill:4",
+            "there is no module 'skill' in the current folder or among the installed packages; the forms are hide",
+        ),
+        ("own_wrappers.py:same", "there is no module 'own_wrappers.py'"),
+        ("own_package.other:same", "there is no module 'own_package.other'"),
+        (
+            "own_wrappers:other",
+            "'other' of own_wrappers must be a callable .* has no attribute 'other'",
+        ),
+        (
+            "own_wrappers:number",
+            "'number' of own_wrappers must be a callable that takes the environment and 0 strings: 3 ",
+        ),
+        (
+            "own_wrappers:same:3",
+            "takes the environment and 1 strings: too many positional arguments",
+        ),
+        ("own_wrappers:nothing", "it must return a gymnasium environment, and returned None"),
+    ],
+)
 def test_own_wrappers_that_cannot_be_used(module, spec, words):
     with pytest.raises(Error, match=words) as error:
         wrap(Probe(), spec)
@@ -257,7 +338,11 @@ FORMATS = {  # action space, mask, its entries
     "list": (spaces.Discrete(3, start=7), [True, False, True], [1, 0, 1]),
     "parts": (spaces.MultiDiscrete([3, 2]), (A, B), [1, 0, 1, 0, 1]),
     "flat": (spaces.MultiDiscrete([3, 2]), np.concatenate([A, B]), [1, 0, 1, 0, 1]),
-    "rows": (spaces.MultiDiscrete([[3, 2], [2, 3]]), ((A, B), (B, A)), [1, 0, 1, 0, 1, 0, 1, 1, 0, 1]),
+    "rows": (
+        spaces.MultiDiscrete([[3, 2], [2, 3]]),
+        ((A, B), (B, A)),
+        [1, 0, 1, 0, 1, 0, 1, 1, 0, 1],
+    ),
     "matrix": (spaces.MultiDiscrete([3, 3]), np.stack([A, 1 - A]), [1, 0, 1, 0, 1, 0]),
     "None for all columns": (spaces.MultiDiscrete([3, 2]), None, [1] * 5),
     "tuple": (PAIR, (A, B), [1, 0, 1, 0, 1]),
@@ -265,7 +350,11 @@ FORMATS = {  # action space, mask, its entries
     "None for all": (PAIR, None, [1] * 5),
     "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 0, 1]),
     "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 0, 1]),
-    "dict": (NESTED, {"x": (None, B), "y": None, "z": A}, [1, 0, 1, 0, 1]),  # in the order of the space
+    "dict": (
+        NESTED,
+        {"x": (None, B), "y": None, "z": A},
+        [1, 0, 1, 0, 1],
+    ),  # in the order of the space
     "dict without a key": (NESTED, {"x": (None, B)}, [1, 1, 1, 0, 1]),
 }
 
@@ -294,10 +383,13 @@ class Masked(gym.Env):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_of_masks(name):
-    """P5: masks as gymnasium's `sample` takes them, of lists or arrays, and without the parts that have none."""
+    """P5: masks as gymnasium's `sample` takes them, of lists or arrays, and without the parts that
+    have none."""
     action_space, mask, entries = FORMATS[name]
     env = InfoActionMask(Masked([mask], action_space))
-    assert env.observation_space == spaces.Dict(obs=BOX, action_mask=spaces.MultiBinary(len(entries)))
+    assert env.observation_space == spaces.Dict(
+        obs=BOX, action_mask=spaces.MultiBinary(len(entries))
+    )
     for obs, info in (env.reset(), env.step(None)[::4]):
         assert obs["action_mask"].tolist() == entries and obs in env.observation_space
         assert info["action_mask"] is mask and env.action_space is action_space
@@ -306,21 +398,36 @@ def test_formats_of_masks(name):
 def test_a_dict_keeps_its_keys():
     """P5: and they keep their meaning; what should be a dict and is none goes on as it is."""
     space = spaces.Dict(b=spaces.Discrete(2), a=BOX)
-    env = InfoActionMask(Masked([A], observation_space=space, obs={"a": np.ones(2, np.float32), "b": 1}))
+    env = InfoActionMask(
+        Masked([A], observation_space=space, obs={"a": np.ones(2, np.float32), "b": 1})
+    )
     obs, _ = env.reset()
-    assert obs in env.observation_space and obs.keys() == env.observation_space.keys() == {"a", "b", "action_mask"}
+    assert obs in env.observation_space and obs.keys() == env.observation_space.keys() == {
+        "a",
+        "b",
+        "action_mask",
+    }
     for wrapped in (env, wrap(env.env, "z:skill:2")):
         env.env.obs = None
         assert wrapped.reset()[0] is None and wrapped.step(0)[0] is None
 
 
 def test_masks_that_are_missing_or_malformed():
-    """P5: where info has none the observation has none, and what does not fit is left to be found and named."""
+    """P5: where info has none the observation has none, and what does not fit is left to be found
+    and named."""
     env = InfoActionMask(Masked([A, "no", [1, 0, 1, 1], A / 2, 0 * A]))
     assert env.reset()[0].keys() == {"obs", "action_mask"}
     obs, reward, terminated, truncated, info = env.step(0)
-    assert obs.keys() == {"obs"} and info == {"t": 1} and (reward, terminated, truncated) == (0, False, False)
-    assert [env.step(0)[0]["action_mask"].tolist() for _ in range(3)] == [[1, 0, 1, 1], [0.5, 0, 0.5], [0, 0, 0]]
+    assert (
+        obs.keys() == {"obs"}
+        and info == {"t": 1}
+        and (reward, terminated, truncated) == (0, False, False)
+    )
+    assert [env.step(0)[0]["action_mask"].tolist() for _ in range(3)] == [
+        [1, 0, 1, 1],
+        [0.5, 0, 0.5],
+        [0, 0, 0],
+    ]
     env = InfoActionMask(Masked([(A, B), (A,)], PAIR))
     env.reset()
     assert env.step(0)[0]["action_mask"].shape == (3,)
@@ -328,11 +435,20 @@ def test_masks_that_are_missing_or_malformed():
     assert env.reset()[0].keys() == {"a"}
 
 
-@pytest.mark.parametrize("space", [BOX, spaces.MultiBinary(3), spaces.Dict(a=BOX, b=spaces.Tuple([BOX])),
-                                   spaces.Sequence(spaces.Discrete(3))])
+@pytest.mark.parametrize(
+    "space",
+    [
+        BOX,
+        spaces.MultiBinary(3),
+        spaces.Dict(a=BOX, b=spaces.Tuple([BOX])),
+        spaces.Sequence(spaces.Discrete(3)),
+    ],
+)
 def test_masks_for_actions_without_options(space):
     """P5: there is nothing to mask."""
-    with pytest.raises(Error, match=r"^info\['action_mask'\] of <Masked.*>: .* has no Discrete part to be masked"):
+    with pytest.raises(
+        Error, match=r"^info\['action_mask'\] of <Masked.*>: .* has no Discrete part to be masked"
+    ):
         InfoActionMask(Masked([A], space))
 
 
@@ -342,13 +458,23 @@ def test_masks_of_taxi():
     obs, info = env.reset(seed=1)
     assert env.observation_space["obs"].n == 500 and env.observation_space["action_mask"].n == 6
     for _ in range(20):
-        assert np.array_equal(obs["action_mask"], info["action_mask"]) and obs in env.observation_space
+        assert (
+            np.array_equal(obs["action_mask"], info["action_mask"]) and obs in env.observation_space
+        )
         obs, *_, info = env.step(np.flatnonzero(obs["action_mask"])[0])
 
 
 # ---- All ----
-@pytest.mark.parametrize("specs", [["hide:0"], ["z:skill:50"], ["z:uniform:3"], ["hide:3", "z:skill:9"],
-                                   ["own_wrappers:Scaled:3"]])
+@pytest.mark.parametrize(
+    "specs",
+    [
+        ["hide:0"],
+        ["z:skill:50"],
+        ["z:uniform:3"],
+        ["hide:3", "z:skill:9"],
+        ["own_wrappers:Scaled:3"],
+    ],
+)
 @pytest.mark.parametrize("num_steps", [0, 4])
 def test_pickled_copies_go_on_alike(specs, num_steps, module):
     """X3: in the middle of an episode and through its end, with the z that follow."""
@@ -380,6 +506,8 @@ def test_no_script_is_imported():
     """X8: environments and wrappers stand alone."""
     for path in Path(envs.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in getattr(node, "names", []) if isinstance(node, ast.Import)]
+            names = [
+                alias.name for alias in getattr(node, "names", []) if isinstance(node, ast.Import)
+            ]
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.startswith(("ppo_", "torch"))], path

@@ -1,13 +1,16 @@
-"""A CUDA device without a GPU: tensors that are on cuda:0 for PyTorch, with their memory on the host.
+"""A CUDA device without a GPU: tensors that are on cuda:0 for PyTorch, with their memory on the
+host.
 
-`install()` once per process, in a process of its own, before the first tensor on the device. Then every operation of
-PyTorch on the device is computed on the CPU, so that results can be compared with those of a CPU run, and `log` holds
-what a GPU would have been told. Devices, `.is_cuda`, `Module.to`, the refusal of `.numpy()`, autograd's thread per
-device and the fused Adam are PyTorch's own.
+`install()` once per process, in a process of its own, before the first tensor on the device. Then
+every operation of PyTorch on the device is computed on the CPU, so that results can be compared
+with those of a CPU run, and `log` holds what a GPU would have been told. Devices, `.is_cuda`,
+`Module.to`, the refusal of `.numpy()`, autograd's thread per device and the fused Adam are
+PyTorch's own.
 
-It finds tensors of two devices in one operation, operations without a CUDA kernel, waits of the host with their lines,
-and pinned memory that is written or read while a copy is under way. It cannot find errors of CUDA's kernels, TF32,
-atomics, CUDA's random numbers, memory limits, real time, several streams, NCCL, FlexAttention, torch.compile."""
+It finds tensors of two devices in one operation, operations without a CUDA kernel, waits of the
+host with their lines, and pinned memory that is written or read while a copy is under way. It
+cannot find errors of CUDA's kernels, TF32, atomics, CUDA's random numbers, memory limits, real
+time, several streams, NCCL, FlexAttention, torch.compile."""
 
 import contextlib
 import copy
@@ -39,23 +42,61 @@ PROJECT = re.compile(r"/cleanrl_graph/(utils/|envs/)?\w+\.py$|/test_\w+\.py$")
 CPU, CUDA = 1, 2  # DLPack's numbers
 HOST = torch.device("cpu")
 aten = torch.ops.aten
-NO_LAUNCH = {"empty", "empty_strided", "resize_", "set_", "_local_scalar_dense", "_fused_sdp_choice"}
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal",
-         "_assert_scalar", "bincount", "histc", "multinomial"}  # need a number from the device
-INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
-TAKES_SCALARS = {"fill_", "masked_fill", "masked_fill_", "where", "index_fill", "index_fill_", "index_put_",
-                 "_index_put_impl_"}  # of no dimension, from the host; so do all elementwise ones
+NO_LAUNCH = {
+    "empty",
+    "empty_strided",
+    "resize_",
+    "set_",
+    "_local_scalar_dense",
+    "_fused_sdp_choice",
+}
+WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "equal",
+    "_assert_scalar",
+    "bincount",
+    "histc",
+    "multinomial",
+}  # need a number from the device
+INDEXING = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+}
+TAKES_SCALARS = {
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "where",
+    "index_fill",
+    "index_fill_",
+    "index_put_",
+    "_index_put_impl_",
+}  # of no dimension, from the host; so do all elementwise ones
 
 
 class Log:
-    """What the device was told, each as a Counter: `waits` of the host and `copies` by (kind, lines of the script),
-    `launches` by operation, `races` by a sentence."""
+    """What the device was told, each as a Counter: `waits` of the host and `copies` by (kind, lines
+    of the script), `launches` by operation, `races` by a sentence."""
 
     def __init__(self):
         self.clear()
 
     def clear(self) -> None:
-        self.waits, self.copies, self.launches, self.races = Counter(), Counter(), Counter(), Counter()
+        self.waits, self.copies, self.launches, self.races = (
+            Counter(),
+            Counter(),
+            Counter(),
+            Counter(),
+        )
         self.to_device = []  # under way: (begin, end, bytes when it began, line, the memory's owner)
         self.to_host = []  # under way: functions that complete them
 
@@ -63,11 +104,14 @@ class Log:
         self.copies[kind, where()] += 1
 
     def wait(self, kind: str) -> None:
-        """The host waits for all that it has launched. What was copied must still be what it was."""
+        """The host waits for all that it has launched. What was copied must still be what it
+        was."""
         self.waits[kind, where()] += 1
         for begin, end, content, line, _ in self.to_device:
             if ctypes.string_at(begin, end - begin) != content:
-                self.races[f"{line}: pinned memory was written before its copy was waited for at {where()}"] += 1
+                self.races[
+                    f"{line}: pinned memory was written before its copy was waited for at {where()}"
+                ] += 1
         for complete in self.to_host:
             complete()
         self.to_device, self.to_host = [], []
@@ -81,7 +125,9 @@ def where() -> str:
     frame, lines = sys._getframe(1), []
     while frame is not None and len(lines) < 3:
         if PROJECT.search(frame.f_code.co_filename):
-            lines.append(f"{Path(frame.f_code.co_filename).stem}.py:{frame.f_lineno} {frame.f_code.co_name}")
+            lines.append(
+                f"{Path(frame.f_code.co_filename).stem}.py:{frame.f_lineno} {frame.f_code.co_name}"
+            )
         frame = frame.f_back
     return " < ".join(lines) or "autograd"
 
@@ -92,7 +138,8 @@ pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c
 
 
 def alias(device: int, t: Tensor) -> Tensor:
-    """The same memory as a tensor of the other device, which keeps it alive: DLPack with another name on it."""
+    """The same memory as a tensor of the other device, which keeps it alive: DLPack with another
+    name on it."""
     capsule = torch._C._to_dlpack(t.detach() if t.requires_grad else t)
     place = (ctypes.c_int32 * 2).from_address(pointer(capsule, b"dltensor") + 8)
     place[0], place[1] = device, 0
@@ -103,12 +150,15 @@ on_device = partial(alias, CUDA)
 
 
 def on_host(t: Tensor) -> Tensor:
-    return alias(CPU, t) if t.numel() else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)  # can be resized
+    return (
+        alias(CPU, t) if t.numel() else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
+    )  # can be resized
 
 
 # ---- Operations ----
 def tree(function, value):
-    """The value, or the list of values, with `function` of each tensor and device in place of it."""
+    """The value, or the list of values, with `function` of each tensor and device in place of
+    it."""
     if isinstance(value, (Tensor, torch.device)):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -120,8 +170,14 @@ def tree(function, value):
 def facts(op) -> tuple[str, bool, bool]:
     """(name, whether numbers may come from the host, whether it is a kernel and not a view)."""
     name = op._schema.name.removeprefix("aten::")
-    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
-    return name, torch.Tag.pointwise in op.tags or name in TAKES_SCALARS, not is_view and name not in NO_LAUNCH
+    is_view = any(
+        r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns
+    )
+    return (
+        name,
+        torch.Tag.pointwise in op.tags or name in TAKES_SCALARS,
+        not is_view and name not in NO_LAUNCH,
+    )
 
 
 def run(op, *args, **kwargs):
@@ -156,7 +212,9 @@ def run(op, *args, **kwargs):
         if host.shape != value.shape:  # out=
             value.data = on_device(host)
 
-    return tree(lambda value: tensors[id(value)][0] if id(value) in tensors else on_device(value), out)
+    return tree(
+        lambda value: tensors[id(value)][0] if id(value) in tensors else on_device(value), out
+    )
 
 
 def waits(name: str, args: list, kwargs: dict) -> bool:
@@ -199,20 +257,27 @@ def under_way(src: Tensor) -> None:
     begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
     for other, other_end, _, line, _ in log.to_device:
         if begin < other_end and other < end:
-            log.races[f"{where()}: pinned memory is used again while it is copied since {line}"] += 1
+            log.races[
+                f"{where()}: pinned memory is used again while it is copied since {line}"
+            ] += 1
     log.to_device.append((begin, end, ctypes.string_at(begin, end - begin), where(), memory))
 
 
 class LSTM(torch.autograd.Function):
-    """cuDNN's: autograd on the CPU inside. `batch_sizes` of a PackedSequence are on the CPU, as cuDNN has it."""
+    """cuDNN's: autograd on the CPU inside. `batch_sizes` of a PackedSequence are on the CPU, as
+    cuDNN has it."""
 
     @staticmethod
     def forward(ctx, op, num_states, batch_sizes, rest, *tensors):
         if any(not t.is_cuda for t in tensors) or any(b.is_cuda for b in batch_sizes):
-            raise RuntimeError(f"LSTM: input, state and weights are needed on the device, batch_sizes not: {where()}")
+            raise RuntimeError(
+                f"LSTM: input, state and weights are needed on the device, batch_sizes not: {where()}"
+            )
         log.launches["cudnn_rnn"] += 1
-        ctx.low = [on_host(t).requires_grad_(need) for t, need in zip(tensors, ctx.needs_input_grad[4:])]
-        x, hx, weights = ctx.low[0], ctx.low[1:1 + num_states], ctx.low[1 + num_states:]
+        ctx.low = [
+            on_host(t).requires_grad_(need) for t, need in zip(tensors, ctx.needs_input_grad[4:])
+        ]
+        x, hx, weights = ctx.low[0], ctx.low[1 : 1 + num_states], ctx.low[1 + num_states :]
         with torch.enable_grad():
             ctx.out = op(x, *batch_sizes, hx, weights, *rest)
         return tuple(on_device(t) for t in ctx.out)
@@ -221,7 +286,9 @@ class LSTM(torch.autograd.Function):
     def backward(ctx, *grads):
         log.launches["cudnn_rnn_backward"] += 2  # of the data, of the weights
         needed = [t for t in ctx.low if t.requires_grad]
-        out, grads = zip(*[(o, on_host(g)) for o, g in zip(ctx.out, grads) if o.requires_grad and g is not None])
+        out, grads = zip(
+            *[(o, on_host(g)) for o, g in zip(ctx.out, grads) if o.requires_grad and g is not None]
+        )
         found = iter(torch.autograd.grad(out, needed, grads, allow_unused=True))
         found = [next(found) if t.requires_grad else None for t in ctx.low]
         return None, None, None, None, *(None if g is None else on_device(g) for g in found)
@@ -236,19 +303,27 @@ def lstm_data(x, batch_sizes, hx, weights, *rest):
 
 
 def kernels() -> tuple[list, set]:
-    """(operations with a kernel for CUDA that are composed of others elsewhere, those that CUDA has no kernel for), of
-    PyTorch's own list."""
-    text = (Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml").read_text()
+    """(operations with a kernel for CUDA that are composed of others elsewhere, those that CUDA has
+    no kernel for), of PyTorch's own list."""
+    text = (
+        Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    ).read_text()
     own, lacking = [], set()
     for block in re.split(r"\n(?=- func: )", text):
         head = re.match(r"- func: (\w+)(?:\.(\w+))?\(", block)
         op = head and getattr(getattr(aten, head[1], None), head[2] or "default", None)
         if op is None or head[1] in ("copy_", "record_stream"):
             continue
-        if "structured_delegate" in block:  # without one it would be two, to make the result and to fill it
+        if (
+            "structured_delegate" in block
+        ):  # without one it would be two, to make the result and to fill it
             own.append(op)
             continue
-        keys = {key.strip() for line in re.findall(r"^    ([\w, ]+): \w+", block, re.M) for key in line.split(",")}
+        keys = {
+            key.strip()
+            for line in re.findall(r"^    ([\w, ]+): \w+", block, re.M)
+            for key in line.split(",")
+        }
         composite = any(key.startswith("Composite") for key in keys)
         if "CUDA" in keys and composite:
             own.append(op)
@@ -279,13 +354,31 @@ def compiler() -> str | None:
 
 def build() -> Path:
     """The library of virtual_cuda.cpp, made once for each version of PyTorch."""
-    library = BUILD / f"{torch.__version__}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    library = (
+        BUILD / f"{torch.__version__}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    )
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         unfinished = library.with_suffix(f".{os.getpid()}")
-        subprocess.run([compiler(), "-shared", "-fPIC", "-std=c++20", "-O1", SOURCE, "-o", unfinished,
-                        *(f"-I{path}" for path in include_paths()), *(f"-L{path}" for path in library_paths()),
-                        "-lc10", "-ltorch_cpu"], check=True, capture_output=True, text=True)
+        subprocess.run(
+            [
+                compiler(),
+                "-shared",
+                "-fPIC",
+                "-std=c++20",
+                "-O1",
+                SOURCE,
+                "-o",
+                unfinished,
+                *(f"-I{path}" for path in include_paths()),
+                *(f"-L{path}" for path in library_paths()),
+                "-lc10",
+                "-ltorch_cpu",
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         unfinished.replace(library)
     return library
 
@@ -301,7 +394,9 @@ def install() -> None:
     library.impl("copy_", partial(copy_, aten.copy_.default), "CUDA")
     for op in own:
         library.impl(op, partial(run, op), "CUDA")
-    library.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "CUDA")  # the one composed of other operations
+    library.impl(
+        "_fused_sdp_choice", lambda *args, **kwargs: 0, "CUDA"
+    )  # the one composed of other operations
     library.impl("lstm.input", lstm_input, "AutogradCUDA")
     library.impl("lstm.data", lstm_data, "AutogradCUDA")
 
@@ -310,7 +405,10 @@ def install() -> None:
     cuda._lazy_init = lambda: None
     cuda.is_available, cuda.device_count, cuda.current_device = lambda: True, lambda: 1, lambda: 0
     cuda.set_device, cuda.synchronize = lambda *args: None, lambda *args: log.wait("synchronize")
-    cuda.get_rng_state_all, cuda.set_rng_state_all = lambda: [torch.get_rng_state()], lambda states: None
+    cuda.get_rng_state_all, cuda.set_rng_state_all = (
+        lambda: [torch.get_rng_state()],
+        lambda states: None,
+    )
     deepcopy, load, to_cpu = Tensor.__deepcopy__, torch.load, storage.cpu
 
     def deepcopy_(self, memo):
@@ -324,7 +422,9 @@ def install() -> None:
         if self.device.type == "cpu":
             return to_cpu(self)
         log.wait("copy to the host")
-        return torch.UntypedStorage(list(ctypes.string_at(self.data_ptr(), self.nbytes())) if self.nbytes() else 0)
+        return torch.UntypedStorage(
+            list(ctypes.string_at(self.data_ptr(), self.nbytes())) if self.nbytes() else 0
+        )
 
     def load_(*args, map_location=None, **kwargs):
         def move(value):
@@ -335,7 +435,11 @@ def install() -> None:
             return value.to(map_location) if isinstance(value, Tensor) else value
 
         loaded = load(*args, map_location="cpu", **kwargs)
-        return move(loaded) if map_location is not None and torch.device(map_location).type == "cuda" else loaded
+        return (
+            move(loaded)
+            if map_location is not None and torch.device(map_location).type == "cuda"
+            else loaded
+        )
 
     Tensor.__deepcopy__, torch.load, storage.cpu = deepcopy_, load_, storage_to_cpu
 
@@ -357,8 +461,9 @@ class Writer:
 
 
 def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
-    """(step -> tag -> value of all that script.main logs, what the device was told meanwhile). It does without the
-    services. "collector" is what ppo_graph_async.py's second process told its device, None without one."""
+    """(step -> tag -> value of all that script.main logs, what the device was told meanwhile). It
+    does without the services. "collector" is what ppo_graph_async.py's second process told its
+    device, None without one."""
     log.clear()
     logged, changed, told, service = {}, {}, None, getattr(script, "service", None)
     if service:
@@ -372,41 +477,70 @@ def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
                 log.clear()
                 act(*args)
                 Path(folder, "log").write_bytes(pickle.dumps(vars(log)))
+
             changed["act"] = acting
         with contextlib.ExitStack() as stack:
             for name, value in changed.items():
                 stack.enter_context(mock.patch.object(script, name, value))
             for stream in (contextlib.redirect_stdout, contextlib.redirect_stderr):
                 stack.enter_context(stream(io.StringIO()))
-            script.main(script.Args(**flags | {"run_dir": folder, "eval_episodes": 0, "checkpoint_every": 0}))
+            script.main(
+                script.Args(
+                    **flags | {"run_dir": folder, "eval_episodes": 0, "checkpoint_every": 0}
+                )
+            )
         if "act" in changed:
             told = pickle.loads(Path(folder, "log").read_bytes())
     return logged, copy.deepcopy(vars(log)) | {"collector": told}
 
 
-def rates(script, steps=(5, 8), minibatches=(1, 2), updates=(2, 3), epochs=1, **flags) -> dict[str, dict]:
-    """What the device is told per "step" of the policy, per "minibatch" and otherwise per "update": "waits", "copies"
-    and "launches", each a Counter. By differences: of runs that are longer by some steps of a rollout, by some
-    minibatches of an epoch, by some updates. "collector waits" ... are those of ppo_graph_async.py's second process."""
+def rates(
+    script, steps=(5, 8), minibatches=(1, 2), updates=(2, 3), epochs=1, **flags
+) -> dict[str, dict]:
+    """What the device is told per "step" of the policy, per "minibatch" and otherwise per "update":
+    "waits", "copies" and "launches", each a Counter. By differences: of runs that are longer by
+    some steps of a rollout, by some minibatches of an epoch, by some updates. "collector waits" ...
+    are those of ppo_graph_async.py's second process."""
 
     def told(num_steps, num_minibatches, num_updates):
         size = {"num_steps": num_steps, "num_minibatches": num_minibatches, "update_epochs": epochs}
         total = flags["num_envs"] * num_steps * num_updates
         device = train(script, **flags | size | {"total_timesteps": total}, cuda=True)[1]
         found = {kind: device[kind] for kind in ("waits", "copies", "launches")}
-        return found | {f"collector {kind}": device["collector"][kind] for kind in found if device["collector"]}
+        return found | {
+            f"collector {kind}": device["collector"][kind] for kind in found if device["collector"]
+        }
 
     first = [sizes[0] for sizes in (steps, minibatches, updates)]
-    base, *longer = [told(*first), *(told(*first[:k], sizes[1], *first[k + 1:]) for k, sizes in
-                                     enumerate((steps, minibatches, updates)))]
+    base, *longer = [
+        told(*first),
+        *(
+            told(*first[:k], sizes[1], *first[k + 1 :])
+            for k, sizes in enumerate((steps, minibatches, updates))
+        ),
+    ]
     found = {"step": {}, "minibatch": {}, "update": {}}
-    units = updates[0] * (steps[1] - steps[0]), updates[0] * epochs * (minibatches[1] - minibatches[0]), 1
+    units = (
+        updates[0] * (steps[1] - steps[0]),
+        updates[0] * epochs * (minibatches[1] - minibatches[0]),
+        1,
+    )
     for kind, counts in base.items():
         for rate, more, num in zip(found.values(), longer, units):
-            rate[kind] = Counter({key: (more[kind][key] - counts[key]) / num for key in counts | more[kind]})
+            rate[kind] = Counter(
+                {key: (more[kind][key] - counts[key]) / num for key in counts | more[kind]}
+            )
         update = found["update"][kind]
         for key in update:  # of one more update all but its steps and minibatches
-            update[key] = (update[key] / (updates[1] - updates[0]) - steps[0] * found["step"][kind][key]
-                           - epochs * minibatches[0] * found["minibatch"][kind][key])
-    return {unit: {kind: Counter({key: value for key, value in counts.items() if abs(value) > 1e-9})
-                   for kind, counts in rate.items()} for unit, rate in found.items()}
+            update[key] = (
+                update[key] / (updates[1] - updates[0])
+                - steps[0] * found["step"][kind][key]
+                - epochs * minibatches[0] * found["minibatch"][kind][key]
+            )
+    return {
+        unit: {
+            kind: Counter({key: value for key, value in counts.items() if abs(value) > 1e-9})
+            for kind, counts in rate.items()
+        }
+        for unit, rate in found.items()
+    }

@@ -1,12 +1,14 @@
-"""A training of one of the scripts in a process of its own, with what benchmark/gpu.sh wants to know about it.
+"""A training of one of the scripts in a process of its own, with what benchmark/gpu.sh wants to
+know about it.
 
     python benchmark/gpu/child.py '{"mode": "sps", "result": "FILE", "seconds": 5}' ppo_graph --env-id CartPole-v1 ...
 
-mode "train" runs the script as it is; "sps" notes when updates end and stops `seconds` after the first one; "profile"
-makes `warmup` updates, times `plain` ones and has torch.profiler watch `watched` ones (its trace is summed up, see
-`summary`). The file receives what was noted as json. The scripts are not changed: their `tqdm`, which is told the steps
-at the end of each update, is replaced, and for a profile the calls of Envs.step, Storage.append, Storage.gather and
-Adam.step get names.
+mode "train" runs the script as it is; "sps" notes when updates end and stops `seconds` after the
+first one; "profile" makes `warmup` updates, times `plain` ones and has torch.profiler watch
+`watched` ones (its trace is summed up, see `summary`). The file receives what was noted as json.
+The scripts are not changed: their `tqdm`, which is told the steps at the end of each update, is
+replaced, and for a profile the calls of Envs.step, Storage.append, Storage.gather and Adam.step get
+names.
 """
 
 import functools
@@ -28,9 +30,22 @@ from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E
 from tqdm import tqdm  # noqa: E402
 
 MARK = "gpu.sh: "  # of the names that are put around calls
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cuStreamSynchronize",
-         "cuCtxSynchronize", "cuEventSynchronize")
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cudaMemcpy",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuEventSynchronize",
+)
+LAUNCHES = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cudaGraphLaunch",
+)
 PHASES = ("collection", "advantages", "update", "between")
 
 
@@ -49,7 +64,8 @@ class Counted(tqdm):
 
 
 def run_script(script, flags: list[str], after) -> None:
-    """script.main, which ends by itself or where `after` raises Enough. SystemExit with a sentence for an error."""
+    """script.main, which ends by itself or where `after` raises Enough. SystemExit with a sentence
+    for an error."""
     script.tqdm = type("Bar", (Counted,), {"after": staticmethod(after)})
     try:
         script.main(tyro.cli(script.Args, args=flags))
@@ -82,6 +98,7 @@ def sps(script, flags: list[str], seconds: float) -> dict:
 # ---- torch.profiler ----
 def named(function, name: str):
     """`function`, which the trace shows under this name."""
+
     @functools.wraps(function)
     def call(*args, **kwargs):
         with record_function(MARK + name):
@@ -93,9 +110,13 @@ def named(function, name: str):
 def profiled(script, flags: list[str], warmup: int, plain: int, watched: int) -> dict:
     """`summary` of the watched updates, and the seconds and steps of the plain ones."""
     workers = importlib.import_module("utils.workers").WorkerEnvs
-    for owner, method, name in ((script.Envs, "step", "step"), (workers, "step", "step"),
-                                (script.Storage, "append", "append"), (script.Storage, "gather", "gather"),
-                                (torch.optim.Adam, "step", "optimizer")):
+    for owner, method, name in (
+        (script.Envs, "step", "step"),
+        (workers, "step", "step"),
+        (script.Storage, "append", "append"),
+        (script.Storage, "gather", "gather"),
+        (torch.optim.Adam, "step", "optimizer"),
+    ):
         setattr(owner, method, named(getattr(owner, method), name))
     cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
     profiler, times, began = profile(activities=[ProfilerActivity.CPU, *cuda]), [], []
@@ -116,8 +137,13 @@ def profiled(script, flags: list[str], warmup: int, plain: int, watched: int) ->
         profiler.export_chrome_trace(path := os.path.join(folder, "trace.json"))
         noted = summary(json.loads(Path(path).read_text())["traceEvents"])
     first, second, last = times[warmup - 1], times[warmup + plain - 1], times[-1]
-    return noted | {"plain_seconds": second[1] - first[1], "plain_steps": second[0] - first[0],
-                    "watched_seconds": last[1] - began[0], "watched_steps": last[0] - second[0], **memory()}
+    return noted | {
+        "plain_seconds": second[1] - first[1],
+        "plain_steps": second[0] - first[0],
+        "watched_seconds": last[1] - began[0],
+        "watched_steps": last[0] - second[0],
+        **memory(),
+    }
 
 
 def union(intervals: list[tuple[float, float]]) -> float:
@@ -136,7 +162,10 @@ def phase_at(marks: list[tuple[float, str]]):
     def phase(ts: float) -> str:
         k = bisect_right(times, ts)
         before, after = names[k - 1] if k else None, names[k] if k < len(names) else None
-        if after in ("gather", "optimizer"):  # values and advantages come after the last observations were appended
+        if after in (
+            "gather",
+            "optimizer",
+        ):  # values and advantages come after the last observations were appended
             return "advantages" if before in ("append", "step") else "update"
         if after == "step" or after == "append" and before in ("append", "step"):
             return "collection"
@@ -146,16 +175,34 @@ def phase_at(marks: list[tuple[float, str]]):
 
 
 def summary(events: list[dict]) -> dict:
-    """Sums of a chrome trace of torch.profiler, by phase: "bytes" and "copies" to the device, bytes back from it, waits
-    of the host and their milliseconds, launches; and the numbers of steps and minibatches, the microseconds in which
-    the device was busy, and those of the whole."""
+    """Sums of a chrome trace of torch.profiler, by phase: "bytes" and "copies" to the device, bytes
+    back from it, waits of the host and their milliseconds, launches; and the numbers of steps and
+    minibatches, the microseconds in which the device was busy, and those of the whole."""
     events = [event for event in events if event.get("ph") == "X"]
     # a user's annotation appears once for the host, and where there is a device once more for it
-    marks = sorted((e["ts"], e["name"].removeprefix(MARK)) for e in events
-                   if e["name"].startswith(MARK) and e.get("cat") in ("user_annotation", "cpu_op"))
+    marks = sorted(
+        (e["ts"], e["name"].removeprefix(MARK))
+        for e in events
+        if e["name"].startswith(MARK) and e.get("cat") in ("user_annotation", "cpu_op")
+    )
     phase, launched = phase_at(marks), {}
-    result = {"phases": {name: dict.fromkeys(("to_device_bytes", "to_device_copies", "to_host_bytes", "to_host_copies",
-                                              "waits", "wait_ms", "launches"), 0) for name in PHASES}}
+    result = {
+        "phases": {
+            name: dict.fromkeys(
+                (
+                    "to_device_bytes",
+                    "to_device_copies",
+                    "to_host_bytes",
+                    "to_host_copies",
+                    "waits",
+                    "wait_ms",
+                    "launches",
+                ),
+                0,
+            )
+            for name in PHASES
+        }
+    }
     for event in events:
         if event.get("cat") not in ("cuda_runtime", "cuda_driver"):
             continue
@@ -172,17 +219,34 @@ def summary(events: list[dict]) -> dict:
             continue
         busy.append((event["ts"], event["ts"] + event.get("dur", 0)))
         if event["cat"] == "gpu_memcpy":
-            way = "to_device" if "HtoD" in event["name"] else "to_host" if "DtoH" in event["name"] else None
+            way = (
+                "to_device"
+                if "HtoD" in event["name"]
+                else "to_host"
+                if "DtoH" in event["name"]
+                else None
+            )
             if way:
                 details = event.get("args", {})
-                sums = result["phases"][phase(launched.get(details.get("correlation"), event["ts"]))]
+                sums = result["phases"][
+                    phase(launched.get(details.get("correlation"), event["ts"]))
+                ]
                 sums[f"{way}_copies"] += 1
                 sums[f"{way}_bytes"] += int(details.get("bytes", 0))
-    spans = [(event["ts"], event["ts"] + event.get("dur", 0)) for event in events if event.get("cat") != "Trace"]
+    spans = [
+        (event["ts"], event["ts"] + event.get("dur", 0))
+        for event in events
+        if event.get("cat") != "Trace"
+    ]
     whole = max(end for _, end in spans) - min(begin for begin, _ in spans) if spans else 0.0
     names = [name for _, name in marks]
-    return result | {"steps": names.count("step"), "minibatches": names.count("optimizer"),
-                     "busy_us": union(busy), "device_events": len(busy), "trace_us": whole}
+    return result | {
+        "steps": names.count("step"),
+        "minibatches": names.count("optimizer"),
+        "busy_us": union(busy),
+        "device_events": len(busy),
+        "trace_us": whole,
+    }
 
 
 def main(arguments: list[str]) -> None:
@@ -193,7 +257,9 @@ def main(arguments: list[str]) -> None:
     if num := settings.pop("num_instances", None):  # of each suite, for a dry run
         from envs.job_shop import JobShopEnv
 
-        JobShopEnv.eval_suites = {suite: entries[:num] for suite, entries in JobShopEnv.eval_suites.items()}
+        JobShopEnv.eval_suites = {
+            suite: entries[:num] for suite, entries in JobShopEnv.eval_suites.items()
+        }
     if mode == "train":
         run_script(script, flags, lambda step: None)
         noted = memory()

@@ -1,6 +1,7 @@
-"""Part "kernels" of benchmark/gpu.sh: milliseconds of forward and backward passes by CUDA events: cuDNN's packed LSTM
-against the staircase of ppo_lstm_sparse.py, FlexAttention against scaled_dot_product_attention in ppo_gtrxl.py, the
-batches of ppo_graph.py against PyG's, and bfloat16 autocast of graph networks against float32 and TF32."""
+"""Part "kernels" of benchmark/gpu.sh: milliseconds of forward and backward passes by CUDA events:
+cuDNN's packed LSTM against the staircase of ppo_lstm_sparse.py, FlexAttention against
+scaled_dot_product_attention in ppo_gtrxl.py, the batches of ppo_graph.py against PyG's, and
+bfloat16 autocast of graph networks against float32 and TF32."""
 
 import contextlib
 import functools
@@ -40,9 +41,11 @@ def once(function: Callable[[], object], device: torch.device) -> float:
     return start.elapsed_time(end)
 
 
-def in_turns(systems: dict[str, Callable[[], object]], args: kit.Args, seconds: float = 4.0) -> dict:
-    """Name -> median milliseconds of each, in turns A B C A B C ... after two warm-up turns; or, of one that fails, the
-    error. At most 30 turns, and about that many seconds."""
+def in_turns(
+    systems: dict[str, Callable[[], object]], args: kit.Args, seconds: float = 4.0
+) -> dict:
+    """Name -> median milliseconds of each, in turns A B C A B C ... after two warm-up turns; or, of
+    one that fails, the error. At most 30 turns, and about that many seconds."""
     ms, failed, device = {name: [] for name in systems}, {}, device_of(args)
     end, turns = time.monotonic() + seconds, 1 if args.dry else 30
     for k in range(turns + 2):
@@ -50,7 +53,9 @@ def in_turns(systems: dict[str, Callable[[], object]], args: kit.Args, seconds: 
             try:
                 ms[name].append(once(systems[name], device))
             except Exception as error:  # out of memory, a kernel that cannot be compiled
-                failed[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}"
+                failed[name] = (
+                    f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}"
+                )
                 torch.cuda.empty_cache()
         if k > 3 and time.monotonic() > end:
             break
@@ -72,21 +77,24 @@ def ratio(a: float | str, b: float | str) -> float | None:
 
 # ---- LSTM ----
 def run_lstm_as(is_cuda: bool) -> Callable:
-    """run_lstm of ppo_lstm_sparse.py that takes the path of the CPU (the staircase) or of CUDA (the PackedSequence),
-    whatever the device is."""
+    """run_lstm of ppo_lstm_sparse.py that takes the path of the CPU (the staircase) or of CUDA (the
+    PackedSequence), whatever the device is."""
     import ppo_lstm_sparse as script
 
     source = inspect.getsource(script.run_lstm)
     if source.count("x.is_cuda") != 2:
-        raise RuntimeError("run_lstm of ppo_lstm_sparse.py chooses its path in another way than this file knows")
+        raise RuntimeError(
+            "run_lstm of ppo_lstm_sparse.py chooses its path in another way than this file knows"
+        )
     names = dict(vars(script))
     exec(source.replace("x.is_cuda", str(is_cuda)), names)
     return names["run_lstm"]
 
 
 def lengths_of(kind: str, num_envs: int, rng: np.random.Generator) -> np.ndarray:
-    """Lengths of the sequences of num_envs x T steps: whole rollouts, episodes with a long tail (20 steps on average),
-    or the visits of nodes (20 nodes are seen at a step, a sequence has 6 events on average)."""
+    """Lengths of the sequences of num_envs x T steps: whole rollouts, episodes with a long tail (20
+    steps on average), or the visits of nodes (20 nodes are seen at a step, a sequence has 6 events
+    on average)."""
     if kind == "whole rollouts":
         return np.full(num_envs, T)
     if kind == "visits of nodes":
@@ -119,8 +127,10 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
 
     paths = {"packed, ms": run_lstm_as(True), "staircase, ms": run_lstm_as(False)}
     events, begin = np.arange(len(x)), np.arange(len(lengths))
-    outputs = {name: functools.partial(lambda path: path(net, x, events, lengths, hx, begin)[0], path)
-               for name, path in paths.items()} | {"zero-padded, ms": zero_padded}
+    outputs = {
+        name: functools.partial(lambda path: path(net, x, events, lengths, hx, begin)[0], path)
+        for name, path in paths.items()
+    } | {"zero-padded, ms": zero_padded}
     expected, worst = None, 0.0
     for output in outputs.values():
         with torch.no_grad(), contextlib.suppress(torch.OutOfMemoryError):
@@ -128,22 +138,41 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
             expected = found if expected is None else expected
             worst = max(worst, difference(expected, found))
     if worst > 1e-2:
-        raise RuntimeError(f"the outputs of {', '.join(outputs)} differ by up to {worst:.1e} of the largest")
+        raise RuntimeError(
+            f"the outputs of {', '.join(outputs)} differ by up to {worst:.1e} of the largest"
+        )
     parameters = list(net.parameters())
-    ms = in_turns({name: functools.partial(lambda output: backward(output(), parameters), output)
-                   for name, output in outputs.items()}, args)
-    return {"sequences": len(lengths), "events": len(x)} | ms | {
-        "staircase / packed": ratio(ms["staircase, ms"], ms["packed, ms"]), "largest difference": worst}
+    ms = in_turns(
+        {
+            name: functools.partial(lambda output: backward(output(), parameters), output)
+            for name, output in outputs.items()
+        },
+        args,
+    )
+    return (
+        {"sequences": len(lengths), "events": len(x)}
+        | ms
+        | {
+            "staircase / packed": ratio(ms["staircase, ms"], ms["packed, ms"]),
+            "largest difference": worst,
+        }
+    )
 
 
 # ---- Attention ----
-def attention(W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, deadline: float) -> dict:
-    """Through GTrXL, two layers, as Memory.minibatch of ppo_gtrxl.py calls it, with full memories."""
+def attention(
+    W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, deadline: float
+) -> dict:
+    """Through GTrXL, two layers, as Memory.minibatch of ppo_gtrxl.py calls it, with full
+    memories."""
     import ppo_gtrxl
 
     device, result, expected = device_of(args), {}, None
     torch.manual_seed(0)
-    x, age = torch.randn(num_steps, num_envs, dim, device=device), torch.full((num_steps, num_envs), W, device=device)
+    x, age = (
+        torch.randn(num_steps, num_envs, dim, device=device),
+        torch.full((num_steps, num_envs), W, device=device),
+    )
     inputs = [torch.randn(W, num_envs, dim, device=device) for _ in range(2)]
 
     def extend(net, x, kv):
@@ -155,11 +184,22 @@ def attention(W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, d
     for kernel in ("sdpa", "flex"):
         for bf16 in (False, True):
             torch.manual_seed(1)
-            net = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(dim=dim, num_layers=2, num_heads=4, memory_length=W, gate="none",
-                                                 attention=kernel, bf16=bf16)).to(device)
+            net = ppo_gtrxl.GTrXL(
+                ppo_gtrxl.Args(
+                    dim=dim,
+                    num_layers=2,
+                    num_heads=4,
+                    memory_length=W,
+                    gate="none",
+                    attention=kernel,
+                    bf16=bf16,
+                )
+            ).to(device)
             name, start = f"{kernel}{', bf16' if bf16 else ''}", time.perf_counter()
             parameters = list(net.parameters())
-            step = functools.partial(lambda net, parameters: backward(net(x, past), parameters), net, parameters)
+            step = functools.partial(
+                lambda net, parameters: backward(net(x, past), parameters), net, parameters
+            )
             systems[f"{name}, ms"] = step
             try:
                 with torch.no_grad():
@@ -178,13 +218,21 @@ def attention(W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, d
             if time.monotonic() > deadline:
                 raise kit.TimeIsUp
     ms = in_turns(systems, args)
-    return ms | {"sdpa / flex": ratio(ms["sdpa, ms"], ms["flex, ms"]), "sdpa / flex, bf16": ratio(
-        ms["sdpa, bf16, ms"], ms["flex, bf16, ms"])} | result | {"_difference to sdpa": differences}
+    return (
+        ms
+        | {
+            "sdpa / flex": ratio(ms["sdpa, ms"], ms["flex, ms"]),
+            "sdpa / flex, bf16": ratio(ms["sdpa, bf16, ms"], ms["flex, bf16, ms"]),
+        }
+        | result
+        | {"_difference to sdpa": differences}
+    )
 
 
 def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
-    """Seconds of the first FlexAttention, forward and backward, over each of these windows, one after the other, as
-    they grow with the episodes of a training: what is compiled again takes seconds."""
+    """Seconds of the first FlexAttention, forward and backward, over each of these windows, one
+    after the other, as they grow with the episodes of a training: what is compiled again takes
+    seconds."""
     import ppo_gtrxl
 
     device, figures, (T, B, H, d) = device_of(args), {}, (16, 2, 2, 16)
@@ -193,7 +241,10 @@ def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
         needs = device.type == "cuda"  # on the CPU it has no backward pass
         q = torch.randn(T, B, H, d, device=device, requires_grad=needs)
         k, v = (torch.randn(W + T, B, H, d, device=device, requires_grad=needs) for _ in range(2))
-        bias, start = torch.randn(T, B, H, W + 1, device=device, requires_grad=needs), time.perf_counter()
+        bias, start = (
+            torch.randn(T, B, H, W + 1, device=device, requires_grad=needs),
+            time.perf_counter(),
+        )
         output = attend(q, k, v, bias)
         if needs:
             backward(output, [q, k, v, bias])
@@ -218,7 +269,11 @@ def graphs(num: int):
         observation, _, terminated, _, _ = env.step(0)
         observations.append(env.reset()[0] if terminated else observation)
     envs = Envs([lambda: env])
-    return envs, [envs.flatten(0, observation) for observation in observations], list(map(to_data, observations))
+    return (
+        envs,
+        [envs.flatten(0, observation) for observation in observations],
+        list(map(to_data, observations)),
+    )
 
 
 def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> dict:
@@ -233,21 +288,30 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
             scratch.clear()
             return scratch.append(flat)
 
-        systems = {"ours, ms": ours, "PyG on the host, then copied, ms":
-                   lambda: Batch.from_data_list(data[:size]).to(device)}
+        systems = {
+            "ours, ms": ours,
+            "PyG on the host, then copied, ms": lambda: Batch.from_data_list(data[:size]).to(
+                device
+            ),
+        }
     else:
         stored, idx = Storage(envs.leaves, device), np.random.default_rng(0).permutation(num)[:size]
         for start in range(0, num, 64):
-            part = arrays[start:start + 64]
+            part = arrays[start : start + 64]
             stored.append(envs.collate(part, range(len(part))))
         there = [graph.to(device) for graph in data]
         ours = lambda: stored.gather(idx)
-        systems = {"ours, ms": ours, "PyG on the device, ms": lambda: Batch.from_data_list([there[i] for i in idx]),
-                   "PyG on the host, then copied, ms":
-                       lambda: Batch.from_data_list([data[i] for i in idx]).to(device)}
+        systems = {
+            "ours, ms": ours,
+            "PyG on the device, ms": lambda: Batch.from_data_list([there[i] for i in idx]),
+            "PyG on the host, then copied, ms": lambda: Batch.from_data_list(
+                [data[i] for i in idx]
+            ).to(device),
+        }
     one, two = ours(), list(systems.values())[-1]()
-    if not torch.equal(one["graph.nodes"].values, two.x) or not torch.equal(one["graph.edge_links"].values.T,
-                                                                            two.edge_index):
+    if not torch.equal(one["graph.nodes"].values, two.x) or not torch.equal(
+        one["graph.edge_links"].values.T, two.edge_index
+    ):
         raise RuntimeError("the two batches differ")
     ms = in_turns(systems, args)
     best = min(value for name, value in ms.items() if name != "ours, ms")
@@ -271,18 +335,35 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
         with torch.autocast(device.type, torch.bfloat16) if bf16 else contextlib.nullcontext():
             return encoder(obs)[0]
 
-    kinds = {"float32": ("highest", False), "TF32": ("high", False), "bf16 autocast": ("highest", True)}
+    kinds = {
+        "float32": ("highest", False),
+        "TF32": ("high", False),
+        "bf16 autocast": ("highest", True),
+    }
     try:
-        ms = in_turns({f"{name}, ms": functools.partial(lambda kind: backward(forward(*kind), parameters), kind)
-                       for name, kind in kinds.items()}, args)
+        ms = in_turns(
+            {
+                f"{name}, ms": functools.partial(
+                    lambda kind: backward(forward(*kind), parameters), kind
+                )
+                for name, kind in kinds.items()
+            },
+            args,
+        )
         with torch.no_grad():
-            results = {name: forward(*kind).float() for name, kind in kinds.items()
-                       if isinstance(ms[f"{name}, ms"], float)}
+            results = {
+                name: forward(*kind).float()
+                for name, kind in kinds.items()
+                if isinstance(ms[f"{name}, ms"], float)
+            }
     finally:
         torch.set_float32_matmul_precision(before)
     nodes, edges = (len(obs[path].values) for path in ("graph.nodes", "graph.edge_links"))
-    worst = {f"difference, {name}": difference(results["float32"], value) for name, value in results.items()
-             if name != "float32"}
+    worst = {
+        f"difference, {name}": difference(results["float32"], value)
+        for name, value in results.items()
+        if name != "float32"
+    }
     return {"nodes": nodes, "edges": edges} | ms | worst
 
 
@@ -290,29 +371,64 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     dry, rows = args.dry, []
     kinds = ("episodes with a long tail", "visits of nodes", "whole rollouts")
     for H, num_envs in [(8, 2)] if dry else [(128, 16), (128, 128), (256, 128), (256, 512)]:
-        rows += [Row("LSTM over 128 steps, forward and backward", {"sequences are": kind, "environments": num_envs,
-                                                                   "width": H},
-                     functools.partial(lstm, kind, num_envs, H, args), 1 if dry else 15)
-                 for kind in kinds if num_envs <= 128 or kind != "visits of nodes"]
+        rows += [
+            Row(
+                "LSTM over 128 steps, forward and backward",
+                {"sequences are": kind, "environments": num_envs, "width": H},
+                functools.partial(lstm, kind, num_envs, H, args),
+                1 if dry else 15,
+            )
+            for kind in kinds
+            if num_envs <= 128 or kind != "visits of nodes"
+        ]
     for num_steps, num_envs, dim in [(16, 2, 64)] if dry else [(128, 16, 128), (512, 8, 128)]:
-        rows += [Row(f"Attention, two layers of {dim}, 4 heads, forward and backward",
-                     {"memory": W, "steps": num_steps, "environments": num_envs},
-                     functools.partial(attention, W, num_steps, num_envs, dim, args), 2 if dry else 30)
-                 for W in ((8,) if dry else (32, 128, 512, 1024, 2048, 4096))]
+        rows += [
+            Row(
+                f"Attention, two layers of {dim}, 4 heads, forward and backward",
+                {"memory": W, "steps": num_steps, "environments": num_envs},
+                functools.partial(attention, W, num_steps, num_envs, dim, args),
+                2 if dry else 30,
+            )
+            for W in ((8,) if dry else (32, 128, 512, 1024, 2048, 4096))
+        ]
     windows = (8, 9) if dry else (128, 129, 150, 190, 256, 257, 400, 401, 512, 700, 1000, 1024)
-    rows.append(Row("FlexAttention, first call over a window that grows", {"windows": len(windows)},
-                    functools.partial(growing, windows, args), 1 if dry else 60))
+    rows.append(
+        Row(
+            "FlexAttention, first call over a window that grows",
+            {"windows": len(windows)},
+            functools.partial(growing, windows, args),
+            1 if dry else 60,
+        )
+    )
     table = "Batches of PoissonGraph (10 nodes on average, up to 200)"
-    for what, sizes in (("collate a step", (64, 512, 4096)), ("gather a minibatch", (512, 2048, 8192))):
+    for what, sizes in (
+        ("collate a step", (64, 512, 4096)),
+        ("gather a minibatch", (512, 2048, 8192)),
+    ):
         for size in (4,) if dry else sizes:
             num = 8 if dry else 4 * size if what == "gather a minibatch" else size
             key = {"what": what, "graphs": size, "of": num}
-            rows.append(Row(table, key, functools.partial(batches, what, size, num, args), 1 if dry else 20))
-    for layer, width, size in [("gine", 8, 4)] if dry else [(layer, width, size) for layer in ("gine", "gatv2") for
-                                                           width in (64, 256) for size in (512, 8192)]:
-        rows.append(Row("Graph network, 3 layers, forward and backward",
-                        {"layer": layer, "width": width, "graphs": size},
-                        functools.partial(precision, layer, width, size, args), 1 if dry else 20))
+            rows.append(
+                Row(table, key, functools.partial(batches, what, size, num, args), 1 if dry else 20)
+            )
+    for layer, width, size in (
+        [("gine", 8, 4)]
+        if dry
+        else [
+            (layer, width, size)
+            for layer in ("gine", "gatv2")
+            for width in (64, 256)
+            for size in (512, 8192)
+        ]
+    ):
+        rows.append(
+            Row(
+                "Graph network, 3 layers, forward and backward",
+                {"layer": layer, "width": width, "graphs": size},
+                functools.partial(precision, layer, width, size, args),
+                1 if dry else 20,
+            )
+        )
     return rows
 
 

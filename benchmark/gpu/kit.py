@@ -1,5 +1,6 @@
-"""Shared by the parts of benchmark/gpu.sh: rows that are measured one after the other within a time budget, the files
-PART.json and PART.md, which are written anew after every row, and processes that are stopped when time is up."""
+"""Shared by the parts of benchmark/gpu.sh: rows that are measured one after the other within a time
+budget, the files PART.json and PART.md, which are written anew after every row, and processes that
+are stopped when time is up."""
 
 import contextlib
 import json
@@ -27,16 +28,23 @@ import torch  # noqa: E402
 from common import commit_of, cpu_name  # noqa: E402
 
 DRY = "dry: CPU, sizes of a try"
-FAILED, LEFT = 1, 3  # exit codes: a row failed; time was up with rows left, the same command goes on
+FAILED, LEFT = (
+    1,
+    3,
+)  # exit codes: a row failed; time was up with rows left, the same command goes on
 
 
-THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # of processes, unless the environment has others
+THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}  # of processes, unless the environment has others
 
 
 @dataclass
 class Args:
     out: str
-    """folder that receives PART.json and PART.md; rows that are in it already are not measured again"""
+    """folder that receives PART.json and PART.md; rows that are in it already are not measured
+    again"""
     dry: bool = False
     """if toggled, everything runs on the CPU in sizes of a try: does it run?"""
     minutes: float = 7.0
@@ -62,7 +70,9 @@ class Row(NamedTuple):
 
     table: str  # its heading
     key: dict[str, Any]  # name of the column -> what was measured
-    measure: Callable[[float], dict]  # deadline (time.monotonic) -> figures; "_names" are in the json alone
+    measure: Callable[
+        [float], dict
+    ]  # deadline (time.monotonic) -> figures; "_names" are in the json alone
     seconds: float = 20.0  # what it takes, about: it is not begun if less is left
 
     @property
@@ -75,10 +85,14 @@ def check(args: Args) -> None:
     """SystemExit for a dry run among the tables, and for a measurement without a CUDA device."""
     folder = Path(args.out).resolve()
     if args.dry and (folder == RESULTS or RESULTS in folder.parents):
-        raise SystemExit(f"--dry --out {args.out}: {RESULTS.relative_to(ROOT)} is for what was measured; give a "
-                         "folder elsewhere")
+        raise SystemExit(
+            f"--dry --out {args.out}: {RESULTS.relative_to(ROOT)} is for what was measured; give a "
+            "folder elsewhere"
+        )
     if not args.dry and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device is available here, so nothing is measured; --dry tries all parts on the CPU")
+        raise SystemExit(
+            "no CUDA device is available here, so nothing is measured; --dry tries all parts on the CPU"
+        )
 
 
 def num_cpus() -> int:
@@ -96,9 +110,16 @@ def output_of(*command: str) -> str:
 
 def machine(args: Args) -> dict:
     """Hardware, versions and commit, for the files."""
-    about = {"dry": args.dry, "gpu": None, "cpu": cpu_name(), "cpus": num_cpus(),
-             "system": platform.system(), "python": platform.python_version(), "torch": torch.__version__,
-             "commit": args.commit or commit_of(ROOT)}
+    about = {
+        "dry": args.dry,
+        "gpu": None,
+        "cpu": cpu_name(),
+        "cpus": num_cpus(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": args.commit or commit_of(ROOT),
+    }
     for name in ("torch-geometric", "gymnasium", "numpy"):
         try:
             about[name] = version(name)
@@ -106,18 +127,39 @@ def machine(args: Args) -> dict:
             about[name] = "missing"
     if not args.dry:
         driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        about |= {"gpu": torch.cuda.get_device_name(), "gpus": torch.cuda.device_count(), "driver": driver,
-                  "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        about |= {
+            "gpu": torch.cuda.get_device_name(),
+            "gpus": torch.cuda.device_count(),
+            "driver": driver,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
     return about
 
 
 def describe(about: dict) -> str:
     """One line about a machine."""
-    gpu = [] if about["dry"] else [f"{about['gpu']} (driver {about['driver']}, CUDA {about['cuda']}, cuDNN "
-                                   f"{about['cudnn']})"]
-    versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "torch-geometric", "gymnasium", "numpy"))
-    return ", ".join([*gpu, f"{about['cpu']}, {about['cpus']} CPUs", about["system"], f"Python {about['python']}",
-                      versions, f"commit {about['commit']}"])
+    gpu = (
+        []
+        if about["dry"]
+        else [
+            f"{about['gpu']} (driver {about['driver']}, CUDA {about['cuda']}, cuDNN "
+            f"{about['cudnn']})"
+        ]
+    )
+    versions = ", ".join(
+        f"{name} {about[name]}" for name in ("torch", "torch-geometric", "gymnasium", "numpy")
+    )
+    return ", ".join(
+        [
+            *gpu,
+            f"{about['cpu']}, {about['cpus']} CPUs",
+            about["system"],
+            f"Python {about['python']}",
+            versions,
+            f"commit {about['commit']}",
+        ]
+    )
 
 
 # ---- Files ----
@@ -140,13 +182,18 @@ class Results:
 
     def __init__(self, args: Args, part: str, title: str, notes: str, about: dict):
         self.folder, self.part, self.title, self.notes = Path(args.out), part, title, notes
-        self.content, self.command = {"machines": [], "commands": [], "rows": []}, command_line(args, part)
+        self.content, self.command = (
+            {"machines": [], "commands": [], "rows": []},
+            command_line(args, part),
+        )
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             self.content = json.loads(self.path.read_text())
         if any(other["dry"] != about["dry"] for other in self.content["machines"]):
             kind = "a dry run" if args.dry else "a measurement"
-            raise SystemExit(f"{self.path} is not of {kind}, and both do not go into one table; give another --out")
+            raise SystemExit(
+                f"{self.path} is not of {kind}, and both do not go into one table; give another --out"
+            )
         self.about = about
 
     path = property(lambda self: self.folder / f"{self.part}.json")
@@ -166,8 +213,13 @@ class Results:
         for name, value in (("machines", self.about), ("commands", self.command)):
             if value not in self.content[name]:
                 self.content[name].append(value)
-        entry = {"table": row.table, "key": row.key, "figures": figures, "note": note,
-                 "machine": self.content["machines"].index(self.about)}
+        entry = {
+            "table": row.table,
+            "key": row.key,
+            "figures": figures,
+            "note": note,
+            "machine": self.content["machines"].index(self.about),
+        }
         rows, found = self.content["rows"], self.find(row)
         if found is None:
             rows.append(entry)
@@ -177,8 +229,14 @@ class Results:
 
     def save(self) -> None:
         inner = lambda values: ",\n".join(f"  {json.dumps(value)}" for value in values)
-        write(self.path, "{\n" + ",\n".join(f' "{name}": [\n{inner(values)}\n ]' for name, values in
-                                            self.content.items()) + "\n}\n")
+        write(
+            self.path,
+            "{\n"
+            + ",\n".join(
+                f' "{name}": [\n{inner(values)}\n ]' for name, values in self.content.items()
+            )
+            + "\n}\n",
+        )
         write(self.path.with_suffix(".md"), self.markdown())
 
     def markdown(self) -> str:
@@ -190,28 +248,47 @@ class Results:
             lines += [describe(about), ""]
         lines += [f"# {self.title}", ""]
         for table in dict.fromkeys(row["table"] for row in self.content["rows"]):
-            lines += [f"## {table}", "", *self.table([row for row in self.content["rows"] if row["table"] == table])]
+            lines += [
+                f"## {table}",
+                "",
+                *self.table([row for row in self.content["rows"] if row["table"] == table]),
+            ]
             lines.append("")
         return "\n".join([*lines, self.notes, ""])
 
     def table(self, rows: list[dict]) -> list[str]:
         """Markdown lines; a column "note" only if there is one."""
         keys = list(dict.fromkeys(name for row in rows for name in row["key"]))
-        figures = list(dict.fromkeys(name for row in rows for name in row["figures"] if not name.startswith("_")))
+        figures = list(
+            dict.fromkeys(
+                name for row in rows for name in row["figures"] if not name.startswith("_")
+            )
+        )
         notes = ["note"] if any(row["note"] for row in rows) else []
         lines = [[*keys, *figures, *notes], ["---"] * len(keys + figures + notes)]
         for row in rows:
-            cells = [row["key"].get(name) for name in keys] + [row["figures"].get(name) for name in figures]
+            cells = [row["key"].get(name) for name in keys] + [
+                row["figures"].get(name) for name in figures
+            ]
             lines.append([*map(cell, cells), *([row["note"]] if notes else [])])
-        return ["| " + " | ".join(str(value).replace("|", "/") for value in line) + " |" for line in lines]
+        return [
+            "| " + " | ".join(str(value).replace("|", "/") for value in line) + " |"
+            for line in lines
+        ]
 
 
 def command_line(args: Args, part: str) -> str:
-    """The command as it stands above a table; folders by their place here, or by their names alone."""
+    """The command as it stands above a table; folders by their place here, or by their names
+    alone."""
     out = Path(args.out).resolve()
     out = out.relative_to(ROOT) if ROOT in out.parents else out.name
-    flags = ["--out", str(out), *(["--dry"] if args.dry else []), *(["--peers", "PEERS"] if args.peers else []),
-             *(["--only", args.only] if args.only else [])]
+    flags = [
+        "--out",
+        str(out),
+        *(["--dry"] if args.dry else []),
+        *(["--peers", "PEERS"] if args.peers else []),
+        *(["--only", args.only] if args.only else []),
+    ]
     return f"bash benchmark/gpu.sh {shlex.join(flags)} {part}"
 
 
@@ -219,8 +296,13 @@ def measure(results: Results, rows: list[Row], args: Args, deadline: float) -> i
     """Measures what is not in the files yet. The exit code."""
     chosen, left, failed = [row for row in rows if re.search(args.only, row.name)], 0, 0
     missing = [row for row in chosen if not results.has(row)]
-    missing.sort(key=lambda row: results.find(row) is not None)  # what failed before may take the device with it
-    print(f"{results.part}: {len(chosen) - len(missing)} of {len(chosen)} rows are there already", flush=True)
+    missing.sort(
+        key=lambda row: results.find(row) is not None
+    )  # what failed before may take the device with it
+    print(
+        f"{results.part}: {len(chosen) - len(missing)} of {len(chosen)} rows are there already",
+        flush=True,
+    )
     for row in missing:
         start, figures, note = time.monotonic(), {}, ""
         try:
@@ -235,17 +317,25 @@ def measure(results: Results, rows: list[Row], args: Args, deadline: float) -> i
         except Exception as error:
             failed += 1
             traceback.print_exc()
-            note = f"failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+            note = (
+                f"failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
+            )
         results.add(row, figures, note[:300])
-        shown = note or ", ".join(f"{k} {cell(v)}" for k, v in figures.items() if not k.startswith("_"))
+        shown = note or ", ".join(
+            f"{k} {cell(v)}" for k, v in figures.items() if not k.startswith("_")
+        )
         print(f"{time.monotonic() - start:5.1f} s  {row.name}: {shown}", flush=True)
     if left:
-        print(f"{results.part}: time is up, {left} rows are left; the same command goes on with them")
+        print(
+            f"{results.part}: time is up, {left} rows are left; the same command goes on with them"
+        )
     return FAILED if failed else LEFT if left else 0
 
 
 # ---- Processes ----
-def wait(process: Any, is_alive: Callable[[], bool], deadline: float, patience: float = 20.0) -> bool:
+def wait(
+    process: Any, is_alive: Callable[[], bool], deadline: float, patience: float = 20.0
+) -> bool:
     """Waits for the end; after the deadline SIGTERM, then SIGKILL. Whether it ended by itself."""
     while is_alive() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -264,11 +354,14 @@ def tail(path: Path, size: int = 2000) -> str:
 
 
 def in_child(args: Args, arguments: list[str], log: Path, deadline: float) -> None:
-    """`python benchmark/gpu/child.py ARGUMENTS` as a process of its own, in a dry run as a fork, which saves its
-    imports. What it prints is in the log. TimeIsUp at the deadline, RuntimeError with the log's end if it fails."""
+    """`python benchmark/gpu/child.py ARGUMENTS` as a process of its own, in a dry run as a fork,
+    which saves its imports. What it prints is in the log. TimeIsUp at the deadline, RuntimeError
+    with the log's end if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     if not args.dry:
-        run_command([sys.executable, str(Path(__file__).with_name("child.py")), *arguments], log, deadline)
+        run_command(
+            [sys.executable, str(Path(__file__).with_name("child.py")), *arguments], log, deadline
+        )
         return
     sys.path.insert(0, str(SCRIPTS))
     import ppo_graph  # noqa: F401  once, before the forks
@@ -284,8 +377,14 @@ def run_command(command: list[str], log: Path, deadline: float) -> None:
     """The same for any command, run in the repository's root."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, stdin=subprocess.DEVNULL,
-                                   env=THREADS | os.environ)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            env=THREADS | os.environ,
+        )
     ended = wait(process, lambda: process.poll() is None, deadline)
     conclude(ended, process.wait(), log)
 
@@ -310,12 +409,19 @@ def forked(arguments: list[str], log: Path) -> None:
     child.main(arguments)
 
 
-def from_child(args: Args, mode: str, name: str, flags: list[str], log: Path, deadline: float, **settings) -> dict:
+def from_child(
+    args: Args, mode: str, name: str, flags: list[str], log: Path, deadline: float, **settings
+) -> dict:
     """What child.py notes about a run of a script with these flags, see there."""
     log = log.resolve()
     result = log.with_suffix(".result")
     result.unlink(missing_ok=True)
-    in_child(args, [json.dumps({"mode": mode, "result": str(result), **settings}), name, *flags], log, deadline)
+    in_child(
+        args,
+        [json.dumps({"mode": mode, "result": str(result), **settings}), name, *flags],
+        log,
+        deadline,
+    )
     noted = json.loads(result.read_text())
     result.unlink()
     log.unlink()  # that of a failure stays
@@ -324,17 +430,33 @@ def from_child(args: Args, mode: str, name: str, flags: list[str], log: Path, de
     return noted
 
 
-def times_of_lines(command: list[str], pattern: str, seconds: float, deadline: float, log: Path,
-                   environment: dict[str, str], cwd: str) -> tuple[list[float], list[str]]:
-    """Runs a peer in the folder `cwd` until `seconds` after the first line with the pattern, or to its end: when such
-    lines were printed (time.perf_counter), and the lines. RuntimeError if it ends before the third one."""
+def times_of_lines(
+    command: list[str],
+    pattern: str,
+    seconds: float,
+    deadline: float,
+    log: Path,
+    environment: dict[str, str],
+    cwd: str,
+) -> tuple[list[float], list[str]]:
+    """Runs a peer in the folder `cwd` until `seconds` after the first line with the pattern, or to
+    its end: when such lines were printed (time.perf_counter), and the lines. RuntimeError if it
+    ends before the third one."""
     log.parent.mkdir(parents=True, exist_ok=True)
     times, lines, text = [], [], b""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                               cwd=cwd, env=THREADS | os.environ | {"PYTHONUNBUFFERED": "1"} | environment)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        cwd=cwd,
+        env=THREADS | os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
+    )
     os.set_blocking(process.stdout.fileno(), False)
     with open(log, "ab") as file:
-        while time.monotonic() < deadline and not (len(times) > 2 and times[-1] - times[0] >= seconds):
+        while time.monotonic() < deadline and not (
+            len(times) > 2 and times[-1] - times[0] >= seconds
+        ):
             ended = process.poll() is not None
             chunk = process.stdout.read() or b""
             file.write(chunk)
@@ -353,12 +475,15 @@ def times_of_lines(command: list[str], pattern: str, seconds: float, deadline: f
     if ended is None and len(times) < 3:
         raise TimeIsUp
     if len(times) < 3:
-        raise RuntimeError(f"exit code {ended} of {shlex.join(command)}; its last lines:\n{tail(log)}")
+        raise RuntimeError(
+            f"exit code {ended} of {shlex.join(command)}; its last lines:\n{tail(log)}"
+        )
     return times, lines
 
 
 def steady(updates: list[tuple[float, float]]) -> float:
-    """Steps per second in the second half of the time after the first update, from (step, seconds) of updates."""
+    """Steps per second in the second half of the time after the first update, from (step, seconds)
+    of updates."""
     (_, first), (last_step, last) = updates[0], updates[-1]
     step, seconds = next((step, t) for step, t in reversed(updates[:-1]) if t <= (first + last) / 2)
     return (last_step - step) / (last - seconds)

@@ -1,4 +1,5 @@
-"""Parts of benchmark/gpu.sh, which starts each with a time limit, and in a dry run all of them in one process.
+"""Parts of benchmark/gpu.sh, which starts each with a time limit, and in a dry run all of them in
+one process.
 
     python benchmark/gpu/part.py sps --out DIR [--dry] [--minutes 7] [--only REGEX] [--peers DIR] [--commit NAME]
 
@@ -18,7 +19,8 @@ REFUSED = 2
 
 
 def module_of(part: str):
-    """The module whose run(part, args, deadline) measures what DIR does not hold yet, and returns the exit code."""
+    """The module whose run(part, args, deadline) measures what DIR does not hold yet, and returns
+    the exit code."""
     if part == "tests":
         import cuda_tests as module
     elif part == "sps":
@@ -32,8 +34,10 @@ def module_of(part: str):
     return module
 
 
-def main(parts: Annotated[tuple[Literal[PARTS], ...], tyro.conf.Positional],
-         args: Annotated[kit.Args, tyro.conf.arg(name="")]) -> int:
+def main(
+    parts: Annotated[tuple[Literal[PARTS], ...], tyro.conf.Positional],
+    args: Annotated[kit.Args, tyro.conf.arg(name="")],
+) -> int:
     """Measures what DIR does not hold yet."""
     try:
         kit.check(args)

@@ -1,8 +1,9 @@
-"""Part "sps" of benchmark/gpu.sh: environment steps per second of whole trainings on the GPU, eager and compiled, with
-64, 512 and 4,096 environments, beside CleanRL's ppo.py and ppo_trxl.py and LeanRL's compiled PPO.
+"""Part "sps" of benchmark/gpu.sh: environment steps per second of whole trainings on the GPU, eager
+and compiled, with 64, 512 and 4,096 environments, beside CleanRL's ppo.py and ppo_trxl.py and
+LeanRL's compiled PPO.
 
-A training begins, makes its first update (with all that is compiled and allocated in it), goes on for some seconds and
-is stopped. SPS is that of the second half of this time, for all systems alike.
+A training begins, makes its first update (with all that is compiled and allocated in it), goes on
+for some seconds and is stopped. SPS is that of the second half of this time, for all systems alike.
 """
 
 import functools
@@ -26,7 +27,7 @@ SMALL = "--hidden-dims 64 64"  # CleanRL's networks
 PPO = "--num-minibatches 4 --update-epochs 4"
 MEMORY = "envs:StatelessCartPole-v1"
 TRXL = "--num-layers 4 --num-heads 4 --dim 128 --memory-length 32 --hidden-dims 128 --gate none"
-LARGE = "--env-kwargs '{\"jobs\": [3, 10], \"machines\": [3, 10]}' --gamma 1"
+LARGE = '--env-kwargs \'{"jobs": [3, 10], "machines": [3, 10]}\' --gamma 1'
 
 
 class Task(NamedTuple):
@@ -37,25 +38,47 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "CartPole-v1": Task("CartPole-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL}, ("CleanRL ppo.py",), False),
+    "CartPole-v1": Task(
+        "CartPole-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL}, ("CleanRL ppo.py",), False
+    ),
     "PoissonGraph-v0": Task("envs:PoissonGraph-v0", {"ppo_graph": "", "ppo_graph_compile": ""}),
-    "StatelessCartPole-v1": Task(MEMORY, {
-        "ppo_framestack": SMALL, "ppo_lstm_sparse": f"{SMALL} --prev-action", "ppo_gtrxl": TRXL},
-        ("CleanRL ppo_trxl.py",), False),
+    "StatelessCartPole-v1": Task(
+        MEMORY,
+        {"ppo_framestack": SMALL, "ppo_lstm_sparse": f"{SMALL} --prev-action", "ppo_gtrxl": TRXL},
+        ("CleanRL ppo_trxl.py",),
+        False,
+    ),
     "JobShop-v0": Task("envs:JobShop-v0", {"ppo_graph": LARGE, "ppo_graph_compile": LARGE}),
     "GraphExplore-v0": Task("envs:GraphExplore-v0", {"ppo_lstm_sparse": "", "ppo_graph": ""}),
-    "PixelMemory-v0": Task("pixel_memory:PixelMemory-v0", {
-        "ppo_gtrxl": "--num-layers 1 --gate none --activation relu", "ppo_graph": "--activation relu",
-        "ppo_graph_compile": "--activation relu"}),
-    "Pendulum-v1": Task("Pendulum-v1", {"ppo_graph": SMALL, "ppo_graph_compile": SMALL},
-                        ("LeanRL ppo_continuous_action_torchcompile.py",), False),
+    "PixelMemory-v0": Task(
+        "pixel_memory:PixelMemory-v0",
+        {
+            "ppo_gtrxl": "--num-layers 1 --gate none --activation relu",
+            "ppo_graph": "--activation relu",
+            "ppo_graph_compile": "--activation relu",
+        },
+    ),
+    "Pendulum-v1": Task(
+        "Pendulum-v1",
+        {"ppo_graph": SMALL, "ppo_graph_compile": SMALL},
+        ("LeanRL ppo_continuous_action_torchcompile.py",),
+        False,
+    ),
 }
-# later tensordicts than LeanRL was written for give the copy of the network that acts parameters that need gradients
-LEANRL_CHANGES = [("agent_inference_p.to_module(agent_inference)\n",
-                   "agent_inference_p.to_module(agent_inference)\n    agent_inference.requires_grad_(False)\n")]
+# later tensordicts than LeanRL was written for give the copy of the network that acts parameters
+# that need gradients
+LEANRL_CHANGES = [
+    (
+        "agent_inference_p.to_module(agent_inference)\n",
+        "agent_inference_p.to_module(agent_inference)\n    agent_inference.requires_grad_(False)\n",
+    )
+]
 RANKS = "Two ranks, one per GPU"
-DRY = (("CartPole-v1", "ppo_graph", 0, ""), ("PoissonGraph-v0", "ppo_graph_compile", 0, "--compile-mode none"),
-       ("StatelessCartPole-v1", "ppo_gtrxl", 2, "--num-layers 1 --dim 16"))  # of a dry run, 4 environments
+DRY = (
+    ("CartPole-v1", "ppo_graph", 0, ""),
+    ("PoissonGraph-v0", "ppo_graph_compile", 0, "--compile-mode none"),
+    ("StatelessCartPole-v1", "ppo_gtrxl", 2, "--num-layers 1 --dim 16"),
+)  # of a dry run, 4 environments
 
 
 class Case(NamedTuple):
@@ -72,14 +95,20 @@ class Case(NamedTuple):
     def flags(self) -> list[str]:
         """Of the script, as words."""
         task = TASKS[self.task]
-        return shlex.split(f"--env-id {task.env_id} --num-envs {self.num_envs} --num-steps {self.num_steps} {PPO} "
-                           f"--num-workers {self.num_workers} --total-timesteps {10**9} --checkpoint-every 0 "
-                           f"--eval-episodes 0 {task.scripts[self.script]} {self.more}")
+        return shlex.split(
+            f"--env-id {task.env_id} --num-envs {self.num_envs} --num-steps {self.num_steps} {PPO} "
+            f"--num-workers {self.num_workers} --total-timesteps {10**9} --checkpoint-every 0 "
+            f"--eval-episodes 0 {task.scripts[self.script]} {self.more}"
+        )
 
     @property
     def key(self) -> dict:
-        return {"system": f"{self.script}.py", "environments": self.num_envs, "steps": self.num_steps,
-                "workers": self.num_workers}
+        return {
+            "system": f"{self.script}.py",
+            "environments": self.num_envs,
+            "steps": self.num_steps,
+            "workers": self.num_workers,
+        }
 
 
 def cases(num_cpus: int) -> list[Case]:
@@ -88,8 +117,13 @@ def cases(num_cpus: int) -> list[Case]:
     for num_envs in NUM_ENVS:
         for name, task in TASKS.items():
             num_workers = max(num_cpus - 2, 0) if task.workers and num_envs > 64 else 0
-            found += [Case(name, script, num_envs, NUM_STEPS[num_envs], num_workers) for script in task.scripts]
-            if name == "CartPole-v1" and num_envs > 64 and num_cpus > 2:  # what workers are worth where steps are cheap
+            found += [
+                Case(name, script, num_envs, NUM_STEPS[num_envs], num_workers)
+                for script in task.scripts
+            ]
+            if (
+                name == "CartPole-v1" and num_envs > 64 and num_cpus > 2
+            ):  # what workers are worth where steps are cheap
                 found.append(Case(name, "ppo_graph", num_envs, NUM_STEPS[num_envs], num_cpus - 2))
     return found
 
@@ -104,8 +138,13 @@ def needed(case: Case) -> None:
 
 
 def figures(updates: list, memory: float | None) -> dict:
-    return {"SPS": kit.steady(updates), "first update, s": updates[0][1], "updates": len(updates),
-            "GPU memory, GB": memory, "_updates": updates}
+    return {
+        "SPS": kit.steady(updates),
+        "first update, s": updates[0][1],
+        "updates": len(updates),
+        "GPU memory, GB": memory,
+        "_updates": updates,
+    }
 
 
 def train(case: Case, args: kit.Args, seconds: float, deadline: float) -> dict:
@@ -113,8 +152,15 @@ def train(case: Case, args: kit.Args, seconds: float, deadline: float) -> dict:
     name = "_".join(map(str, case[:5]))
     with tempfile.TemporaryDirectory() as run_dir:
         flags = [*case.flags, "--run-dir", run_dir, *(["--no-cuda"] if args.dry else [])]
-        noted = kit.from_child(args, "sps", case.script, flags, Path(args.out) / "logs" / f"sps_{name}.txt", deadline,
-                               seconds=seconds)
+        noted = kit.from_child(
+            args,
+            "sps",
+            case.script,
+            flags,
+            Path(args.out) / "logs" / f"sps_{name}.txt",
+            deadline,
+            seconds=seconds,
+        )
     return figures(noted["updates"], noted["gpu_gb"])
 
 
@@ -133,9 +179,13 @@ def peer_environment(args: kit.Args, folder: Path) -> dict[str, str]:
     site, paths = Path(args.peers).resolve() / "site", []
     if site.exists():
         paths.append(str(site))
-    if importlib.util.find_spec("wandb") is None and not (site / "wandb").exists():  # LeanRL logs nowhere else
+    if (
+        importlib.util.find_spec("wandb") is None and not (site / "wandb").exists()
+    ):  # LeanRL logs nowhere else
         (folder / "stubs").mkdir()
-        (folder / "stubs" / "wandb.py").write_text("def init(*args, **kwargs): pass\n\n\nlog = init\n")
+        (folder / "stubs" / "wandb.py").write_text(
+            "def init(*args, **kwargs): pass\n\n\nlog = init\n"
+        )
         paths.append(str(folder / "stubs"))
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     return {"PYTHONPATH": os.pathsep.join(paths), "WANDB_MODE": "disabled"}
@@ -146,50 +196,115 @@ def changed(path: Path, changes: list[tuple[str, str]], folder: Path) -> str:
     source = path.read_text()
     for old, new in changes:
         if source.count(old) != 1:
-            raise ValueError(f"{path.name} is not the one that the changes fit: {old!r} must occur in it once")
+            raise ValueError(
+                f"{path.name} is not the one that the changes fit: {old!r} must occur in it once"
+            )
         source = source.replace(old, new)
     (folder / path.name).write_text(source)
     return str(folder / path.name)
 
 
 def cleanrl_ppo(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
-    """(command, pattern of a line per update, environment) of ppo.py with the changes of cartpole_vs_cleanrl.py."""
+    """(command, pattern of a line per update, environment) of ppo.py with the changes of
+    cartpole_vs_cleanrl.py."""
     from cartpole_vs_cleanrl import CHANGES
 
     script = changed(peer_file(args, "ppo.py"), CHANGES, folder)
-    return ([sys.executable, script, "--env-id", "CartPole-v1", "--num-envs", str(num_envs), "--num-steps",
-             str(num_steps), "--total-timesteps", str(10**9), *(["--no-cuda"] if args.dry else [])], r"^SPS:", {})
+    return (
+        [
+            sys.executable,
+            script,
+            "--env-id",
+            "CartPole-v1",
+            "--num-envs",
+            str(num_envs),
+            "--num-steps",
+            str(num_steps),
+            "--total-timesteps",
+            str(10**9),
+            *(["--no-cuda"] if args.dry else []),
+        ],
+        r"^SPS:",
+        {},
+    )
 
 
 def cleanrl_trxl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
-    """ppo_trxl.py on CartPole without velocities, in the setting of benchmark/peers/cleanrl_trxl.py."""
+    """ppo_trxl.py on CartPole without velocities, in the setting of
+    benchmark/peers/cleanrl_trxl.py."""
     script = peer_file(args, "ppo_trxl.py")
     peer_file(args, "pom_env.py")
-    return ([sys.executable, str(ROOT / "benchmark/peers/cleanrl_trxl.py"), "--script", str(script), "--max-steps",
-             str(10**9), "--target", "1e9", "--out", str(folder / "trxl.csv"), f"--num-envs={num_envs}",
-             f"--num-steps={num_steps}", "--num-minibatches=4", "--update-epochs=4",
-             *(["--no-cuda"] if args.dry else [])], r"SPS", peer_environment(args, folder))
+    return (
+        [
+            sys.executable,
+            str(ROOT / "benchmark/peers/cleanrl_trxl.py"),
+            "--script",
+            str(script),
+            "--max-steps",
+            str(10**9),
+            "--target",
+            "1e9",
+            "--out",
+            str(folder / "trxl.csv"),
+            f"--num-envs={num_envs}",
+            f"--num-steps={num_steps}",
+            "--num-minibatches=4",
+            "--update-epochs=4",
+            *(["--no-cuda"] if args.dry else []),
+        ],
+        r"SPS",
+        peer_environment(args, folder),
+    )
 
 
 def leanrl(args: kit.Args, num_envs: int, num_steps: int, folder: Path) -> tuple:
-    """LeanRL's compiled PPO with CUDA graphs on Pendulum-v1; it has none for discrete actions and vectors."""
-    script = changed(peer_file(args, "ppo_continuous_action_torchcompile.py"), LEANRL_CHANGES, folder)
-    return ([sys.executable, script, "--env-id", "Pendulum-v1", "--num-envs", str(num_envs), "--num-steps",
-             str(num_steps), "--num-minibatches", "4", "--update-epochs", "4", "--total-timesteps", str(10**9),
-             *(["--no-cuda"] if args.dry else ["--compile", "--cudagraphs"])],
-            r"speed: *([\d.]+) sps", peer_environment(args, folder))
+    """LeanRL's compiled PPO with CUDA graphs on Pendulum-v1; it has none for discrete actions and
+    vectors."""
+    script = changed(
+        peer_file(args, "ppo_continuous_action_torchcompile.py"), LEANRL_CHANGES, folder
+    )
+    return (
+        [
+            sys.executable,
+            script,
+            "--env-id",
+            "Pendulum-v1",
+            "--num-envs",
+            str(num_envs),
+            "--num-steps",
+            str(num_steps),
+            "--num-minibatches",
+            "4",
+            "--update-epochs",
+            "4",
+            "--total-timesteps",
+            str(10**9),
+            *(["--no-cuda"] if args.dry else ["--compile", "--cudagraphs"]),
+        ],
+        r"speed: *([\d.]+) sps",
+        peer_environment(args, folder),
+    )
 
 
-PEERS = {"CleanRL ppo.py": cleanrl_ppo, "CleanRL ppo_trxl.py": cleanrl_trxl,
-         "LeanRL ppo_continuous_action_torchcompile.py": leanrl}
+PEERS = {
+    "CleanRL ppo.py": cleanrl_ppo,
+    "CleanRL ppo_trxl.py": cleanrl_trxl,
+    "LeanRL ppo_continuous_action_torchcompile.py": leanrl,
+}
 
 
-def train_peer(name: str, num_envs: int, num_steps: int, args: kit.Args, seconds: float, deadline: float) -> dict:
+def train_peer(
+    name: str, num_envs: int, num_steps: int, args: kit.Args, seconds: float, deadline: float
+) -> dict:
     log = Path(args.out).resolve() / "logs" / f"sps_{name.split()[1]}_{num_envs}.txt"
     with tempfile.TemporaryDirectory() as folder:
         command, pattern, environment = PEERS[name](args, num_envs, num_steps, Path(folder))
-        times, lines = kit.times_of_lines(command, pattern, seconds, deadline, log, environment, folder)
-    if name.startswith("LeanRL"):  # it measures itself from the third update on, and redraws the line in between
+        times, lines = kit.times_of_lines(
+            command, pattern, seconds, deadline, log, environment, folder
+        )
+    if name.startswith(
+        "LeanRL"
+    ):  # it measures itself from the third update on, and redraws the line in between
         return {"SPS": float(re.search(pattern, lines[-1])[1])}
     updates = [((k + 1) * num_envs * num_steps, time - times[0]) for k, time in enumerate(times)]
     return {"SPS": kit.steady(updates), "updates": len(updates), "_updates": updates}
@@ -199,12 +314,26 @@ def ranks(args: kit.Args, deadline: float) -> dict:
     """Two ranks of torchrun, a GPU each, with nccl."""
     if args.dry or torch.cuda.device_count() < 2:
         raise NotHere("one rank per GPU, and there are not two GPUs")
-    flags = Case("PoissonGraph-v0", "ppo_graph", 512, 32, 0, f"--total-timesteps {40 * 2 * 512 * 32}").flags
+    flags = Case(
+        "PoissonGraph-v0", "ppo_graph", 512, 32, 0, f"--total-timesteps {40 * 2 * 512 * 32}"
+    ).flags
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "noted")
         settings = json.dumps({"mode": "sps", "result": str(result), "seconds": 1e9})
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-                   str(Path(__file__).with_name("child.py")), settings, "ppo_graph", *flags, "--run-dir", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(Path(__file__).with_name("child.py")),
+            settings,
+            "ppo_graph",
+            *flags,
+            "--run-dir",
+            folder,
+        ]
         log = Path(args.out) / "logs" / "sps_ranks.txt"
         kit.run_command(command, log, deadline)
         noted = json.loads(result.read_text())
@@ -215,23 +344,48 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     seconds = 0.0 if args.dry else 5.0
     rows = []
     if args.dry:
-        chosen = [Case(task, script, 4, 16, num_workers, more) for task, script, num_workers, more in DRY]
+        chosen = [
+            Case(task, script, 4, 16, num_workers, more) for task, script, num_workers, more in DRY
+        ]
     else:
         chosen = cases(kit.num_cpus())
     for case in chosen:
-        compiled = case.script == "ppo_graph_compile"  # a CUDA graph per size of batches takes a while
-        rows.append(Row(case.task, case.key, functools.partial(train, case, args, seconds * (3 if compiled else 1)),
-                        5 if args.dry else 75 if compiled else 60 if case.num_envs > 1000 else 25))
+        compiled = (
+            case.script == "ppo_graph_compile"
+        )  # a CUDA graph per size of batches takes a while
+        rows.append(
+            Row(
+                case.task,
+                case.key,
+                functools.partial(train, case, args, seconds * (3 if compiled else 1)),
+                5 if args.dry else 75 if compiled else 60 if case.num_envs > 1000 else 25,
+            )
+        )
     for num_envs in (4,) if args.dry else NUM_ENVS:
         num_steps = 16 if args.dry else NUM_STEPS[num_envs]
         for name, task in TASKS.items():
             for peer in task.peers:
                 key = {"system": peer, "environments": num_envs, "steps": num_steps, "workers": 0}
-                rows.append(Row(name, key, functools.partial(train_peer, peer, num_envs, num_steps, args, seconds), 30))
-    rows.append(Row(RANKS, {"system": "ppo_graph.py", "environments": 1024, "steps": 32,
-                                               "workers": 0}, functools.partial(ranks, args), 60))
+                rows.append(
+                    Row(
+                        name,
+                        key,
+                        functools.partial(train_peer, peer, num_envs, num_steps, args, seconds),
+                        30,
+                    )
+                )
+    rows.append(
+        Row(
+            RANKS,
+            {"system": "ppo_graph.py", "environments": 1024, "steps": 32, "workers": 0},
+            functools.partial(ranks, args),
+            60,
+        )
+    )
     order, tasks = [*NUM_ENVS, 1024, 4], [*TASKS, RANKS]
-    return sorted(rows, key=lambda row: (order.index(row.key["environments"]), tasks.index(row.table)))
+    return sorted(
+        rows, key=lambda row: (order.index(row.key["environments"]), tasks.index(row.table))
+    )
 
 
 NOTES = """SPS: environment steps per second in the second half of the time between the end of the first update and

@@ -1,5 +1,6 @@
-"""Part "profile" of benchmark/gpu.sh: what a training copies to the device, how often the host waits for it, and how
-much of the time it is busy, from torch.profiler, for the scripts on several environments."""
+"""Part "profile" of benchmark/gpu.sh: what a training copies to the device, how often the host
+waits for it, and how much of the time it is busy, from torch.profiler, for the scripts on several
+environments."""
 
 import functools
 import tempfile
@@ -10,11 +11,19 @@ import throughput
 from kit import NotHere, Row
 from throughput import TASKS, Case
 
-CASES = [("CartPole-v1", "ppo_graph"), ("PoissonGraph-v0", "ppo_graph"), ("PoissonGraph-v0", "ppo_graph_compile"),
-         ("JobShop-v0", "ppo_graph"), ("StatelessCartPole-v1", "ppo_framestack"),
-         ("StatelessCartPole-v1", "ppo_lstm_sparse"), ("StatelessCartPole-v1", "ppo_gtrxl"),
-         ("GraphExplore-v0", "ppo_lstm_sparse"), ("PixelMemory-v0", "ppo_gtrxl"), ("CartPole-v1", "ppo_graph_compile"),
-         ("JobShop-v0", "ppo_graph_compile")]
+CASES = [
+    ("CartPole-v1", "ppo_graph"),
+    ("PoissonGraph-v0", "ppo_graph"),
+    ("PoissonGraph-v0", "ppo_graph_compile"),
+    ("JobShop-v0", "ppo_graph"),
+    ("StatelessCartPole-v1", "ppo_framestack"),
+    ("StatelessCartPole-v1", "ppo_lstm_sparse"),
+    ("StatelessCartPole-v1", "ppo_gtrxl"),
+    ("GraphExplore-v0", "ppo_lstm_sparse"),
+    ("PixelMemory-v0", "ppo_gtrxl"),
+    ("CartPole-v1", "ppo_graph_compile"),
+    ("JobShop-v0", "ppo_graph_compile"),
+]
 DRY = [("PoissonGraph-v0", "ppo_graph"), ("GraphExplore-v0", "ppo_lstm_sparse")]
 UPDATES = dict(warmup=3, plain=3, watched=1)
 
@@ -25,7 +34,9 @@ def figures(noted: dict) -> dict:
     minibatches = noted["minibatches"] or noted["expected_minibatches"]
     collection, update = phases["collection"], phases["update"]
     total = lambda name: sum(sums[name] for sums in phases.values())
-    plain = 1e6 * noted["plain_seconds"] / noted["plain_steps"] * noted["watched_steps"]  # us of the watched updates
+    plain = (
+        1e6 * noted["plain_seconds"] / noted["plain_steps"] * noted["watched_steps"]
+    )  # us of the watched updates
     rest = sum(phases[name]["waits"] for name in ("advantages", "between")) / noted["updates"]
     return {
         "bytes to the device per step": collection["to_device_bytes"] / steps,
@@ -41,7 +52,8 @@ def figures(noted: dict) -> dict:
         "device busy, % (profiled)": 100 * noted["busy_us"] / noted["trace_us"],
         "device busy, %": 100 * noted["busy_us"] / plain,
         "SPS": noted["plain_steps"] / noted["plain_seconds"],
-        "_noted": noted}
+        "_noted": noted,
+    }
 
 
 def profile(case: Case, args: kit.Args, deadline: float) -> dict:
@@ -65,9 +77,14 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
         num_envs, num_steps = (4, 16) if args.dry else (256, 32)
         num_workers = 0 if args.dry or not TASKS[task].workers else max(kit.num_cpus() - 2, 0)
         case = Case(task, script, num_envs, num_steps, num_workers)
-        rows.append(Row(f"{num_envs} environments, rollouts of {num_steps} steps, 4 epochs of 4 minibatches",
-                        {"environment": task, "script": f"{script}.py", "workers": num_workers},
-                        functools.partial(profile, case, args), 5 if args.dry else 45))
+        rows.append(
+            Row(
+                f"{num_envs} environments, rollouts of {num_steps} steps, 4 epochs of 4 minibatches",
+                {"environment": task, "script": f"{script}.py", "workers": num_workers},
+                functools.partial(profile, case, args),
+                5 if args.dry else 45,
+            )
+        )
     return rows
 
 
@@ -79,5 +96,7 @@ updates took before the profiler was started."""
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:
-    results = kit.Results(args, part, "Copies, waits, and how busy the GPU is", NOTES, kit.machine(args))
+    results = kit.Results(
+        args, part, "Copies, waits, and how busy the GPU is", NOTES, kit.machine(args)
+    )
     return kit.measure(results, all_rows(part, args), args, deadline)

@@ -1,9 +1,11 @@
-"""MPE2's simple_spread (agents that should cover as many landmarks) for --env-id: one action for all agents at once.
+"""MPE2's simple_spread (agents that should cover as many landmarks) for --env-id: one action for
+all agents at once.
 
     PYTHONPATH=benchmark/multi_agent python cleanrl_graph/ppo_graph.py --env-id simple_spread:SimpleSpread-v0
 
-The agents are the nodes of a graph with all links among them, a node has what its agent observes, and the action is a
-Sequence of one of 5 moves for each. The reward is the mean of the agents' rewards, all of which is theirs.
+The agents are the nodes of a graph with all links among them, a node has what its agent observes,
+and the action is a Sequence of one of 5 moves for each. The reward is the mean of the agents'
+rewards, all of which is theirs.
 """
 
 import gymnasium as gym
@@ -24,7 +26,9 @@ class SimpleSpread(gym.Env):
         self.action_space = spaces.Sequence(self.env.action_space(self.agents[0]))
 
     def observe(self, obs):
-        return spaces.GraphInstance(np.stack([obs[agent] for agent in self.agents]), None, self.links)
+        return spaces.GraphInstance(
+            np.stack([obs[agent] for agent in self.agents]), None, self.links
+        )
 
     def reset(self, *, seed=None, options=None):
         return self.observe(self.env.reset(seed=seed)[0]), {}

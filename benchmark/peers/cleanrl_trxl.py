@@ -1,16 +1,19 @@
-"""CleanRL's ppo_trxl.py on its ProofofMemory-v0 and on CartPole-v1 without its velocities: a system to compare with.
+"""CleanRL's ppo_trxl.py on its ProofofMemory-v0 and on CartPole-v1 without its velocities: a system
+to compare with.
 
     pip install -r benchmark/peers/requirements-trxl.txt    # in a virtual environment of its own
     python benchmark/peers/cleanrl_trxl.py --script PATH/ppo_trxl.py --task cartpole --max-seconds 60 --out FILE.csv
 
-cleanrl/ppo_trxl/ppo_trxl.py of github.com/vwxyzjn/cleanrl is not part of this repository; its neighbour pom_env.py must
-lie beside it. It runs as it is: here its environment is registered, its flags are set and its printed lines are read.
-Those for ProofofMemory-v0 are the documented ones. For CartPole none are documented: the same here, but with a larger
-network and longer rollouts (16 environments x 256 steps, 4 layers of 128 with 4 heads, memory 32, absolute positions),
-and, since its returns are larger, with discount 0.99, normalised advantages and no clipping of the value. Flags other
-than those below go to the script as they are, and win.
+cleanrl/ppo_trxl/ppo_trxl.py of github.com/vwxyzjn/cleanrl is not part of this repository; its
+neighbour pom_env.py must lie beside it. It runs as it is: here its environment is registered, its
+flags are set and its printed lines are read. Those for ProofofMemory-v0 are the documented ones.
+For CartPole none are documented: the same here, but with a larger network and longer rollouts (16
+environments x 256 steps, 4 layers of 128 with 4 heads, memory 32, absolute positions), and, since
+its returns are larger, with discount 0.99, normalised advantages and no clipping of the value.
+Flags other than those below go to the script as they are, and win.
 
-The csv has one row per iteration; its wall time starts with the first reset, as in the script's own steps per second.
+The csv has one row per iteration; its wall time starts with the first reset, as in the script's own
+steps per second.
 """
 
 import csv
@@ -33,8 +36,11 @@ FLAGS = """--env-id ProofofMemory-v0 --num-envs 16 --num-steps 128 --num-minibat
     --trxl-num-layers 4 --trxl-num-heads 1 --trxl-dim 64 --trxl-memory-length 16 --trxl-positional-encoding none
     --vf-coef 0.1 --max-grad-norm 0.5 --init-lr 3e-4 --init-ent-coef 0.001 --clip-coef 0.2""".split()
 # of two equal flags the last one counts
-CARTPOLE_FLAGS = FLAGS + """--env-id MaskedCartPole-v1 --num-steps 256 --trxl-num-heads 4 --trxl-dim 128
+CARTPOLE_FLAGS = (
+    FLAGS
+    + """--env-id MaskedCartPole-v1 --num-steps 256 --trxl-num-heads 4 --trxl-dim 128
     --trxl-memory-length 32 --trxl-positional-encoding absolute --gamma 0.99 --norm-adv --no-clip-vloss""".split()
+)
 
 
 @dataclass
@@ -58,10 +64,13 @@ class Args:
 
 
 class MaskedCartPole(gym.Wrapper):
-    """CartPole-v1 that shows the position of the cart and the angle of the pole only; actions are arrays [1]."""
+    """CartPole-v1 that shows the position of the cart and the angle of the pole only; actions are
+    arrays [1]."""
 
     def __init__(self):
-        super().__init__(gym.make("CartPole-v1", max_episode_steps=10**9, disable_env_checker=True))  # register limits
+        super().__init__(
+            gym.make("CartPole-v1", max_episode_steps=10**9, disable_env_checker=True)
+        )  # register limits
         space = self.env.observation_space
         self.observation_space = gym.spaces.Box(space.low[[0, 2]], space.high[[0, 2]])
 
@@ -75,10 +84,20 @@ class MaskedCartPole(gym.Wrapper):
 
 
 def main(args, more_flags):
-    gym.register("MaskedCartPole-v1", lambda render_mode: MaskedCartPole(), max_episode_steps=args.episode_steps)
+    gym.register(
+        "MaskedCartPole-v1",
+        lambda render_mode: MaskedCartPole(),
+        max_episode_steps=args.episode_steps,
+    )
     flags = CARTPOLE_FLAGS if args.task == "cartpole" else FLAGS
     script = Path(args.script).resolve()
-    sys.argv = [str(script), *flags, f"--seed={args.seed}", f"--total-timesteps={args.max_steps}", *more_flags]
+    sys.argv = [
+        str(script),
+        *flags,
+        f"--seed={args.seed}",
+        f"--total-timesteps={args.max_steps}",
+        *more_flags,
+    ]
     sys.path.insert(0, str(script.parent))  # for pom_env
     rows = []
 
@@ -105,7 +124,9 @@ def main(args, more_flags):
     with open(out, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", "wall_seconds", "mean_return_100"])
-        writer.writerows([step, f"{seconds:.2f}", f"{mean_return:.2f}"] for step, seconds, mean_return in rows)
+        writer.writerows(
+            [step, f"{seconds:.2f}", f"{mean_return:.2f}"] for step, seconds, mean_return in rows
+        )
     print(f"SPS {step / seconds:.0f}")
     print(f"mean return {mean_return:.3f} (last 100 episodes) after {step} steps, {seconds:.1f} s")
     print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")

@@ -1,12 +1,14 @@
-"""PPO on graph observations with a list of torch_geometric Data and Batch.from_data_list: a system to compare with.
+"""PPO on graph observations with a list of torch_geometric Data and Batch.from_data_list: a system
+to compare with.
 
     pip install -r benchmark/peers/requirements-sb3.txt    # in a virtual environment of its own
     python benchmark/peers/list_of_data_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
 
-The usual way to train on graphs of any size today: each observation becomes one Data, a rollout is a list of them, and
-each step of collection and each minibatch builds its Batch. The network is that of ppo_graph.py, layer by layer, with
-PyG's own segment operations. Losses, defaults and annealing are those of CleanRL's ppo.py, with bootstrapping at time
-limits. Prints the steps per second of the whole training and the mean return of the last 100 episodes.
+The usual way to train on graphs of any size today: each observation becomes one Data, a rollout is
+a list of them, and each step of collection and each minibatch builds its Batch. The network is that
+of ppo_graph.py, layer by layer, with PyG's own segment operations. Losses, defaults and annealing
+are those of CleanRL's ppo.py, with bootstrapping at time limits. Prints the steps per second of the
+whole training and the mean return of the last 100 episodes.
 """
 
 import random
@@ -31,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))  # for the 
 @dataclass
 class Args:
     env_id: str = "envs:PoissonGraph-v0"
-    """an environment with observation {"graph", "action_mask"} and the choice of a node as action"""
+    """an environment with observation {"graph", "action_mask"} and the choice of a node as
+    action"""
     seed: int = 1
     """seed of the networks and of the environments (env i: seed + i)"""
     cuda: bool = True
@@ -82,12 +85,17 @@ def mlp(widths):
 
 
 class GraphAgent(nn.Module):
-    """GIN (GINE with edge features) encoder, a score for each node, and a value of the graph, as in ppo_graph.py."""
+    """GIN (GINE with edge features) encoder, a score for each node, and a value of the graph, as in
+    ppo_graph.py."""
 
     def __init__(self, node_dim, edge_dim, args):
         super().__init__()
         dim = args.gnn_dim
-        self.embed, self.convs, self.norms = nn.Linear(node_dim, dim), nn.ModuleList(), nn.ModuleList()
+        self.embed, self.convs, self.norms = (
+            nn.Linear(node_dim, dim),
+            nn.ModuleList(),
+            nn.ModuleList(),
+        )
         for _ in range(args.gnn_layers):
             net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
             self.convs.append(GINEConv(net, edge_dim=edge_dim) if edge_dim else GINConv(net))
@@ -122,13 +130,16 @@ def to_data(observation):
 
 
 def get_action_and_value(agent, batch, action=None):
-    """Actions (node index within its graph; drawn if None), log-probabilities, entropies and values, each [B]."""
+    """Actions (node index within its graph; drawn if None), log-probabilities, entropies and
+    values, each [B]."""
     score, value = agent(batch.x, batch.edge_index, batch.edge_attr, batch.batch, batch.ptr)
     prob = softmax(score.masked_fill(~batch.allowed, -torch.inf), batch.batch, batch.ptr)
     log_prob = prob.clamp(min=1e-20).log()
     start = batch.ptr[:-1]
     if action is None:
-        noise = prob / -torch.rand_like(prob).clamp(1e-20).log()  # exponential race: the largest of a graph wins
+        noise = (
+            prob / -torch.rand_like(prob).clamp(1e-20).log()
+        )  # exponential race: the largest of a graph wins
         best = segment(noise, batch.ptr, "max")
         winner = (noise == best[batch.batch]).nonzero().squeeze(-1)
         action = torch.empty_like(start)
@@ -212,7 +223,9 @@ def main(args):
                 advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
                 clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 policy_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()
-                near = b_values[idx] + (value - b_values[idx]).clamp(-args.clip_coef, args.clip_coef)
+                near = b_values[idx] + (value - b_values[idx]).clamp(
+                    -args.clip_coef, args.clip_coef
+                )
                 target = b_targets[idx]
                 value_loss = 0.5 * torch.max((value - target) ** 2, (near - target) ** 2).mean()
                 loss = policy_loss - args.ent_coef * entropy.mean() + args.vf_coef * value_loss
@@ -225,7 +238,9 @@ def main(args):
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start_time
     print(f"SPS {num_iterations * batch_size / seconds:.0f}")
-    print(f"mean return {np.mean(returns_of_episodes):.3f} (last {len(returns_of_episodes)} episodes)")
+    print(
+        f"mean return {np.mean(returns_of_episodes):.3f} (last {len(returns_of_episodes)} episodes)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""PPO with an LSTM as one writes it in an afternoon: the bar of common sense for ppo_lstm_sparse.py.
+"""PPO with an LSTM as one writes it in an afternoon: the bar of common sense for
+ppo_lstm_sparse.py.
 
     python benchmark/peers/plain_ppo_lstm.py --env-id popgym:popgym-RepeatPreviousEasy-v0 --total-timesteps 500000
     python benchmark/run.py --table TABLE --commands "plain=benchmark/peers/plain_ppo_lstm.py" --env-ids ENV_IDS
 
-The input is the flattened observation, the previous action as one-hot vectors and a flag for an episode's first
-step; then a linear layer of 128 with ReLU, an LSTM of 128, and a linear layer each for policy and value. A Python loop
-runs the LSTM from one step on which any environment's episode begins to the next, and sets its state to zero there; in
-training from the state that collection had. A minibatch holds whole rollouts of some environments. Discrete and
-MultiDiscrete actions only; an episode that is truncated counts as terminated.
+The input is the flattened observation, the previous action as one-hot vectors and a flag for an
+episode's first step; then a linear layer of 128 with ReLU, an LSTM of 128, and a linear layer each
+for policy and value. A Python loop runs the LSTM from one step on which any environment's episode
+begins to the next, and sets its state to zero there; in training from the state that collection
+had. A minibatch holds whole rollouts of some environments. Discrete and MultiDiscrete actions only;
+an episode that is truncated counts as terminated.
 
-TensorBoard logs go to --run-dir/RUN, with the names of the other scripts, so that benchmark/run.py reads them.
+TensorBoard logs go to --run-dir/RUN, with the names of the other scripts, so that benchmark/run.py
+reads them.
 """
 
 import os
@@ -70,7 +73,8 @@ def orthogonal(layer: nn.Module, gain: float = 1.0) -> nn.Module:
 
 
 class Actions:
-    """The independent Categoricals of logits [T, N, the sum of `sizes`]; actions are [T, N, len(sizes)]."""
+    """The independent Categoricals of logits [T, N, the sum of `sizes`]; actions are [T, N,
+    len(sizes)]."""
 
     def __init__(self, logits: torch.Tensor, sizes: list[int]):
         self.parts = [Categorical(logits=some) for some in logits.split(sizes, -1)]
@@ -94,7 +98,8 @@ class Agent(nn.Module):
         self.critic = orthogonal(nn.Linear(dim, 1))
 
     def forward(self, x, first, state):
-        """(logits [T, N, actions], values [T, N], state) from x [T, N, input_dim] and first [T, N]"""
+        """(logits [T, N, actions], values [T, N], state) from x [T, N, input_dim] and first [T,
+        N]"""
         x, hidden = self.layer(x), []
         begins = [0, *(first[1:].any(1).nonzero().squeeze(1) + 1).tolist(), len(x)]
         for t, end in zip(begins, begins[1:]):
@@ -121,7 +126,9 @@ def main(args: Args) -> None:
     def observe(obs: list, action: np.ndarray, first: np.ndarray) -> torch.Tensor:
         """[1, N, input_dim]; there is no action before the first step"""
         flat = np.stack([np.asarray(gym.spaces.flatten(space, o), np.float32) for o in obs])
-        before = np.concatenate([np.eye(n, dtype=np.float32)[a] for n, a in zip(sizes, action.T)], 1)
+        before = np.concatenate(
+            [np.eye(n, dtype=np.float32)[a] for n, a in zip(sizes, action.T)], 1
+        )
         before *= 1 - first[:, None]
         return torch.from_numpy(np.concatenate([flat, before, first[:, None]], 1))[None]
 
@@ -130,7 +137,12 @@ def main(args: Args) -> None:
     state = torch.zeros(1, N, args.dim), torch.zeros(1, N, args.dim)
     returns, lengths, step, start_time = np.zeros(N), np.zeros(N, np.int64), 0, time.time()
     for _ in range(args.total_timesteps // (T * N)):
-        begin, rollout, rewards, dones = state, [], np.zeros((T, N), np.float32), np.zeros((T, N), np.float32)
+        begin, rollout, rewards, dones = (
+            state,
+            [],
+            np.zeros((T, N), np.float32),
+            np.zeros((T, N), np.float32),
+        )
         for t in range(T):
             x, was_first = observe(obs, action, first), torch.from_numpy(first)[None]
             with torch.no_grad():
@@ -151,7 +163,9 @@ def main(args: Args) -> None:
             first = dones[t]
         x, firsts, actions, log_probs, values = map(torch.cat, zip(*rollout))
         with torch.no_grad():
-            next_value = agent(observe(obs, action, first), torch.from_numpy(first)[None], state)[1][0].numpy()
+            next_value = agent(observe(obs, action, first), torch.from_numpy(first)[None], state)[
+                1
+            ][0].numpy()
         V, advantages, last = values.numpy(), np.zeros_like(rewards), 0.0
         for t in reversed(range(T)):
             delta = rewards[t] + args.gamma * next_value * (1 - dones[t]) - V[t]

@@ -3,17 +3,19 @@
     pip install -r benchmark/peers/requirements-rllib.txt    # in a virtual environment of its own
     python benchmark/peers/rllib_stateless_cartpole.py --model attention --seed 1 --max-seconds 600 --out FILE.csv
 
-RLlib's three memories, each with a core of two hidden layers of 256: the last 16 observations, actions and rewards
-(`framestack`, RLlib's own example model), an LSTM of 256 that also sees the last action and reward, and GTrXL attention
-(one unit of width 64, memory 50; its option to see them, too, raises IndexError in 2.40 for one action and one reward).
-The settings are those of RLlib's example trajectory_view_api.py, which is for StatelessCartPole: value layers shared,
-5 epochs, weight of the value loss 0.0001, and PPO's defaults (4,000 steps a rollout, minibatches of 128, lambda 1,
-learning rate 5e-5). It limits no episode: `--no-limit`. RLlib's later tuned example stateless_cartpole_ppo.py, for its
-new stack, has the learning rate 3e-4.
+RLlib's three memories, each with a core of two hidden layers of 256: the last 16 observations,
+actions and rewards (`framestack`, RLlib's own example model), an LSTM of 256 that also sees the
+last action and reward, and GTrXL attention (one unit of width 64, memory 50; its option to see
+them, too, raises IndexError in 2.40 for one action and one reward). The settings are those of
+RLlib's example trajectory_view_api.py, which is for StatelessCartPole: value layers shared, 5
+epochs, weight of the value loss 0.0001, and PPO's defaults (4,000 steps a rollout, minibatches of
+128, lambda 1, learning rate 5e-5). It limits no episode: `--no-limit`. RLlib's later tuned example
+stateless_cartpole_ppo.py, for its new stack, has the learning rate 3e-4.
 
-The example collects with 2 processes of 1 environment each. The default here is what was fastest on 2 cores: 8
-environments, for `framestack` in 2 processes, for the other two in the training process. The csv has one row per
-training iteration; its wall time starts when Ray runs and the algorithm is built, which is printed as set-up.
+The example collects with 2 processes of 1 environment each. The default here is what was fastest on
+2 cores: 8 environments, for `framestack` in 2 processes, for the other two in the training process.
+The csv has one row per training iteration; its wall time starts when Ray runs and the algorithm is
+built, which is printed as set-up.
 """
 
 import csv
@@ -27,7 +29,9 @@ import psutil
 import ray
 import tyro
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.examples._old_api_stack.models.trajectory_view_utilizing_models import TorchFrameStackingCartPoleModel
+from ray.rllib.examples._old_api_stack.models.trajectory_view_utilizing_models import (
+    TorchFrameStackingCartPoleModel,
+)
 from ray.rllib.models import ModelCatalog
 from ray.tune.logger import NoopLogger
 from ray.tune.registry import register_env
@@ -62,14 +66,20 @@ class Args:
 MODELS = {
     "framestack": {"custom_model": "framestack", "custom_model_config": {"num_frames": 16}},
     "lstm": {"use_lstm": True, "lstm_use_prev_action": True, "lstm_use_prev_reward": True},
-    "attention": {"use_attention": True, "attention_memory_inference": 50, "attention_memory_training": 50},
+    "attention": {
+        "use_attention": True,
+        "attention_memory_inference": 50,
+        "attention_memory_training": 50,
+    },
 }
 
 
 def masked_cartpole(limit):
     """CartPole-v1 that shows the position of the cart and the angle of the pole only."""
     env = gym.make("CartPole-v1", max_episode_steps=None if limit else -1, disable_env_checker=True)
-    env.action_space.n = int(env.action_space.n)  # torch's LSTM refuses the numpy integer that RLlib would hand it
+    env.action_space.n = int(
+        env.action_space.n
+    )  # torch's LSTM refuses the numpy integer that RLlib would hand it
     space = gym.spaces.Box(env.observation_space.low[[0, 2]], env.observation_space.high[[0, 2]])
     return gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
 
@@ -93,10 +103,16 @@ def main(args):
         .api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
         .environment("masked_cartpole", disable_env_checking=True)
         .framework("torch")
-        .env_runners(num_env_runners=num_env_runners,
-                     num_envs_per_env_runner=args.num_envs // max(num_env_runners, 1))
-        .training(lr=args.lr, num_epochs=5, vf_loss_coeff=0.0001,
-                  model=MODELS[args.model] | {"vf_share_layers": True, "max_seq_len": args.max_seq_len})
+        .env_runners(
+            num_env_runners=num_env_runners,
+            num_envs_per_env_runner=args.num_envs // max(num_env_runners, 1),
+        )
+        .training(
+            lr=args.lr,
+            num_epochs=5,
+            vf_loss_coeff=0.0001,
+            model=MODELS[args.model] | {"vf_share_layers": True, "max_seq_len": args.max_seq_len},
+        )
         .reporting(metrics_num_episodes_for_smoothing=100)
         .debugging(seed=args.seed, logger_creator=lambda config: NoopLogger(config, ""))
         .build()
@@ -109,15 +125,22 @@ def main(args):
         writer.writerow(["step", "wall_seconds", "mean_return_100"])
         while mean_return < args.target and seconds < args.max_seconds and step < args.max_steps:
             result = algorithm.train()
-            seconds, step = time.perf_counter() - start_time, result["num_env_steps_sampled_lifetime"]
-            returns = result["env_runners"]["hist_stats"]["episode_reward"][-100:]  # the newest last
+            seconds, step = (
+                time.perf_counter() - start_time,
+                result["num_env_steps_sampled_lifetime"],
+            )
+            returns = result["env_runners"]["hist_stats"]["episode_reward"][
+                -100:
+            ]  # the newest last
             mean_return = np.mean(returns) if returns else np.nan
             writer.writerow([step, f"{seconds:.2f}", f"{mean_return:.2f}"])
             file.flush()
             peak_mb = max(peak_mb, megabytes())
     algorithm.stop()
     print(f"SPS {step / seconds:.0f}")
-    print(f"mean return {mean_return:.3f} (last {len(returns)} episodes) after {step} steps, {seconds:.1f} s")
+    print(
+        f"mean return {mean_return:.3f} (last {len(returns)} episodes) after {step} steps, {seconds:.1f} s"
+    )
     print(f"memory of all processes {peak_mb:.0f} MB")
 
 

@@ -3,10 +3,10 @@
     pip install -r benchmark/peers/requirements-sb3.txt    # in a virtual environment of its own
     python benchmark/peers/sb3_padded_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
 
-Stable-Baselines3 stores arrays of fixed shape, so each graph is padded to the largest one that the environment
-declares, with 4 edges per node. The policy removes the padding again before its graph network, which is that of
-list_of_data_ppo.py, as are all hyperparameters. Prints the steps per second of the whole training and the mean return
-of the last 100 episodes.
+Stable-Baselines3 stores arrays of fixed shape, so each graph is padded to the largest one that the
+environment declares, with 4 edges per node. The policy removes the padding again before its graph
+network, which is that of list_of_data_ppo.py, as are all hyperparameters. Prints the steps per
+second of the whole training and the mean return of the last 100 episodes.
 """
 
 import time
@@ -28,9 +28,11 @@ EDGES_PER_NODE = 4
 
 
 class PadGraph(gym.ObservationWrapper):
-    """{"graph", "action_mask"} as a Dict of Box: nodes [max_nodes, F], edges [4 * max_nodes, 2], size (nodes, edges).
+    """{"graph", "action_mask"} as a Dict of Box: nodes [max_nodes, F], edges [4 * max_nodes, 2],
+    size (nodes, edges).
 
-    Raises ValueError for a graph with edge features, more than max_nodes nodes or more than 4 * max_nodes edges.
+    Raises ValueError for a graph with edge features, more than max_nodes nodes or more than 4 *
+    max_nodes edges.
     """
 
     def __init__(self, env):
@@ -41,18 +43,24 @@ class PadGraph(gym.ObservationWrapper):
         self.max_nodes = int(env.action_space.n)
         self.max_edges = EDGES_PER_NODE * self.max_nodes
         self.num_features = space.node_space.shape[0]
-        self.observation_space = spaces.Dict({
-            "nodes": spaces.Box(-np.inf, np.inf, (self.max_nodes, self.num_features), np.float32),
-            "edges": spaces.Box(0, self.max_nodes, (self.max_edges, 2), np.int16),
-            "size": spaces.Box(0, self.max_edges, (2,), np.int32),
-        })
+        self.observation_space = spaces.Dict(
+            {
+                "nodes": spaces.Box(
+                    -np.inf, np.inf, (self.max_nodes, self.num_features), np.float32
+                ),
+                "edges": spaces.Box(0, self.max_nodes, (self.max_edges, 2), np.int16),
+                "size": spaces.Box(0, self.max_edges, (2,), np.int32),
+            }
+        )
 
     def observation(self, observation):
         graph = observation["graph"]
         num_nodes, num_edges = len(graph.nodes), len(graph.edge_links)
         if num_nodes > self.max_nodes or num_edges > self.max_edges:
-            raise ValueError(f"a graph of {num_nodes} nodes and {num_edges} edges exceeds {self.max_nodes} and "
-                             f"{self.max_edges}")
+            raise ValueError(
+                f"a graph of {num_nodes} nodes and {num_edges} edges exceeds {self.max_nodes} and "
+                f"{self.max_edges}"
+            )
         nodes = np.zeros((self.max_nodes, self.num_features), np.float32)
         nodes[:num_nodes] = graph.nodes
         edges = np.zeros((self.max_edges, 2), np.int16)
@@ -67,7 +75,8 @@ class PadGraph(gym.ObservationWrapper):
 
 
 class GraphExtractor(BaseFeaturesExtractor):
-    """Padded observations to [B, max_nodes + 1]: a score for each node (0 for padding), then the value."""
+    """Padded observations to [B, max_nodes + 1]: a score for each node (0 for padding), then the
+    value."""
 
     def __init__(self, observation_space, args):
         self.max_nodes, num_features = observation_space["nodes"].shape
@@ -81,7 +90,9 @@ class GraphExtractor(BaseFeaturesExtractor):
         is_edge = torch.arange(observation["edges"].shape[1], device=device) < size[:, 1:]
         graph = torch.arange(len(size), device=device)
         ptr = torch.cat([size.new_zeros(1), size[:, 0].cumsum(0)])
-        links = observation["edges"][is_edge].long() + ptr[:-1].repeat_interleave(size[:, 1])[:, None]
+        links = (
+            observation["edges"][is_edge].long() + ptr[:-1].repeat_interleave(size[:, 1])[:, None]
+        )
         batch = graph.repeat_interleave(size[:, 0])
         score, value = self.agent(observation["nodes"][is_node], links.T, None, batch, ptr)
         padded = score.new_zeros(is_node.shape).masked_scatter(is_node, score)
@@ -89,7 +100,8 @@ class GraphExtractor(BaseFeaturesExtractor):
 
 
 class SplitHeads(nn.Module):
-    """The two parts of GraphExtractor's output, in the place of Stable-Baselines3's MLP extractor."""
+    """The two parts of GraphExtractor's output, in the place of Stable-Baselines3's MLP
+    extractor."""
 
     def __init__(self, max_nodes):
         super().__init__()
@@ -114,18 +126,30 @@ class NodePolicy(MaskableMultiInputActorCriticPolicy):
     def _build(self, lr_schedule):
         super()._build(lr_schedule)
         self.action_net, self.value_net = nn.Identity(), nn.Identity()
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+        self.optimizer = self.optimizer_class(
+            self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
+        )
 
 
 def main(args):
     batch_size = args.num_envs * args.num_steps
     make = lambda: Monitor(PadGraph(gym.make(args.env_id, disable_env_checker=True)))  # noqa: E731
     model = MaskablePPO(
-        NodePolicy, DummyVecEnv([make] * args.num_envs), seed=args.seed,
-        learning_rate=lambda remaining: args.learning_rate * remaining, n_steps=args.num_steps,
-        batch_size=batch_size // args.num_minibatches, n_epochs=args.update_epochs, gamma=args.gamma,
-        gae_lambda=args.gae_lambda, clip_range=args.clip_coef, clip_range_vf=args.clip_coef, ent_coef=args.ent_coef,
-        vf_coef=args.vf_coef, max_grad_norm=args.max_grad_norm, device="auto" if args.cuda else "cpu",
+        NodePolicy,
+        DummyVecEnv([make] * args.num_envs),
+        seed=args.seed,
+        learning_rate=lambda remaining: args.learning_rate * remaining,
+        n_steps=args.num_steps,
+        batch_size=batch_size // args.num_minibatches,
+        n_epochs=args.update_epochs,
+        gamma=args.gamma,
+        gae_lambda=args.gae_lambda,
+        clip_range=args.clip_coef,
+        clip_range_vf=args.clip_coef,
+        ent_coef=args.ent_coef,
+        vf_coef=args.vf_coef,
+        max_grad_norm=args.max_grad_norm,
+        device="auto" if args.cuda else "cpu",
         policy_kwargs={
             "features_extractor_class": GraphExtractor,
             "features_extractor_kwargs": {"args": args},

@@ -1,12 +1,14 @@
-"""RecurrentPPO of Stable-Baselines3 (sb3-contrib) on CartPole-v1 without its velocities: a system to compare with.
+"""RecurrentPPO of Stable-Baselines3 (sb3-contrib) on CartPole-v1 without its velocities: a system
+to compare with.
 
     pip install -r benchmark/peers/requirements-sb3.txt    # in a virtual environment of its own
     python benchmark/peers/sb3_recurrent_ppo.py --seed 1 --max-seconds 600 --out FILE.csv
 
-The settings are those that RL Baselines3 Zoo has tuned for this task (CartPoleNoVel-v1 in hyperparams/ppo_lstm.yml at
-commit 22e3ff2): an LSTM of 64 for the actor and one for the critic, each with a layer of 64 above, 8 environments x 32
-steps, 20 epochs of one minibatch, normalised observations and rewards. The learning rate and the clipping range fall
-linearly to 0 at --max-steps, which is 100,000 in the zoo.
+The settings are those that RL Baselines3 Zoo has tuned for this task (CartPoleNoVel-v1 in
+hyperparams/ppo_lstm.yml at commit 22e3ff2): an LSTM of 64 for the actor and one for the critic,
+each with a layer of 64 above, 8 environments x 32 steps, 20 epochs of one minibatch, normalised
+observations and rewards. The learning rate and the clipping range fall linearly to 0 at
+--max-steps, which is 100,000 in the zoo.
 
 The csv has one row per rollout; its wall time starts when the networks and environments are built.
 """
@@ -46,7 +48,9 @@ def masked_cartpole(limit):
     """CartPole-v1 that shows the position of the cart and the angle of the pole only."""
     env = gym.make("CartPole-v1", max_episode_steps=None if limit else -1, disable_env_checker=True)
     space = gym.spaces.Box(env.observation_space.low[[0, 2]], env.observation_space.high[[0, 2]])
-    return Monitor(gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space))
+    return Monitor(
+        gym.wrappers.TransformObservation(env, lambda observation: observation[[0, 2]], space)
+    )
 
 
 class Curve(BaseCallback):
@@ -74,11 +78,25 @@ def main(args):
     start_time = time.perf_counter()
     envs = VecNormalize(DummyVecEnv([lambda: masked_cartpole(args.limit)] * 8), gamma=0.98)
     model = RecurrentPPO(
-        "MlpLstmPolicy", envs, seed=args.seed, device="cpu", n_steps=32, batch_size=256, n_epochs=20, gamma=0.98,
-        gae_lambda=0.8, ent_coef=0.0, learning_rate=lambda remaining: 0.001 * remaining,
+        "MlpLstmPolicy",
+        envs,
+        seed=args.seed,
+        device="cpu",
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
+        learning_rate=lambda remaining: 0.001 * remaining,
         clip_range=lambda remaining: 0.2 * remaining,
-        policy_kwargs={"ortho_init": False, "activation_fn": nn.ReLU, "lstm_hidden_size": 64,
-                       "enable_critic_lstm": True, "net_arch": {"pi": [64], "vf": [64]}},
+        policy_kwargs={
+            "ortho_init": False,
+            "activation_fn": nn.ReLU,
+            "lstm_hidden_size": 64,
+            "enable_critic_lstm": True,
+            "net_arch": {"pi": [64], "vf": [64]},
+        },
     )
     print(f"set-up {time.perf_counter() - start_time:.1f} s")
     with open(args.out, "w", newline="") as file:
@@ -86,7 +104,9 @@ def main(args):
         model.learn(args.max_steps, curve)
     seconds, step = time.perf_counter() - curve.start_time, model.num_timesteps
     print(f"SPS {step / seconds:.0f}")
-    print(f"mean return {curve.mean_return:.3f} (last {curve.episodes} episodes) after {step} steps, {seconds:.1f} s")
+    print(
+        f"mean return {curve.mean_return:.3f} (last {curve.episodes} episodes) after {step} steps, {seconds:.1f} s"
+    )
     print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 
 

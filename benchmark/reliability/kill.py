@@ -1,10 +1,12 @@
-"""Runs that are killed or stopped at random moments, continued with --resume auto, and compared with whole ones.
+"""Runs that are killed or stopped at random moments, continued with --resume auto, and compared
+with whole ones.
 
     python benchmark/reliability/kill.py --times 40 --out benchmark/results/reliability/kill.md
 
-The runs are small ones of all four scripts, in process and with two workers, on CartPole and environments of this
-repository. Each is a process of its own (forked, which saves the imports). Equal means: every weight, and every entry
-of the TensorBoard log but SPS, bit by bit. Exit code 1 if one was not, or if a process stayed behind."""
+The runs are small ones of all four scripts, in process and with two workers, on CartPole and
+environments of this repository. Each is a process of its own (forked, which saves the imports).
+Equal means: every weight, and every entry of the TensorBoard log but SPS, bit by bit. Exit code 1
+if one was not, or if a process stayed behind."""
 
 import argparse
 import contextlib
@@ -28,25 +30,46 @@ from tqdm import tqdm  # noqa: E402
 
 FORK = mp.get_context("fork")
 EVERY = 5  # updates between two checkpoints
-SMALL = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=1, num_envs=3, num_steps=8, num_minibatches=2, update_epochs=2,
-             eval_episodes=0, cuda=False, checkpoint_every=EVERY, save_model=True)
+SMALL = dict(
+    hidden_dims=(16,),
+    gnn_dim=8,
+    gnn_layers=1,
+    num_envs=3,
+    num_steps=8,
+    num_minibatches=2,
+    update_epochs=2,
+    eval_episodes=0,
+    cuda=False,
+    checkpoint_every=EVERY,
+    save_model=True,
+)
 LSTM, TRANSFORMER = dict(lstm_dim=8), dict(dim=8, num_heads=2, memory_length=5)
 RUNS = [  # script, flags
     ("ppo_graph", dict(env_id="CartPole-v1")),
     ("ppo_framestack", dict(env_id="envs:StatelessCartPole-v1", norm_obs=True, num_workers=2)),
-    ("ppo_lstm_sparse", dict(env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=True) | LSTM),
+    (
+        "ppo_lstm_sparse",
+        dict(env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=True) | LSTM,
+    ),
     ("ppo_gtrxl", dict(env_id="envs:GraphExplore-v0", num_workers=2) | TRANSFORMER),
-    ("ppo_graph", dict(env_id="envs:PoissonGraph-v0", norm_obs=True, num_workers=2, wrap=("z:skill:3",))),
+    (
+        "ppo_graph",
+        dict(env_id="envs:PoissonGraph-v0", norm_obs=True, num_workers=2, wrap=("z:skill:3",)),
+    ),
     ("ppo_framestack", dict(env_id="envs:LastGraphs-v0")),
     ("ppo_lstm_sparse", dict(env_id="CartPole-v1", num_workers=2) | LSTM),
-    ("ppo_gtrxl", dict(env_id="envs:StatelessCartPole-v1", prev_action=True, prev_reward=True) | TRANSFORMER),
+    (
+        "ppo_gtrxl",
+        dict(env_id="envs:StatelessCartPole-v1", prev_action=True, prev_reward=True) | TRANSFORMER,
+    ),
     ("ppo_graph", dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})),
     ("ppo_lstm_sparse", dict(env_id="envs:Recall-v0", norm_obs=True) | LSTM),
 ]
 
 
 class Outcome(NamedTuple):
-    """What became of a run: where it was hit, with which exit code it ended, and whether all else is as it should."""
+    """What became of a run: where it was hit, with which exit code it ended, and whether all else
+    is as it should."""
 
     script: str
     env_id: str
@@ -64,7 +87,9 @@ def start(run_dir: Path, script: str, flags: dict) -> mp.Process:
     def target():
         os.setpgid(0, 0)
         torch.set_num_threads(1)
-        tqdm.set_lock(threading.RLock())  # that of this process must not be held by one that is killed
+        tqdm.set_lock(
+            threading.RLock()
+        )  # that of this process must not be held by one that is killed
         log = os.open(f"{run_dir}.err", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         for number in (1, 2):
             os.dup2(log, number)
@@ -81,13 +106,20 @@ def result(run_dir: Path) -> tuple[dict, dict]:
     (model,) = run_dir.glob("*/model.pt")
     log = EventAccumulator(str(model.parent), size_guidance={"scalars": 0})
     log.Reload()
-    scalars = {name: [(event.step, event.value) for event in log.Scalars(name)]
-               for name in log.Tags()["scalars"] if name != "charts/SPS"}
+    scalars = {
+        name: [(event.step, event.value) for event in log.Scalars(name)]
+        for name in log.Tags()["scalars"]
+        if name != "charts/SPS"
+    }
     return torch.load(model, weights_only=True)["model"], scalars
 
 
 def same(a: tuple, b: tuple) -> bool:
-    return list(a[0]) == list(b[0]) and all(torch.equal(a[0][k], b[0][k]) for k in a[0]) and a[1] == b[1]
+    return (
+        list(a[0]) == list(b[0])
+        and all(torch.equal(a[0][k], b[0][k]) for k in a[0])
+        and a[1] == b[1]
+    )
 
 
 def is_alive(pid: int) -> bool:
@@ -101,7 +133,9 @@ def children(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid and is_alive(int(stat.parent.name)):
+            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid and is_alive(
+                int(stat.parent.name)
+            ):
                 found.append(int(stat.parent.name))
     return found
 
@@ -115,15 +149,20 @@ def gone(pids: list[int], seconds: float = 10) -> bool:
 
 
 def wait_for_the_next_second() -> None:
-    """The logs of one run are read in the order of their names, which hold the second in which each began."""
+    """The logs of one run are read in the order of their names, which hold the second in which each
+    began."""
     time.sleep(1.01 - time.time() % 1)
 
 
-def hit(run_dir: Path, script: str, flags: dict, number: int, updates: int, delay: float) -> tuple[int, bool]:
-    """(exit code, whether all workers left) of a run that is sent a signal `delay` seconds after it had its log, and a
-    checkpoint of that many updates."""
+def hit(
+    run_dir: Path, script: str, flags: dict, number: int, updates: int, delay: float
+) -> tuple[int, bool]:
+    """(exit code, whether all workers left) of a run that is sent a signal `delay` seconds after it
+    had its log, and a checkpoint of that many updates."""
     process = start(run_dir, script, flags)
-    while process.is_alive() and not (list(run_dir.glob("*/events*")) and updates_of(run_dir) >= updates):
+    while process.is_alive() and not (
+        list(run_dir.glob("*/events*")) and updates_of(run_dir) >= updates
+    ):
         time.sleep(0.002)
     time.sleep(delay)
     workers = children(process.pid)
@@ -150,25 +189,42 @@ def damage(run_dir: Path, rng: random.Random) -> None:
             path.unlink()  # there is none to fall back to: the run begins anew
 
 
-def kill_runs(times: int, folder: Path, seed: int | None = 1, total_timesteps: int = 1440, kind: str = "kill -9",
-              runs: list = RUNS) -> list[Outcome]:
-    """One Outcome for each of `times` runs of `runs` in turn, hit at a random moment, continued and compared. `folder`
-    is empty, or has the whole runs of an earlier call."""
-    rng, outcomes, number = random.Random(seed), [], {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}.get(kind, 9)
+def kill_runs(
+    times: int,
+    folder: Path,
+    seed: int | None = 1,
+    total_timesteps: int = 1440,
+    kind: str = "kill -9",
+    runs: list = RUNS,
+) -> list[Outcome]:
+    """One Outcome for each of `times` runs of `runs` in turn, hit at a random moment, continued and
+    compared. `folder` is empty, or has the whole runs of an earlier call."""
+    rng, outcomes, number = (
+        random.Random(seed),
+        [],
+        {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}.get(kind, 9),
+    )
     for k in range(times):
         script, flags = runs[k % len(runs)]
-        flags, whole = flags | dict(total_timesteps=total_timesteps), folder / f"whole_{k % len(runs)}"
+        flags, whole = (
+            flags | dict(total_timesteps=total_timesteps),
+            folder / f"whole_{k % len(runs)}",
+        )
         if not whole.exists():
             begin = time.time()
             start(whole, script, flags).join()
             (folder / f"{whole.name}.seconds").write_text(str(time.time() - begin))
         num_updates = total_timesteps // (SMALL["num_envs"] * SMALL["num_steps"])
-        seconds = float((folder / f"{whole.name}.seconds").read_text()) * EVERY / num_updates  # of one checkpoint
+        seconds = (
+            float((folder / f"{whole.name}.seconds").read_text()) * EVERY / num_updates
+        )  # of one checkpoint
         exit_code, attempt = 0, 0
         while exit_code == 0:  # at first, and where it ended before it was hit
             run_dir, attempt = folder / f"{kind.split()[0]}_{k}_{attempt}", attempt + 1
             after = rng.randrange(num_updates // EVERY)
-            exit_code, alone = hit(run_dir, script, flags, number, EVERY * after, rng.random() * seconds)
+            exit_code, alone = hit(
+                run_dir, script, flags, number, EVERY * after, rng.random() * seconds
+            )
         updates = updates_of(run_dir)
         if kind == "damaged checkpoint":
             damage(run_dir, rng)
@@ -179,13 +235,27 @@ def kill_runs(times: int, folder: Path, seed: int | None = 1, total_timesteps: i
         except ValueError as error:  # there is no model, or more than one
             print(f"{run_dir}: {error}", file=sys.stderr)
             equal = False
-        outcomes.append(Outcome(script, flags["env_id"].split(":")[-1], flags.get("num_workers", 0), updates,
-                                exit_code, equal, alone))
+        outcomes.append(
+            Outcome(
+                script,
+                flags["env_id"].split(":")[-1],
+                flags.get("num_workers", 0),
+                updates,
+                exit_code,
+                equal,
+                alone,
+            )
+        )
         print(f"{kind} {k + 1}: {outcomes[-1]}", file=sys.stderr, flush=True)
     return outcomes
 
 
-KINDS = {"kill -9": 40, "SIGTERM": 10, "SIGINT": 10, "damaged checkpoint": 10}  # how often, for --times 40
+KINDS = {
+    "kill -9": 40,
+    "SIGTERM": 10,
+    "SIGINT": 10,
+    "damaged checkpoint": 10,
+}  # how often, for --times 40
 
 
 def main(args) -> bool:
@@ -196,24 +266,46 @@ def main(args) -> bool:
             found[kind] = kill_runs(times, Path(folder), args.seed, args.total_timesteps, kind)
     for kind, outcomes in found.items():
         code = {"SIGTERM": 143, "SIGINT": 130}.get(kind, -9)
-        cells = [len(outcomes), *(sum(cell) for cell in zip(*(
-            (outcome.equal, outcome.exit_code == code, outcome.alone) for outcome in outcomes)))]
+        cells = [
+            len(outcomes),
+            *(
+                sum(cell)
+                for cell in zip(
+                    *(
+                        (outcome.equal, outcome.exit_code == code, outcome.alone)
+                        for outcome in outcomes
+                    )
+                )
+            ),
+        ]
         rows.append(f"| {kind} | " + " | ".join(map(str, cells)) + " |")
         good &= len(set(cells)) == 1
     kills = found["kill -9"]
-    names = sorted({f"{o.script}.py, {o.env_id}{', 2 workers' if o.num_workers else ''}" for o in kills})
-    text = "\n".join([
-        f"    python benchmark/reliability/kill.py --times {args.times} --seed {args.seed} --total-timesteps "
-        f"{args.total_timesteps}", "",
-        f"Runs of {args.total_timesteps // 24} updates with a checkpoint after every fifth one, hit at a random "
-        f"moment, continued with `--resume auto`, and compared with a whole run: **{sum(o.equal for o in kills)} of "
-        f"{len(kills)} killed ones ended bitwise equal**, in every weight and every entry of the log but SPS. "
-        f"{sum(o.updates == 0 for o in kills)} of them had no checkpoint yet and began anew.", "",
-        "| what happened | times | bitwise equal | right exit code (-9, 143, 130) | no process stayed behind |",
-        "|---|---|---|---|---|", *rows, "",
-        "A damaged checkpoint: after a kill -9 the newest one is cut off, or one of its bits is flipped. The runs: "
-        + "; ".join(names) + ".", "",
-        f"{time.time() - begin:.0f} s, {os.cpu_count()} cores, torch {torch.__version__}", ""])
+    names = sorted(
+        {f"{o.script}.py, {o.env_id}{', 2 workers' if o.num_workers else ''}" for o in kills}
+    )
+    text = "\n".join(
+        [
+            f"    python benchmark/reliability/kill.py --times {args.times} --seed {args.seed} --total-timesteps "
+            f"{args.total_timesteps}",
+            "",
+            f"Runs of {args.total_timesteps // 24} updates with a checkpoint after every fifth one, hit at a random "
+            f"moment, continued with `--resume auto`, and compared with a whole run: **{sum(o.equal for o in kills)} of "
+            f"{len(kills)} killed ones ended bitwise equal**, in every weight and every entry of the log but SPS. "
+            f"{sum(o.updates == 0 for o in kills)} of them had no checkpoint yet and began anew.",
+            "",
+            "| what happened | times | bitwise equal | right exit code (-9, 143, 130) | no process stayed behind |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            "A damaged checkpoint: after a kill -9 the newest one is cut off, or one of its bits is flipped. The runs: "
+            + "; ".join(names)
+            + ".",
+            "",
+            f"{time.time() - begin:.0f} s, {os.cpu_count()} cores, torch {torch.__version__}",
+            "",
+        ]
+    )
     print(text)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +314,9 @@ def main(args) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=1440)

@@ -1,17 +1,21 @@
-"""Acting and learning at the same time: wall time and learning curves of ppo_graph_async.py beside ppo_graph.py.
+"""Acting and learning at the same time: wall time and learning curves of ppo_graph_async.py beside
+ppo_graph.py.
 
     python benchmark/speed/async.py --out benchmark/results/speed/async
     python benchmark/speed/async.py --cases 0.1 --rounds 1 --num-updates 4 --curve-steps 0          # does it run?
 
-1. Wall time of the same number of steps, in turns A B A B ..., where collection and update take about as long:
+1. Wall time of the same number of steps, in turns A B A B ..., where collection and update take
+about as long:
    PoissonGraph whose steps cost 0.1 or 1 ms more of the CPU, 1 ms asleep (as one that waits for a simulator), or 5 ms
    asleep in 8 worker processes. "thread" is ppo_graph_async.py with its collector in a thread of the learner's process
    instead of a process of its own; everything else is the same.
-2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates, and four updates
+2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates,
+and four updates
    without correction (advantages without rho, the ratio taken to the policy that collected).
 
-Why a process: a thread shares the interpreter's lock with the update. On two idle cores, ppo_graph.py / the
-thread is 0.98, 0.98, 1.55 and 1.42 in the four cases and ppo_graph.py / the process 1.48, 1.65, 1.60 and 1.58.
+Why a process: a thread shares the interpreter's lock with the update. On two idle cores,
+ppo_graph.py / the thread is 0.98, 0.98, 1.55 and 1.42 in the four cases and ppo_graph.py / the
+process 1.48, 1.65, 1.60 and 1.58.
 
 Writes OUT.md, OUT.csv and OUT.png.
 """
@@ -41,16 +45,46 @@ sys.path.insert(0, str(ROOT / "cleanrl_graph"))
 
 # milliseconds of a step -> flags with which collection and update take about as long
 CASES = {
-    "0.1": dict(env_kwargs={"ms": 0.1}, num_envs=8, num_steps=128, gnn_layers=2, gnn_dim=64, hidden_dims=(64,)),
-    "1": dict(env_kwargs={"ms": 1.0}, num_envs=8, num_steps=64, gnn_layers=3, gnn_dim=192, hidden_dims=(64,)),
-    "1 asleep": dict(env_kwargs={"ms": 1.0, "asleep": True}, num_envs=8, num_steps=64, gnn_layers=3, gnn_dim=192,
-                     hidden_dims=(64,)),
-    "5 asleep, 8 workers": dict(env_kwargs={"ms": 5.0, "asleep": True}, num_envs=16, num_steps=32, gnn_layers=3,
-                                gnn_dim=160, hidden_dims=(64,), num_workers=8),
+    "0.1": dict(
+        env_kwargs={"ms": 0.1},
+        num_envs=8,
+        num_steps=128,
+        gnn_layers=2,
+        gnn_dim=64,
+        hidden_dims=(64,),
+    ),
+    "1": dict(
+        env_kwargs={"ms": 1.0},
+        num_envs=8,
+        num_steps=64,
+        gnn_layers=3,
+        gnn_dim=192,
+        hidden_dims=(64,),
+    ),
+    "1 asleep": dict(
+        env_kwargs={"ms": 1.0, "asleep": True},
+        num_envs=8,
+        num_steps=64,
+        gnn_layers=3,
+        gnn_dim=192,
+        hidden_dims=(64,),
+    ),
+    "5 asleep, 8 workers": dict(
+        env_kwargs={"ms": 5.0, "asleep": True},
+        num_envs=16,
+        num_steps=32,
+        gnn_layers=3,
+        gnn_dim=160,
+        hidden_dims=(64,),
+        num_workers=8,
+    ),
 }
-CURVES = {"ppo_graph.py": ("ppo_graph", {}), "max_lag 1": ("ppo_graph_async", dict(max_lag=1)),
-          "max_lag 4": ("ppo_graph_async", dict(max_lag=4)),
-          "max_lag 4, not corrected": ("uncorrected", dict(max_lag=4))}
+CURVES = {
+    "ppo_graph.py": ("ppo_graph", {}),
+    "max_lag 1": ("ppo_graph_async", dict(max_lag=1)),
+    "max_lag 4": ("ppo_graph_async", dict(max_lag=4)),
+    "max_lag 4, not corrected": ("uncorrected", dict(max_lag=4)),
+}
 
 
 @dataclass
@@ -93,22 +127,35 @@ def thread_collector(script):
     class ThreadCollector:
         def __init__(self, makers, args, seed):
             workers = args.num_workers and script.service("utils.workers", "--num-workers")
-            self.envs = workers.WorkerEnvs(script.Envs, makers, args, 0) if workers else script.Envs(makers)
+            self.envs = (
+                workers.WorkerEnvs(script.Envs, makers, args, 0) if workers else script.Envs(makers)
+            )
             self.leaves, self.action_space, self.args, self.seed = (
-                self.envs.leaves, self.envs.action_space, args, seed)
+                self.envs.leaves,
+                self.envs.action_space,
+                args,
+                seed,
+            )
             self.requests, self.rollouts = queue.SimpleQueue(), queue.SimpleQueue()
             self.thread = threading.Thread(target=self.act)
             self.thread.start()
 
         def act(self):
-            agent, step = script.Agent(self.leaves, self.action_space, self.args), self.envs.reset(self.seed)
+            agent, step = (
+                script.Agent(self.leaves, self.action_space, self.args),
+                self.envs.reset(self.seed),
+            )
             while request := self.requests.get():
                 agent.load_state_dict(request[1])
-                rollout, step = script.collect(agent, self.envs, step, request[0], self.args, torch.device("cpu"))
+                rollout, step = script.collect(
+                    agent, self.envs, step, request[0], self.args, torch.device("cpu")
+                )
                 self.rollouts.put(rollout)
 
         def ask(self, version, agent):
-            self.requests.put((version, {name: value.clone() for name, value in agent.state_dict().items()}))
+            self.requests.put(
+                (version, {name: value.clone() for name, value in agent.state_dict().items()})
+            )
 
         def receive(self):
             return self.rollouts.get()
@@ -122,10 +169,13 @@ def thread_collector(script):
 
 
 def without_correction(folder: str):
-    """ppo_graph_async.py that takes the present policy for the one that collected, and the ratio to the latter."""
+    """ppo_graph_async.py that takes the present policy for the one that collected, and the ratio to
+    the latter."""
     path = ROOT / "cleanrl_graph" / "ppo_graph_async.py"
-    old, new = "        rho = whole_rho.clip(max=args.max_rho).reshape(T, N)\n", \
-        "        rho, log_probs = np.ones((T, N), np.float32), to_device(behaviour, device)\n"
+    old, new = (
+        "        rho = whole_rho.clip(max=args.max_rho).reshape(T, N)\n",
+        "        rho, log_probs = np.ones((T, N), np.float32), to_device(behaviour, device)\n",
+    )
     if path.read_text().count(old) != 1:
         raise SystemExit(f"{path} has changed: {old!r} must occur in it once")
     changed = Path(folder, "uncorrected.py")
@@ -137,8 +187,9 @@ def without_correction(folder: str):
 
 
 def watch(script) -> tuple[Counter, list]:
-    """({part: seconds}, [(step, seconds since the training began, mean return)]), filled while the script trains. An
-    update begins when its rollout is there, or with its first minibatch, and ends when the progress bar moves on."""
+    """({part: seconds}, [(step, seconds since the training began, mean return)]), filled while the
+    script trains. An update begins when its rollout is there, or with its first minibatch, and ends
+    when the progress bar moves on."""
     seconds, curve, at = Counter(), [], {}
 
     class Bar(tqdm):
@@ -183,8 +234,8 @@ def watch(script) -> tuple[Counter, list]:
 
 
 def train(pipe, system: str, flags: dict) -> None:
-    """One run in this process; sends (seconds of training, {part: seconds}, CPU seconds of this process and of those
-    that it started, [(step, mean return)])."""
+    """One run in this process; sends (seconds of training, {part: seconds}, CPU seconds of this
+    process and of those that it started, [(step, mean return)])."""
     gym.register("Costly-v0", entry_point=Costly)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -195,7 +246,9 @@ def train(pipe, system: str, flags: dict) -> None:
         if system == "thread":
             script.Collector = thread_collector(script)
         (seconds, curve), before = watch(script), time.process_time()
-        script.main(script.Args(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0, **flags))
+        script.main(
+            script.Args(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0, **flags)
+        )
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = time.process_time() - before, usage.ru_utime + usage.ru_stime
     pipe.send((curve[-1][1], dict(seconds), cpu, [(step, value) for step, _, value in curve]))
@@ -219,16 +272,22 @@ def run(system: str, **flags) -> tuple[float, dict, tuple, list]:
 
 def wall_time(args) -> tuple[list[str], list[list]]:
     """The table of part 1 and its rows for the csv."""
-    lines = ["## Wall time", "",
-             "| ms of a step | system | training, s (least to most) | collection, s | update, s | waiting, s | "
-             "CPU: this process + others, s | ppo_graph / this | by CPU | bound |", "| " + "--- | " * 10]
+    lines = [
+        "## Wall time",
+        "",
+        "| ms of a step | system | training, s (least to most) | collection, s | update, s | waiting, s | "
+        "CPU: this process + others, s | ppo_graph / this | by CPU | bound |",
+        "| " + "--- | " * 10,
+    ]
     rows = []
     for case in args.cases:
         flags, runs = CASES[case], {system: [] for system in args.systems}
         steps = args.num_updates * flags["num_envs"] * flags["num_steps"]
         for seed in range(1, args.rounds + 1):
             for system in args.systems:
-                runs[system].append(run(system, env_id="Costly-v0", total_timesteps=steps, seed=seed, **flags))
+                runs[system].append(
+                    run(system, env_id="Costly-v0", total_timesteps=steps, seed=seed, **flags)
+                )
                 total, parts, cpu, _ = runs[system][-1]
                 parts = [parts.get(name, "") for name in ("collect", "update", "receive")]
                 rows.append(["wall", case, system, seed, steps, total, *parts, *cpu])
@@ -236,21 +295,49 @@ def wall_time(args) -> tuple[list[str], list[list]]:
         for system, results in runs.items():
             total = [result[0] for result in results]
             part = lambda name: np.median([parts.get(name, np.nan) for _, parts, *_ in results])
-            cells = ["" if np.isnan(part(name)) else f"{part(name):.1f}" for name in ("collect", "update", "receive")]
-            cells.append(" + ".join(f"{value:.1f}" for value in np.median([cpu for *_, cpu, _ in results], 0)))
+            cells = [
+                "" if np.isnan(part(name)) else f"{part(name):.1f}"
+                for name in ("collect", "update", "receive")
+            ]
+            cells.append(
+                " + ".join(
+                    f"{value:.1f}" for value in np.median([cpu for *_, cpu, _ in results], 0)
+                )
+            )
             ratio = np.array([a[0] / b[0] for a, b in zip(base, results)])
             bound = [sum(parts.values()) / max(parts.values()) for _, parts, *_ in base]
             by_cpu = [sum(a[2]) / max(b[2]) for a, b in zip(base, results)]
             by_cpu = "" if "asleep" in case or system == "thread" else f"{np.median(by_cpu):.2f}"
-            gain = ["", "", ""] if system == "ppo_graph" else [
-                f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})", by_cpu, f"{np.median(bound):.2f}"]
-            lines.append("| " + " | ".join([case, system, f"{np.median(total):.1f} ({min(total):.1f} to "
-                                            f"{max(total):.1f})", *cells, *gain]) + " |")
-    lines += ["", f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in each "
-              "process. The bound is (collection + update) / the larger of both in ppo_graph.py. CPU seconds are "
-              "without imports; those of others are of the collector and of workers. By CPU: the CPU seconds of "
-              "ppo_graph.py / those of the busier of the two processes, an estimate for two "
-              "idle cores."]
+            gain = (
+                ["", "", ""]
+                if system == "ppo_graph"
+                else [
+                    f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})",
+                    by_cpu,
+                    f"{np.median(bound):.2f}",
+                ]
+            )
+            lines.append(
+                "| "
+                + " | ".join(
+                    [
+                        case,
+                        system,
+                        f"{np.median(total):.1f} ({min(total):.1f} to {max(total):.1f})",
+                        *cells,
+                        *gain,
+                    ]
+                )
+                + " |"
+            )
+    lines += [
+        "",
+        f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in each "
+        "process. The bound is (collection + update) / the larger of both in ppo_graph.py. CPU seconds are "
+        "without imports; those of others are of the collector and of workers. By CPU: the CPU seconds of "
+        "ppo_graph.py / those of the busier of the two processes, an estimate for two "
+        "idle cores.",
+    ]
     return lines, rows
 
 
@@ -261,14 +348,27 @@ def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    lines = ["", "## Learning curves", "", "| system | mean return of the last 100 episodes, by seed | "
-             "mean over the whole training |", "| --- | --- | --- |"]
+    lines = [
+        "",
+        "## Learning curves",
+        "",
+        "| system | mean return of the last 100 episodes, by seed | mean over the whole training |",
+        "| --- | --- | --- |",
+    ]
     figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)
     rows, curves = [], {name: [] for name in CURVES}
     for seed in range(1, args.rounds + 1):
         for name, (system, flags) in CURVES.items():
-            *_, curve = run(system, env_id="envs:PoissonGraph-v0", total_timesteps=args.curve_steps, num_envs=16,
-                              learning_rate=1e-3, gnn_layers=2, seed=seed, **flags)
+            *_, curve = run(
+                system,
+                env_id="envs:PoissonGraph-v0",
+                total_timesteps=args.curve_steps,
+                num_envs=16,
+                learning_rate=1e-3,
+                gnn_layers=2,
+                seed=seed,
+                **flags,
+            )
             curves[name].append(curve)
             rows += [["curve", "", name, seed, step, value] for step, value in curve]
     for k, (name, seeds) in enumerate(curves.items()):
@@ -276,10 +376,15 @@ def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
         steps = [step for step, _ in seeds[0]]
         ax.plot(steps, values.mean(0), color=f"C{k}", label=name)
         ax.fill_between(steps, values.min(0), values.max(0), color=f"C{k}", alpha=0.15, linewidth=0)
-        lines.append(f"| {name} | {' / '.join(f'{value:.2f}' for value in values[:, -1])} | "
-                     f"{np.nanmean(values):.2f} |")
-    lines += ["", f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate 1e-3; the "
-              "optimum is 16. Lines are means over the seeds, bands their range."]
+        lines.append(
+            f"| {name} | {' / '.join(f'{value:.2f}' for value in values[:, -1])} | "
+            f"{np.nanmean(values):.2f} |"
+        )
+    lines += [
+        "",
+        f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate 1e-3; the "
+        "optimum is 16. Lines are means over the seeds, bands their range.",
+    ]
     ax.set_xlabel("steps")
     ax.set_ylabel("mean return of 100 episodes")
     ax.legend()
@@ -297,14 +402,29 @@ def main(args):
     if args.curve_steps:
         more, curve_rows = learning_curves(args, path)
         lines, rows = lines + more, rows + curve_rows
-    heading = ["# Acting and learning at the same time", "",
-               f"Load average of the machine when this began {load:.1f}, when it ended {os.getloadavg()[0]:.1f}; this "
-               f"benchmark alone makes 1 to 2. {args.note}".strip(), ""]
+    heading = [
+        "# Acting and learning at the same time",
+        "",
+        f"Load average of the machine when this began {load:.1f}, when it ended {os.getloadavg()[0]:.1f}; this "
+        f"benchmark alone makes 1 to 2. {args.note}".strip(),
+        "",
+    ]
     report("\n".join(heading + lines), args.out and f"{args.out}.md")
     if path:
         with open(f"{args.out}.csv", "w", newline="") as file:
-            names = ["part", "ms", "system", "seed", "steps", "seconds or return", "collect", "update", "receive",
-                     "cpu", "cpu of others"]
+            names = [
+                "part",
+                "ms",
+                "system",
+                "seed",
+                "steps",
+                "seconds or return",
+                "collect",
+                "update",
+                "receive",
+                "cpu",
+                "cpu of others",
+            ]
             csv.writer(file, lineterminator="\n").writerows([names, *rows])
 
 

@@ -1,13 +1,16 @@
-"""Speed of ppo_gtrxl.py: training time against memory length, and steps per second of whole trainings.
+"""Speed of ppo_gtrxl.py: training time against memory length, and steps per second of whole
+trainings.
 
     python benchmark/speed/attention.py --out benchmark/results/speed/attention
     python benchmark/speed/attention.py --parts sps --peer-script PATH/ppo_trxl.py --out benchmark/results/speed/trxl
 
-1. Forward and backward through the memory of one minibatch, per step of it: the segment of ppo_gtrxl.py against one
+1. Forward and backward through the memory of one minibatch, per step of it: the segment of
+ppo_gtrxl.py against one
    window of cached layer inputs per step, whose keys and values every sample projects again (the way of most attention
    PPOs; here with the same layers, weights and results, checked before the clock starts). The window way is left out
    where what it must save for the backward pass would exceed --max-gb.
-2. Whole trainings on CartPole without velocities, 16 envs x 256 steps, 4 layers of 128 with 4 heads, memory 32,
+2. Whole trainings on CartPole without velocities, 16 envs x 256 steps, 4 layers of 128 with 4
+heads, memory 32,
    8 minibatches, 4 epochs, episodes of at most 500 and 100 steps; with gates and without (CleanRL's ppo_trxl.py has
    none). Beside it CleanRL's own script, if --peer-script is given; see benchmark/peers/cleanrl_trxl.py.
 
@@ -66,8 +69,11 @@ class Args:
     """path of CleanRL's cleanrl/ppo_trxl/ppo_trxl.py"""
 
 
-def forward_windows(gtrxl: ppo_gtrxl.GTrXL, x: Tensor, windows: list[Tensor], age: Tensor) -> Tensor:
-    """The outputs [S, D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of its own, as stored."""
+def forward_windows(
+    gtrxl: ppo_gtrxl.GTrXL, x: Tensor, windows: list[Tensor], age: Tensor
+) -> Tensor:
+    """The outputs [S, D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of its
+    own, as stored."""
     W = windows[0].shape[1]
     far = torch.arange(W, -1, -1) > age[:, None]
     for net, window in zip(gtrxl.layers, windows):
@@ -75,7 +81,9 @@ def forward_windows(gtrxl: ppo_gtrxl.GTrXL, x: Tensor, windows: list[Tensor], ag
         k, v = (y.unflatten(-1, (net.num_heads, -1)) for y in net.kv(h).chunk(2, -1))
         q = net.q(h[:, -1]).unflatten(-1, (net.num_heads, -1))
         logits = torch.einsum("shd,swhd->shw", q + net.bias_key, k)
-        logits = logits / q.shape[-1] ** 0.5 + torch.einsum("shd,hdw->shw", q + net.bias_distance, net.distances(W))
+        logits = logits / q.shape[-1] ** 0.5 + torch.einsum(
+            "shd,hdw->shw", q + net.bias_distance, net.distances(W)
+        )
         weights = logits.masked_fill(far[:, None], -torch.inf).softmax(-1)
         y = torch.einsum("shw,swhd->shd", weights, v).flatten(1)
         x = net.gate_attention(x, net.out(y).relu())
@@ -100,9 +108,13 @@ def memory_part(args: Args) -> list[dict]:
     rows, T, B = [], args.num_steps, args.num_envs
     for W in args.memory_lengths:
         torch.manual_seed(0)
-        gtrxl = ppo_gtrxl.GTrXL(ppo_gtrxl.Args(dim=args.dim, num_layers=args.num_layers, memory_length=W))
+        gtrxl = ppo_gtrxl.GTrXL(
+            ppo_gtrxl.Args(dim=args.dim, num_layers=args.num_layers, memory_length=W)
+        )
         samples, age = torch.randn(T, B, args.dim), torch.full((T, B), W)  # all memories are full
-        inputs = [torch.randn(W, B, args.dim) for _ in range(args.num_layers)]  # of the layers, before the segment
+        inputs = [
+            torch.randn(W, B, args.dim) for _ in range(args.num_layers)
+        ]  # of the layers, before the segment
 
         def extend(net, x, kv):  # as Memory.minibatch of the script does
             past = net.kv(net.norm_attention(inputs[net.index]))
@@ -110,8 +122,15 @@ def memory_part(args: Args) -> list[dict]:
 
         def forward(noted=None):
             """The segment's outputs; `noted` receives the inputs of each layer."""
-            past = ppo_gtrxl.Past(age, None, W, lambda net, x, kv: (noted.append(x) if noted is not None else None,
-                                                                    extend(net, x, kv))[1])
+            past = ppo_gtrxl.Past(
+                age,
+                None,
+                W,
+                lambda net, x, kv: (
+                    noted.append(x) if noted is not None else None,
+                    extend(net, x, kv),
+                )[1],
+            )
             return gtrxl(samples, past)
 
         noted = []
@@ -123,14 +142,25 @@ def memory_part(args: Args) -> list[dict]:
             gtrxl.zero_grad()
             forward().square().mean().backward()
 
-        row = {"memory": W, "segment, us per step": 1e6 * median_seconds(segment, args.repeats) / (T * B)}
-        # saved for the backward pass, per layer and window entry: window, normalised window, keys and values
+        row = {
+            "memory": W,
+            "segment, us per step": 1e6 * median_seconds(segment, args.repeats) / (T * B),
+        }
+        # saved for the backward pass, per layer and window entry: window, normalised window, keys
+        # and values
         need = 4 * T * B * W * args.num_layers * (5 * args.dim) / 1e9
         if need <= args.max_gb:
-            windows = [layer[:-1].unfold(0, W, 1).transpose(2, 3).flatten(0, 1).contiguous() for layer in before]
+            windows = [
+                layer[:-1].unfold(0, W, 1).transpose(2, 3).flatten(0, 1).contiguous()
+                for layer in before
+            ]
             flat, ages = samples.flatten(0, 1), age.flatten()
-            torch.testing.assert_close(forward_windows(gtrxl, flat, windows, ages), expected.flatten(0, 1),
-                                       atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                forward_windows(gtrxl, flat, windows, ages),
+                expected.flatten(0, 1),
+                atol=1e-4,
+                rtol=1e-4,
+            )
 
             def window() -> None:
                 gtrxl.zero_grad()
@@ -144,14 +174,23 @@ def memory_part(args: Args) -> list[dict]:
 
 
 def memory_table(rows: list[dict], args: Args) -> list[str]:
-    lines = [f"## Forward and backward of {args.num_envs} envs x {args.num_steps} steps, {args.num_layers} layers of "
-             f"{args.dim}, {args.num_threads} thread(s)", "",
-             "| memory | segment, us per step | windows, us per step | windows / segment | memory of the windows, GB |",
-             "| --- | --- | --- | --- | --- |"]
+    lines = [
+        f"## Forward and backward of {args.num_envs} envs x {args.num_steps} steps, {args.num_layers} layers of "
+        f"{args.dim}, {args.num_threads} thread(s)",
+        "",
+        "| memory | segment, us per step | windows, us per step | windows / segment | memory of the windows, GB |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for row in rows:
         ours, theirs = row["segment, us per step"], row.get("windows, us per step")
-        ratio = f"{theirs:.0f} | {theirs / ours:.0f}" if theirs else f"over {args.max_gb:g} GB, not run | "
-        lines.append(f"| {row['memory']} | {ours:.1f} | {ratio} | {row['windows, estimated GB']:.2f} |")
+        ratio = (
+            f"{theirs:.0f} | {theirs / ours:.0f}"
+            if theirs
+            else f"over {args.max_gb:g} GB, not run | "
+        )
+        lines.append(
+            f"| {row['memory']} | {ours:.1f} | {ratio} | {row['windows, estimated GB']:.2f} |"
+        )
     return lines
 
 
@@ -162,11 +201,20 @@ def picture(rows: list[dict], path: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)
-    for name, label in (("windows, us per step", "one window per step"), ("segment, us per step", "segment (ours)")):
+    for name, label in (
+        ("windows, us per step", "one window per step"),
+        ("segment, us per step", "segment (ours)"),
+    ):
         points = [(row["memory"], row[name]) for row in rows if name in row]
         ax.plot(*zip(*points), "o-", label=label)
-    ax.set(xscale="log", yscale="log", xlabel="memory length", ylabel="training, microseconds per step",
-           xticks=[row["memory"] for row in rows], xticklabels=[str(row["memory"]) for row in rows])
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="memory length",
+        ylabel="training, microseconds per step",
+        xticks=[row["memory"] for row in rows],
+        xticklabels=[str(row["memory"]) for row in rows],
+    )
     ax.minorticks_off()
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
@@ -175,38 +223,67 @@ def picture(rows: list[dict], path: str) -> None:
 
 
 def sps_part(args: Args) -> list[str]:
-    lines = ["## Whole trainings on CartPole-v1 without velocities", "",
-             "16 envs x 256 steps, 4 layers of 128, 4 heads, memory 32, 8 minibatches, 4 epochs; "
-             f"{args.total_timesteps} steps, {args.num_threads} thread(s), {args.rounds} runs each: median (range)",
-             "", "| system | episodes up to | SPS | peak memory, MB | SPS / CleanRL's |",
-             "| --- | --- | --- | --- | --- |"]
-    flags = "--env-id CartPole-v1 --wrap hide:1,3 --num-envs 16 --num-steps 256 --num-layers 4 --num-heads 4 " \
-            "--dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 --no-prev-action " \
-            "--hidden-dims 128 --eval-episodes 0 " \
-            f"--no-cuda --total-timesteps {args.total_timesteps}"
+    lines = [
+        "## Whole trainings on CartPole-v1 without velocities",
+        "",
+        "16 envs x 256 steps, 4 layers of 128, 4 heads, memory 32, 8 minibatches, 4 epochs; "
+        f"{args.total_timesteps} steps, {args.num_threads} thread(s), {args.rounds} runs each: median (range)",
+        "",
+        "| system | episodes up to | SPS | peak memory, MB | SPS / CleanRL's |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    flags = (
+        "--env-id CartPole-v1 --wrap hide:1,3 --num-envs 16 --num-steps 256 --num-layers 4 --num-heads 4 "
+        "--dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 --no-prev-action "
+        "--hidden-dims 128 --eval-episodes 0 "
+        f"--no-cuda --total-timesteps {args.total_timesteps}"
+    )
     for steps in (500, 100):
-        ours = [sys.executable, str(ROOT / "cleanrl_graph/ppo_gtrxl.py"), *flags.split(),
-                "--env-kwargs", json.dumps({"max_episode_steps": steps})]
+        ours = [
+            sys.executable,
+            str(ROOT / "cleanrl_graph/ppo_gtrxl.py"),
+            *flags.split(),
+            "--env-kwargs",
+            json.dumps({"max_episode_steps": steps}),
+        ]
         systems = {"ppo_gtrxl.py": ours, "ppo_gtrxl.py --gate none": [*ours, "--gate", "none"]}
         if args.peer_script:
             systems["CleanRL ppo_trxl.py"] = [
-                os.path.abspath(args.peer_python), str(ROOT / "benchmark/peers/cleanrl_trxl.py"), "--script",
-                os.path.abspath(args.peer_script), "--task", "cartpole", "--episode-steps", str(steps),
-                "--max-steps", str(args.total_timesteps), "--out", "cleanrl.csv"]
+                os.path.abspath(args.peer_python),
+                str(ROOT / "benchmark/peers/cleanrl_trxl.py"),
+                "--script",
+                os.path.abspath(args.peer_script),
+                "--task",
+                "cartpole",
+                "--episode-steps",
+                str(steps),
+                "--max-steps",
+                str(args.total_timesteps),
+                "--out",
+                "cleanrl.csv",
+            ]
         runs = in_turns(systems, args.rounds, args.num_threads)
-        peer = np.median([run.sps for run in runs["CleanRL ppo_trxl.py"]]) if args.peer_script else np.nan
+        peer = (
+            np.median([run.sps for run in runs["CleanRL ppo_trxl.py"]])
+            if args.peer_script
+            else np.nan
+        )
         for name, column in runs.items():
             sps = np.array([run.sps for run in column])
             ratio = f"{np.median(sps) / peer:.1f}" if args.peer_script else "not run"
-            lines.append(f"| {name} | {steps} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | "
-                         f"{np.median([run.peak_mb for run in column]):,.0f} | {ratio} |")
+            lines.append(
+                f"| {name} | {steps} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | "
+                f"{np.median([run.peak_mb for run in column]):,.0f} | {ratio} |"
+            )
     return lines
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     lines = ["# Attention memory"]
-    if "sps" in args.parts:  # first: a process starts with the peak memory of the one that started it
+    if (
+        "sps" in args.parts
+    ):  # first: a process starts with the peak memory of the one that started it
         lines += ["", *sps_part(args)]
     if "memory" in args.parts:
         rows = memory_part(args)
@@ -215,8 +292,15 @@ def main(args: Args) -> None:
             Path(args.out).parent.mkdir(parents=True, exist_ok=True)
             picture(rows, f"{args.out}.png")
             with open(f"{args.out}.csv", "w", newline="") as file:
-                writer = csv.DictWriter(file, ["memory", *(f"{way}, us per step" for way in ("segment", "windows")),
-                                               "windows, estimated GB"], restval="")
+                writer = csv.DictWriter(
+                    file,
+                    [
+                        "memory",
+                        *(f"{way}, us per step" for way in ("segment", "windows")),
+                        "windows, estimated GB",
+                    ],
+                    restval="",
+                )
                 writer.writeheader()
                 writer.writerows(rows)
     report("\n".join(lines), f"{args.out}.md" if args.out else None)

@@ -1,13 +1,15 @@
-"""CleanRL's ppo.py and ppo_graph.py on CartPole-v1 at CleanRL's defaults: steps per second and return.
+"""CleanRL's ppo.py and ppo_graph.py on CartPole-v1 at CleanRL's defaults: steps per second and
+return.
 
     python benchmark/speed/cartpole_vs_cleanrl.py --cleanrl PATH/ppo.py --out benchmark/results/speed/cartpole.md
 
-ppo.py of github.com/vwxyzjn/cleanrl is not part of this repository. It was written for gymnasium 0.29: gymnasium 1.x
-resets an environment one step later than 0.29 did and reports ended episodes in another form, so that ppo.py as it is
-runs, but logs no episode and trains on a fake transition after each. It runs twice here: as it is, for its speed, and
-as a temporary copy with the two replacements of CHANGES, which restore the reset and the log, for its return. All
-scripts run in turns A B C A B C ..., each as a process of its own; defaults of all three: 4 environments x 128 steps,
-4 epochs x 4 minibatches, two hidden layers of 64.
+ppo.py of github.com/vwxyzjn/cleanrl is not part of this repository. It was written for gymnasium
+0.29: gymnasium 1.x resets an environment one step later than 0.29 did and reports ended episodes in
+another form, so that ppo.py as it is runs, but logs no episode and trains on a fake transition
+after each. It runs twice here: as it is, for its speed, and as a temporary copy with the two
+replacements of CHANGES, which restore the reset and the log, for its return. All scripts run in
+turns A B C A B C ..., each as a process of its own; defaults of all three: 4 environments x 128
+steps, 4 epochs x 4 minibatches, two hidden layers of 64.
 """
 
 import sys
@@ -19,11 +21,15 @@ import tyro
 from common import PPO_GRAPH, in_turns, report, table_of
 
 CHANGES = [
-    ("for i in range(args.num_envs)],\n",
-     "for i in range(args.num_envs)],\n        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,\n"),
-    ('for info in infos["final_info"]:',
-     'for info in ({"episode": {"r": r, "l": l}} '
-     'for r, l in zip(*map(infos["final_info"]["episode"].get, "rl")) if l):'),
+    (
+        "for i in range(args.num_envs)],\n",
+        "for i in range(args.num_envs)],\n        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,\n",
+    ),
+    (
+        'for info in infos["final_info"]:',
+        'for info in ({"episode": {"r": r, "l": l}} '
+        'for r, l in zip(*map(infos["final_info"]["episode"].get, "rl")) if l):',
+    ),
 ]
 
 
@@ -45,20 +51,46 @@ def main(args):
     source = Path(args.cleanrl).read_text()
     for old, new in CHANGES:
         if source.count(old) != 1:
-            raise ValueError(f"{args.cleanrl} is not the ppo.py that CHANGES fits: {old!r} must occur in it once")
+            raise ValueError(
+                f"{args.cleanrl} is not the ppo.py that CHANGES fits: {old!r} must occur in it once"
+            )
         source = source.replace(old, new)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "ppo.py").write_text(source)
-        flags = ["--env-id", "CartPole-v1", "--total-timesteps", str(args.total_timesteps), "--no-cuda"]
+        flags = [
+            "--env-id",
+            "CartPole-v1",
+            "--total-timesteps",
+            str(args.total_timesteps),
+            "--no-cuda",
+        ]
         systems = {
-            "ppo_graph.py": [sys.executable, PPO_GRAPH, *flags, "--hidden-dims", "64", "64", "--eval-episodes", "0"],
+            "ppo_graph.py": [
+                sys.executable,
+                PPO_GRAPH,
+                *flags,
+                "--hidden-dims",
+                "64",
+                "64",
+                "--eval-episodes",
+                "0",
+            ],
             "CleanRL ppo.py as it is": [sys.executable, str(Path(args.cleanrl).resolve()), *flags],
-            "CleanRL ppo.py, autoreset and log adapted": [sys.executable, str(Path(folder, "ppo.py")), *flags],
+            "CleanRL ppo.py, autoreset and log adapted": [
+                sys.executable,
+                str(Path(folder, "ppo.py")),
+                *flags,
+            ],
         }
         runs = in_turns(systems, args.rounds, args.num_threads)
-    lines = ["# CartPole-v1 at CleanRL's defaults", "", *table_of(runs, "ppo_graph.py"), "",
-             f"Medians of {args.rounds} round(s) of {args.total_timesteps:,} steps, {args.num_threads} thread(s). The "
-             "return is the mean of the last 100 episodes of training, with a sampled policy."]
+    lines = [
+        "# CartPole-v1 at CleanRL's defaults",
+        "",
+        *table_of(runs, "ppo_graph.py"),
+        "",
+        f"Medians of {args.rounds} round(s) of {args.total_timesteps:,} steps, {args.num_threads} thread(s). The "
+        "return is the mean of the last 100 episodes of training, with a sampled policy.",
+    ]
     report("\n".join(lines), args.out)
 
 

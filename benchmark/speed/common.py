@@ -1,4 +1,5 @@
-"""Shared by the scripts of this folder: the report with command and machine, and whole training runs as processes."""
+"""Shared by the scripts of this folder: the report with command and machine, and whole training
+runs as processes."""
 
 import os
 import platform
@@ -19,24 +20,29 @@ PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
 
 def report(markdown: str, out: str | None) -> None:
-    """Prints the markdown; writes it to `out`, if given, below the command line (absolute paths: their names only),
-    the machine and the commit."""
+    """Prints the markdown; writes it to `out`, if given, below the command line (absolute paths:
+    their names only), the machine and the commit."""
     print(markdown)
     if out:
         flags = [os.path.basename(flag) if os.path.isabs(flag) else flag for flag in sys.argv[1:]]
         command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
-        machine = f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, " \
-                  f"torch {torch.__version__}, commit {commit_of(ROOT)}"
+        machine = (
+            f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, "
+            f"torch {torch.__version__}, commit {commit_of(ROOT)}"
+        )
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(f"    {command}\n\n{machine}\n\n{markdown}\n")
 
 
 def commit_of(checkout: str | Path) -> str:
-    """The short name of its commit, with "-dirty" if its scripts were changed since; "unknown" without git."""
+    """The short name of its commit, with "-dirty" if its scripts were changed since; "unknown"
+    without git."""
     git = ["git", "-C", str(checkout)]
     try:
-        name, changes = (subprocess.run([*git, *rest], capture_output=True, text=True, check=True).stdout.strip() for
-                         rest in (("rev-parse", "--short", "HEAD"), ("status", "-s", "--", "cleanrl_graph")))
+        name, changes = (
+            subprocess.run([*git, *rest], capture_output=True, text=True, check=True).stdout.strip()
+            for rest in (("rev-parse", "--short", "HEAD"), ("status", "-s", "--", "cleanrl_graph"))
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name + "-dirty" * bool(changes)
@@ -62,7 +68,8 @@ class Run(NamedTuple):
 
 
 def train(command: list[str], num_threads: int, cwd: str) -> Run:
-    """Runs the command to its end with `num_threads` threads of torch. RuntimeError if it fails or prints no SPS."""
+    """Runs the command to its end with `num_threads` threads of torch. RuntimeError if it fails or
+    prints no SPS."""
     env = os.environ | {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
     with tempfile.TemporaryFile("w+") as file:
         start = time.perf_counter()
@@ -72,24 +79,44 @@ def train(command: list[str], num_threads: int, cwd: str) -> Run:
         process.returncode = os.waitstatus_to_exitcode(status)
         file.seek(0)
         output = file.read()
-    sps = re.findall(r"SPS\W*(\d+)", output)  # "SPS 123", "SPS: 123", and "SPS=123" of a progress bar
+    sps = re.findall(
+        r"SPS\W*(\d+)", output
+    )  # "SPS 123", "SPS: 123", and "SPS=123" of a progress bar
     if process.returncode or not sps:
-        raise RuntimeError(f"exit code {process.returncode} of {shlex.join(command)}; its last lines:\n"
-                           f"{output[-2000:]}")
-    mean_return = re.findall(r"(?:mean return |ret=)(-?[\d.]+)", output)[-1:]  # printed as a mean, or by episode
-    mean_return = mean_return or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)[-100:] or [np.nan]
+        raise RuntimeError(
+            f"exit code {process.returncode} of {shlex.join(command)}; its last lines:\n"
+            f"{output[-2000:]}"
+        )
+    mean_return = re.findall(r"(?:mean return |ret=)(-?[\d.]+)", output)[
+        -1:
+    ]  # printed as a mean, or by episode
+    mean_return = (
+        mean_return or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)[-100:] or [np.nan]
+    )
     mean_return = np.mean([float(number) for number in mean_return])
-    return Run(float(sps[-1]), seconds, usage.ru_maxrss / 1024, mean_return, usage.ru_utime + usage.ru_stime)
+    return Run(
+        float(sps[-1]),
+        seconds,
+        usage.ru_maxrss / 1024,
+        mean_return,
+        usage.ru_utime + usage.ru_stime,
+    )
 
 
 def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> dict[str, list[Run]]:
-    """The runs of each command, A B C A B C ..., each in an empty folder; --seed is the round. Progress on stderr."""
+    """The runs of each command, A B C A B C ..., each in an empty folder; --seed is the round.
+    Progress on stderr."""
     runs = {name: [] for name in systems}
     for k in range(rounds):
         for name, command in systems.items():
             with tempfile.TemporaryDirectory() as folder:
-                runs[name].append(run := train([*command, "--seed", str(k + 1)], num_threads, folder))
-            print(f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s", file=sys.stderr)
+                runs[name].append(
+                    run := train([*command, "--seed", str(k + 1)], num_threads, folder)
+                )
+            print(
+                f"round {k + 1}/{rounds}: {name}: {run.sps:.0f} SPS, {run.seconds:.0f} s",
+                file=sys.stderr,
+            )
     return runs
 
 
@@ -99,14 +126,23 @@ def ratios(ours: list[Run], theirs: list[Run]) -> np.ndarray:
 
 
 def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
-    """Markdown rows with medians over the rounds, and the ratio of `ours` to each system (its range in brackets)."""
-    lines = ["| system | SPS (least to most) | ours / this | process, s | peak memory, MB | mean return |",
-             "| --- | --- | --- | --- | --- | --- |"]
+    """Markdown rows with medians over the rounds, and the ratio of `ours` to each system (its range
+    in brackets)."""
+    lines = [
+        "| system | SPS (least to most) | ours / this | process, s | peak memory, MB | mean return |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for name, column in runs.items():
         sps, seconds, peak_mb, returns, _ = (np.array(values) for values in zip(*column))
         ratio = ratios(runs[ours], column)
-        ratio = "" if name == ours else f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
+        ratio = (
+            ""
+            if name == ours
+            else f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
+        )
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"
-        lines.append(f"| {name} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | {ratio} | "
-                     f"{np.median(seconds):.1f} | {np.median(peak_mb):,.0f} | {mean_return} |")
+        lines.append(
+            f"| {name} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | {ratio} | "
+            f"{np.median(seconds):.1f} | {np.median(peak_mb):,.0f} | {mean_return} |"
+        )
     return lines

@@ -3,11 +3,13 @@
     python benchmark/speed/compile.py --out benchmark/results/speed/compile.md
     python benchmark/speed/compile.py --repeats 2 --rounds 1 --scale 0.05          # does it run?
 
-1. In this process, in turns A B A B ..., with the same weights and observations: a step of the policy (from the
+1. In this process, in turns A B A B ..., with the same weights and observations: a step of the
+policy (from the
    environments' arrays to actions) and a minibatch (gathered, loss, gradients, clipped, Adam). Each turn has other
    observations, so sizes differ. Compilation takes the seconds of the CPU, of this process and of g++, that the first
    calls take with an empty cache; the first task also pays for precompiled headers.
-2. Whole trainings as processes, in turns, which find what part 1 has compiled: steps per second over all of the run,
+2. Whole trainings as processes, in turns, which find what part 1 has compiled: steps per second
+over all of the run,
    and over its second half.
 """
 
@@ -31,10 +33,23 @@ import ppo_graph_compile as script  # noqa: E402
 
 CASES = {
     "CartPole-v1": dict(env_id="CartPole-v1", num_envs=8, num_steps=128, total_timesteps=61_440),
-    "PoissonGraph-v0": dict(env_id="envs:PoissonGraph-v0", num_envs=64, num_steps=32, gnn_layers=2,
-                            total_timesteps=32_768),
-    "JobShop-v0": dict(env_id="envs:JobShop-v0", num_envs=64, num_steps=64, num_minibatches=8, update_epochs=3,
-                       env_kwargs={"jobs": [3, 10], "machines": [3, 10]}, gamma=1.0, total_timesteps=16_384),
+    "PoissonGraph-v0": dict(
+        env_id="envs:PoissonGraph-v0",
+        num_envs=64,
+        num_steps=32,
+        gnn_layers=2,
+        total_timesteps=32_768,
+    ),
+    "JobShop-v0": dict(
+        env_id="envs:JobShop-v0",
+        num_envs=64,
+        num_steps=64,
+        num_minibatches=8,
+        update_epochs=3,
+        env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
+        gamma=1.0,
+        total_timesteps=16_384,
+    ),
 }
 EAGER, COMPILED = "ppo_graph.py", "ppo_graph_compile.py"
 
@@ -68,7 +83,9 @@ class System:
         self.device = torch.device("cuda" if args.cuda else "cpu")
         mode = ("reduce-overhead" if args.cuda else "default") if args.mode == "auto" else args.mode
         torch.manual_seed(0)
-        envs = script.Envs([partial(script.make_env, self.args, i) for i in range(self.args.num_envs)])
+        envs = script.Envs(
+            [partial(script.make_env, self.args, i) for i in range(self.args.num_envs)]
+        )
         self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=1e-6, eps=1e-5, fused=True)
         self.storage, self.steps = script.Storage(envs.leaves, self.device), [envs.reset(1).obs]
@@ -81,8 +98,12 @@ class System:
         self.actions, B = torch.cat(self.actions), self.args.batch_size
         self.rollout = torch.randn(B, 4, device=self.device)
         self.buckets = script.Buckets(envs.leaves, self.device)
-        self.fill, self.spare = (self.buckets.fill, self.buckets.spare) if compiled else (lambda obs: obs, 0)
-        build = partial(script.compiled, mode=mode if compiled else "none", ragged=self.buckets.spare > 0)
+        self.fill, self.spare = (
+            (self.buckets.fill, self.buckets.spare) if compiled else (lambda obs: obs, 0)
+        )
+        build = partial(
+            script.compiled, mode=mode if compiled else "none", ragged=self.buckets.spare > 0
+        )
         self.policy = build(self.agent)
         self.loss_of = build(partial(script.ppo_loss, self.agent, self.args, self.spare))
         envs.close()
@@ -92,13 +113,15 @@ class System:
         storage = script.Storage(self.storage.leaves, self.device)
         with torch.no_grad():
             outputs = self.policy(self.fill(storage.append(self.steps[k % len(self.steps)])))
-        [output[:self.args.num_envs].clone() for output in outputs][0].cpu()
+        [output[: self.args.num_envs].clone() for output in outputs][0].cpu()
 
     def learn(self, k: int) -> None:
         """Learns from the k-th minibatch."""
-        idx = np.random.default_rng(k).permutation(self.args.batch_size)[:self.args.minibatch_size]
+        idx = np.random.default_rng(k).permutation(self.args.batch_size)[: self.args.minibatch_size]
         mb = script.to_device(idx, self.device)
-        loss, _ = self.loss_of(self.fill(self.storage.gather(idx)), self.actions[mb], self.rollout[mb])
+        loss, _ = self.loss_of(
+            self.fill(self.storage.gather(idx)), self.actions[mb], self.rollout[mb]
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
@@ -130,24 +153,46 @@ def parts(args, name: str) -> str:
         start = cpu_seconds()
         getattr(systems[1], part)(0)
         seconds = cpu_seconds() - start
-        ms = np.array([[timed(getattr(system, part), k, system.device) for system in systems]
-                       for k in range(1, args.repeats + 1)])
+        ms = np.array(
+            [
+                [timed(getattr(system, part), k, system.device) for system in systems]
+                for k in range(1, args.repeats + 1)
+            ]
+        )
         ratio = ms[:, 0] / ms[:, 1]
-        cells.append((np.median(ms, 0), np.median(ratio), np.quantile(ratio, [0.25, 0.75]), seconds))
-    (act, act_ratio, act_range, act_seconds), (learn, learn_ratio, learn_range, learn_seconds) = cells
+        cells.append(
+            (np.median(ms, 0), np.median(ratio), np.quantile(ratio, [0.25, 0.75]), seconds)
+        )
+    (act, act_ratio, act_range, act_seconds), (learn, learn_ratio, learn_range, learn_seconds) = (
+        cells
+    )
     stats, count = systems[1].buckets.stats(), script.num_compilations() - before
-    return (f"| {name} | {act[0]:.2f} | {act[1]:.2f} | {act_ratio:.2f} ({act_range[0]:.2f} to {act_range[1]:.2f}) | "
-            f"{learn[0]:.1f} | {learn[1]:.1f} | {learn_ratio:.2f} ({learn_range[0]:.2f} to {learn_range[1]:.2f}) | "
-            f"{act_seconds:.0f} + {learn_seconds:.0f} | {count} | {stats['charts/batch_sizes']} | "
-            f"{stats['charts/spare_rows']:.1%} |")
+    return (
+        f"| {name} | {act[0]:.2f} | {act[1]:.2f} | {act_ratio:.2f} ({act_range[0]:.2f} to {act_range[1]:.2f}) | "
+        f"{learn[0]:.1f} | {learn[1]:.1f} | {learn_ratio:.2f} ({learn_range[0]:.2f} to {learn_range[1]:.2f}) | "
+        f"{act_seconds:.0f} + {learn_seconds:.0f} | {count} | {stats['charts/batch_sizes']} | "
+        f"{stats['charts/spare_rows']:.1%} |"
+    )
 
 
 def trainings(args, name: str) -> list[str]:
     """The rows of part 2."""
     case = CASES[name] | {"total_timesteps": int(CASES[name]["total_timesteps"] * args.scale)}
-    flags = [str(x) for key, value in case.items() for x in (
-        f"--{key.replace('_', '-')}", *(value if isinstance(value, tuple) else [str(value).replace("'", '"')]))]
-    flags += ["--eval-episodes", "0", "--checkpoint-every", "0", *([] if args.cuda else ["--no-cuda"])]
+    flags = [
+        str(x)
+        for key, value in case.items()
+        for x in (
+            f"--{key.replace('_', '-')}",
+            *(value if isinstance(value, tuple) else [str(value).replace("'", '"')]),
+        )
+    ]
+    flags += [
+        "--eval-episodes",
+        "0",
+        "--checkpoint-every",
+        "0",
+        *([] if args.cuda else ["--no-cuda"]),
+    ]
     results = {EAGER: [], COMPILED: []}
     for k in range(args.rounds):
         for system, column in results.items():
@@ -158,19 +203,27 @@ def trainings(args, name: str) -> list[str]:
                 (file,) = Path(folder).glob("runs/*/events*")
                 log = EventAccumulator(str(file), size_guidance={"scalars": 0})
                 log.Reload()
-                seconds = {event.step: event.step / max(event.value, 1) for event in log.Scalars("charts/SPS")}
+                seconds = {
+                    event.step: event.step / max(event.value, 1)
+                    for event in log.Scalars("charts/SPS")
+                }
             end = max(seconds)
             half = min(seconds, key=lambda step: abs(step - end / 2))
             late = (end - half) / (seconds[end] - seconds[half]) if half < end else np.nan
             column.append((run.sps, late, seconds[end], run.mean_return))
-            print(f"{name}, round {k + 1}: {system}: {run.sps:.0f} SPS, second half {late:.0f}", file=sys.stderr)
+            print(
+                f"{name}, round {k + 1}: {system}: {run.sps:.0f} SPS, second half {late:.0f}",
+                file=sys.stderr,
+            )
     lines = []
     for system, column in results.items():
         column = np.array(column)
         ratio = np.median(np.array(results[COMPILED])[:, 1] / column[:, 1])
         sps, late, _, ret = np.median(column, 0)
-        lines.append(f"| {name}, {case['total_timesteps']:,} steps | {system} | {sps:,.0f} | {late:,.0f} | "
-                     f"{ratio:.2f} | {ret:.3g} |")
+        lines.append(
+            f"| {name}, {case['total_timesteps']:,} steps | {system} | {sps:,.0f} | {late:,.0f} | "
+            f"{ratio:.2f} | {ret:.3g} |"
+        )
     return lines
 
 
@@ -178,15 +231,25 @@ def main(args):
     torch.set_num_threads(1)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     device = torch.cuda.get_device_name() if args.cuda else "the CPU, 1 thread"
-    lines = ["# ppo_graph_compile.py beside ppo_graph.py", "",
-             f"Medians of {args.repeats} turns on {device}, and the ratios of turns (quartiles). {args.note}", "",
-             "| task | policy step, ms | compiled | ratio | minibatch, ms | compiled | ratio "
-             "| compilation, s of the CPU | compilations | sizes of batches | spare rows |", "|" + " --- |" * 11]
+    lines = [
+        "# ppo_graph_compile.py beside ppo_graph.py",
+        "",
+        f"Medians of {args.repeats} turns on {device}, and the ratios of turns (quartiles). {args.note}",
+        "",
+        "| task | policy step, ms | compiled | ratio | minibatch, ms | compiled | ratio "
+        "| compilation, s of the CPU | compilations | sizes of batches | spare rows |",
+        "|" + " --- |" * 11,
+    ]
     lines += [parts(args, name) for name in tqdm(args.cases)]
     if args.rounds:
-        lines += ["", f"Whole trainings that find compiled code in the cache, medians of {args.rounds} rounds.", "",
-                  "| task | script | SPS | SPS, second half of the run | compiled / this, second half | "
-                  "return at the end |", "|" + " --- |" * 6]
+        lines += [
+            "",
+            f"Whole trainings that find compiled code in the cache, medians of {args.rounds} rounds.",
+            "",
+            "| task | script | SPS | SPS, second half of the run | compiled / this, second half | "
+            "return at the end |",
+            "|" + " --- |" * 6,
+        ]
         for name in args.cases:
             lines += trainings(args, name)
     report("\n".join(lines), args.out)

@@ -1,10 +1,11 @@
-"""Message passing layers compared on JobShop-v0: what they learn in 120,000 steps, and what a minibatch costs.
+"""Message passing layers compared on JobShop-v0: what they learn in 120,000 steps, and what a
+minibatch costs.
 
     python benchmark/speed/gnn_layers.py --out benchmark/results/gnn_layers.md
 
-Every run trains ppo_graph.py with the flags of benchmark/job_shop.sh and plays la01-40 greedily; its table is kept in
-benchmark/results/gnn_layers/, and a run whose table is there is not repeated. The cost is that of loss and gradient on
-one minibatch of 512 steps, measured in turns.
+Every run trains ppo_graph.py with the flags of benchmark/job_shop.sh and plays la01-40 greedily;
+its table is kept in benchmark/results/gnn_layers/, and a run whose table is there is not repeated.
+The cost is that of loss and gradient on one minibatch of 512 steps, measured in turns.
 """
 
 import csv
@@ -26,9 +27,20 @@ import ppo_graph  # noqa: E402
 
 TABLES = ROOT / "benchmark" / "results" / "gnn_layers"
 JOB_SHOP = ppo_graph.Args(
-    env_id="envs:JobShop-v0", env_kwargs={"jobs": [3, 10], "machines": [3, 10]}, num_envs=64, num_steps=64, cuda=False,
-    num_minibatches=8, update_epochs=3, learning_rate=1e-3, gamma=1.0, gae_lambda=0.98, total_timesteps=120_000,
-    eval_suite="la", eval_samples=0)
+    env_id="envs:JobShop-v0",
+    env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
+    num_envs=64,
+    num_steps=64,
+    cuda=False,
+    num_minibatches=8,
+    update_epochs=3,
+    learning_rate=1e-3,
+    gamma=1.0,
+    gae_lambda=0.98,
+    total_timesteps=120_000,
+    eval_suite="la",
+    eval_samples=0,
+)
 
 
 @dataclass
@@ -48,7 +60,9 @@ class Args:
 def gap(table: Path) -> float:
     """Mean gap of the greedy makespans to the best known ones, in percent."""
     rows = list(csv.DictReader(table.open()))
-    return float(np.mean([100 * (float(row["greedy"]) / float(row["best_known"]) - 1) for row in rows]))
+    return float(
+        np.mean([100 * (float(row["greedy"]) / float(row["best_known"]) - 1) for row in rows])
+    )
 
 
 def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
@@ -76,19 +90,28 @@ def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     TABLES.mkdir(parents=True, exist_ok=True)
-    configs = [replace(JOB_SHOP, gnn=name.split("-")[0], gnn_aggr=name.split("-")[1]) for name in args.layers]
+    configs = [
+        replace(JOB_SHOP, gnn=name.split("-")[0], gnn_aggr=name.split("-")[1])
+        for name in args.layers
+    ]
     for name, config in zip(args.layers, configs):
         for seed in args.seeds:
             if not (table := TABLES / f"{name}_seed{seed}.csv").exists():
                 with tempfile.TemporaryDirectory() as folder:
                     ppo_graph.main(replace(config, seed=seed, run_dir=folder))
                     table.write_text(next(Path(folder).glob("*/eval.csv")).read_text())
-    lines = ["| layer | gap on la01-40, one number per seed, % | minibatch of 512, ms |", "| --- | --- | --- |"]
+    lines = [
+        "| layer | gap on la01-40, one number per seed, % | minibatch of 512, ms |",
+        "| --- | --- | --- |",
+    ]
     for name, ms in zip(args.layers, minibatch_ms(configs, args.repeats)):
         gaps = [f"{gap(table):.1f}" for table in sorted(TABLES.glob(f"{name}_seed*.csv"))]
         lines.append(f"| {name} | {', '.join(gaps)} | {ms:.1f} |")
-    lines += ["", "GINE is the default: it ends within one point of the best, costs less than the attention layers, "
-                  "and, unlike SAGE, it sees the edge features."]
+    lines += [
+        "",
+        "GINE is the default: it ends within one point of the best, costs less than the attention layers, "
+        "and, unlike SAGE, it sees the edge features.",
+    ]
     report("\n".join(lines), args.out)
 
 

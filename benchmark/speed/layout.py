@@ -1,13 +1,15 @@
-"""Bytes and time of graph observations: stored flat (this repository), as a list of PyG Data, and zero-padded.
+"""Bytes and time of graph observations: stored flat (this repository), as a list of PyG Data, and
+zero-padded.
 
     python benchmark/speed/layout.py --out benchmark/results/speed/layout.md
     python benchmark/speed/layout.py --tenfold        # the same with a ten times larger declared maximum
 
-Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8 features; 4 edges
-per node). "collate B" makes one batch of B observations, as at a step of B environments; "gather" makes a random
-quarter of 8,192 stored observations one batch, as for a minibatch. The flat way is that of ppo_graph.py, which checks
-what it reads; the others check nothing. Figures are medians over repeats in which the layouts take turns. Flat and Data
-batches are ready for a graph network; a padded batch must lose its padding first (last row).
+Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8
+features; 4 edges per node). "collate B" makes one batch of B observations, as at a step of B
+environments; "gather" makes a random quarter of 8,192 stored observations one batch, as for a
+minibatch. The flat way is that of ppo_graph.py, which checks what it reads; the others check
+nothing. Figures are medians over repeats in which the layouts take turns. Flat and Data batches are
+ready for a graph network; a padded batch must lose its padding first (last row).
 """
 
 import sys
@@ -32,7 +34,8 @@ EDGES_PER_NODE = 4
 @dataclass
 class Args:
     tenfold: bool = False
-    """measure again with a declared maximum of 2,000 nodes instead of 200; the graphs stay the same"""
+    """measure again with a declared maximum of 2,000 nodes instead of 200; the graphs stay the
+    same"""
     num_stored: int = 8192
     """stored observations; a gather takes a quarter of them"""
     repeats: int = 21
@@ -49,7 +52,9 @@ def to_data(observation):
     """A PyG Data of the observation's arrays, which it shares."""
     graph = observation["graph"]
     links = torch.from_numpy(graph.edge_links)
-    return Data(torch.from_numpy(graph.nodes), links.T, mask=torch.from_numpy(observation["action_mask"]))
+    return Data(
+        torch.from_numpy(graph.nodes), links.T, mask=torch.from_numpy(observation["action_mask"])
+    )
 
 
 def pyg_from_numpy(observations):
@@ -58,7 +63,8 @@ def pyg_from_numpy(observations):
 
 
 def pad(observations, max_nodes):
-    """Zero-padded nodes [B, max, 8], edges [B, 4 max, 2], mask [B, max] and sizes (nodes, edges) [B, 2]."""
+    """Zero-padded nodes [B, max, 8], edges [B, 4 max, 2], mask [B, max] and sizes (nodes, edges)
+    [B, 2]."""
     num = len(observations)
     nodes = np.zeros((num, max_nodes, observations[0]["graph"].nodes.shape[1]), np.float32)
     edges = np.zeros((num, EDGES_PER_NODE * max_nodes, 2), np.int64)
@@ -74,7 +80,8 @@ def pad(observations, max_nodes):
 
 
 def unpad(nodes, edges, mask, sizes):
-    """What a graph network needs of a padded batch: nodes, edge_index, mask and batch without padding."""
+    """What a graph network needs of a padded batch: nodes, edge_index, mask and batch without
+    padding."""
     num_nodes, num_edges = sizes.unbind(1)
     is_node = torch.arange(nodes.shape[1]) < num_nodes[:, None]
     is_edge = torch.arange(edges.shape[1]) < num_edges[:, None]
@@ -98,8 +105,8 @@ def check_equal(ours, pyg):
 
 
 def median_us(functions, repeats, calls=20):
-    """Median microseconds of a call of each function [len(functions)]: `repeats` turns of `calls` calls in a row, as
-    timeit does, after one warm-up turn."""
+    """Median microseconds of a call of each function [len(functions)]: `repeats` turns of `calls`
+    calls in a row, as timeit does, after one warm-up turn."""
     seconds = np.zeros((repeats + 1, len(functions)))
     for row in seconds:
         for k, function in enumerate(functions):
@@ -111,7 +118,8 @@ def median_us(functions, repeats, calls=20):
 
 
 def measure(declared_max, args):
-    """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None), and a note."""
+    """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None),
+    and a note."""
     env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max)
     observations = [env.reset(seed=args.seed)[0]]
     while len(observations) < args.num_stored:
@@ -128,48 +136,81 @@ def measure(declared_max, args):
     padded = pad(observations, declared_max)
     batch = Batch.from_data_list(data[:64])
     check_equal(ours_collate(scratch, envs, arrays[:64]), batch)
-    assert all(map(torch.equal, unpad(*(array[:64] for array in padded)), (batch.x, batch.edge_index, batch.mask,
-                                                                           batch.batch)))
+    assert all(
+        map(
+            torch.equal,
+            unpad(*(array[:64] for array in padded)),
+            (batch.x, batch.edge_index, batch.mask, batch.batch),
+        )
+    )
 
-    collate_us = np.array([median_us([
-        lambda: ours_collate(scratch, envs, arrays[:num]),
-        lambda: ours_collate(scratch, envs, [envs.flatten(0, obs) for obs in observations[:num]]),
-        lambda: Batch.from_data_list(data[:num]),
-        lambda: pyg_from_numpy(observations[:num]),
-        lambda: pad(observations[:num], declared_max),
-        lambda: unpad(*pad(observations[:num], declared_max)),
-    ], args.repeats) for num in (64, 512)])
+    collate_us = np.array(
+        [
+            median_us(
+                [
+                    lambda: ours_collate(scratch, envs, arrays[:num]),
+                    lambda: ours_collate(
+                        scratch, envs, [envs.flatten(0, obs) for obs in observations[:num]]
+                    ),
+                    lambda: Batch.from_data_list(data[:num]),
+                    lambda: pyg_from_numpy(observations[:num]),
+                    lambda: pad(observations[:num], declared_max),
+                    lambda: unpad(*pad(observations[:num], declared_max)),
+                ],
+                args.repeats,
+            )
+            for num in (64, 512)
+        ]
+    )
 
     idx = np.random.default_rng(args.seed).permutation(args.num_stored)[: args.num_stored // 4]
     idx_tensor = torch.from_numpy(idx)
     check_equal(stored.gather(idx), Batch.from_data_list([data[i] for i in idx]))
-    gather = median_us([
-        lambda: stored.gather(idx),
-        lambda: Batch.from_data_list([data[i] for i in idx]),
-        lambda: [array.index_select(0, idx_tensor) for array in padded],
-        lambda: unpad(*[array.index_select(0, idx_tensor) for array in padded]),
-    ], args.repeats)
+    gather = median_us(
+        [
+            lambda: stored.gather(idx),
+            lambda: Batch.from_data_list([data[i] for i in idx]),
+            lambda: [array.index_select(0, idx_tensor) for array in padded],
+            lambda: unpad(*[array.index_select(0, idx_tensor) for array in padded]),
+        ],
+        args.repeats,
+    )
 
     values, counts = stored.whole()
-    flat_bytes, count_bytes = (sum(array.nbytes for array in arrays) for arrays in (values, counts.values()))
+    flat_bytes, count_bytes = (
+        sum(array.nbytes for array in arrays) for arrays in (values, counts.values())
+    )
     data_bytes = sum(tensor.nbytes for graph in data for _, tensor in graph)
     padded_bytes = sum(array.nbytes for array in padded)
-    names = ["flat, from leaf arrays", "flat, from observations", "list of Data, prebuilt",
-             "list of Data, from observations", "zero-padded, edges 4 x nodes", "zero-padded, then unpadded"]
-    num_bytes = np.array([flat_bytes, flat_bytes, data_bytes, data_bytes, padded_bytes, padded_bytes]) / args.num_stored
+    names = [
+        "flat, from leaf arrays",
+        "flat, from observations",
+        "list of Data, prebuilt",
+        "list of Data, from observations",
+        "zero-padded, edges 4 x nodes",
+        "zero-padded, then unpadded",
+    ]
+    num_bytes = (
+        np.array([flat_bytes, flat_bytes, data_bytes, data_bytes, padded_bytes, padded_bytes])
+        / args.num_stored
+    )
     gather = [gather[0], None, gather[1], None, *gather[2:]]
     ratios = [micro[2:4] / micro[:2] for micro in collate_us] + [gather[2] / gather[0]]
     sizes_note = f"Graphs of {np.mean(sizes):.1f} nodes on average, the largest of {max(sizes)}."
-    note = f"List of Data / flat: collate 64 {ratios[0][0]:.1f} (prebuilt), {ratios[0][1]:.1f} (from observations); " \
-           f"collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather {ratios[2]:.1f}. {sizes_note} Bytes are " \
-           f"those of the tensors; flat storage adds {count_bytes / args.num_stored:.0f} bytes of row counts each."
+    note = (
+        f"List of Data / flat: collate 64 {ratios[0][0]:.1f} (prebuilt), {ratios[0][1]:.1f} (from observations); "
+        f"collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather {ratios[2]:.1f}. {sizes_note} Bytes are "
+        f"those of the tensors; flat storage adds {count_bytes / args.num_stored:.0f} bytes of row counts each."
+    )
     return list(zip(names, num_bytes, *collate_us, gather)), note
 
 
 def main(args):
     torch.set_num_threads(args.num_threads)
-    header = f"| layout | declared maximum | bytes per observation | collate 64, us | collate 512, us | gather " \
-             f"{args.num_stored // 4:,} of {args.num_stored:,}, us |"
+    header = (
+        f"| layout | declared maximum | bytes per observation | collate 64, us | collate 512, us | gather "
+        f"{args.num_stored // 4:,} of {args.num_stored:,}, us |"
+    )
     lines = [header, "| --- | --- | --- | --- | --- | --- |"]
     notes = []
     for declared_max in (200, 2000) if args.tenfold else (200,):
@@ -178,7 +219,11 @@ def main(args):
             cells = [f"{num_bytes:,.0f}"] + ["" if t is None else f"{t:,.0f}" for t in times]
             lines.append(f"| {name} | {declared_max:,} | " + " | ".join(cells) + " |")
         notes += ["", f"Declared maximum {declared_max:,}: {note}"]
-    lines += [*notes, "", f"Medians of {args.repeats} turns of 20 calls in a row, {args.num_threads} thread(s)."]
+    lines += [
+        *notes,
+        "",
+        f"Medians of {args.repeats} turns of 20 calls in a row, {args.num_threads} thread(s).",
+    ]
     report("\n".join(lines), args.out)
 
 

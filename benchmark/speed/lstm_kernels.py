@@ -1,15 +1,18 @@
-"""The sparse recurrent state and the LSTM kernel of ppo_lstm_sparse.py against the usual layouts, forward + backward.
+"""The sparse recurrent state and the LSTM kernel of ppo_lstm_sparse.py against the usual layouts,
+forward + backward.
 
     python benchmark/speed/lstm_kernels.py --out benchmark/results/speed/lstm_kernels.md
 
-Beside --out, a csv and a png of the same name get the cost against density. Layouts take turns (A B C A B C ...),
-figures are medians; outputs and gradients of the layouts are compared before they are timed.
+Beside --out, a csv and a png of the same name get the cost against density. Layouts take turns (A B
+C A B C ...), figures are medians; outputs and gradients of the layouts are compared before they are
+timed.
 
-State: 16 envs x 128 steps on 200 possible nodes per env. An env's share of nodes, the density, is remembered; all of
-them are seen again at every step (the worst case for the sparse state), episodes end with probability 1/64 per step.
-DenseGCM: 16 envs x 128 steps, one new node per step with 32 features and edges from 10% of the nodes before it; nodes
-and adjacency are dense, [128, 32] and [128, 128] per env, and one graph convolution over all of them runs per step.
-Kernel: one LSTM per env over 128 steps with long-tailed episode ends, x of the LSTM's width.
+State: 16 envs x 128 steps on 200 possible nodes per env. An env's share of nodes, the density, is
+remembered; all of them are seen again at every step (the worst case for the sparse state), episodes
+end with probability 1/64 per step. DenseGCM: 16 envs x 128 steps, one new node per step with 32
+features and edges from 10% of the nodes before it; nodes and adjacency are dense, [128, 32] and
+[128, 128] per env, and one graph convolution over all of them runs per step. Kernel: one LSTM per
+env over 128 steps with long-tailed episode ends, x of the LSTM's width.
 """
 
 import csv
@@ -52,9 +55,12 @@ class Args:
     """file that receives the same markdown, below the command and the machine"""
 
 
-def measure(systems: dict[str, Callable[[], Tensor]], parameters: list[Tensor], repeats: int) -> dict[str, list[float]]:
-    """[median ms of forward + backward, MB that the forward pass saves for the backward pass] of each system, whose
-    function returns all its outputs [any]. AssertionError if outputs or gradients differ."""
+def measure(
+    systems: dict[str, Callable[[], Tensor]], parameters: list[Tensor], repeats: int
+) -> dict[str, list[float]]:
+    """[median ms of forward + backward, MB that the forward pass saves for the backward pass] of
+    each system, whose function returns all its outputs [any]. AssertionError if outputs or
+    gradients differ."""
     reference, result, storage = None, {}, lambda t: t.untyped_storage()
     for name, system in systems.items():
         saved = {}
@@ -80,16 +86,25 @@ def measure(systems: dict[str, Callable[[], Tensor]], parameters: list[Tensor], 
 def state_systems(density: float, seen: float, H: int, rng: np.random.Generator):
     """(systems, parameters, bytes of the state {system: bytes}) for the state on 200 nodes."""
     num = round(density * NODES)
-    keys = np.stack([np.sort(rng.permutation(NODES)[:num]) for _ in range(N)])  # remembered by each env
+    keys = np.stack(
+        [np.sort(rng.permutation(NODES)[:num]) for _ in range(N)]
+    )  # remembered by each env
     is_seen, starts = rng.random((N, T, num)) < seen, rng.random((N, T)) < 1 / 64
     ids = np.broadcast_to(keys[:, None], is_seen.shape)[is_seen]
     counts, x = is_seen.sum(2).ravel(), torch.randn(len(ids), D)
     sparse = script.SparseLSTM(D, True, None, script.Args(lstm_dim=H))
-    state = {"num": torch.full((N,), num), "keys": torch.from_numpy(keys.ravel()),
-             "h": torch.randn(N * num, H).tanh(), "c": torch.randn(N * num, H)}
+    state = {
+        "num": torch.full((N,), num),
+        "keys": torch.from_numpy(keys.ravel()),
+        "h": torch.randn(N * num, H).tanh(),
+        "c": torch.randn(N * num, H),
+    }
     weights = sparse.lstm._flat_weights
     env, step, slot = np.nonzero(is_seen)
-    seen = [torch.from_numpy(array) for array in (ids.copy(), np.append(0, counts.cumsum()), env * T + step)]
+    seen = [
+        torch.from_numpy(array)
+        for array in (ids.copy(), np.append(0, counts.cumsum()), env * T + step)
+    ]
 
     def ours():
         output, readout, _ = sparse(x, script.Ragged(*seen), starts, state)
@@ -98,10 +113,15 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     dense_x, mask = torch.zeros(T, N, NODES, D), torch.zeros(T, N, NODES, 1, dtype=torch.bool)
     where = torch.from_numpy(step), torch.from_numpy(env), torch.from_numpy(ids)
     dense_x[where], mask[where] = x, True
-    dense = {name: torch.zeros(N, NODES, H) for name in "hc"} | {"known": torch.zeros(N, NODES, 1, dtype=torch.bool)}
+    dense = {name: torch.zeros(N, NODES, H) for name in "hc"} | {
+        "known": torch.zeros(N, NODES, 1, dtype=torch.bool)
+    }
     rows = torch.arange(N)[:, None], torch.from_numpy(keys)
     dense["h"][rows], dense["c"][rows], dense["known"][rows] = (
-        state["h"].view(N, num, H), state["c"].view(N, num, H), True)
+        state["h"].view(N, num, H),
+        state["c"].view(N, num, H),
+        True,
+    )
     keep = torch.from_numpy(~starts).T[:, :, None, None]
 
     def zero_padded():
@@ -109,16 +129,22 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         outputs, readouts = [], []
         for t in range(T):
             h, c, known = h * keep[t], c * keep[t], known & keep[t]
-            new = torch.lstm_cell(dense_x[t].flatten(0, 1), (h.flatten(0, 1), c.flatten(0, 1)), *weights)
+            new = torch.lstm_cell(
+                dense_x[t].flatten(0, 1), (h.flatten(0, 1), c.flatten(0, 1)), *weights
+            )
             h, c = (torch.where(mask[t], a.view(N, NODES, H), b) for a, b in zip(new, (h, c)))
             known = known | mask[t]
             outputs.append(h)
             readouts.append((h * known).sum(1) / known.sum(1).clamp(min=1))
-        return torch.cat([torch.stack(outputs)[where].flatten(), torch.stack(readouts, 1).flatten()])
+        return torch.cat(
+            [torch.stack(outputs)[where].flatten(), torch.stack(readouts, 1).flatten()]
+        )
 
     by_step = np.lexsort((env, step))  # events in the order (step, env)
     xs = x[torch.from_numpy(by_step)].split(np.bincount(step, minlength=T).tolist())
-    slots = torch.from_numpy((env * num + slot)[by_step]).split(np.bincount(step, minlength=T).tolist())
+    slots = torch.from_numpy((env * num + slot)[by_step]).split(
+        np.bincount(step, minlength=T).tolist()
+    )
     back, owner = torch.from_numpy(np.argsort(by_step)), torch.arange(N).repeat_interleave(num)
 
     def gather_scatter():
@@ -136,18 +162,28 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         return torch.cat([torch.cat(outputs)[back].flatten(), torch.stack(readouts, 1).flatten()])
 
     size = lambda values: sum(v.nbytes for v in values.values())
-    systems = {"sparse (ours)": ours, "loop, gather and scatter": gather_scatter, "zero-padded": zero_padded}
+    systems = {
+        "sparse (ours)": ours,
+        "loop, gather and scatter": gather_scatter,
+        "zero-padded": zero_padded,
+    }
     sizes = [size(state), size({name: state[name] for name in ("h", "c")}) + N * num, size(dense)]
     return systems, list(sparse.lstm.parameters()), dict(zip(systems, sizes))
 
 
 def graph_systems(rng: np.random.Generator):
-    """(systems, parameters, bytes kept of graphs) for one graph convolution on a graph that grows by a node a step."""
+    """(systems, parameters, bytes kept of graphs) for one graph convolution on a graph that grows
+    by a node a step."""
     edges = np.triu(rng.random((N, T, T)) < 0.1, 1)  # [env, source, target]
     x = torch.randn(N, T, D)
     own, other = nn.Linear(D, D), nn.Linear(D, D, bias=False)
-    env, target, source = np.nonzero(edges.transpose(0, 2, 1))  # the log: sorted by the step in which it was written
-    counts, source = np.bincount(env * T + target, minlength=N * T), torch.from_numpy(env * T + source)
+    env, target, source = np.nonzero(
+        edges.transpose(0, 2, 1)
+    )  # the log: sorted by the step in which it was written
+    counts, source = (
+        np.bincount(env * T + target, minlength=N * T),
+        torch.from_numpy(env * T + source),
+    )
     ptr = torch.from_numpy(np.append(0, counts.cumsum()))
     adjacency = torch.from_numpy(edges.transpose(0, 2, 1)).float()
 
@@ -169,7 +205,11 @@ def graph_systems(rng: np.random.Generator):
             outputs.append((own(nodes) + other(mean)).relu()[:, t])
         return torch.stack(outputs, 1).flatten(0, 1)
 
-    return {"one pass over the log (ours)": log, "DenseGCM": dense}, [*own.parameters(), *other.parameters()], kept
+    return (
+        {"one pass over the log (ours)": log, "DenseGCM": dense},
+        [*own.parameters(), *other.parameters()],
+        kept,
+    )
 
 
 def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
@@ -182,7 +222,10 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     lengths = np.diff(np.append(np.flatnonzero(starts), num_envs * T))
     lstm, x = nn.LSTM(H, H), torch.randn(num_envs * T, H)
     hx = [torch.zeros(len(lengths), H)] * 2
-    keep, by_time = torch.from_numpy(~starts).T[..., None], x.view(num_envs, T, H).transpose(0, 1).contiguous()
+    keep, by_time = (
+        torch.from_numpy(~starts).T[..., None],
+        x.view(num_envs, T, H).transpose(0, 1).contiguous(),
+    )
 
     def loop():
         h = c = torch.zeros(num_envs, H)
@@ -198,10 +241,15 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
 
     valid = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
     systems = {
-        "loop over steps": loop, "PackedSequence": packed,
-        "zero-padded": lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[valid],
-        "staircase (ours)": lambda: script.run_lstm(lstm, x, np.arange(len(x)), lengths, hx,
-                                                     np.arange(len(lengths)))[0]}
+        "loop over steps": loop,
+        "PackedSequence": packed,
+        "zero-padded": lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[
+            valid
+        ],
+        "staircase (ours)": lambda: script.run_lstm(
+            lstm, x, np.arange(len(x)), lengths, hx, np.arange(len(lengths))
+        )[0],
+    }
     return systems, list(lstm.parameters()), lengths
 
 
@@ -216,7 +264,12 @@ def plot(rows: list[dict], path: Path) -> None:
     for name in dict.fromkeys(row["layout"] for row in rows):
         points = [row for row in rows if row["layout"] == name]
         for ax, column in zip(axes, ("ms", "state_bytes")):
-            ax.loglog([100 * row["density"] for row in points], [row[column] for row in points], marker="o", label=name)
+            ax.loglog(
+                [100 * row["density"] for row in points],
+                [row[column] for row in points],
+                marker="o",
+                label=name,
+            )
     for ax, label in zip(axes, ("forward + backward, ms", "state, bytes")):
         ax.set(xlabel="remembered nodes, % of the possible ones", ylabel=label)
         ax.grid(alpha=0.3)
@@ -227,20 +280,32 @@ def plot(rows: list[dict], path: Path) -> None:
 
 def state_tables(args: Args, rng: np.random.Generator) -> tuple[list[str], list[dict]]:
     """(markdown, rows of the csv) of the state on many nodes."""
-    lines = [f"State on {NODES} possible nodes, H = {args.lstm_dim}, {N} envs x {T} steps:", "",
-             "| remembered | seen per step | layout | ms | x ours | state, bytes | x ours | saved for backward, MB |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        f"State on {NODES} possible nodes, H = {args.lstm_dim}, {N} envs x {T} steps:",
+        "",
+        "| remembered | seen per step | layout | ms | x ours | state, bytes | x ours | saved for backward, MB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
     rows = []
     for density, seen in [(density, 1.0) for density in args.densities] + [(0.1, 0.25)]:
         systems, parameters, sizes = state_systems(density, seen, args.lstm_dim, rng)
         result = measure(systems, parameters, args.repeats)
         ours = result["sparse (ours)"][0], sizes["sparse (ours)"]
         for name, (ms, saved) in result.items():
-            lines.append(f"| {density:.0%} | {seen:.0%} of them | {name} | {ms:.1f} | {ms / ours[0]:.1f} | "
-                         f"{sizes[name]:,} | {sizes[name] / ours[1]:.1f} | {saved:.1f} |")
+            lines.append(
+                f"| {density:.0%} | {seen:.0%} of them | {name} | {ms:.1f} | {ms / ours[0]:.1f} | "
+                f"{sizes[name]:,} | {sizes[name] / ours[1]:.1f} | {saved:.1f} |"
+            )
             if seen == 1:
-                rows.append({"density": density, "layout": name, "ms": round(ms, 2), "state_bytes": sizes[name],
-                             "saved_mb": round(saved, 2)})
+                rows.append(
+                    {
+                        "density": density,
+                        "layout": name,
+                        "ms": round(ms, 2),
+                        "state_bytes": sizes[name],
+                        "saved_mb": round(saved, 2),
+                    }
+                )
     return lines, rows
 
 
@@ -248,10 +313,16 @@ def graph_table(args: Args, rng: np.random.Generator) -> list[str]:
     systems, parameters, kept = graph_systems(rng)
     result = measure(systems, parameters, args.repeats)
     ours = [values["one pass over the log (ours)"] for values in (result, kept)]
-    return [f"Graph that grows by one node a step, {N} envs x {T} steps:", "",
-            "| layout | ms | x ours | graphs kept for training, bytes | x ours |", "| --- | --- | --- | --- | --- |",
-            *[f"| {name} | {ms:.2f} | {ms / ours[0][0]:.0f} | {kept[name]:,} | {kept[name] / ours[1]:.0f} |"
-              for name, (ms, _) in result.items()]]
+    return [
+        f"Graph that grows by one node a step, {N} envs x {T} steps:",
+        "",
+        "| layout | ms | x ours | graphs kept for training, bytes | x ours |",
+        "| --- | --- | --- | --- | --- |",
+        *[
+            f"| {name} | {ms:.2f} | {ms / ours[0][0]:.0f} | {kept[name]:,} | {kept[name] / ours[1]:.0f} |"
+            for name, (ms, _) in result.items()
+        ],
+    ]
 
 
 def kernel_table(args: Args, rng: np.random.Generator) -> list[str]:
@@ -260,11 +331,20 @@ def kernel_table(args: Args, rng: np.random.Generator) -> list[str]:
         for num_envs in (16, 64):
             systems, parameters, lengths = kernel_systems(H, num_envs, rng)
             columns[f"H {H}, {num_envs} envs"] = measure(systems, parameters, args.repeats)
-    return [f"One LSTM per env over {T} steps with long-tailed episode ends, ms / MB saved for backward:", "",
-            "| kernel | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns),
-            *[f"| {name} | " + " | ".join(f"{c[name][0]:.1f} / {c[name][1]:.0f}" for c in columns.values()) + " |"
-              for name in systems],
-            "", f"Fragments of the last column: {lengths.mean():.1f} steps on average, the longest {lengths.max()}."]
+    return [
+        f"One LSTM per env over {T} steps with long-tailed episode ends, ms / MB saved for backward:",
+        "",
+        "| kernel | " + " | ".join(columns) + " |",
+        "| --- |" + " --- |" * len(columns),
+        *[
+            f"| {name} | "
+            + " | ".join(f"{c[name][0]:.1f} / {c[name][1]:.0f}" for c in columns.values())
+            + " |"
+            for name in systems
+        ],
+        "",
+        f"Fragments of the last column: {lengths.mean():.1f} steps on average, the longest {lengths.max()}.",
+    ]
 
 
 def main(args: Args) -> None:
@@ -279,7 +359,10 @@ def main(args: Args) -> None:
         lines += [*graph_table(args, rng), ""]
     if "kernel" in args.tables:
         lines += [*kernel_table(args, rng), ""]
-    report("\n".join([*lines, f"Medians of {args.repeats} turns, {args.num_threads} thread(s)."]), args.out)
+    report(
+        "\n".join([*lines, f"Medians of {args.repeats} turns, {args.num_threads} thread(s)."]),
+        args.out,
+    )
     if args.out and "state" in args.tables:
         with open(Path(args.out).with_suffix(".csv"), "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

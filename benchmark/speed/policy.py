@@ -1,13 +1,14 @@
-"""Decisions per second of a trained policy in a program of one's own (utils/policy.py), on JobShop-v0 with 6 jobs and
-6 machines.
+"""Decisions per second of a trained policy in a program of one's own (utils/policy.py), on
+JobShop-v0 with 6 jobs and 6 machines.
 
     python benchmark/speed/policy.py --out benchmark/results/speed/policy.md
     python benchmark/speed/policy.py --num-steps 20 --rounds 1                        # does it run?
 
-A policy with the default flags of each script (weights do not matter here) plays --num-steps steps; then it decides
-again for the same observations, one at a time and in batches. What is timed is the call of the policy: checks of the
-observation, batch, network, and the action as the environment takes it; not the environment. A second of the CPU is
-the process's own, whatever else the machine does.
+A policy with the default flags of each script (weights do not matter here) plays --num-steps steps;
+then it decides again for the same observations, one at a time and in batches. What is timed is the
+call of the policy: checks of the observation, batch, network, and the action as the environment
+takes it; not the environment. A second of the CPU is the process's own, whatever else the machine
+does.
 """
 
 import importlib
@@ -49,7 +50,9 @@ def history(policy, num: int, num_steps: int) -> list[tuple]:
     now = [(env.reset(seed=i)[0], 0.0, True) for i, env in enumerate(envs)]
     for _ in range(num_steps):
         calls.append(tuple(map(list, zip(*now))))
-        actions = policy(*calls[-1]) if policy.num_envs else [policy(calls[-1][0][0], calls[-1][1][0])]
+        actions = (
+            policy(*calls[-1]) if policy.num_envs else [policy(calls[-1][0][0], calls[-1][1][0])]
+        )
         for i, (env, action) in enumerate(zip(envs, actions)):
             obs, reward, terminated, truncated, _ = env.step(action)
             ended = terminated or truncated
@@ -72,17 +75,27 @@ def measure(path: str, batch: int, args: Args) -> np.ndarray:
             if starts[0]:
                 policy.reset()
             policy(observations[0], rewards[0])
-        rates.append(len(calls) * max(batch, 1) / (np.array([time.perf_counter(), time.process_time()]) - before))
+        rates.append(
+            len(calls)
+            * max(batch, 1)
+            / (np.array([time.perf_counter(), time.process_time()]) - before)
+        )
     return np.array(rates)
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.torch_threads)
-    lines = [f"# Decisions per second of a trained policy, JobShop-v0 {args.jobs}x{args.jobs}", "",
-             "| script | at a time | decisions/s (least to most) | per CPU second |", "| --- | --- | --- | --- |"]
+    lines = [
+        f"# Decisions per second of a trained policy, JobShop-v0 {args.jobs}x{args.jobs}",
+        "",
+        "| script | at a time | decisions/s (least to most) | per CPU second |",
+        "| --- | --- | --- | --- |",
+    ]
     for name in args.scripts:
         script = importlib.import_module(name)
-        flags = script.Args(env_id="envs:JobShop-v0", env_kwargs={"jobs": args.jobs, "machines": args.jobs})
+        flags = script.Args(
+            env_id="envs:JobShop-v0", env_kwargs={"jobs": args.jobs, "machines": args.jobs}
+        )
         env = script.make_env(flags)
         agent = script.Agent(script.Envs([lambda env=env: env]).leaves, env.action_space, flags)
         with tempfile.TemporaryDirectory() as folder:
@@ -90,11 +103,16 @@ def main(args: Args) -> None:
             torch.save({"script": name, "args": vars(flags), "model": agent.state_dict()}, path)
             for batch in args.batches:
                 wall, cpu = measure(path, batch, args).T
-                lines.append(f"| {name}.py | {batch or 'one observation'} | {np.median(wall):,.0f} ({wall.min():,.0f} "
-                             f"to {wall.max():,.0f}) | {np.median(cpu):,.0f} |")
+                lines.append(
+                    f"| {name}.py | {batch or 'one observation'} | {np.median(wall):,.0f} ({wall.min():,.0f} "
+                    f"to {wall.max():,.0f}) | {np.median(cpu):,.0f} |"
+                )
                 print(lines[-1], file=sys.stderr)
-    lines += ["", f"Medians of {args.rounds} rounds of {args.num_steps} calls, {args.torch_threads} thread(s). "
-              f"Processes that wanted to run on the machine in the last minute: {os.getloadavg()[0]:.1f}."]
+    lines += [
+        "",
+        f"Medians of {args.rounds} rounds of {args.num_steps} calls, {args.torch_threads} thread(s). "
+        f"Processes that wanted to run on the machine in the last minute: {os.getloadavg()[0]:.1f}.",
+    ]
     report("\n".join(lines), args.out)
 
 

@@ -1,10 +1,11 @@
-"""What torchrun brings: 2 ranks against 1 rank of as many environments each, every rank on a core of its own.
+"""What torchrun brings: 2 ranks against 1 rank of as many environments each, every rank on a core
+of its own.
 
     python benchmark/speed/scaling.py --out benchmark/results/speed/scaling.md
     python benchmark/speed/scaling.py --scripts ppo_graph --milliseconds 1 --rounds 1
 
-On an environment whose steps cost a given time of the CPU. Twice the steps in the same time would be a ratio of 2. Runs
-in turns A B A B, medians.
+On an environment whose steps cost a given time of the CPU. Twice the steps in the same time would
+be a ratio of 2. Runs in turns A B A B, medians.
 """
 
 import os
@@ -37,27 +38,63 @@ def command(args, script: str, milliseconds: float, num_steps: int) -> list[str]
     """A short training on the slow environment."""
     rollout = 32 * args.num_envs
     total = max(2, round(num_steps / rollout)) * rollout
-    return [str(ROOT / "cleanrl_graph" / f"{script}.py"), "--env-id", "slow_env:Slow-v0", "--env-kwargs",
-            f'{{"milliseconds": {milliseconds}}}', "--num-envs", str(args.num_envs), "--num-steps", "32",
-            "--total-timesteps", str(total), "--update-epochs", "1", "--gnn-layers", "2", "--hidden-dims", "64",
-            "--eval-episodes", "0", "--no-cuda"]
+    return [
+        str(ROOT / "cleanrl_graph" / f"{script}.py"),
+        "--env-id",
+        "slow_env:Slow-v0",
+        "--env-kwargs",
+        f'{{"milliseconds": {milliseconds}}}',
+        "--num-envs",
+        str(args.num_envs),
+        "--num-steps",
+        "32",
+        "--total-timesteps",
+        str(total),
+        "--update-epochs",
+        "1",
+        "--gnn-layers",
+        "2",
+        "--hidden-dims",
+        "64",
+        "--eval-episodes",
+        "0",
+        "--no-cuda",
+    ]
 
 
 def torchrun(args, script: str, milliseconds: float) -> list[str]:
     num = min(int(1000 * args.seconds / milliseconds), 20_000)
     one = ["taskset", "-c", "0", sys.executable, *command(args, script, milliseconds, num)]
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
-           "bash", str(Path(__file__).parent / "on_own_core.sh"), sys.executable,
-           *command(args, script, milliseconds, 2 * num)]
+    two = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+        "bash",
+        str(Path(__file__).parent / "on_own_core.sh"),
+        sys.executable,
+        *command(args, script, milliseconds, 2 * num),
+    ]
     runs = in_turns({"2 ranks": two, "1 rank": one}, args.rounds, 1)
-    return ["", f"## {script}.py, an environment that is busy {milliseconds:g} ms a step", "",
-            *table_of(runs, "2 ranks")]
+    return [
+        "",
+        f"## {script}.py, an environment that is busy {milliseconds:g} ms a step",
+        "",
+        *table_of(runs, "2 ranks"),
+    ]
 
 
 def main(args):
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    lines = ["# torchrun", "", f"Medians of {args.rounds} rounds, 1 thread of torch in each process, "
-             f"{args.num_envs} environments of each rank x 32 steps."]
+    lines = [
+        "# torchrun",
+        "",
+        f"Medians of {args.rounds} rounds, 1 thread of torch in each process, "
+        f"{args.num_envs} environments of each rank x 32 steps.",
+    ]
     for script in tqdm(args.scripts):
         for milliseconds in args.milliseconds:
             lines += torchrun(args, script, milliseconds)

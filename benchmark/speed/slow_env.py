@@ -1,5 +1,5 @@
-"""Slow-v0: PoissonGraph-v0 whose steps cost a given time, as simulators do. With this folder on PYTHONPATH:
---env-id slow_env:Slow-v0 --env-kwargs '{"milliseconds": 1, "sleep": false}'."""
+"""Slow-v0: PoissonGraph-v0 whose steps cost a given time, as simulators do. With this folder on
+PYTHONPATH: --env-id slow_env:Slow-v0 --env-kwargs '{"milliseconds": 1, "sleep": false}'."""
 
 import sys
 import time

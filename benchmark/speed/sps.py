@@ -1,13 +1,15 @@
-"""Environment steps per second of whole trainings on PoissonGraph-v0: this repository and two systems of today.
+"""Environment steps per second of whole trainings on PoissonGraph-v0: this repository and two
+systems of today.
 
     python benchmark/speed/sps.py --out benchmark/results/speed/sps.md
     python benchmark/speed/sps.py --total-timesteps 4096 --rounds 1 --num-envs 8          # does it run?
 
-ppo_graph.py, list_of_data_ppo.py (torch_geometric's Batch.from_data_list) and sb3_padded_ppo.py (Stable-Baselines3's
-MaskablePPO on padded graphs) train the same network with the same settings of PPO, in turns A B C A B C ..., each as a
-process of its own. Steps per second are those that each script prints, without imports and set-up; a ratio compares the
-runs of one round, the table has medians over the rounds. Stable-Baselines3 needs its own virtual environment:
-pip install -r benchmark/peers/requirements-sb3.txt, and its python in --peer-python.
+ppo_graph.py, list_of_data_ppo.py (torch_geometric's Batch.from_data_list) and sb3_padded_ppo.py
+(Stable-Baselines3's MaskablePPO on padded graphs) train the same network with the same settings of
+PPO, in turns A B C A B C ..., each as a process of its own. Steps per second are those that each
+script prints, without imports and set-up; a ratio compares the runs of one round, the table has
+medians over the rounds. Stable-Baselines3 needs its own virtual environment: pip install -r
+benchmark/peers/requirements-sb3.txt, and its python in --peer-python.
 """
 
 import itertools
@@ -43,23 +45,36 @@ class Args:
 def main(args):
     peer_python = shutil.which(args.peer_python)
     if peer_python is None:
-        raise SystemExit(f"--peer-python {args.peer_python} is missing; make it: python -m venv .venv-peers && "
-                         ".venv-peers/bin/pip install -r benchmark/peers/requirements-sb3.txt")
+        raise SystemExit(
+            f"--peer-python {args.peer_python} is missing; make it: python -m venv .venv-peers && "
+            ".venv-peers/bin/pip install -r benchmark/peers/requirements-sb3.txt"
+        )
     peer_python = os.path.abspath(peer_python)
     lines = ["# Steps per second of a whole training on PoissonGraph-v0"]
     for gnn_dim, num_envs in itertools.product(args.gnn_dim, args.num_envs):
-        flags = f"--env-id envs:PoissonGraph-v0 --total-timesteps {args.total_timesteps} --num-envs {num_envs} " \
-                f"--num-steps {args.num_steps} --gnn-layers 2 --gnn-dim {gnn_dim} --hidden-dims 64 64 --no-cuda"
+        flags = (
+            f"--env-id envs:PoissonGraph-v0 --total-timesteps {args.total_timesteps} --num-envs {num_envs} "
+            f"--num-steps {args.num_steps} --gnn-layers 2 --gnn-dim {gnn_dim} --hidden-dims 64 64 --no-cuda"
+        )
         peers = ROOT / "benchmark" / "peers"
         systems = {
             "ppo_graph.py": [sys.executable, PPO_GRAPH, *flags.split(), "--eval-episodes", "0"],
             "list of PyG Data": [peer_python, str(peers / "list_of_data_ppo.py"), *flags.split()],
-            "Stable-Baselines3, padded": [peer_python, str(peers / "sb3_padded_ppo.py"), *flags.split()],
+            "Stable-Baselines3, padded": [
+                peer_python,
+                str(peers / "sb3_padded_ppo.py"),
+                *flags.split(),
+            ],
         }
         runs = in_turns(systems, args.rounds, args.num_threads)
-        lines += ["", f"## {num_envs} environments x {args.num_steps} steps, width {gnn_dim}", "",
-                  *table_of(runs, "ppo_graph.py"), "",
-                  f"Medians of {args.rounds} round(s), {args.num_threads} thread(s); `{flags}`."]
+        lines += [
+            "",
+            f"## {num_envs} environments x {args.num_steps} steps, width {gnn_dim}",
+            "",
+            *table_of(runs, "ppo_graph.py"),
+            "",
+            f"Medians of {args.rounds} round(s), {args.num_threads} thread(s); `{flags}`.",
+        ]
     report("\n".join(lines), args.out)
 
 

@@ -1,10 +1,12 @@
-"""What a static graph costs whose features change: each step is stored with its links, and how much is that?
+"""What a static graph costs whose features change: each step is stored with its links, and how much
+is that?
 
     python benchmark/speed/static_graph.py --out benchmark/results/speed/static_graph.md
 
-Trains ppo_graph.py for two updates on a graph that stays the same (100 nodes with 8 features, `--num-envs` 64 x
-`--num-steps` 128) and writes the bytes that are stored, those of them that are links, and the largest resident memory
-of the process; sharing the links between the steps would save the links of the rollout and nothing else.
+Trains ppo_graph.py for two updates on a graph that stays the same (100 nodes with 8 features,
+`--num-envs` 64 x `--num-steps` 128) and writes the bytes that are stored, those of them that are
+links, and the largest resident memory of the process; sharing the links between the steps would
+save the links of the rollout and nothing else.
 """
 
 import os
@@ -20,7 +22,8 @@ from gymnasium import spaces
 
 
 class StaticGraphEnv(gym.Env):
-    """A random graph with `num_edges` links that stay, and random features; all actions are worth nothing."""
+    """A random graph with `num_edges` links that stay, and random features; all actions are worth
+    nothing."""
 
     def __init__(self, num_nodes=100, num_edges=400):
         rng = np.random.default_rng(0)
@@ -63,27 +66,62 @@ def main(args: Args) -> None:
     from common import PPO_GRAPH, report, train  # not where an environment is all that is wanted
 
     folder = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     size = args.num_envs * args.num_steps
-    lines = ["| links | bytes per step | of which links | rollout, MB | of which links | peak memory, MB |",
-             "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| links | bytes per step | of which links | rollout, MB | of which links | peak memory, MB |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for num in args.edges:
         env = StaticGraphEnv(num_edges=num)
         links = env.links.size * 4
         stored = env.reset(seed=0)[0].nodes.nbytes + links
         with tempfile.TemporaryDirectory() as cwd:
-            run = train([sys.executable, PPO_GRAPH, "--env-id", "static_graph:StaticGraph-v0", "--env-kwargs",
-                         f'{{"num_edges": {num}}}', "--num-envs", str(args.num_envs), "--num-steps",
-                         str(args.num_steps), "--num-minibatches", str(args.num_minibatches), "--update-epochs", "1",
-                         "--total-timesteps", str(2 * size), "--eval-episodes", "0"], 1, cwd)
-        lines.append(f"| {num:,} | {stored:,} | {links:,} | {stored * size / 1e6:.0f} | {links * size / 1e6:.0f} | "
-                     f"{run.peak_mb:,.0f} |")
-    report("\n".join(["# A static graph", "", *lines, "",
-                      f"100 nodes with 8 features; {args.num_envs} environments x {args.num_steps} steps, minibatches "
-                      f"of {size // args.num_minibatches}, default network, two updates. Links are stored with every "
-                      "step; shared between steps they would take no memory, which is all that sharing saves. Peak "
-                      "memory: largest resident memory of the process."]),
-           args.out)
+            run = train(
+                [
+                    sys.executable,
+                    PPO_GRAPH,
+                    "--env-id",
+                    "static_graph:StaticGraph-v0",
+                    "--env-kwargs",
+                    f'{{"num_edges": {num}}}',
+                    "--num-envs",
+                    str(args.num_envs),
+                    "--num-steps",
+                    str(args.num_steps),
+                    "--num-minibatches",
+                    str(args.num_minibatches),
+                    "--update-epochs",
+                    "1",
+                    "--total-timesteps",
+                    str(2 * size),
+                    "--eval-episodes",
+                    "0",
+                ],
+                1,
+                cwd,
+            )
+        lines.append(
+            f"| {num:,} | {stored:,} | {links:,} | {stored * size / 1e6:.0f} | {links * size / 1e6:.0f} | "
+            f"{run.peak_mb:,.0f} |"
+        )
+    report(
+        "\n".join(
+            [
+                "# A static graph",
+                "",
+                *lines,
+                "",
+                f"100 nodes with 8 features; {args.num_envs} environments x {args.num_steps} steps, minibatches "
+                f"of {size // args.num_minibatches}, default network, two updates. Links are stored with every "
+                "step; shared between steps they would take no memory, which is all that sharing saves. Peak "
+                "memory: largest resident memory of the process.",
+            ]
+        ),
+        args.out,
+    )
 
 
 if __name__ == "__main__":

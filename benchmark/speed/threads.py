@@ -1,13 +1,15 @@
-"""Threads of torch on the CPU: policy step, update and whole trainings, alone and beside busy processes.
+"""Threads of torch on the CPU: policy step, update and whole trainings, alone and beside busy
+processes.
 
     python benchmark/speed/threads.py --out benchmark/results/speed/threads.md       # on an idle machine
     python benchmark/speed/threads.py --parts steps --repeats 3                      # does it run?
 
-The threads of a parallel region wait for each other in a loop. Where one of them has no core, since another process
-runs there, all wait until the system gives it one: a few milliseconds, in each of hundreds of small regions. A busy
-process is an endless loop in Python. `steps` times one call of the policy and one gradient step with various widths
-of the networks, in turns over the numbers of threads, until --repeats or --seconds are over; `trainings` takes the
-steps per second of the README's first command.
+The threads of a parallel region wait for each other in a loop. Where one of them has no core, since
+another process runs there, all wait until the system gives it one: a few milliseconds, in each of
+hundreds of small regions. A busy process is an endless loop in Python. `steps` times one call of
+the policy and one gradient step with various widths of the networks, in turns over the numbers of
+threads, until --repeats or --seconds are over; `trainings` takes the steps per second of the
+README's first command.
 """
 
 import contextlib
@@ -28,8 +30,11 @@ from common import PPO_GRAPH, ROOT, report, train
 sys.path.insert(0, str(ROOT / "cleanrl_graph"))
 import ppo_graph  # noqa: E402
 
-NETWORKS = {"small": dict(gnn_dim=16, hidden_dims=(64, 64)), "default": {},
-            "large": dict(gnn_dim=256, hidden_dims=(1024, 1024))}
+NETWORKS = {
+    "small": dict(gnn_dim=16, hidden_dims=(64, 64)),
+    "default": {},
+    "large": dict(gnn_dim=256, hidden_dims=(1024, 1024)),
+}
 
 
 @dataclass
@@ -72,8 +77,11 @@ def busy_processes(num: int) -> Iterator[None]:
 
 def work_of(network: str, num_envs: int) -> dict:
     """Name -> function: a policy step and a gradient step of ppo_graph.py on JobShop-v0."""
-    args = ppo_graph.Args(env_id="envs:JobShop-v0", env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
-                          **NETWORKS[network])
+    args = ppo_graph.Args(
+        env_id="envs:JobShop-v0",
+        env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
+        **NETWORKS[network],
+    )
     envs = ppo_graph.Envs([lambda i=i: ppo_graph.make_env(args, i) for i in range(num_envs)])
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-9, fused=True)
@@ -100,11 +108,16 @@ def work_of(network: str, num_envs: int) -> dict:
 
 def steps(args: Args) -> list[str]:
     """Markdown: milliseconds of each kind of step, medians over the repeats."""
-    lines = [f"## A policy step of {args.num_envs} observations, a gradient step of {8 * args.num_envs}, ms", "",
-             f"| networks | step | busy processes | {' | '.join(f'threads: {num}' for num in args.threads)} |",
-             "| --- | --- | --- |" + " --- |" * len(args.threads)]
+    lines = [
+        f"## A policy step of {args.num_envs} observations, a gradient step of {8 * args.num_envs}, ms",
+        "",
+        f"| networks | step | busy processes | {' | '.join(f'threads: {num}' for num in args.threads)} |",
+        "| --- | --- | --- |" + " --- |" * len(args.threads),
+    ]
     for network in args.networks:
-        for (name, function), busy in itertools.product(work_of(network, args.num_envs).items(), args.busy):
+        for (name, function), busy in itertools.product(
+            work_of(network, args.num_envs).items(), args.busy
+        ):
             times = {num: [] for num in args.threads}
             with busy_processes(busy):
                 for _, num in itertools.product(range(args.repeats), args.threads):
@@ -115,35 +128,63 @@ def steps(args: Args) -> list[str]:
                     start = time.perf_counter()
                     function()
                     times[num].append(1e3 * (time.perf_counter() - start))
-            cells = [f"{np.median(row):.1f} ({min(row):.1f} to {max(row):.1f})" for row in times.values()]
+            cells = [
+                f"{np.median(row):.1f} ({min(row):.1f} to {max(row):.1f})" for row in times.values()
+            ]
             lines.append(f"| {network} | {name} | {busy} | {' | '.join(cells)} |")
             print(lines[-1], file=sys.stderr)
-    return [*lines, "", f"Medians (least to most) of {args.repeats} calls, or of those in {args.seconds:g} s; "
-            f"{NETWORKS}."]
+    return [
+        *lines,
+        "",
+        f"Medians (least to most) of {args.repeats} calls, or of those in {args.seconds:g} s; "
+        f"{NETWORKS}.",
+    ]
 
 
 def trainings(args: Args) -> list[str]:
     """Markdown: steps per second of whole trainings."""
-    flags = "--env-id envs:JobShop-v0 --env-kwargs {\"jobs\":[3,10],\"machines\":[3,10]} --num-envs 64 " \
-            "--num-steps 64 --num-minibatches 8 --update-epochs 3 --eval-episodes 0 --checkpoint-every 0 --no-cuda"
-    command = [sys.executable, PPO_GRAPH, *flags.split(), "--total-timesteps", str(args.total_timesteps)]
-    lines = ["## Steps per second of whole trainings", "",
-             f"| networks | busy processes | {' | '.join(f'threads: {num}' for num in args.threads)} |",
-             "| --- | --- |" + " --- |" * len(args.threads)]
+    flags = (
+        '--env-id envs:JobShop-v0 --env-kwargs {"jobs":[3,10],"machines":[3,10]} --num-envs 64 '
+        "--num-steps 64 --num-minibatches 8 --update-epochs 3 --eval-episodes 0 --checkpoint-every 0 --no-cuda"
+    )
+    command = [
+        sys.executable,
+        PPO_GRAPH,
+        *flags.split(),
+        "--total-timesteps",
+        str(args.total_timesteps),
+    ]
+    lines = [
+        "## Steps per second of whole trainings",
+        "",
+        f"| networks | busy processes | {' | '.join(f'threads: {num}' for num in args.threads)} |",
+        "| --- | --- |" + " --- |" * len(args.threads),
+    ]
     for network, busy in itertools.product(args.networks, args.busy):
         sps, more = {num: [] for num in args.threads}, []
         for name, value in NETWORKS[network].items():
-            more += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+            more += [
+                f"--{name.replace('_', '-')}",
+                *map(str, value if isinstance(value, tuple) else [value]),
+            ]
         with busy_processes(busy):
             for _, num in itertools.product(range(args.rounds), args.threads):
                 with tempfile.TemporaryDirectory() as folder:
                     run = train([*command, *more, "--torch-threads", str(num)], num, folder)
                 sps[num].append(run.sps)
-                print(f"{network}, {busy} busy, {num} thread(s): {run.sps:.0f} SPS", file=sys.stderr)
-        cells = [f"{np.median(row):,.0f} ({min(row):,.0f} to {max(row):,.0f})" for row in sps.values()]
+                print(
+                    f"{network}, {busy} busy, {num} thread(s): {run.sps:.0f} SPS", file=sys.stderr
+                )
+        cells = [
+            f"{np.median(row):,.0f} ({min(row):,.0f} to {max(row):,.0f})" for row in sps.values()
+        ]
         lines.append(f"| {network} | {busy} | {' | '.join(cells)} |")
-    return [*lines, "", f"Medians (least to most) of {args.rounds} training(s) of {args.total_timesteps} steps; "
-            f"`{flags}`; {NETWORKS}."]
+    return [
+        *lines,
+        "",
+        f"Medians (least to most) of {args.rounds} training(s) of {args.total_timesteps} steps; "
+        f"`{flags}`; {NETWORKS}.",
+    ]
 
 
 def main(args: Args) -> None:

@@ -1,10 +1,12 @@
-"""Seconds of training until CartPole-v1 returns 475: ppo_graph.py at a setting of its own against CleanRL's ppo.py.
+"""Seconds of training until CartPole-v1 returns 475: ppo_graph.py at a setting of its own against
+CleanRL's ppo.py.
 
     python benchmark/speed/time_to_475.py --cleanrl PATH/ppo.py --out benchmark/results/speed/time_to_475.md
 
-Both in turns A B A B, one seed a round, each as a process of its own. The time is that in the TensorBoard log, from its
-first entry (the hyperparameters) to the first episode at which the mean return of 100 episodes is 475. ppo.py runs with
-its defaults, and with the two replacements of cartpole_vs_cleanrl.py that gymnasium 1.x makes necessary.
+Both in turns A B A B, one seed a round, each as a process of its own. The time is that in the
+TensorBoard log, from its first entry (the hyperparameters) to the first episode at which the mean
+return of 100 episodes is 475. ppo.py runs with its defaults, and with the two replacements of
+cartpole_vs_cleanrl.py that gymnasium 1.x makes necessary.
 """
 
 import os
@@ -21,8 +23,10 @@ from common import PPO_GRAPH, report
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
-FLAGS = ("--num-envs 32 --num-steps 32 --num-minibatches 4 --update-epochs 6 --learning-rate 3e-3 --gamma 0.98 "
-         "--gae-lambda 0.8 --ent-coef 0 --no-clip-vloss --hidden-dims 64 64 --eval-episodes 0")
+FLAGS = (
+    "--num-envs 32 --num-steps 32 --num-minibatches 4 --update-epochs 6 --learning-rate 3e-3 --gamma 0.98 "
+    "--gae-lambda 0.8 --ent-coef 0 --no-clip-vloss --hidden-dims 64 64 --eval-episodes 0"
+)
 
 
 @dataclass
@@ -42,21 +46,36 @@ class Args:
 
 
 def time_to_target(command: list[str], target: float) -> tuple[float, float]:
-    """(seconds, steps) until the target; infinite if it is not reached. RuntimeError if the script fails."""
+    """(seconds, steps) until the target; infinite if it is not reached. RuntimeError if the script
+    fails."""
     with tempfile.TemporaryDirectory() as folder:
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True,
-                                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
         if result.returncode:
-            raise RuntimeError(f"exit code {result.returncode} of {' '.join(command)}:\n{result.stderr[-2000:]}")
-        log = EventAccumulator(str(next(Path(folder, "runs").iterdir())), size_guidance={"scalars": 0, "tensors": 0})
+            raise RuntimeError(
+                f"exit code {result.returncode} of {' '.join(command)}:\n{result.stderr[-2000:]}"
+            )
+        log = EventAccumulator(
+            str(next(Path(folder, "runs").iterdir())), size_guidance={"scalars": 0, "tensors": 0}
+        )
         log.Reload()
         start = log.Tensors("hyperparameters/text_summary")[0].wall_time
         episodes = log.Scalars("charts/episodic_return")
     returns = np.array([episode.value for episode in episodes])
-    means = np.convolve(returns, np.full(100, 0.01), "valid") if len(returns) >= 100 else np.zeros(0)
+    means = (
+        np.convolve(returns, np.full(100, 0.01), "valid") if len(returns) >= 100 else np.zeros(0)
+    )
     reached = np.flatnonzero(means >= target)
-    return (episodes[99 + reached[0]].wall_time - start, episodes[99 + reached[0]].step) if len(reached) else (
-        np.inf, np.inf)
+    return (
+        (episodes[99 + reached[0]].wall_time - start, episodes[99 + reached[0]].step)
+        if len(reached)
+        else (np.inf, np.inf)
+    )
 
 
 def main(args):
@@ -65,22 +84,50 @@ def main(args):
         source = source.replace(old, new)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "ppo.py").write_text(source)
-        ours = [sys.executable, PPO_GRAPH, "--env-id", "CartPole-v1", "--no-cuda", "--total-timesteps", str(args.steps),
-                *FLAGS.split()]
-        theirs = [sys.executable, str(Path(folder, "ppo.py")), "--env-id", "CartPole-v1", "--no-cuda",
-                  "--total-timesteps", str(args.cleanrl_steps)]
+        ours = [
+            sys.executable,
+            PPO_GRAPH,
+            "--env-id",
+            "CartPole-v1",
+            "--no-cuda",
+            "--total-timesteps",
+            str(args.steps),
+            *FLAGS.split(),
+        ]
+        theirs = [
+            sys.executable,
+            str(Path(folder, "ppo.py")),
+            "--env-id",
+            "CartPole-v1",
+            "--no-cuda",
+            "--total-timesteps",
+            str(args.cleanrl_steps),
+        ]
         rows, seconds = [], []
         for seed in tqdm(range(1, args.rounds + 1), unit="round"):
-            pair = [time_to_target([*command, "--seed", str(seed)], args.target) for command in (ours, theirs)]
+            pair = [
+                time_to_target([*command, "--seed", str(seed)], args.target)
+                for command in (ours, theirs)
+            ]
             seconds.append([time for time, _ in pair])
-            cells = [f"{time:.1f} s, {num / 1000:.0f}k steps" if np.isfinite(time) else "not reached"
-                     for time, num in pair]
+            cells = [
+                f"{time:.1f} s, {num / 1000:.0f}k steps" if np.isfinite(time) else "not reached"
+                for time, num in pair
+            ]
             rows.append(f"| {seed} | {' | '.join(cells)} | {pair[1][0] / pair[0][0]:.1f} |")
     ours, theirs = np.median(seconds, 0)
-    lines = [f"# CartPole-v1: time to a mean return of {args.target:g}", "",
-             "| seed | ppo_graph.py | CleanRL ppo.py, defaults | ratio of seconds |", "| --- | --- | --- | --- |"]
-    lines += [*rows, f"| **median** | {ours:.1f} s | {theirs:.1f} s | **{theirs / ours:.1f}** |", "",
-              f"ppo_graph.py: `{FLAGS}`."]
+    lines = [
+        f"# CartPole-v1: time to a mean return of {args.target:g}",
+        "",
+        "| seed | ppo_graph.py | CleanRL ppo.py, defaults | ratio of seconds |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [
+        *rows,
+        f"| **median** | {ours:.1f} s | {theirs:.1f} s | **{theirs / ours:.1f}** |",
+        "",
+        f"ppo_graph.py: `{FLAGS}`.",
+    ]
     report("\n".join(lines), args.out)
 
 

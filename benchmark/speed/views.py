@@ -1,14 +1,16 @@
-"""Views on the last 16 observations, gathered by index from one copy of each step, against a stacked buffer.
+"""Views on the last 16 observations, gathered by index from one copy of each step, against a
+stacked buffer.
 
     python benchmark/speed/views.py --out benchmark/results/speed/views.md
 
-Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of the stored rollout:
-of a script without memory, of ppo_framestack.py (with the steps before the rollout that views reach back to), and of a
-buffer that holds 16 observations for every step; "encodings" is the table of encoded steps that collection reads (a
-vector's encoding is its copy in float32, that of an image which enters as channels is empty). "Gather" makes the views
-of a random quarter of the rollout: by index, and by one selection of rows of the stacked buffer (the same function). A
-graph is gathered raw, each step that is read once (its encoding is what the 16 views share), where the stacked buffer
-yields 16 graphs per step. Medians over repeats that take turns.
+Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of
+the stored rollout: of a script without memory, of ppo_framestack.py (with the steps before the
+rollout that views reach back to), and of a buffer that holds 16 observations for every step;
+"encodings" is the table of encoded steps that collection reads (a vector's encoding is its copy in
+float32, that of an image which enters as channels is empty). "Gather" makes the views of a random
+quarter of the rollout: by index, and by one selection of rows of the stacked buffer (the same
+function). A graph is gathered raw, each step that is read once (its encoding is what the 16 views
+share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
 """
 
 import sys
@@ -70,10 +72,17 @@ class Noise(gym.Env):
 
 
 ENVS = {
-    "vector of 4 floats": lambda args: Noise(spaces.Box(-9, 9, (4,), np.float32), args.episode_length),
-    "image 4 x 84 x 84": lambda args: Noise(spaces.Box(0, 255, (4, 84, 84), np.uint8), args.episode_length),
-    "graph (10 nodes on average)": lambda args: gym.make(
-        "envs:PoissonGraph-v0", disable_env_checker=True, episode_length=args.episode_length).unwrapped,
+    "vector of 4 floats": lambda args: Noise(
+        spaces.Box(-9, 9, (4,), np.float32), args.episode_length
+    ),
+    "image 4 x 84 x 84": lambda args: Noise(
+        spaces.Box(0, 255, (4, 84, 84), np.uint8), args.episode_length
+    ),
+    "graph (10 nodes on average)": lambda args: (
+        gym.make(
+            "envs:PoissonGraph-v0", disable_env_checker=True, episode_length=args.episode_length
+        ).unwrapped
+    ),
 }
 
 
@@ -83,8 +92,11 @@ def used_bytes(storage):
 
 
 def measure(name, args):
-    """(bytes per step without memory, of views, of encodings, stacked; us of a gather of views, of the stack)"""
-    script = ppo_framestack.Args(action_shifts="", reward_shifts="", num_steps=args.num_steps, num_envs=args.num_envs)
+    """(bytes per step without memory, of views, of encodings, stacked; us of a gather of views, of
+    the stack)"""
+    script = ppo_framestack.Args(
+        action_shifts="", reward_shifts="", num_steps=args.num_steps, num_envs=args.num_envs
+    )
     envs = ppo_framestack.Envs([lambda: ENVS[name](args) for _ in range(args.num_envs)])
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, script)
     memory = ppo_framestack.Memory(agent, envs.leaves, args.num_envs, script, CPU)
@@ -97,16 +109,27 @@ def measure(name, args):
             step = envs.step(ppo_framestack.to_env_actions(envs.action_space, action.numpy()))
     storage, first, num = memory.storage, memory.start, args.num_steps * args.num_envs
     steps = first + np.arange(num)
-    batches = [first + rng.permutation(num)[:num // 4] for _ in range(8)]
+    batches = [first + rng.permutation(num)[: num // 4] for _ in range(8)]
     all_frames = memory.rows(steps, memory.age[steps])
 
     if "graph" in name:
-        stacked = ppo_framestack.Storage(storage.leaves, CPU)  # observation 16 b + s is view s of step b
+        stacked = ppo_framestack.Storage(
+            storage.leaves, CPU
+        )  # observation 16 b + s is view s of step b
         rows, counts = all_frames.ravel(), storage.whole().counts
         full = storage.gather(rows[rows > 0] - 1)
-        values = [full[leaf.path].values if leaf.group else full[leaf.path] for leaf in storage.leaves]
-        stacked.blocks = [ppo_framestack.Flat(values, {
-            group: np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)]) for group, num_rows in counts.items()})]
+        values = [
+            full[leaf.path].values if leaf.group else full[leaf.path] for leaf in storage.leaves
+        ]
+        stacked.blocks = [
+            ppo_framestack.Flat(
+                values,
+                {
+                    group: np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)])
+                    for group, num_rows in counts.items()
+                },
+            )
+        ]
         bytes_stacked = used_bytes(stacked)
 
         def by_index(batch):
@@ -116,6 +139,7 @@ def measure(name, args):
         def by_stack(batch):
             return stacked.gather(((batch - first)[:, None] * 16 + np.arange(16)).ravel())
     else:
+
         def views_of(rows):
             if "image" not in name:
                 return memory.views(rows, memory.tables, [])
@@ -136,21 +160,26 @@ def measure(name, args):
     turns = iter(np.tile(np.arange(8), 10**5))
     gathers = [lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])]
     us = median_us(gathers, args.repeats, calls=8)
-    plain, table = used_bytes(storage) / memory.size, memory.tables["obs"][1:1 + memory.size]
+    plain, table = used_bytes(storage) / memory.size, memory.tables["obs"][1 : 1 + memory.size]
     return plain, used_bytes(storage) / num, table.nbytes / num, bytes_stacked / num, *us
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
-    lines = [f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a quarter, "
-             f"{args.num_threads} thread(s).", "",
-             "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views | "
-             "gather views, us | gather stacked, us | stacked / views |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a quarter, "
+        f"{args.num_threads} thread(s).",
+        "",
+        "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views | "
+        "gather views, us | gather stacked, us | stacked / views |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for name in ENVS:
         plain, views, encodings, stacked, us, stacked_us = measure(name, args)
-        lines.append(f"| {name} | {plain:,.0f} | {views:,.0f} | {encodings:,.0f} | {stacked:,.0f} | "
-                     f"{stacked / views:.1f} | {us:,.0f} | {stacked_us:,.0f} | {stacked_us / us:.2f} |")
+        lines.append(
+            f"| {name} | {plain:,.0f} | {views:,.0f} | {encodings:,.0f} | {stacked:,.0f} | "
+            f"{stacked / views:.1f} | {us:,.0f} | {stacked_us:,.0f} | {stacked_us / us:.2f} |"
+        )
     report("\n".join(lines), args.out)
 
 

@@ -2,8 +2,9 @@
 
     PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_lstm_sparse.py --env-id minigrid_wrapped:MiniGridImage-v0
 
-MiniGrid's observation is a Dict of direction, image and mission, and the mission is a Text, which no script reads.
---env-kwargs '{"env_id": "MiniGrid-DoorKey-5x5-v0"}' takes another of its environments.
+MiniGrid's observation is a Dict of direction, image and mission, and the mission is a Text, which
+no script reads. --env-kwargs '{"env_id": "MiniGrid-DoorKey-5x5-v0"}' takes another of its
+environments.
 """
 
 from functools import partial

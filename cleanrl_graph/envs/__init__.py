@@ -1,4 +1,5 @@
-"""Environments of this repository. With cleanrl_graph/ on sys.path: `gym.make("envs:PoissonGraph-v0")`."""
+"""Environments of this repository. With cleanrl_graph/ on sys.path:
+`gym.make("envs:PoissonGraph-v0")`."""
 
 import gymnasium as gym
 
@@ -8,11 +9,18 @@ gym.register("DagSchedule-v0", entry_point=f"{__name__}.dag_schedule:DagSchedule
 gym.register("JobShop-v0", entry_point=f"{__name__}.job_shop:JobShopEnv")
 gym.register("PoissonGraph-v0", entry_point=f"{__name__}.toy:PoissonGraphEnv")
 gym.register("BestOfSet-v0", entry_point=f"{__name__}.toy:BestOfSetEnv")
-gym.register("MatchGoal-v0", entry_point=f"{__name__}.toy:BestOfSetEnv",
-             kwargs={"key": "avail_actions", "max_size": 60, "uniform_sizes": True, "episode_length": 12})
+gym.register(
+    "MatchGoal-v0",
+    entry_point=f"{__name__}.toy:BestOfSetEnv",
+    kwargs={"key": "avail_actions", "max_size": 60, "uniform_sizes": True, "episode_length": 12},
+)
 gym.register("PairNodes-v0", entry_point=f"{__name__}.toy:PairNodesEnv")
 gym.register("SkillGraph-v0", entry_point=f"{__name__}.toy:SkillGraphEnv")
-gym.register("StatelessCartPole-v1", entry_point=f"{__name__}.memory:StatelessCartPoleEnv", max_episode_steps=500)
+gym.register(
+    "StatelessCartPole-v1",
+    entry_point=f"{__name__}.memory:StatelessCartPoleEnv",
+    max_episode_steps=500,
+)
 gym.register("Recall-v0", entry_point=f"{__name__}.memory:RecallEnv")
 gym.register("LastGraphs-v0", entry_point=f"{__name__}.memory:LastGraphsEnv")
 gym.register("Atari-v0", entry_point=f"{__name__}.atari:AtariEnv")

@@ -18,33 +18,44 @@ from gymnasium import spaces
 
 
 def make_game(game, repeat_action_probability, render_mode):
-    """The game behind gymnasium's AtariPreprocessing. ImportError names the packages that are missing."""
+    """The game behind gymnasium's AtariPreprocessing. ImportError names the packages that are
+    missing."""
     try:
         import ale_py
         import cv2  # noqa: F401  AtariPreprocessing needs it
     except ImportError as error:
-        raise ImportError(f"Atari-v0 needs the package of the module {error.name}, which is not installed: "
-                          "pip install ale-py opencv-python-headless") from error
+        raise ImportError(
+            f"Atari-v0 needs the package of the module {error.name}, which is not installed: "
+            "pip install ale-py opencv-python-headless"
+        ) from error
     gym.register_envs(ale_py)
-    env = gym.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=repeat_action_probability,
-                   render_mode=render_mode, disable_env_checker=True)
+    env = gym.make(
+        f"ALE/{game}-v5",
+        frameskip=1,
+        repeat_action_probability=repeat_action_probability,
+        render_mode=render_mode,
+        disable_env_checker=True,
+    )
     return gym.wrappers.AtariPreprocessing(env, grayscale_newaxis=True)
 
 
 class AtariEnv(gym.Env):
-    """A game with 84 x 84 pixels in grey, four frames to a step, a life to an episode, and rewards of -1, 0 and 1.
+    """A game with 84 x 84 pixels in grey, four frames to a step, a life to an episode, and rewards
+    of -1, 0 and 1.
 
-    The steps of CleanRL's ppo_atari.py, in this order: 1 to 30 no-ops after a reset; an action lasts 4 frames, and the
-    brighter pixels of the last 2 are seen; a lost life ends the episode, and the next one goes on with the game; FIRE
-    and the action after it are pressed where an episode begins, if the game knows FIRE; the sign of the reward; 84 x 84
-    pixels; grey; the last frames. No-ops, frames and pixels are gymnasium's AtariPreprocessing, which takes grey before
+    The steps of CleanRL's ppo_atari.py, in this order: 1 to 30 no-ops after a reset; an action
+    lasts 4 frames, and the brighter pixels of the last 2 are seen; a lost life ends the episode,
+    and the next one goes on with the game; FIRE and the action after it are pressed where an
+    episode begins, if the game knows FIRE; the sign of the reward; 84 x 84 pixels; grey; the last
+    frames. No-ops, frames and pixels are gymnasium's AtariPreprocessing, which takes grey before
     maximum and size.
 
-    Observation: uint8 [84, 84, frames], the newest frame last; an episode begins with copies of its first one.
-    Action: the buttons that the game uses. Reward: its sign, or as it is without `clip_reward`.
-    Episode end: terminated where the game or (with `episodic_life`) a life ends; truncated after 108,000 frames.
-    info["episode"]: where the game ends, its return "r" with rewards as they are and its length "l" in steps, of all
-    its lives, as gymnasium's RecordEpisodeStatistics; None where only a life does. This is what the scripts log.
+    Observation: uint8 [84, 84, frames], the newest frame last; an episode begins with copies of its
+    first one. Action: the buttons that the game uses. Reward: its sign, or as it is without
+    `clip_reward`. Episode end: terminated where the game or (with `episodic_life`) a life ends;
+    truncated after 108,000 frames. info["episode"]: where the game ends, its return "r" with
+    rewards as they are and its length "l" in steps, of all its lives, as gymnasium's
+    RecordEpisodeStatistics; None where only a life does. This is what the scripts log.
 
     Args:
         game: the name in ale-py, such as "Breakout", "Pong" or "SpaceInvaders".
@@ -57,8 +68,15 @@ class AtariEnv(gym.Env):
 
     metadata = {"render_modes": ["human", "rgb_array"], "render_fps": 15}
 
-    def __init__(self, game="Breakout", frames=1, episodic_life=True, clip_reward=True, repeat_action_probability=0.0,
-                 render_mode=None):
+    def __init__(
+        self,
+        game="Breakout",
+        frames=1,
+        episodic_life=True,
+        clip_reward=True,
+        repeat_action_probability=0.0,
+        render_mode=None,
+    ):
         if frames < 1:
             raise ValueError(f"frames {frames} must be at least 1")
         self.env = make_game(game, repeat_action_probability, render_mode)
@@ -71,8 +89,8 @@ class AtariEnv(gym.Env):
         self.over = True  # the game, and not just a life
 
     def reset(self, *, seed=None, options=None):
-        """Return the first observation and info. A seed, and the end of a game, begin a new game; the end of a life
-        does not."""
+        """Return the first observation and info. A seed, and the end of a game, begin a new game;
+        the end of a life does not."""
         super().reset(seed=seed)
         going_on = seed is None and not self.over
         frame, info = (None, {}) if going_on else self._new_game(seed)
@@ -84,7 +102,8 @@ class AtariEnv(gym.Env):
         return self._observation(), info
 
     def step(self, action):
-        """Return the observation, the reward, terminated, truncated and info, which may hold "episode"."""
+        """Return the observation, the reward, terminated, truncated and info, which may hold
+        "episode"."""
         lives = self.lives
         frame, reward, terminated, truncated, info = self._play(action)
         self.frames.append(frame)
@@ -92,7 +111,13 @@ class AtariEnv(gym.Env):
             info["episode"] = {"r": self.score, "l": self.num_steps}
         elif self.episodic_life and 0 < self.lives < lives:
             terminated, info["episode"] = True, None
-        return self._observation(), float(np.sign(reward)) if self.clip_reward else reward, terminated, truncated, info
+        return (
+            self._observation(),
+            float(np.sign(reward)) if self.clip_reward else reward,
+            terminated,
+            truncated,
+            info,
+        )
 
     def _new_game(self, seed=None):
         frame, info = self.env.reset(seed=seed)
@@ -115,11 +140,17 @@ class AtariEnv(gym.Env):
         self.env.close()
 
     def __getstate__(self):
-        """What pickle saves: the emulator pickles without its state, which therefore goes beside it. TypeError where
-        actions are sticky: the last one, which may be repeated, is not in that state."""
+        """What pickle saves: the emulator pickles without its state, which therefore goes beside
+        it. TypeError where actions are sticky: the last one, which may be repeated, is not in that
+        state."""
         if self.sticky:
-            raise TypeError("an Atari game with repeat_action_probability above 0 cannot be pickled in the middle")
-        return {**self.__dict__, "emulator": (self.game.ale.cloneState(include_rng=True), self.game.np_random)}
+            raise TypeError(
+                "an Atari game with repeat_action_probability above 0 cannot be pickled in the middle"
+            )
+        return {
+            **self.__dict__,
+            "emulator": (self.game.ale.cloneState(include_rng=True), self.game.np_random),
+        }
 
     def __setstate__(self, state):
         ale_state, rng = state.pop("emulator")

@@ -1,12 +1,14 @@
-"""Scheduling of data-processing jobs on a cluster: which stage of which job gets executors, and how many.
+"""Scheduling of data-processing jobs on a cluster: which stage of which job gets executors, and how
+many.
 
-The problem is that of Decima (Mao et al. 2019, "Learning scheduling algorithms for data processing clusters", SIGCOMM,
-arXiv:1810.01963): jobs are DAGs of stages, a stage is a number of tasks of about the same duration that need no other
-stage than its parents, and an executor runs one task at a time. The simulator follows the public description of Spark
-there and in `spark-sched-sim`; the jobs are synthetic, see `random_job`.
+The problem is that of Decima (Mao et al. 2019, "Learning scheduling algorithms for data processing
+clusters", SIGCOMM, arXiv:1810.01963): jobs are DAGs of stages, a stage is a number of tasks of
+about the same duration that need no other stage than its parents, and an executor runs one task at
+a time. The simulator follows the public description of Spark there and in `spark-sched-sim`; the
+jobs are synthetic, see `random_job`.
 
-Mean job completion times of the rules on 100 sets of jobs of each suite, from benchmark/dag_schedule.py:
-see benchmark/results/dag_schedule/table.md.
+Mean job completion times of the rules on 100 sets of jobs of each suite, from
+benchmark/dag_schedule.py: see benchmark/results/dag_schedule/table.md.
 """
 
 import bisect
@@ -55,22 +57,26 @@ COLUMN = {text.split(":")[0]: k for k, text in enumerate(NODE_FEATURES)}
 
 
 def random_job(rng, sizes=SIZES):
-    """Returns (tasks [n], duration [n], edges [e, 2]) of a job: tasks and mean task duration (s) of each stage.
+    """Returns (tasks [n], duration [n], edges [e, 2]) of a job: tasks and mean task duration (s) of
+    each stage.
 
-    The shapes and sizes are made like those of TPC-H queries on Spark: 2 to 18 stages (mean 7.3), numbered so that
-    parents come first. Stages form an in-tree, whose child is 1, 2, ... places further with probability 1/2, 1/4, ...,
-    as joins do (1 to 6 parents), and one in seven has a second child. Those without parents read data: their tasks
-    are the GB of the job, uniform over `sizes`, times a log-uniform factor from 0.05 to 5; the others have 20 to 100%
-    of the tasks of their largest parent, none has more than 500. Durations are lognormal (sigma 0.5) around a mean of
-    the job, and a lognormal factor (sigma 0.8) of the job, split between tasks and durations, makes some queries heavy.
-    The mean work is about MEAN_WORK; 23% of the jobs have 81% of it (82% in the paper).
+    The shapes and sizes are made like those of TPC-H queries on Spark: 2 to 18 stages (mean 7.3),
+    numbered so that parents come first. Stages form an in-tree, whose child is 1, 2, ... places
+    further with probability 1/2, 1/4, ..., as joins do (1 to 6 parents), and one in seven has a
+    second child. Those without parents read data: their tasks are the GB of the job, uniform over
+    `sizes`, times a log-uniform factor from 0.05 to 5; the others have 20 to 100% of the tasks of
+    their largest parent, none has more than 500. Durations are lognormal (sigma 0.5) around a mean
+    of the job, and a lognormal factor (sigma 0.8) of the job, split between tasks and durations,
+    makes some queries heavy. The mean work is about MEAN_WORK; 23% of the jobs have 81% of it (82%
+    in the paper).
     """
     num = min(MAX_STAGES, 2 + int(rng.gamma(2.0, 2.9)))
     child = np.minimum(np.arange(num - 1) + rng.geometric(0.5, num - 1), num - 1)
     second = np.minimum(child + rng.integers(1, 4, num - 1), num - 1)
     second = np.flatnonzero((rng.random(num - 1) < 1 / 7) & (second > child)), second
-    edges = np.concatenate([np.stack([np.arange(num - 1), child], 1),
-                            np.stack([second[0], second[1][second[0]]], 1)])
+    edges = np.concatenate(
+        [np.stack([np.arange(num - 1), child], 1), np.stack([second[0], second[1][second[0]]], 1)]
+    )
     heavy = rng.lognormal(0, 0.8) ** 0.5
     factor, share = rng.uniform(np.log(0.05), np.log(5), num), rng.uniform(0.2, 1, num)
     tasks = np.ceil(sizes[rng.integers(len(sizes))] * np.exp(factor) * heavy)
@@ -82,64 +88,87 @@ def random_job(rng, sizes=SIZES):
 
 
 def check_job(job, k):
-    """Returns the job as arrays; raises ValueError unless it is (tasks [n], duration [n], edges [e, 2]), a DAG."""
+    """Returns the job as arrays; raises ValueError unless it is (tasks [n], duration [n], edges [e,
+    2]), a DAG."""
     try:
         tasks, duration, edges = job
         tasks, duration = np.asarray(tasks), np.asarray(duration, float)
         edges = np.asarray(edges, np.int64).reshape(-1, 2)
     except (TypeError, ValueError):
-        raise ValueError(f"Job {k} must be (tasks [n], duration [n], edges [e, 2]), got {job!r}.") from None
+        raise ValueError(
+            f"Job {k} must be (tasks [n], duration [n], edges [e, 2]), got {job!r}."
+        ) from None
     if tasks.ndim != 1 or not 0 < len(tasks) or tasks.shape != duration.shape:
-        raise ValueError(f"Job {k} needs as many tasks as durations, at least one, got shapes {tasks.shape} and "
-                         f"{duration.shape}.")
-    if (tasks < 1).any() or (tasks != np.floor(tasks)).any() or not ((duration > 0) & (duration < np.inf)).all():
+        raise ValueError(
+            f"Job {k} needs as many tasks as durations, at least one, got shapes {tasks.shape} and "
+            f"{duration.shape}."
+        )
+    if (
+        (tasks < 1).any()
+        or (tasks != np.floor(tasks)).any()
+        or not ((duration > 0) & (duration < np.inf)).all()
+    ):
         raise ValueError(f"Job {k} needs whole numbers of tasks >= 1 and finite durations > 0.")
-    if edges.size and not ((edges >= 0).all() and (edges < len(tasks)).all() and (edges[:, 0] < edges[:, 1]).all()):
-        raise ValueError(f"Job {k}: each edge must go from a stage to one with a larger number below {len(tasks)}.")
+    if edges.size and not (
+        (edges >= 0).all() and (edges < len(tasks)).all() and (edges[:, 0] < edges[:, 1]).all()
+    ):
+        raise ValueError(
+            f"Job {k}: each edge must go from a stage to one with a larger number below {len(tasks)}."
+        )
     return tasks.astype(np.int64), duration, np.unique(edges, axis=0)
 
 
 def suites():
-    """Returns dict suite name -> list of DagScheduleEnv keyword arguments, one per fixed set of jobs."""
-    kinds = {"batch": {"num_jobs": 20}, "continuous": {"num_jobs": 50, "load": 0.75},
-             "long": {"num_jobs": 200, "load": 0.75}}
-    return {name: [kwargs | {"workload": k} for k in range(10 if name == "long" else 100)]
-            for name, kwargs in kinds.items()}
+    """Returns dict suite name -> list of DagScheduleEnv keyword arguments, one per fixed set of
+    jobs."""
+    kinds = {
+        "batch": {"num_jobs": 20},
+        "continuous": {"num_jobs": 50, "load": 0.75},
+        "long": {"num_jobs": 200, "load": 0.75},
+    }
+    return {
+        name: [kwargs | {"workload": k} for k in range(10 if name == "long" else 100)]
+        for name, kwargs in kinds.items()
+    }
 
 
 class DagScheduleEnv(gym.Env):
     """A cluster of executors that run the stages of jobs; job completion times are to be short.
 
-    Events. A stage may be chosen when all tasks of its parents have started and it can use more executors; it runs when
-    its parents are complete, until then its executors wait. An executor that works on a stage goes on until no task of
-    it is left to start. Then it can be given away, already while it finishes its last task: executors are "free" when
-    they are idle or finish the last task of a stage. A decision is due when an executor is idle and a stage may be
-    chosen, and all events of the moment are over, unless there is one executor to give and one stage to take it.
+    Events. A stage may be chosen when all tasks of its parents have started and it can use more
+    executors; it runs when its parents are complete, until then its executors wait. An executor
+    that works on a stage goes on until no task of it is left to start. Then it can be given away,
+    already while it finishes its last task: executors are "free" when they are idle or finish the
+    last task of a stage. A decision is due when an executor is idle and a stage may be chosen, and
+    all events of the moment are over, unless there is one executor to give and one stage to take
+    it.
 
-    Action: {"node": a row of the graph whose `action_mask` is 1, a stage; "executors": index of `limits`, the
-    parallelism limit of its job}. The job gets free executors for this stage until as many work for it or are promised
-    to it, but at least one, and no more than there are and than the stage has tasks. Idle ones come first (of the same
-    job, then of none, then of others); the others come when they finish, each to its own job if that waits.
+    Action: {"node": a row of the graph whose `action_mask` is 1, a stage; "executors": index of
+    `limits`, the parallelism limit of its job}. The job gets free executors for this stage until as
+    many work for it or are promised to it, but at least one, and no more than there are and than
+    the stage has tasks. Idle ones come first (of the same job, then of none, then of others); the
+    others come when they finish, each to its own job if that waits.
 
-    Time, in seconds. A task takes its stage's mean duration times lognormal noise of mean 1 (sigma `noise`) times
-    1 + c (n - 1) / (num_executors - 1) while n executors work for its job: the more there are, the more they share, and
-    jobs do not scale equally well: c is log-uniform over the two numbers of `inflation`. The first task of an executor
-    on a stage takes `first_wave` times as long, and `warmup` more if it came from another job, which itself takes
-    `moving_delay`.
+    Time, in seconds. A task takes its stage's mean duration times lognormal noise of mean 1 (sigma
+    `noise`) times 1 + c (n - 1) / (num_executors - 1) while n executors work for its job: the more
+    there are, the more they share, and jobs do not scale equally well: c is log-uniform over the
+    two numbers of `inflation`. The first task of an executor on a stage takes `first_wave` times as
+    long, and `warmup` more if it came from another job, which itself takes `moving_delay`.
 
-    Reward: minus the job-seconds since the last decision / reward_unit: the return is minus the sum over jobs of the
-    time from arrival to completion. With `shaped` it is that plus the change of a potential, minus the job-seconds
-    that `fluid_job_seconds` still expects: which policy is best stays the same, as the sum over an episode differs by
-    what the jobs alone determine, but much less of the reward's variance is that of the jobs (the idea of Mao et al.
-    2019, "Variance reduction for reinforcement learning in input-driven environments", ICLR, arXiv:1807.02264; the
+    Reward: minus the job-seconds since the last decision / reward_unit: the return is minus the sum
+    over jobs of the time from arrival to completion. With `shaped` it is that plus the change of a
+    potential, minus the job-seconds that `fluid_job_seconds` still expects: which policy is best
+    stays the same, as the sum over an episode differs by what the jobs alone determine, but much
+    less of the reward's variance is that of the jobs (the idea of Mao et al. 2019, "Variance
+    reduction for reinforcement learning in input-driven environments", ICLR, arXiv:1807.02264; the
     shaping of Ng et al. 1999, ICML; both for gamma = 1, with 0.99 it is learned best).
 
-    The episode ends when all jobs are complete; info["eval"] then has the mean job completion time in seconds ("cost"),
-    and with a fixed `workload` those of RULES on the same jobs.
+    The episode ends when all jobs are complete; info["eval"] then has the mean job completion time
+    in seconds ("cost"), and with a fixed `workload` those of RULES on the same jobs.
 
-    Observation: {"graph": the stages that are not complete of the jobs in the system, by job in order of arrival, then
-    a hub for each job; "action_mask"}. Node features: NODE_FEATURES, all >= 0. Edge features: EDGE_KINDS. A terminal
-    observation is one zero node.
+    Observation: {"graph": the stages that are not complete of the jobs in the system, by job in
+    order of arrival, then a hub for each job; "action_mask"}. Node features: NODE_FEATURES, all >=
+    0. Edge features: EDGE_KINDS. A terminal observation is one zero node.
 
     Args:
         num_jobs: jobs of an episode.
@@ -163,40 +192,95 @@ class DagScheduleEnv(gym.Env):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
     eval_suites = suites()
 
-    def __init__(self, num_jobs=20, load=None, num_executors=50, limits=12, sizes=SIZES, moving_delay=2.0, warmup=1.0,
-                 first_wave=1.3, inflation=(0.1, 2.0), noise=0.4, reward_unit=1000.0, shaped=False, workload=None,
-                 jobs=None, render_mode=None):
+    def __init__(
+        self,
+        num_jobs=20,
+        load=None,
+        num_executors=50,
+        limits=12,
+        sizes=SIZES,
+        moving_delay=2.0,
+        warmup=1.0,
+        first_wave=1.3,
+        inflation=(0.1, 2.0),
+        noise=0.4,
+        reward_unit=1000.0,
+        shaped=False,
+        workload=None,
+        jobs=None,
+        render_mode=None,
+    ):
         self.fixed = None if jobs is None else [check_job(job, k) for k, job in enumerate(jobs)]
         num_jobs = num_jobs if jobs is None else len(self.fixed)
-        for name, value in (("num_jobs", num_jobs), ("num_executors", num_executors), ("limits", limits)):
-            if not (isinstance(value, (int, np.integer)) and value >= 1 or name == "limits" and value is None):
+        for name, value in (
+            ("num_jobs", num_jobs),
+            ("num_executors", num_executors),
+            ("limits", limits),
+        ):
+            if not (
+                isinstance(value, (int, np.integer))
+                and value >= 1
+                or name == "limits"
+                and value is None
+            ):
                 raise ValueError(f"{name} must be a whole number >= 1, got {value!r}.")
-        for name, value, low in (("load", 1 if load is None else load, None), ("moving_delay", moving_delay, 0),
-                                 ("warmup", warmup, 0), ("first_wave", first_wave, None), ("noise", noise, 0),
-                                 ("reward_unit", reward_unit, None)):
+        for name, value, low in (
+            ("load", 1 if load is None else load, None),
+            ("moving_delay", moving_delay, 0),
+            ("warmup", warmup, 0),
+            ("first_wave", first_wave, None),
+            ("noise", noise, 0),
+            ("reward_unit", reward_unit, None),
+        ):
             if not (0 < value < np.inf or low == value):
-                raise ValueError(f"{name} must be a number {'>' if low is None else '>='} 0, got {value!r}.")
+                raise ValueError(
+                    f"{name} must be a number {'>' if low is None else '>='} 0, got {value!r}."
+                )
         if len(inflation) != 2 or not 0 < inflation[0] <= inflation[1] < np.inf:
-            raise ValueError(f"inflation must be two numbers > 0, the smaller one first, got {inflation!r}.")
+            raise ValueError(
+                f"inflation must be two numbers > 0, the smaller one first, got {inflation!r}."
+            )
         if not len(sizes) or min(sizes) <= 0:
             raise ValueError(f"sizes must be numbers > 0, got {sizes!r}.")
         if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode must be one of [None, 'rgb_array'], got {render_mode!r}.")
+            raise ValueError(
+                f"render_mode must be one of [None, 'rgb_array'], got {render_mode!r}."
+            )
         if not (workload is None or isinstance(workload, (int, np.integer)) and workload >= 0):
             raise ValueError(f"workload must be None or a whole number >= 0, got {workload!r}.")
-        self.num_jobs, self.load, self.num_executors, self.sizes = num_jobs, load, num_executors, tuple(sizes)
-        self.moving_delay, self.warmup, self.first_wave, self.noise = moving_delay, warmup, first_wave, noise
+        self.num_jobs, self.load, self.num_executors, self.sizes = (
+            num_jobs,
+            load,
+            num_executors,
+            tuple(sizes),
+        )
+        self.moving_delay, self.warmup, self.first_wave, self.noise = (
+            moving_delay,
+            warmup,
+            first_wave,
+            noise,
+        )
         self.inflation, self.reward_unit, self.shaped = tuple(inflation), reward_unit, shaped
         self.workload, self.render_mode = workload, render_mode
         ratios = np.geomspace(1, num_executors, limits or num_executors)
-        self.limits = np.unique(ratios.round().astype(int) if limits else np.arange(1, num_executors + 1)).tolist()
+        self.limits = np.unique(
+            ratios.round().astype(int) if limits else np.arange(1, num_executors + 1)
+        ).tolist()
         most = MAX_STAGES * num_jobs if jobs is None else sum(len(job[0]) for job in self.fixed)
-        self.action_space = spaces.Dict({"node": spaces.Discrete(most + num_jobs),
-                                         "executors": spaces.Discrete(len(self.limits))})
-        self.observation_space = spaces.Dict({
-            "graph": spaces.Graph(spaces.Box(0, np.inf, (len(NODE_FEATURES),), np.float32), spaces.Discrete(4)),
-            "action_mask": mask_space(),
-        })
+        self.action_space = spaces.Dict(
+            {
+                "node": spaces.Discrete(most + num_jobs),
+                "executors": spaces.Discrete(len(self.limits)),
+            }
+        )
+        self.observation_space = spaces.Dict(
+            {
+                "graph": spaces.Graph(
+                    spaces.Box(0, np.inf, (len(NODE_FEATURES),), np.float32), spaces.Discrete(4)
+                ),
+                "action_mask": mask_space(),
+            }
+        )
         self.heap = None
 
     def reset(self, *, seed=None, options=None):
@@ -206,22 +290,32 @@ class DagScheduleEnv(gym.Env):
         return self._observe(), {}
 
     def step(self, action):
-        """Returns the next observation, the reward, terminated, False, and info, which is {} before the end."""
+        """Returns the next observation, the reward, terminated, False, and info, which is {} before
+        the end."""
         if self.heap is None or self.num_done == self.num_jobs:
             raise ValueError("step() needs an episode under way: call reset() first.")
         node, limit = int(action["node"]), int(action["executors"])
         if not 0 <= node < len(self.mask) or not self.mask[node]:
-            raise ValueError(f"Node {node} is not legal now: choose one whose action_mask is 1, one of "
-                             f"{np.flatnonzero(self.mask).tolist()}.")
+            raise ValueError(
+                f"Node {node} is not legal now: choose one whose action_mask is 1, one of "
+                f"{np.flatnonzero(self.mask).tolist()}."
+            )
         if not 0 <= limit < len(self.limits):
-            raise ValueError(f"executors {limit} must be an index of the {len(self.limits)} limits {self.limits}.")
+            raise ValueError(
+                f"executors {limit} must be an index of the {len(self.limits)} limits {self.limits}."
+            )
         self._give(int(self.nodes[node]), self.limits[limit])
         paid, expected = self.job_seconds, self.expected
         self._advance()
         terminated = self.num_done == self.num_jobs
         self.expected = fluid_job_seconds(self) if self.shaped else 0.0
-        return (self._observe(), (paid - self.job_seconds + expected - self.expected) / self.reward_unit, terminated,
-                False, self._eval() if terminated else {})
+        return (
+            self._observe(),
+            (paid - self.job_seconds + expected - self.expected) / self.reward_unit,
+            terminated,
+            False,
+            self._eval() if terminated else {},
+        )
 
     # ---- The episode ----
     def _start_episode(self, rng):
@@ -241,11 +335,18 @@ class DagScheduleEnv(gym.Env):
         self.completion = [None] * num
         self.now = self.counted = self.job_seconds = 0.0
         self.num_done, self.jobs = 0, []  # jobs in the system
-        # events are (time, code): the end of a task of stage code, else an arrival of an executor at stage
-        # code - num_stages, else the arrival of job code - 2 num_stages
+        # events are (time, code): the end of a task of stage code, else an arrival of an executor
+        # at stage code - num_stages, else the arrival of job code - 2 num_stages
         self.heap = [(time, 2 * self.num_stages + job) for job, time in enumerate(self.arrival)]
-        self.idle, self.num_idle = [0] * num + [self.num_executors], self.num_executors  # idle[-1]: at no job
-        self.num_draining, self.pending, self.num_pending = 0, [], 0  # pending: [stage, executors] not yet free
+        self.idle, self.num_idle = (
+            [0] * num + [self.num_executors],
+            self.num_executors,
+        )  # idle[-1]: at no job
+        self.num_draining, self.pending, self.num_pending = (
+            0,
+            [],
+            0,
+        )  # pending: [stage, executors] not yet free
         self.ready = {}  # stages with tasks to start, of whose parents all tasks have started
         self.legal, self.noises, self.history = [], [], []
         self.changed = True  # stages in the observation
@@ -253,29 +354,42 @@ class DagScheduleEnv(gym.Env):
         self.expected = fluid_job_seconds(self) if self.shaped else 0.0
 
     def _set_jobs(self, jobs):
-        """The state of stages and jobs. Lists are indexed by stage (all of the episode, job by job) or by job."""
+        """The state of stages and jobs. Lists are indexed by stage (all of the episode, job by job)
+        or by job."""
         sizes = [len(tasks) for tasks, *_ in jobs]
         self.first = starts_of(sizes)
         self.num_stages = num = int(self.first[-1])
         self.job_of_stage = np.repeat(np.arange(len(jobs)), sizes)
         self.job_of = self.job_of_stage.tolist()
-        self.links = np.concatenate([job[2] + start for job, start in zip(jobs, self.first)])  # [E, 2]
+        self.links = np.concatenate(
+            [job[2] + start for job, start in zip(jobs, self.first)]
+        )  # [E, 2]
         self.num_tasks = np.concatenate([job[0] for job in jobs])
         self.mean_duration = np.concatenate([job[1] for job in jobs])
-        self.left, self.duration = self.num_tasks.tolist(), self.mean_duration.tolist()  # left: tasks to start
+        self.left, self.duration = (
+            self.num_tasks.tolist(),
+            self.mean_duration.tolist(),
+        )  # left: tasks to start
         self.children = [[] for _ in range(num)]
         for parent, child in self.links.tolist():
             self.children[parent].append(child)
         parents = np.bincount(self.links[:, 1], minlength=num).tolist()
-        self.parents_left, self.parents_open = parents, list(parents)  # not complete; with tasks to start
-        # executors of a stage: those that run a task; promised, on the way or waiting; those of the latter that wait
+        self.parents_left, self.parents_open = (
+            parents,
+            list(parents),
+        )  # not complete; with tasks to start
+        # executors of a stage: those that run a task; promised, on the way or waiting; those of the
+        # latter that wait
         self.running, self.assigned, self.waiting = [0] * num, [0] * num, [0] * num
         # executors of a job: at work on stages with tasks to start; on others; assigned
         self.busy, self.draining, self.coming = ([0] * len(jobs) for _ in range(3))
         self.stages_left = list(sizes)
         self.alive = np.zeros(num, bool)  # in the system and not complete
 
-        after_work, after_time = [0.0] * num, [0.0] * num  # of the longest chain of the stages after this one
+        after_work, after_time = (
+            [0.0] * num,
+            [0.0] * num,
+        )  # of the longest chain of the stages after this one
         for s in range(num - 1, -1, -1):
             for child in self.children[s]:
                 work = self.left[child] * self.duration[child] + after_work[child]
@@ -294,7 +408,11 @@ class DagScheduleEnv(gym.Env):
         while True:
             if self.num_idle and (not heap or heap[0][0] > self.now) and self._find_legal():
                 stage = self.legal[0]
-                if not skip_forced or len(self.legal) > 1 or min(self.free, left[stage] - self.assigned[stage]) > 1:
+                if (
+                    not skip_forced
+                    or len(self.legal) > 1
+                    or min(self.free, left[stage] - self.assigned[stage]) > 1
+                ):
                     break
                 self._give(stage, 1)
             if not heap:
@@ -319,7 +437,8 @@ class DagScheduleEnv(gym.Env):
 
     @property
     def free(self):
-        """Executors that can be given now: idle ones, and those on their last task that are not promised."""
+        """Executors that can be given now: idle ones, and those on their last task that are not
+        promised."""
         return self.num_idle + self.num_draining - self.num_pending
 
     def _find_legal(self):
@@ -330,7 +449,7 @@ class DagScheduleEnv(gym.Env):
     def _draw_duration(self, stage, job):
         """Returns the duration of a task, as it is for an executor that goes on with its stage."""
         if not self.noises:
-            self.noises = self.rng.lognormal(-self.noise**2 / 2, self.noise, 1024).tolist()
+            self.noises = self.rng.lognormal(-(self.noise**2) / 2, self.noise, 1024).tolist()
         slow = 1 + self.per_executor[job] * (self.busy[job] + self.draining[job] - 1)
         return self.duration[stage] * slow * self.noises.pop()
 
@@ -375,7 +494,8 @@ class DagScheduleEnv(gym.Env):
             heapq.heappush(self.heap, (self.now + self.moving_delay, self.num_stages + stage))
 
     def _arrive(self, stage, moved):
-        """An executor is at a stage: it starts a task, waits for the parents, or is free if no task is left."""
+        """An executor is at a stage: it starts a task, waits for the parents, or is free if no task
+        is left."""
         if self.parents_left[stage]:
             self.waiting[stage] += 1
             return
@@ -396,7 +516,8 @@ class DagScheduleEnv(gym.Env):
             self._all_started(stage)
 
     def _all_started(self, stage):
-        """The last task of a stage has started: its executors are free when they finish, its children may be chosen."""
+        """The last task of a stage has started: its executors are free when they finish, its
+        children may be chosen."""
         job, num = self.job_of[stage], self.running[stage]
         self.busy[job] -= num
         self.draining[job] += num
@@ -406,7 +527,9 @@ class DagScheduleEnv(gym.Env):
             self.parents_open[child] -= 1
             if not self.parents_open[child]:
                 self.ready[child] = True
-        for promise in [promise for promise in self.pending if promise[0] == stage]:  # they are not needed any more
+        for promise in [
+            promise for promise in self.pending if promise[0] == stage
+        ]:  # they are not needed any more
             self.pending.remove(promise)
             self.assigned[stage] -= promise[1]
             self.coming[job] -= promise[1]
@@ -443,7 +566,8 @@ class DagScheduleEnv(gym.Env):
             self.idle[job] = 0
 
     def _release(self, job):
-        """An executor at a job is free: it keeps a promise, to its own job if there is one, or is idle."""
+        """An executor at a job is free: it keeps a promise, to its own job if there is one, or is
+        idle."""
         if not self.pending:
             self.idle[job if self.stages_left[job] else -1] += 1
             self.num_idle += 1
@@ -457,18 +581,24 @@ class DagScheduleEnv(gym.Env):
 
     # ---- What is seen ----
     def _observe(self):
-        """Returns the observation; keeps its nodes (stages, then -1 for each job) and mask for the next action."""
+        """Returns the observation; keeps its nodes (stages, then -1 for each job) and mask for the
+        next action."""
         if self.num_done == self.num_jobs:
             self.mask = np.ones(1, np.int8)
-            graph = spaces.GraphInstance(np.zeros((1, len(NODE_FEATURES)), np.float32), np.zeros(0, np.int64),
-                                         np.zeros((0, 2), np.int64))
+            graph = spaces.GraphInstance(
+                np.zeros((1, len(NODE_FEATURES)), np.float32),
+                np.zeros(0, np.int64),
+                np.zeros((0, 2), np.int64),
+            )
             return {"graph": graph, "action_mask": self.mask}
         if self.changed:
             self._set_nodes()
         features = self._node_features()
         self.mask = features[:, COLUMN["schedulable"]].astype(np.int8)
-        return {"graph": spaces.GraphInstance(features, self.edge_kinds.copy(), self.edges.copy()),
-                "action_mask": self.mask.copy()}
+        return {
+            "graph": spaces.GraphInstance(features, self.edge_kinds.copy(), self.edges.copy()),
+            "action_mask": self.mask.copy(),
+        }
 
     def _set_nodes(self):
         """The stages in the system, and the edges between them and the hubs of their jobs."""
@@ -477,7 +607,9 @@ class DagScheduleEnv(gym.Env):
         rank = self.alive.cumsum() - 1
         order = np.zeros(self.num_jobs, np.int64)
         order[jobs] = np.arange(len(jobs))
-        self.job_row = order[self.job_of_stage[self.stages]]  # place of each stage's job among those in the system
+        self.job_row = order[
+            self.job_of_stage[self.stages]
+        ]  # place of each stage's job among those in the system
         links = rank[self.links[self.alive[self.links[:, 0]]]]
         to_hub = np.stack([np.arange(num), num + self.job_row], 1)
         self.edges = np.concatenate([links, links[:, ::-1], to_hub, to_hub[:, ::-1]])
@@ -487,7 +619,8 @@ class DagScheduleEnv(gym.Env):
         self.changed = False
 
     def _job_work(self):
-        """Returns the work not started of each stage and of each job in the system, in task-seconds."""
+        """Returns the work not started of each stage and of each job in the system, in
+        task-seconds."""
         left = self.left
         work = np.array([left[s] for s in self.stages.tolist()]) * self.mean_duration[self.stages]
         return work, np.add.reduceat(work, self.job_start)
@@ -496,7 +629,9 @@ class DagScheduleEnv(gym.Env):
         stages, jobs, row = self.stages.tolist(), self.jobs, self.job_row
         num, num_jobs, E = len(stages), len(self.jobs), self.num_executors
         left, running, assigned, parents = self.left, self.running, self.assigned, self.parents_left
-        state = np.array([[left[s], running[s], assigned[s], not parents[s]] for s in stages], np.float32)
+        state = np.array(
+            [[left[s], running[s], assigned[s], not parents[s]] for s in stages], np.float32
+        )
         work, job_work = self._job_work()
         x = np.zeros((num + num_jobs, len(NODE_FEATURES)), np.float32)
         own, hub = x[:num], x[num:]
@@ -513,14 +648,28 @@ class DagScheduleEnv(gym.Env):
         own[:, 10] = state[:, 3]
         own[:, 11] = np.clip((state[:, 0] - state[:, 2]) / self.free, 0, 1)
 
-        table = np.array([[self.busy[j] + self.coming[j], self.idle[j] + self.draining[j], self.idle[j],
-                           self.now - self.arrival[j], self.stages_left[j]] for j in jobs])
+        table = np.array(
+            [
+                [
+                    self.busy[j] + self.coming[j],
+                    self.idle[j] + self.draining[j],
+                    self.idle[j],
+                    self.now - self.arrival[j],
+                    self.stages_left[j],
+                ]
+                for j in jobs
+            ]
+        )
         all_work = max(job_work.sum(), 1e-9)
         job = hub[:, 12:21]
         job[:, 0], job[:, 1] = np.log1p(job_work) / 8, job_work / all_work
         job[:, 2] = np.searchsorted(np.sort(job_work), job_work) / num_jobs
         job[:, 3:6] = table[:, :3] / E
-        job[:, 6], job[:, 7], job[:, 8] = np.log1p(table[:, 3]) / 8, table[:, 4] / 10, self.scaling[jobs]
+        job[:, 6], job[:, 7], job[:, 8] = (
+            np.log1p(table[:, 3]) / 8,
+            table[:, 4] / 10,
+            self.scaling[jobs],
+        )
         own[:, 12:21] = job[row]
         x[:, 21], x[:, 22], x[:, 23] = self.free / E, self.num_idle / E, np.log(num_jobs) / 4
         return x
@@ -529,13 +678,24 @@ class DagScheduleEnv(gym.Env):
         """Returns the info of a finished episode; rules for a fixed workload only."""
         result = {"cost": float(np.subtract(self.completion, self.arrival).mean())}
         if self.workload is not None and self.fixed is None:
-            settings = ("num_jobs", "load", "num_executors", "sizes", "moving_delay", "warmup", "first_wave",
-                        "inflation", "noise", "workload")
+            settings = (
+                "num_jobs",
+                "load",
+                "num_executors",
+                "sizes",
+                "moving_delay",
+                "warmup",
+                "first_wave",
+                "inflation",
+                "noise",
+                "workload",
+            )
             result |= rule_costs(**{name: getattr(self, name) for name in settings})
         return {"eval": result}
 
     def render(self):
-        """Returns the executors at work for each job so far, uint8 [H, W, 3]: time to the right, a colour per job."""
+        """Returns the executors at work for each job so far, uint8 [H, W, 3]: time to the right, a
+        colour per job."""
         if self.render_mode != "rgb_array" or self.heap is None:
             return None
         height, width, E = 300, 800, self.num_executors
@@ -549,7 +709,9 @@ class DagScheduleEnv(gym.Env):
                 strip = np.repeat(np.arange(self.num_jobs), counts)
                 rows = np.minimum(np.arange(height) * E // height, E - 1)
                 busy = rows < len(strip)
-                image[height - 1 - np.flatnonzero(busy), column:end] = colour[strip[rows[busy]]][:, None]
+                image[height - 1 - np.flatnonzero(busy), column:end] = colour[strip[rows[busy]]][
+                    :, None
+                ]
                 column = end
             counts[job] += change
         return image
@@ -562,13 +724,16 @@ def rule_choice(env, rule, rng, alpha=ALPHA):
     Within a job all but "random" take the stage with the longest chain of work (its critical path).
 
     - "FIFO": the job that came first takes all it can use, then the next.
-    - "fair": an equal share of the executors for each job, Spark's fair scheduler; executors stay at their job while it
+    - "fair": an equal share of the executors for each job, Spark's fair scheduler; executors stay
+      at their job while it
       has less than its share, else they go to the job that lacks most. What no job below its share can use goes to
       the job that is least above it, one by one.
-    - "weighted fair": the same with shares proportional to (work of the whole job)^alpha, Decima's best heuristic.
+    - "weighted fair": the same with shares proportional to (work of the whole job)^alpha, Decima's
+      best heuristic.
     - "SJF": the job with the least work left takes all it can use.
     - "SJF-CP": the same by the work of the whole job, as in Decima's paper.
-    - "limited SJF": SJF with at most a fifth of the executors per job (tuned); then the job that has fewest.
+    - "limited SJF": SJF with at most a fifth of the executors per job (tuned); then the job that
+      has fewest.
     - "critical path": the stage with the longest chain of work of all.
     - "random": uniform over stages and over env.limits.
     """
@@ -615,10 +780,13 @@ def remaining_work(env):
 
 
 def fluid_job_seconds(env, share=3):
-    """Returns the job-seconds from now on, to the end of the episode, if the `share` jobs with the least work left had
-    an equal part of the executors each, all of the time, and the others none; those that will arrive are known. Of the
-    shares tried, 2 explained the most of the costs' variance with batched arrivals and 5 with continuous ones."""
-    work = (remaining_work(env) * (1 + env.scaling / share) * share / env.num_executors).tolist()  # seconds of a part
+    """Returns the job-seconds from now on, to the end of the episode, if the `share` jobs with the
+    least work left had an equal part of the executors each, all of the time, and the others none;
+    those that will arrive are known. Of the shares tried, 2 explained the most of the costs'
+    variance with batched arrivals and 5 with continuous ones."""
+    work = (
+        remaining_work(env) * (1 + env.scaling / share) * share / env.num_executors
+    ).tolist()  # seconds of a part
     present, now, total = sorted(work[j] for j in env.jobs), env.now, 0.0
     future = [(time, work[j]) for j, time in enumerate(env.arrival) if time > env.now]
     for time, arriving in [*future, (np.inf, 0.0)]:
@@ -635,7 +803,8 @@ def fluid_job_seconds(env, share=3):
 
 
 def rule_action(env, rule, rng=None, alpha=ALPHA):
-    """Returns the action that a rule takes in the env's present state; a limit that env.limits lack is rounded up."""
+    """Returns the action that a rule takes in the env's present state; a limit that env.limits lack
+    is rounded up."""
     env = env.unwrapped
     stage, limit = rule_choice(env, rule, rng or env.np_random, alpha)
     index = min(int(np.searchsorted(env.limits, limit)), len(env.limits) - 1)
@@ -652,7 +821,8 @@ limited_sjf = partial(rule_policy, "limited SJF")
 
 
 def play_rule(rule, alpha=ALPHA, seed=0, **kwargs):
-    """Returns the mean job completion time (s) of a rule of RULES in one episode of DagScheduleEnv(**kwargs)."""
+    """Returns the mean job completion time (s) of a rule of RULES in one episode of
+    DagScheduleEnv(**kwargs)."""
     env, rng = DagScheduleEnv(**kwargs), np.random.default_rng(seed)
     env._start_episode(rng)
     while env.num_done < env.num_jobs:
@@ -667,5 +837,6 @@ def _rule_costs(items):
 
 
 def rule_costs(**kwargs):
-    """Returns dict rule -> mean job completion time (s) of one episode of DagScheduleEnv(**kwargs); computed once."""
+    """Returns dict rule -> mean job completion time (s) of one episode of DagScheduleEnv(**kwargs);
+    computed once."""
     return dict(_rule_costs(tuple(kwargs.items())))

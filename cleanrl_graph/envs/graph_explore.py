@@ -1,6 +1,8 @@
-"""GraphExplore-v0: walk on a graph of which only the neighbourhood is seen; what pays is to remember the nodes.
+"""GraphExplore-v0: walk on a graph of which only the neighbourhood is seen; what pays is to
+remember the nodes.
 
-`reference_scores()` plays the policies of the table in GraphExploreEnv's docstring: they see what an agent sees.
+`reference_scores()` plays the policies of the table in GraphExploreEnv's docstring: they see what
+an agent sees.
 """
 
 from functools import lru_cache
@@ -17,13 +19,16 @@ ID_BOUND = 100_000
 
 
 class GraphExploreEnv(gym.Env):
-    """Walk on an unknown graph, seeing the own node and its neighbours: visit many nodes, or find one.
+    """Walk on an unknown graph, seeing the own node and its neighbours: visit many nodes, or find
+    one.
 
-    The graph, new in every episode: n uniform in `num_nodes`, n points uniform in the unit square, linked where two are
-    closer than a radius, and by their minimum spanning tree, which makes it connected. The mean degree is 2.9;
-    triangles and dead ends abound. In 64 steps a good agent sees about 23% of the nodes.
+    The graph, new in every episode: n uniform in `num_nodes`, n points uniform in the unit square,
+    linked where two are closer than a radius, and by their minimum spanning tree, which makes it
+    connected. The mean degree is 2.9; triangles and dead ends abound. In 64 steps a good agent sees
+    about 23% of the nodes.
 
-    Observation, a dict of k rows: the own node first, then its neighbours, in an order that means nothing.
+    Observation, a dict of k rows: the own node first, then its neighbours, in an order that means
+    nothing.
         "graph": nodes float32 [k, 4], or [k, 4 + num_colours] with task="find"; edge_links int64 [2 * (k - 1), 2], the
             edges of the own node in both directions. Edges between two neighbours are not seen: a policy without memory
             that keeps out of triangles would visit 0.52 instead of 0.39 (see the table). Node features: 1 for the own
@@ -32,19 +37,22 @@ class GraphExploreEnv(gym.Env):
         "node_ids": int64 [k], below 100,000: the name of a node, drawn anew in every episode. It tells one node from
             another and nothing else.
         "action_mask": int8 [k], 0 for the own node and 1 for its neighbours.
-    Action: the row of the neighbour to move to. The own row, or one beyond the last, stays put and does not raise.
-    Episode end: terminated after `episode_length` steps; task="find" also where the target is reached.
+    Action: the row of the neighbour to move to. The own row, or one beyond the last, stays put and
+    does not raise. Episode end: terminated after `episode_length` steps; task="find" also where the
+    target is reached.
 
-    task="visit": reward 1 / episode_length for every move to a node not visited before. The start counts as visited, so
+    task="visit": reward 1 / episode_length for every move to a node not visited before. The start
+    counts as visited, so
         the return is the fraction of steps that were discoveries; 1 is an upper bound.
-    task="find": `num_colours` nodes have colours, each another one; one of them is the target and the others are
+    task="find": `num_colours` nodes have colours, each another one; one of them is the target and
+    the others are
         decoys. At the first step only, the own node shows the colour of the target. Reward 1 for reaching the target,
         -0.5 for the first move to each decoy, and a cost of 0.5 / episode_length per step. The coloured nodes are
         drawn from those `distance` hops away from the start that are on no shortest way to another node (of one
         spanning tree), so no decoy is in the way; where there are too few, they are the nearest ones beyond.
 
-    Reference returns, mean of 1,000 episodes from `reference_scores(1000)`, which takes seconds. Standard errors are at
-    most 0.004 for "visit" and 0.03 for "find".
+    Reference returns, mean of 1,000 episodes from `reference_scores(1000)`, which takes seconds.
+    Standard errors are at most 0.004 for "visit" and 0.03 for "find".
 
     | policy | memory | visit | find |
     | --- | --- | --- | --- |
@@ -57,13 +65,15 @@ class GraphExploreEnv(gym.Env):
     | nearest frontier | the map, the cue | 0.728 | 0.365 |
     | upper bound | | 1 | 0.964 (the shortest way) |
 
-    "non-backtracking" is about the best policy without memory for task="visit": choosing with probability proportional
-    to a power of the degree, from -2 to 2, is no better. What it takes to explore is local, each node's own memory of
-    its visits. "least recent" moves to a neighbour never visited, else to the one last visited longest ago. "depth
-    first" moves to one never visited, else back to where this node was first reached from: the neighbour with the
-    latest first visit before this node's own. "nearest frontier" walks the shortest known way to a node that was seen
-    and never visited. "blind" does not know the cue and walks to any colour; the others walk to the target where they
-    see it and avoid the decoys. Targets are near, so for task="find" going deep is no better than going around.
+    "non-backtracking" is about the best policy without memory for task="visit": choosing with
+    probability proportional to a power of the degree, from -2 to 2, is no better. What it takes to
+    explore is local, each node's own memory of its visits. "least recent" moves to a neighbour
+    never visited, else to the one last visited longest ago. "depth first" moves to one never
+    visited, else back to where this node was first reached from: the neighbour with the latest
+    first visit before this node's own. "nearest frontier" walks the shortest known way to a node
+    that was seen and never visited. "blind" does not know the cue and walks to any colour; the
+    others walk to the target where they see it and avoid the decoys. Targets are near, so for
+    task="find" going deep is no better than going around.
 
     Args:
         task: "visit" or "find".
@@ -73,35 +83,54 @@ class GraphExploreEnv(gym.Env):
         num_colours: task="find" only.
         distance: smallest and largest number of hops from the start to a coloured node; task="find" only.
         render_mode: None or "rgb_array", a map of what was visited and seen.
-    Raises ValueError for an unknown task or render_mode, num_nodes outside 3 to 4096, distances below 1, or more
-    colours than a graph has room for.
+    Raises ValueError for an unknown task or render_mode, num_nodes outside 3 to 4096, distances
+    below 1, or more colours than a graph has room for.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
 
-    def __init__(self, task="visit", num_nodes=(100, 400), radius_degree=2.5, episode_length=64, num_colours=4,
-                 distance=(2, 6), render_mode=None):
-        for name, value, allowed in [("task", task, TASKS), ("render_mode", render_mode, (None, "rgb_array"))]:
+    def __init__(
+        self,
+        task="visit",
+        num_nodes=(100, 400),
+        radius_degree=2.5,
+        episode_length=64,
+        num_colours=4,
+        distance=(2, 6),
+        render_mode=None,
+    ):
+        for name, value, allowed in [
+            ("task", task, TASKS),
+            ("render_mode", render_mode, (None, "rgb_array")),
+        ]:
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}; choose one of {allowed}")
         low, high = num_nodes
         if not 3 <= low <= high <= 4096:
-            raise ValueError(f"num_nodes {num_nodes} must be two numbers from 3 to 4096, the smaller one first")
+            raise ValueError(
+                f"num_nodes {num_nodes} must be two numbers from 3 to 4096, the smaller one first"
+            )
         if radius_degree < 0 or episode_length < 1:
-            raise ValueError(f"radius_degree {radius_degree} must be at least 0, episode_length {episode_length} 1")
+            raise ValueError(
+                f"radius_degree {radius_degree} must be at least 0, episode_length {episode_length} 1"
+            )
         if task == "find" and not (2 <= num_colours < low and 1 <= distance[0] <= distance[1]):
-            raise ValueError(f"num_colours {num_colours} must be from 2 to below num_nodes[0] = {low}, and distance "
-                             f"{distance} two numbers from 1 on, the smaller one first")
+            raise ValueError(
+                f"num_colours {num_colours} must be from 2 to below num_nodes[0] = {low}, and distance "
+                f"{distance} two numbers from 1 on, the smaller one first"
+            )
         self.task, self.num_nodes, self.radius_degree = task, (low, high), radius_degree
         self.episode_length, self.num_colours, self.distance = episode_length, num_colours, distance
         self.render_mode = render_mode
         self.num_features = COLOUR + num_colours * (task == "find")
         node_space = spaces.Box(0, np.inf, (self.num_features,), np.float32)
-        self.observation_space = spaces.Dict({
-            "graph": LinkGraph(node_space, edge_space=None),
-            "node_ids": spaces.Sequence(spaces.Box(0, ID_BOUND - 1, (), np.int64), stack=True),
-            "action_mask": mask_space(),
-        })
+        self.observation_space = spaces.Dict(
+            {
+                "graph": LinkGraph(node_space, edge_space=None),
+                "node_ids": spaces.Sequence(spaces.Box(0, ID_BOUND - 1, (), np.int64), stack=True),
+                "action_mask": mask_space(),
+            }
+        )
         self.action_space = spaces.Discrete(high)
 
     def _draw_graph(self):
@@ -119,7 +148,9 @@ class GraphExploreEnv(gym.Env):
         rows = np.empty(len(source) + n, np.int64)
         rows[first_row[:-1]] = np.arange(n)
         rows[np.arange(len(source)) + source + 1] = target
-        self.place = np.full((n, n), -1, np.int16)  # [v, w]: the row of w as seen from v, -1 if not visible
+        self.place = np.full(
+            (n, n), -1, np.int16
+        )  # [v, w]: the row of w as seen from v, -1 if not visible
         seer = np.repeat(np.arange(n), degree + 1)
         local = np.arange(len(rows)) - first_row[seer]
         self.place[seer, rows] = local
@@ -136,11 +167,15 @@ class GraphExploreEnv(gym.Env):
     def _draw_colours(self, rows):
         rng, (low, high) = self.np_random, self.distance
         self.hops, parent = hops_from(self.start, self.place >= 0)
-        inner = np.zeros(len(parent), bool)  # on the way to another node, in a tree of shortest ways
+        inner = np.zeros(
+            len(parent), bool
+        )  # on the way to another node, in a tree of shortest ways
         inner[parent] = True
         near = np.flatnonzero((self.hops >= low) & (self.hops <= high) & ~inner)
         if len(near) < self.num_colours:
-            near = np.lexsort((self.hops, self.hops < low, inner))[: self.num_colours]  # the next ones beyond
+            near = np.lexsort((self.hops, self.hops < low, inner))[
+                : self.num_colours
+            ]  # the next ones beyond
         coloured = rng.permutation(near)[: self.num_colours]
         one_hot = np.zeros((len(self.points), self.num_colours), np.float32)
         one_hot[coloured, np.arange(self.num_colours)] = 1
@@ -188,8 +223,9 @@ class GraphExploreEnv(gym.Env):
         return self._observation(), reward, terminated, False, {}
 
     def render(self):
-        """The map, uint8 [400, 400, 3]: unseen grey, seen black, visited blue, the start green, the agent red, other
-        colours for the coloured nodes. None where render_mode is not "rgb_array" or before reset()."""
+        """The map, uint8 [400, 400, 3]: unseen grey, seen black, visited blue, the start green, the
+        agent red, other colours for the coloured nodes. None where render_mode is not "rgb_array"
+        or before reset()."""
         if self.render_mode != "rgb_array" or not hasattr(self, "points"):
             return None
         size = 400
@@ -201,7 +237,10 @@ class GraphExploreEnv(gym.Env):
         known = np.isin(source, visited) | np.isin(target, visited)
         share = np.linspace(0, 1, 100)[:, None]
         for ends, colour in ((~known, 225), (known, 120)):
-            x, y = (position[source[ends], i] * share + position[target[ends], i] * (1 - share) for i in (0, 1))
+            x, y = (
+                position[source[ends], i] * share + position[target[ends], i] * (1 - share)
+                for i in (0, 1)
+            )
             image[y.astype(int), x.astype(int)] = colour
 
         def draw(nodes, colour, radius):
@@ -228,10 +267,11 @@ def star(num):
 
 
 def geometric_graph(points, radius_degree):
-    """bool [n, n], symmetric: pairs of points closer than sqrt(radius_degree / (pi n)), and the minimum spanning tree.
+    """bool [n, n], symmetric: pairs of points closer than sqrt(radius_degree / (pi n)), and the
+    minimum spanning tree.
 
-    The tree is Boruvka's: every component takes its shortest edge to another, components merge, until one is left.
-    All distances must be different, as those of random points are."""
+    The tree is Boruvka's: every component takes its shortest edge to another, components merge,
+    until one is left. All distances must be different, as those of random points are."""
     n = len(points)
     x, y = points.T
     distance = x[:, None] - x
@@ -262,8 +302,8 @@ def geometric_graph(points, radius_degree):
 
 
 def hops_from(start, linked):
-    """(hops, parent), int [n] each: edges from `start` to each node of a connected graph, linked bool [n, n], and the
-    node before it on a shortest way (`start` for itself)."""
+    """(hops, parent), int [n] each: edges from `start` to each node of a connected graph, linked
+    bool [n, n], and the node before it on a shortest way (`start` for itself)."""
     hops, parent = np.full(len(linked), -1), np.full(len(linked), start)
     hops[start], frontier, num = 0, np.array([start]), 0
     while len(frontier):
@@ -276,7 +316,8 @@ def hops_from(start, linked):
 
 
 class Explorer:
-    """A reference policy that sees what an agent sees and remembers the present episode: see reference_scores().
+    """A reference policy that sees what an agent sees and remembers the present episode: see
+    reference_scores().
 
     Call it with an observation for the row to move to; `Explorer` made anew for every episode."""
 
@@ -299,7 +340,11 @@ class Explorer:
         self.map[own] = ids[1:]
         self.num_steps += 1
         if self.cue is not None:
-            seen = [k for k in options if colours[k].any() and (not self.blind or ids[k] not in self.first)]
+            seen = [
+                k
+                for k in options
+                if colours[k].any() and (not self.blind or ids[k] not in self.first)
+            ]
             for k in seen:
                 if self.blind or colours[k, self.cue]:
                     return k
@@ -321,7 +366,8 @@ class Explorer:
         return options[0]
 
     def towards_frontier(self, own):
-        """The neighbour of `own` on a shortest known way to a node never visited, None if there is none."""
+        """The neighbour of `own` on a shortest known way to a node never visited, None if there is
+        none."""
         reached, queue = {own}, [(own, None)]
         for node, step in queue:
             for other in self.map.get(node, ()):
@@ -334,8 +380,15 @@ class Explorer:
 
 POLICIES = {
     "visit": ("random walk", "non-backtracking", "least recent", "depth first", "nearest frontier"),
-    "find": ("random walk, blind", "non-backtracking, blind", "depth first, blind", "non-backtracking", "least recent",
-             "depth first", "nearest frontier"),
+    "find": (
+        "random walk, blind",
+        "non-backtracking, blind",
+        "depth first, blind",
+        "non-backtracking",
+        "least recent",
+        "depth first",
+        "nearest frontier",
+    ),
 }
 
 
@@ -352,18 +405,28 @@ def play_episode(env, name, seed=None):
 
 
 def reference_scores(num_episodes=200, seed=0, **kwargs):
-    """dict policy -> (mean return, standard error) over episodes seeded with seed, seed + 1, ...; kwargs of the env.
+    """dict policy -> (mean return, standard error) over episodes seeded with seed, seed + 1, ...;
+    kwargs of the env.
 
-    Every policy plays the same graphs. "shortest way" (task="find") and "bound" (task="visit") are upper bounds."""
+    Every policy plays the same graphs. "shortest way" (task="find") and "bound" (task="visit") are
+    upper bounds."""
     env = GraphExploreEnv(**kwargs)
-    scores = {name: [play_episode(env, name, seed + i) for i in range(num_episodes)] for name in POLICIES[env.task]}
+    scores = {
+        name: [play_episode(env, name, seed + i) for i in range(num_episodes)]
+        for name in POLICIES[env.task]
+    }
     if env.task == "find":
         scores["shortest way"] = []
         for i in range(num_episodes):
             env.reset(seed=seed + i)
-            hops = min(env.hops[env.target], env.episode_length + 2)  # too far: the reward is out of reach
+            hops = min(
+                env.hops[env.target], env.episode_length + 2
+            )  # too far: the reward is out of reach
             bound = 1 - 0.5 * hops / env.episode_length if hops <= env.episode_length else -0.5
             scores["shortest way"].append(bound)
     else:
         scores["bound"] = [1.0] * num_episodes
-    return {name: (float(np.mean(s)), float(np.std(s) / np.sqrt(num_episodes))) for name, s in scores.items()}
+    return {
+        name: (float(np.mean(s)), float(np.std(s) / np.sqrt(num_episodes)))
+        for name, s in scores.items()
+    }

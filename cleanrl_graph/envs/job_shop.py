@@ -1,19 +1,23 @@
 """Job-shop scheduling by dispatching: choose which operation starts next, minimise the makespan.
 
-An instance has J jobs and M machines; job j visits every machine exactly once, in the order `machines[j]`, and its
-k-th operation takes `times[j][k]`. Each decision appends one operation to the schedule, at the earliest time its job
-and its machine are both free. Which operations are offered is the schedule builder (`dispatch`):
+An instance has J jobs and M machines; job j visits every machine exactly once, in the order
+`machines[j]`, and its k-th operation takes `times[j][k]`. Each decision appends one operation to
+the schedule, at the earliest time its job and its machine are both free. Which operations are
+offered is the schedule builder (`dispatch`):
 
-- "active": the conflict set of Giffler and Thompson (1960). On the machine that can complete an operation first, every
+- "active": the conflict set of Giffler and Thompson (1960). On the machine that can complete an
+  operation first, every
   operation that could start before that completion. Some sequence of these choices is an optimal schedule.
-- "nondelay": on the machine that can start an operation first, the operations that can start at that time. No machine
+- "nondelay": on the machine that can start an operation first, the operations that can start at
+  that time. No machine
   waits while it has work, so priority rules do better here, but the optimum may be out of reach.
 
-"active" is the default because it schedules better once a policy is trained: after 400,000 decisions of ppo_graph.py
-the mean greedy gap on la01-40 is 5.8% with "active" and 7.0% with "nondelay" (seed 1, active.md and nondelay.md in
-benchmark/results/job_shop).
+"active" is the default because it schedules better once a policy is trained: after 400,000
+decisions of ppo_graph.py the mean greedy gap on la01-40 is 5.8% with "active" and 7.0% with
+"nondelay" (seed 1, active.md and nondelay.md in benchmark/results/job_shop).
 
-Mean gap to the best known makespan, %, of the rules below (`rule_makespans`; nondelay agrees with published tables):
+Mean gap to the best known makespan, %, of the rules below (`rule_makespans`; nondelay agrees with
+published tables):
 
 | instances | dispatch | SPT | MWKR | MOPNR | FDD/MWKR | random |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -22,8 +26,8 @@ Mean gap to the best known makespan, %, of the rules below (`rule_makespans`; no
 | ta01-10 | active | 58.4 | 26.9 | 26.8 | 25.9 | 48.2 |
 | ta01-10 | nondelay | 25.9 | 19.2 | 20.5 | 17.7 | 29.6 |
 
-Benchmark instances come from job_shop_instances.txt (OR-Library, public data); ta01-ta80 are generated from the seeds
-that Taillard published (EJOR 64, 1993).
+Benchmark instances come from job_shop_instances.txt (OR-Library, public data); ta01-ta80 are
+generated from the seeds that Taillard published (EJOR 64, 1993).
 """
 
 from functools import lru_cache, partial
@@ -64,7 +68,8 @@ DATA_FILE = Path(__file__).with_name("job_shop_instances.txt")
 
 
 def taillard_instance(num_jobs, num_machines, time_seed, machine_seed):
-    """Returns times and machines [J, M] of Taillard's generator (EJOR 64, 1993, section 2), from its two seeds."""
+    """Returns times and machines [J, M] of Taillard's generator (EJOR 64, 1993, section 2), from
+    its two seeds."""
 
     def uniform(seed, low, high):
         seed = 16807 * seed % (2**31 - 1)
@@ -84,28 +89,35 @@ def taillard_instance(num_jobs, num_machines, time_seed, machine_seed):
 
 @lru_cache(maxsize=1)
 def read_data_file():
-    """Returns dict name -> (header numbers, rows of (machine, time) pairs or None) of the data file."""
+    """Returns dict name -> (header numbers, rows of (machine, time) pairs or None) of the data
+    file."""
     lines = [line for line in DATA_FILE.read_text().splitlines() if not line.startswith("#")]
     data, i = {}, 0
     while i < len(lines):
         kind, name, *numbers = lines[i].split()
         numbers = [int(n) for n in numbers]
         num_rows = numbers[0] if kind == "instance" else 0
-        data[name] = numbers, [[int(n) for n in row.split()] for row in lines[i + 1 : i + 1 + num_rows]]
+        data[name] = (
+            numbers,
+            [[int(n) for n in row.split()] for row in lines[i + 1 : i + 1 + num_rows]],
+        )
         i += 1 + num_rows
     return data
 
 
 @lru_cache(maxsize=None)
 def load_instance(name):
-    """Returns times [J, M], machines [J, M], best known makespan and best known lower bound of a named benchmark.
+    """Returns times [J, M], machines [J, M], best known makespan and best known lower bound of a
+    named benchmark.
 
     Raises ValueError for an unknown name.
     """
     data = read_data_file()
     if name not in data:
-        raise ValueError(f"Unknown job-shop instance {name!r}: use one of ft06, ft10, ft20, la01-40, abz5-9, orb01-10, "
-                         "swv01-20, yn1-4, ta01-80, or a dict with 'times' and 'machines'.")
+        raise ValueError(
+            f"Unknown job-shop instance {name!r}: use one of ft06, ft10, ft20, la01-40, abz5-9, orb01-10, "
+            "swv01-20, yn1-4, ta01-80, or a dict with 'times' and 'machines'."
+        )
     (num_jobs, num_machines, lower_bound, best_known, *seeds), rows = data[name]
     if seeds:
         times, machines = taillard_instance(num_jobs, num_machines, *seeds)
@@ -116,22 +128,28 @@ def load_instance(name):
 
 
 def check_instance(times, machines):
-    """Returns times and machines as int64 [J, M]; raises ValueError unless every job visits every machine once."""
+    """Returns times and machines as int64 [J, M]; raises ValueError unless every job visits every
+    machine once."""
     times, machines = np.asarray(times), np.asarray(machines)
     if times.ndim != 2 or times.shape != machines.shape or times.size == 0:
-        raise ValueError(f"A job-shop instance needs times and machines of one shape [jobs, machines], "
-                         f"got {times.shape} and {machines.shape}.")
+        raise ValueError(
+            f"A job-shop instance needs times and machines of one shape [jobs, machines], "
+            f"got {times.shape} and {machines.shape}."
+        )
     if (times != np.floor(times)).any() or (times < 0).any():
         raise ValueError("A job-shop instance needs whole processing times >= 0.")
     wrong = (np.sort(machines, axis=1) != np.arange(machines.shape[1])).any(axis=1)
     if wrong.any():
-        raise ValueError(f"Job {wrong.argmax()} must visit each machine 0..{machines.shape[1] - 1} exactly once, "
-                         f"got {machines[wrong.argmax()].tolist()}.")
+        raise ValueError(
+            f"Job {wrong.argmax()} must visit each machine 0..{machines.shape[1] - 1} exactly once, "
+            f"got {machines[wrong.argmax()].tolist()}."
+        )
     return times.astype(np.int64), machines.astype(np.int64)
 
 
 def size_range(name, value):
-    """Returns (low, high) of an int or a pair; raises ValueError when it is not 1 <= low <= high."""
+    """Returns (low, high) of an int or a pair; raises ValueError when it is not 1 <= low <=
+    high."""
     low, high = (value, value) if np.isscalar(value) else value
     if not 1 <= low <= high:
         raise ValueError(f"{name} must be a positive int or a pair 1 <= low <= high, got {value}.")
@@ -139,12 +157,20 @@ def size_range(name, value):
 
 
 def suites():
-    """Returns dict suite name -> list of JobShopEnv keyword arguments, one per benchmark instance."""
-    families = {"ft": ["ft06", "ft10", "ft20"], "abz": [f"abz{i}" for i in range(5, 10)],
-                "yn": [f"yn{i}" for i in range(1, 5)]}
-    families |= {name: [f"{name}{i:02d}" for i in range(1, count + 1)]
-                 for name, count in [("la", 40), ("orb", 10), ("swv", 20)]}
-    for i, size in enumerate(["15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20"]):
+    """Returns dict suite name -> list of JobShopEnv keyword arguments, one per benchmark
+    instance."""
+    families = {
+        "ft": ["ft06", "ft10", "ft20"],
+        "abz": [f"abz{i}" for i in range(5, 10)],
+        "yn": [f"yn{i}" for i in range(1, 5)],
+    }
+    families |= {
+        name: [f"{name}{i:02d}" for i in range(1, count + 1)]
+        for name, count in [("la", 40), ("orb", 10), ("swv", 20)]
+    }
+    for i, size in enumerate(
+        ["15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20"]
+    ):
         families["ta" + size] = [f"ta{n:02d}" for n in range(10 * i + 1, 10 * i + 11)]
     families["all"] = [name for names in families.values() for name in names]
     return {suite: [{"instance": name} for name in names] for suite, names in families.items()}
@@ -154,8 +180,9 @@ def suites():
 def edge_layout(num_jobs, num_machines, hub):
     """Returns the edges of all operations, grouped by operation, before the machines are filled in.
 
-    edges [E, 2] and kinds [E]; edge_end, where operation o's edges are edge_end[o]:edge_end[o + 1]; op_rows and
-    hub_rows, the rows of kinds 2 and 3 in order of operations. Without `hub` only kinds 0 and 1.
+    edges [E, 2] and kinds [E]; edge_end, where operation o's edges are edge_end[o]:edge_end[o + 1];
+    op_rows and hub_rows, the rows of kinds 2 and 3 in order of operations. Without `hub` only kinds
+    0 and 1.
     """
     ops = np.arange(num_jobs * num_machines)
     pairs = [(ops, ops + 1), (ops + 1, ops), (ops, ops), (ops, ops)][: 4 if hub else 2]
@@ -168,20 +195,26 @@ def edge_layout(num_jobs, num_machines, hub):
 
 
 class DispatchEnv(gym.Env):
-    """Scheduling by dispatching one operation after the other, rewarded by minus the growth of a lower bound.
+    """Scheduling by dispatching one operation after the other, rewarded by minus the growth of a
+    lower bound.
 
-    What JobShopEnv and FlexibleJobShopEnv share. A class has `fields`, the names of an instance's two arrays,
-    `load_instance` and `check_instance`; `_random_instance`, `_set_schedule`, `_find_legal`, `_only` (the one choice
-    that there is, or None), `_choice` (that of an action), `_dispatch` (of a choice), `_lower_bound`, `_observe`,
-    `_rules` (makespans of the rules) and `_bars` (of the Gantt chart).
+    What JobShopEnv and FlexibleJobShopEnv share. A class has `fields`, the names of an instance's
+    two arrays, `load_instance` and `check_instance`; `_random_instance`, `_set_schedule`,
+    `_find_legal`, `_only` (the one choice that there is, or None), `_choice` (that of an action),
+    `_dispatch` (of a choice), `_lower_bound`, `_observe`, `_rules` (makespans of the rules) and
+    `_bars` (of the Gantt chart).
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
-    def __init__(self, jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode):
-        for name, value, options in [("dispatch", dispatch, ["active", "nondelay"]),
-                                     ("reward_unit", reward_unit, ["bound", "time"]),
-                                     ("render_mode", render_mode, [None, "rgb_array"])]:
+    def __init__(
+        self, jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode
+    ):
+        for name, value, options in [
+            ("dispatch", dispatch, ["active", "nondelay"]),
+            ("reward_unit", reward_unit, ["bound", "time"]),
+            ("render_mode", render_mode, [None, "rgb_array"]),
+        ]:
             if value not in options:
                 raise ValueError(f"{name} must be one of {options}, got {value!r}.")
         self.dispatch, self.skip_forced, self.reward_unit = dispatch, skip_forced, reward_unit
@@ -194,7 +227,9 @@ class DispatchEnv(gym.Env):
         elif instance is not None:
             if not isinstance(instance, dict) or set(instance) != set(self.fields):
                 names = " and ".join(map(repr, self.fields))
-                raise ValueError(f"instance must be a benchmark name or a dict with exactly {names}.")
+                raise ValueError(
+                    f"instance must be a benchmark name or a dict with exactly {names}."
+                )
             self.fixed = self.check_instance(*(instance[field] for field in self.fields))
         self.times = None
 
@@ -207,8 +242,10 @@ class DispatchEnv(gym.Env):
         if self.times is None or self.num_left == 0:
             raise ValueError("step() needs an episode under way: call reset() first.")
         if not 0 <= action < len(self.mask) or not self.mask[action]:
-            raise ValueError(f"Action {action} is not legal now: the entries of action_mask that are 1 are "
-                             f"{np.flatnonzero(self.mask).tolist()}.")
+            raise ValueError(
+                f"Action {action} is not legal now: the entries of action_mask that are 1 are "
+                f"{np.flatnonzero(self.mask).tolist()}."
+            )
         self._dispatch(*self._choice(action))
         self._find_legal()
         if self.skip_forced:
@@ -220,15 +257,19 @@ class DispatchEnv(gym.Env):
 
     def _random_sizes(self):
         """Returns the number of jobs and of machines of a random instance."""
-        return (int(np.exp(self.np_random.uniform(np.log(low), np.log(high + 1))))
-                for low, high in (self.jobs, self.machines))
+        return (
+            int(np.exp(self.np_random.uniform(np.log(low), np.log(high + 1))))
+            for low, high in (self.jobs, self.machines)
+        )
 
     def _start_episode(self, *instance):
         """Sets up the arrays of an instance and dispatches the first forced operations."""
         self._set_schedule(*instance)
         self._find_legal()
         self._lower_bound()
-        self.first_bound = self.paid = self.bound  # `paid` is the bound that the rewards so far add up to
+        self.first_bound = self.paid = (
+            self.bound
+        )  # `paid` is the bound that the rewards so far add up to
         self.unit = max(self.bound, 1.0) if self.reward_unit == "bound" else 1.0
         if self.skip_forced:
             self._skip_forced(1)
@@ -240,17 +281,21 @@ class DispatchEnv(gym.Env):
             self._find_legal()
 
     def _eval(self):
-        """Returns the info of a finished episode; rules and best known makespan for a named benchmark only."""
+        """Returns the info of a finished episode; rules and best known makespan for a named
+        benchmark only."""
         result = {"cost": self.bound, "lower_bound": self.first_bound}
         if self.name is not None:
             result["best_known"] = float(self.load_instance(self.name)[2])
             result |= self._rules(self.dispatch)
-            other = "nondelay" if self.dispatch == "active" else "active"  # a fair bar needs both builders
+            other = (
+                "nondelay" if self.dispatch == "active" else "active"
+            )  # a fair bar needs both builders
             result |= {f"{other} {rule}": cost for rule, cost in self._rules(other).items()}
         return {"eval": result}
 
     def render(self):
-        """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job, time to the right."""
+        """Returns the Gantt chart so far, uint8 [H, W, 3]: a row per machine, a colour per job,
+        time to the right."""
         if self.render_mode != "rgb_array" or self.times is None:
             return None
         return gantt(self._bars(), self.num_machines, self.num_jobs, self.bound)
@@ -259,40 +304,64 @@ class DispatchEnv(gym.Env):
 class JobShopEnv(DispatchEnv):
     """Job-shop scheduling as a graph of the operations that are not dispatched yet.
 
-    Nodes: the remaining operations in job-major order, then one node per machine that still has operations (not with
-    `machine_edges="clique"`); columns in NODE_FEATURES, all >= 0 and capped at FEATURE_LIMIT. Edge kinds: EDGE_KINDS.
-    In clique mode kind 2 joins two operations of one machine that are both next in their jobs, 3 any other two of one
-    machine (both directions). A terminal observation is one zero node, so that no graph is ever empty.
+    Nodes: the remaining operations in job-major order, then one node per machine that still has
+    operations (not with `machine_edges="clique"`); columns in NODE_FEATURES, all >= 0 and capped at
+    FEATURE_LIMIT. Edge kinds: EDGE_KINDS. In clique mode kind 2 joins two operations of one machine
+    that are both next in their jobs, 3 any other two of one machine (both directions). A terminal
+    observation is one zero node, so that no graph is ever empty.
 
-    Action: index of a node whose `action_mask` is 1. Reward: minus the growth of a lower bound on the makespan (the
-    larger of the job bounds and the one-machine bounds head + work + tail, given all that is dispatched), which ends as
-    the makespan itself: the return is (initial bound - makespan) / unit. With `reward_unit="bound"` the unit is the
-    initial bound, with "time" it is 1.
+    Action: index of a node whose `action_mask` is 1. Reward: minus the growth of a lower bound on
+    the makespan (the larger of the job bounds and the one-machine bounds head + work + tail, given
+    all that is dispatched), which ends as the makespan itself: the return is (initial bound -
+    makespan) / unit. With `reward_unit="bound"` the unit is the initial bound, with "time" it is 1.
 
-    Random instances draw J and M log-uniformly from `jobs` and `machines`, so small ones are frequent and large ones
-    rare; times are uniform integers in `durations`. `instance` fixes a benchmark name or {"times", "machines"}.
-    With `skip_forced` the env dispatches by itself while only one operation is legal. With a `lookahead` only the next
-    so many operations of each job are nodes, at most J * lookahead + M in all; the features still count the others.
+    Random instances draw J and M log-uniformly from `jobs` and `machines`, so small ones are
+    frequent and large ones rare; times are uniform integers in `durations`. `instance` fixes a
+    benchmark name or {"times", "machines"}. With `skip_forced` the env dispatches by itself while
+    only one operation is legal. With a `lookahead` only the next so many operations of each job are
+    nodes, at most J * lookahead + M in all; the features still count the others.
     """
 
     eval_suites = suites()
     fields = "times", "machines"
     load_instance, check_instance = staticmethod(load_instance), staticmethod(check_instance)
 
-    def __init__(self, jobs=(3, 20), machines=(3, 15), durations=(1, 99), instance=None, dispatch="active",
-                 skip_forced=True, reward_unit="bound", machine_edges="hub", lookahead=None, render_mode=None):
-        super().__init__(jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode)
+    def __init__(
+        self,
+        jobs=(3, 20),
+        machines=(3, 15),
+        durations=(1, 99),
+        instance=None,
+        dispatch="active",
+        skip_forced=True,
+        reward_unit="bound",
+        machine_edges="hub",
+        lookahead=None,
+        render_mode=None,
+    ):
+        super().__init__(
+            jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode
+        )
         if machine_edges not in ("hub", "clique"):
-            raise ValueError(f"machine_edges must be one of ['hub', 'clique'], got {machine_edges!r}.")
+            raise ValueError(
+                f"machine_edges must be one of ['hub', 'clique'], got {machine_edges!r}."
+            )
         if lookahead is not None and lookahead < 1:
             raise ValueError(f"lookahead must be None or a positive int, got {lookahead!r}.")
         self.machine_edges, self.lookahead = machine_edges, lookahead
-        max_jobs, max_machines = self.fixed[0].shape if self.fixed else (self.jobs[1], self.machines[1])
+        max_jobs, max_machines = (
+            self.fixed[0].shape if self.fixed else (self.jobs[1], self.machines[1])
+        )
         self.action_space = spaces.Discrete(max_jobs * max_machines + max_machines)
-        self.observation_space = spaces.Dict({
-            "graph": spaces.Graph(spaces.Box(-np.inf, np.inf, (len(NODE_FEATURES),), np.float32), spaces.Discrete(4)),
-            "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
-        })
+        self.observation_space = spaces.Dict(
+            {
+                "graph": spaces.Graph(
+                    spaces.Box(-np.inf, np.inf, (len(NODE_FEATURES),), np.float32),
+                    spaces.Discrete(4),
+                ),
+                "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+            }
+        )
 
     def _random_instance(self):
         """Returns times and machines [J, M] of a random instance."""
@@ -301,7 +370,8 @@ class JobShopEnv(DispatchEnv):
         return times, rng.random((num_jobs, num_machines)).argsort(axis=1)
 
     def _set_schedule(self, times, machines):
-        """The state of the schedule builder. Operation o = j * M + k; flat arrays are indexed by o, j or m."""
+        """The state of the schedule builder. Operation o = j * M + k; flat arrays are indexed by o,
+        j or m."""
         num_jobs, num_machines = times.shape
         self.times, self.machine_of = times, machines
         self.num_jobs, self.num_machines, self.num_left = num_jobs, num_machines, times.size
@@ -309,13 +379,16 @@ class JobShopEnv(DispatchEnv):
         self.order = []  # dispatched operations
         self.op_start = np.full(times.size, -1.0)
         self.free = np.zeros(num_machines)  # time each machine is free
-        self.ready = np.zeros(num_jobs)  # time each job's next operation is ready, BIG when the job is done
+        self.ready = np.zeros(
+            num_jobs
+        )  # time each job's next operation is ready, BIG when the job is done
         self.next_op = np.arange(0, times.size, num_machines)
         self.next_machine, self.next_time = machines[:, 0].copy(), times[:, 0].astype(float)
         self.start, self.finish = np.zeros(num_jobs), np.zeros(num_jobs)  # of the next operations
 
-        # Bounds. cum and tail are the work of the job before and after an operation; cum, -minus_cum and the tail in
-        # head_tail are BIG once it is dispatched, which takes it out of every minimum and maximum below.
+        # Bounds. cum and tail are the work of the job before and after an operation; cum,
+        # -minus_cum and the tail in head_tail are BIG once it is dispatched, which takes it out of
+        # every minimum and maximum below.
         self.total = times.sum(axis=1).astype(float)
         work_to = times.cumsum(axis=1).astype(float)
         self.cum_end = work_to.ravel().tolist()
@@ -323,16 +396,23 @@ class JobShopEnv(DispatchEnv):
         self.minus_cum = -self.cum
         self.shift = np.zeros((num_jobs, 1))  # ready time - work done, of each job
         self.job_left = self.total.copy()
-        self.machine_ops = machines.argsort(axis=1).T + self.next_op  # [M, J]: column j is job j's operation
-        self.machine_left = times.ravel()[self.machine_ops].sum(axis=1).astype(float)  # -4 BIG when none is left
+        self.machine_ops = (
+            machines.argsort(axis=1).T + self.next_op
+        )  # [M, J]: column j is job j's operation
+        self.machine_left = (
+            times.ravel()[self.machine_ops].sum(axis=1).astype(float)
+        )  # -4 BIG when none is left
         self.machine_count = np.full(num_machines, float(num_jobs))
-        self.head_tail = np.empty((2, num_machines, num_jobs))  # head and tail of each machine's operations
+        self.head_tail = np.empty(
+            (2, num_machines, num_jobs)
+        )  # head and tail of each machine's operations
         self.head_tail[1] = self.tail.ravel()[self.machine_ops]
         self.head, self.chain = np.empty(times.shape), np.empty(times.shape)
         self._set_graph()
 
     def _set_graph(self):
-        """The features that do not change, and the edges of the whole graph, grouped by the operation they go with."""
+        """The features that do not change, and the edges of the whole graph, grouped by the
+        operation they go with."""
         num_ops, num_machines = self.times.size, self.num_machines
         hubs = num_machines if self.machine_edges == "hub" else 0
         self.node_machine = np.concatenate([self.machine_of.ravel(), np.arange(hubs)])
@@ -360,13 +440,16 @@ class JobShopEnv(DispatchEnv):
             self.edges[op_rows, 1] = self.edges[hub_rows, 0] = num_ops + self.node_machine[:num_ops]
             self.edge_shown = self.shown[self.edges].all(axis=1)
         else:
-            pairs = np.stack(np.broadcast_arrays(self.machine_ops[:, :, None], self.machine_ops[:, None, :]), -1)
+            pairs = np.stack(
+                np.broadcast_arrays(self.machine_ops[:, :, None], self.machine_ops[:, None, :]), -1
+            )
             pairs = pairs[:, ~np.eye(self.num_jobs, dtype=bool)].reshape(-1, 2)
             self.edges = np.concatenate([edges, pairs])
             self.kinds = np.concatenate([kinds, np.full(len(pairs), 3)])
 
     def _feature_views(self):
-        """Returns the rows of the operations [J, M, F] and of the hubs. Never kept: pickle makes a copy of a view."""
+        """Returns the rows of the operations [J, M, F] and of the hubs. Never kept: pickle makes a
+        copy of a view."""
         num_ops = self.times.size
         return self.features[:num_ops].reshape(*self.times.shape, -1), self.features[num_ops:]
 
@@ -409,14 +492,17 @@ class JobShopEnv(DispatchEnv):
             self.ready[job] = BIG
 
     def _find_legal(self):
-        """Sets `conflict_machine` and `legal_jobs`, the jobs whose next operation may be dispatched now."""
+        """Sets `conflict_machine` and `legal_jobs`, the jobs whose next operation may be dispatched
+        now."""
         start, finish = self.start, self.finish
         np.maximum(self.free[self.next_machine], self.ready, out=start)
         if self.dispatch == "active":
             np.add(start, self.next_time, out=finish)
             first = finish.argmin()
             legal = start < finish[first]
-            legal[first] = True  # an operation that takes no time does not start before it completes
+            legal[first] = (
+                True  # an operation that takes no time does not start before it completes
+            )
         else:
             first = start.argmin()
             legal = start <= start[first]
@@ -431,9 +517,11 @@ class JobShopEnv(DispatchEnv):
         return (int(self.nodes[action]),)
 
     def _lower_bound(self):
-        """Sets heads (earliest starts) [J, M], the bounds of jobs and machines, and `bound`, the largest of them.
+        """Sets heads (earliest starts) [J, M], the bounds of jobs and machines, and `bound`, the
+        largest of them.
 
-        Along a job, head[k] = cum[k] + max(ready - done, max over i <= k of free[machine i] - cum[i]).
+        Along a job, head[k] = cum[k] + max(ready - done, max over i <= k of free[machine i] -
+        cum[i]).
         """
         chain, head = self.chain, self.head
         np.add(self.free[self.machine_of], self.minus_cum, out=chain)
@@ -447,22 +535,30 @@ class JobShopEnv(DispatchEnv):
         self.bound = float(max(self.job_bound.max(), self.machine_bound.max()))
 
     def _observe(self):
-        """Updates the bound and returns the observation; keeps its nodes and mask for the next action."""
+        """Updates the bound and returns the observation; keeps its nodes and mask for the next
+        action."""
         self._lower_bound()
         if self.num_left == 0:
             self.nodes, self.mask = np.zeros(0, np.int64), np.ones(1, np.int8)
-            graph = spaces.GraphInstance(np.zeros((1, len(NODE_FEATURES)), np.float32), np.zeros(0, np.int64),
-                                         np.zeros((0, 2), np.int64))
+            graph = spaces.GraphInstance(
+                np.zeros((1, len(NODE_FEATURES)), np.float32),
+                np.zeros(0, np.int64),
+                np.zeros((0, 2), np.int64),
+            )
             return {"graph": graph, "action_mask": self.mask}
         self.legal[:] = 0
         self.legal[self.next_op[self.legal_jobs]] = 1
         self.nodes = self.shown.nonzero()[0]
         self.mask = self.legal[self.nodes]
         edges, kinds = self._edges()
-        return {"graph": spaces.GraphInstance(self._node_features(), kinds, edges), "action_mask": self.mask}
+        return {
+            "graph": spaces.GraphInstance(self._node_features(), kinds, edges),
+            "action_mask": self.mask,
+        }
 
     def _edges(self):
-        """Returns edges [E, 2] between the remaining nodes, numbered as in the observation, and their kinds [E]."""
+        """Returns edges [E, 2] between the remaining nodes, numbered as in the observation, and
+        their kinds [E]."""
         rank = self.shown.cumsum() - 1
         if self.machine_edges == "hub":
             keep = self.edge_shown.nonzero()[0]
@@ -473,7 +569,8 @@ class JobShopEnv(DispatchEnv):
         return rank[edges], kinds - (both_next & (kinds == 3))
 
     def _node_features(self):
-        """Returns float32 [N, F]: raw values are written for the whole instance, then gathered, shifted and scaled."""
+        """Returns float32 [N, F]: raw values are written for the whole instance, then gathered,
+        shifted and scaled."""
         (ops, hubs), table, head = self._feature_views(), self.machine_features, self.head
         ops[:, :, 3] = ops[:, :, 4] = head
         ops[:, :, 7] = ops[:, :, 8] = head + self.work_from
@@ -495,11 +592,60 @@ class JobShopEnv(DispatchEnv):
         per_time, per_horizon = 1 / self.mean_time, 1 / max(self.bound - now, 1e-9)
         per_job_work = 1 / max(float(self.job_left.max()), 1e-9)
         per_machine_work = 1 / max(float(self.machine_left.max()), 1e-9)
-        t, h, now_t, now_h, bound_t, bound_h = (per_time, per_horizon, -now * per_time, -now * per_horizon,
-                                                self.bound * per_time, self.bound * per_horizon)
-        scale = [1, 1, 1, t, h, 1, h, -t, -h, -t, per_job_work, 1, 1, 1, 1, 1, per_machine_work, h, t,
-                 1 / self.num_jobs, -h]
-        offset = [0, 0, 0, now_t, now_h, 0, 0, bound_t, bound_h, bound_t, 0, 0, 0, 0, 0, 0, 0, 0, now_t, 0, bound_h]
+        t, h, now_t, now_h, bound_t, bound_h = (
+            per_time,
+            per_horizon,
+            -now * per_time,
+            -now * per_horizon,
+            self.bound * per_time,
+            self.bound * per_horizon,
+        )
+        scale = [
+            1,
+            1,
+            1,
+            t,
+            h,
+            1,
+            h,
+            -t,
+            -h,
+            -t,
+            per_job_work,
+            1,
+            1,
+            1,
+            1,
+            1,
+            per_machine_work,
+            h,
+            t,
+            1 / self.num_jobs,
+            -h,
+        ]
+        offset = [
+            0,
+            0,
+            0,
+            now_t,
+            now_h,
+            0,
+            0,
+            bound_t,
+            bound_h,
+            bound_t,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            now_t,
+            0,
+            bound_h,
+        ]
         x *= np.array(scale, np.float32)
         x += np.array(offset, np.float32)
         np.subtract(x[:, 3], x[:, 18], out=x[:, 5])
@@ -512,12 +658,20 @@ class JobShopEnv(DispatchEnv):
         return rule_makespans(self.name, dispatch)
 
     def _bars(self):
-        return [(self.op_machine[op], op // self.num_machines, self.op_start[op], self.op_start[op] + self.op_time[op])
-                for op in self.order]
+        return [
+            (
+                self.op_machine[op],
+                op // self.num_machines,
+                self.op_start[op],
+                self.op_start[op] + self.op_time[op],
+            )
+            for op in self.order
+        ]
 
 
 def gantt(bars, num_machines, num_jobs, end):
-    """Returns a Gantt chart, uint8 [H, W, 3], of bars (machine, job, start, finish); `end` is its last time."""
+    """Returns a Gantt chart, uint8 [H, W, 3], of bars (machine, job, start, finish); `end` is its
+    last time."""
     row, width = 24, 800
     image = np.full((row * num_machines + 4, width + 8, 3), 255, np.uint8)
     hue = (np.arange(num_jobs)[:, None] * 0.618034 + np.array([0, 1 / 3, 2 / 3])) % 1
@@ -532,7 +686,8 @@ def gantt(bars, num_machines, num_jobs, end):
 
 
 def rule_job(env, rule, rng):
-    """Returns the job, among env.legal_jobs, that a priority rule of RULES dispatches; ties go to the first job."""
+    """Returns the job, among env.legal_jobs, that a priority rule of RULES dispatches; ties go to
+    the first job."""
     jobs = env.legal_jobs
     if rule == "random":
         return jobs[rng.integers(len(jobs))]
@@ -552,7 +707,8 @@ def rule_job(env, rule, rng):
 
 
 def dispatch_rule(env, name):
-    """Returns the action that a priority rule of RULES takes in the env's present state ("random": env.np_random)."""
+    """Returns the action that a priority rule of RULES takes in the env's present state ("random":
+    env.np_random)."""
     env = env.unwrapped
     return int(np.searchsorted(env.nodes, env.next_op[rule_job(env, name, env.np_random)]))
 
@@ -566,11 +722,15 @@ spt, mwkr, mopnr, fdd_mwkr = (partial(rule_policy, rule) for rule in RULES[:4])
 
 
 def pilot(env, obs, rng):
-    """Tries every legal operation, finishes the schedule by FDD/MWKR and by MWKR, and takes the one after which the
-    better of the two is best (the pilot method, Duin and Voss, Networks 34, 1999)."""
+    """Tries every legal operation, finishes the schedule by FDD/MWKR and by MWKR, and takes the one
+    after which the better of the two is best (the pilot method, Duin and Voss, Networks 34,
+    1999)."""
     env = env.unwrapped
-    trial = JobShopEnv(instance={"times": env.times, "machines": env.machine_of}, dispatch=env.dispatch,
-                       skip_forced=False)
+    trial = JobShopEnv(
+        instance={"times": env.times, "machines": env.machine_of},
+        dispatch=env.dispatch,
+        skip_forced=False,
+    )
     makespans = []
     for op in env.next_op[env.legal_jobs].tolist():
         for rule in ("FDD/MWKR", "MWKR"):
@@ -584,7 +744,8 @@ def pilot(env, obs, rng):
 
 
 def play_rule(times, machines, rule, dispatch="active", seed=0):
-    """Returns the makespan of a priority rule of RULES on one instance (times and machines [J, M])."""
+    """Returns the makespan of a priority rule of RULES on one instance (times and machines [J,
+    M])."""
     env = JobShopEnv(instance={"times": times, "machines": machines}, dispatch=dispatch)
     env._start_episode(*env.fixed)
     return finish(env, rule, np.random.default_rng(seed))
@@ -607,5 +768,6 @@ def _rule_makespans(name, dispatch):
 
 
 def rule_makespans(name, dispatch="active"):
-    """Returns dict rule -> makespan on a named benchmark ("random": mean of 10 seeded runs); computed once."""
+    """Returns dict rule -> makespan on a named benchmark ("random": mean of 10 seeded runs);
+    computed once."""
     return dict(_rule_makespans(name, dispatch))

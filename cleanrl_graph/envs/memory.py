@@ -1,8 +1,10 @@
-"""Cheap tasks that need memory, each with a known optimum and known scores of a policy without memory.
+"""Cheap tasks that need memory, each with a known optimum and known scores of a policy without
+memory.
 
 StatelessCartPole-v1   CartPole-v1 without its velocities: compare with the previous observation
-Recall-v0              show a cue, walk a corridor, choose by the cue: one bit kept for any number of steps
-LastGraphs-v0          which of the last graphs had the largest marked value: a new comparison at every step
+Recall-v0              show a cue, walk a corridor, choose by the cue: one bit kept for any number
+of steps LastGraphs-v0          which of the last graphs had the largest marked value: a new
+comparison at every step
 """
 
 import gymnasium as gym
@@ -18,20 +20,21 @@ MIN_GAP = 0.1  # between the marked values that LastGraphs compares
 class StatelessCartPoleEnv(CartPoleEnv):
     """gymnasium's CartPole-v1 whose observation lacks both velocities; the rest is unchanged.
 
-    Observation: float32 [2], cart position and pole angle (radians); bounds of the space +-4.8 and +-0.418.
-    Action: 0 pushes the cart to the left, 1 to the right. Reward 1 per step.
-    Episode end: terminated where the pole leans more than 12 degrees or the cart is beyond +-2.4; gym.make() adds a
-    limit of 500 steps (truncated). `gym.make("StatelessCartPole-v1", max_episode_steps=-1)` has no limit and
-    `max_episode_steps=1000` another one. Without a limit an episode of a good policy does not end, nor does an
-    evaluation that waits for it.
+    Observation: float32 [2], cart position and pole angle (radians); bounds of the space +-4.8 and
+    +-0.418. Action: 0 pushes the cart to the left, 1 to the right. Reward 1 per step. Episode end:
+    terminated where the pole leans more than 12 degrees or the cart is beyond +-2.4; gym.make()
+    adds a limit of 500 steps (truncated). `gym.make("StatelessCartPole-v1", max_episode_steps=-1)`
+    has no limit and `max_episode_steps=1000` another one. Without a limit an episode of a good
+    policy does not end, nor does an evaluation that waits for it.
 
     Args:
         sutton_barto_reward: 0 per step and -1 at the end, as in CartPoleEnv.
         render_mode: None, "rgb_array" or "human"; pictures need pygame.
 
-    Reference returns, mean of 1,000 seeded episodes of at most 500 steps: a random policy 22; without memory, "push to
-    the side it leans to" 41; with memory of one observation, the sign of `angle + 0.5 * angular velocity + 0.02 *
-    position + 0.06 * velocity`, with velocities from differences, 500 (50 episodes, every one of them).
+    Reference returns, mean of 1,000 seeded episodes of at most 500 steps: a random policy 22;
+    without memory, "push to the side it leans to" 41; with memory of one observation, the sign of
+    `angle + 0.5 * angular velocity + 0.02 * position + 0.06 * velocity`, with velocities from
+    differences, 500 (50 episodes, every one of them).
     """
 
     def __init__(self, sutton_barto_reward=False, render_mode=None):
@@ -42,7 +45,8 @@ class StatelessCartPoleEnv(CartPoleEnv):
         self.observation_space = spaces.Box(-high, high, dtype=np.float32)
 
     def reset(self, *, seed=None, options=None):
-        """Return the first observation and {}. A seed fixes everything that follows; options as in CartPoleEnv."""
+        """Return the first observation and {}. A seed fixes everything that follows; options as in
+        CartPoleEnv."""
         observation, info = super().reset(seed=seed, options=options)
         return observation[::2].copy(), info
 
@@ -53,27 +57,32 @@ class StatelessCartPoleEnv(CartPoleEnv):
 
 
 class RecallEnv(gym.Env):
-    """See a cue, walk a corridor that shows nothing, and choose at the junction the action that matches the cue.
+    """See a cue, walk a corridor that shows nothing, and choose at the junction the action that
+    matches the cue.
 
-    Observation: float32 [num_cues + 1]: the cue as a one-hot vector, zeros after the first step; last a flag that is 1
-    at the junction. The `length` observations between cue and junction are all zeros, so nothing counts the steps.
-    Action: the index of a cue; it matters at the junction only.
-    Reward: at the junction 1 for the action that equals the cue and -1 for any other; 0 elsewhere.
-    Episode end: terminated after the choice at the junction, that is after `length + 2` steps.
+    Observation: float32 [num_cues + 1]: the cue as a one-hot vector, zeros after the first step;
+    last a flag that is 1 at the junction. The `length` observations between cue and junction are
+    all zeros, so nothing counts the steps. Action: the index of a cue; it matters at the junction
+    only. Reward: at the junction 1 for the action that equals the cue and -1 for any other; 0
+    elsewhere. Episode end: terminated after the choice at the junction, that is after `length + 2`
+    steps.
 
     Args:
         length: steps between the cue and the junction.
         num_cues: number of cues and actions.
     Raises ValueError if length is negative or num_cues is below 2.
 
-    Reference returns, exact: the optimum is 1. Whatever does not remember the cue, a random policy too, has the mean
-    2 / num_cues - 1, which is 0 with 2 cues. The rate of success is (1 + return) / 2. Actions in the corridor are free,
-    so a policy that is shown its last action can carry the cue in its actions.
+    Reference returns, exact: the optimum is 1. Whatever does not remember the cue, a random policy
+    too, has the mean 2 / num_cues - 1, which is 0 with 2 cues. The rate of success is (1 + return)
+    / 2. Actions in the corridor are free, so a policy that is shown its last action can carry the
+    cue in its actions.
     """
 
     def __init__(self, length=10, num_cues=2):
         if length < 0 or num_cues < 2:
-            raise ValueError(f"length {length} must be at least 0 and num_cues {num_cues} at least 2")
+            raise ValueError(
+                f"length {length} must be at least 0 and num_cues {num_cues} at least 2"
+            )
         self.length, self.num_cues = length, num_cues
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues)
@@ -87,7 +96,8 @@ class RecallEnv(gym.Env):
         return observation
 
     def reset(self, *, seed=None, options=None):
-        """Return the first observation, which shows the cue, and {}. A seed fixes everything that follows."""
+        """Return the first observation, which shows the cue, and {}. A seed fixes everything that
+        follows."""
         super().reset(seed=seed)
         self.cue, self.num_steps = int(self.np_random.integers(self.num_cues)), 0
         return self._observation(), {}
@@ -103,22 +113,23 @@ class RecallEnv(gym.Env):
 class LastGraphsEnv(gym.Env):
     """Say which of the last `window` graphs has the largest marked value, at every step.
 
-    One node of each graph is marked. The values of all nodes are uniform in [0, 1], but those of marked nodes are drawn
-    again until they differ by at least 0.1 from the marked values of the `window` - 1 graphs before it in
-    the episode.
+    One node of each graph is marked. The values of all nodes are uniform in [0, 1], but those of
+    marked nodes are drawn again until they differ by at least 0.1 from the marked values of the
+    `window` - 1 graphs before it in the episode.
 
-    Observation: graph of nodes float32 [n, 2], (is marked, value), and edge_links int64 [edges_per_node * n, 2], drawn
-    at random and without meaning. n is drawn as in PoissonGraph-v0, from a mixture of Poisson distributions clipped to
-    [1, max_nodes].
-    Action: 0 for the present graph, 1 for the one before it, and so on up to window - 1.
-    Reward 1 for the graph with the largest marked value among those of this episode, otherwise 0: a graph from before
-    the first step is always wrong. Episode end: terminated after `episode_length` steps.
+    Observation: graph of nodes float32 [n, 2], (is marked, value), and edge_links int64
+    [edges_per_node * n, 2], drawn at random and without meaning. n is drawn as in PoissonGraph-v0,
+    from a mixture of Poisson distributions clipped to [1, max_nodes]. Action: 0 for the present
+    graph, 1 for the one before it, and so on up to window - 1. Reward 1 for the graph with the
+    largest marked value among those of this episode, otherwise 0: a graph from before the first
+    step is always wrong. Episode end: terminated after `episode_length` steps.
 
     Args:
         window: number of graphs that are compared, 2 to 5.
         mean_nodes, weights: means and probabilities of the mixture of sizes.
         max_nodes: the largest graph that is drawn.
-    Raises ValueError if window is not 2 to 5, episode_length is below 1, or the weights do not sum to 1.
+    Raises ValueError if window is not 2 to 5, episode_length is below 1, or the weights do not sum
+    to 1.
 
     Reference returns with the default 16 steps:
 
@@ -129,17 +140,29 @@ class LastGraphsEnv(gym.Env):
     | 4 | 4.00 | 7.48 | 16 |
     | 5 | 3.20 | 6.47 | 16 |
 
-    Best without memory: the best function from the present marked value to an action (the step number is not observed),
-    found from how often each answer is right in each of 100 bins of the value in 200,000 simulated episodes
-    (`best_memoryless`). It answers 0 above a threshold (0.57 for window 3) and 1 below it.
+    Best without memory: the best function from the present marked value to an action (the step
+    number is not observed), found from how often each answer is right in each of 100 bins of the
+    value in 200,000 simulated episodes (`best_memoryless`). It answers 0 above a threshold (0.57
+    for window 3) and 1 below it.
     """
 
-    def __init__(self, window=3, episode_length=16, mean_nodes=(7, 25, 120), weights=(0.9, 0.09, 0.01), max_nodes=200,
-                 edges_per_node=2):
+    def __init__(
+        self,
+        window=3,
+        episode_length=16,
+        mean_nodes=(7, 25, 120),
+        weights=(0.9, 0.09, 0.01),
+        max_nodes=200,
+        edges_per_node=2,
+    ):
         if not 2 <= window <= 5 or episode_length < 1:
-            raise ValueError(f"window {window} must be 2 to 5 and episode_length {episode_length} at least 1")
+            raise ValueError(
+                f"window {window} must be 2 to 5 and episode_length {episode_length} at least 1"
+            )
         if len(mean_nodes) != len(weights) or not np.isclose(sum(weights), 1):
-            raise ValueError(f"weights {weights} must be as many as mean_nodes {mean_nodes} and sum to 1")
+            raise ValueError(
+                f"weights {weights} must be as many as mean_nodes {mean_nodes} and sum to 1"
+            )
         self.window, self.episode_length = window, episode_length
         self.mean_nodes, self.weights = np.asarray(mean_nodes, float), np.asarray(weights, float)
         self.max_nodes, self.edges_per_node = max_nodes, edges_per_node
@@ -186,7 +209,8 @@ class LastGraphsEnv(gym.Env):
 
 
 def draw_values(rng, num_graphs, window):
-    """Marked values, float [num_graphs]: uniform, each at least MIN_GAP from the window - 1 values before it."""
+    """Marked values, float [num_graphs]: uniform, each at least MIN_GAP from the window - 1 values
+    before it."""
     values = []
     for _ in range(num_graphs):
         recent = values[1 - window :]
@@ -206,9 +230,11 @@ def answers_of(values, window):
 
 
 def best_memoryless(window=3, episode_length=16, num_episodes=200_000, num_bins=100, seed=0):
-    """(return, actions int [num_bins]) of the best policy that sees the present marked value only, by simulation.
+    """(return, actions int [num_bins]) of the best policy that sees the present marked value only,
+    by simulation.
 
-    The actions belong to equal intervals of the value; the return is a mean over the same episodes."""
+    The actions belong to equal intervals of the value; the return is a mean over the same
+    episodes."""
     rng = np.random.default_rng(seed)
     values = np.full((num_episodes, episode_length), np.nan)
     for t in range(episode_length):

@@ -9,23 +9,28 @@
             super().reset(seed=seed)
             return to_graph_instance(self.data), {}
 
-`x` [nodes, F] or [nodes] becomes `nodes`, `edge_attr` [edges, E] or [edges] becomes `edges` where there is one, and
-`edge_index` [2, edges] becomes `edge_links` [edges, 2]; the script's network gets x, edge_index, edge_attr and batch
-back in PyG's convention. Numbers of nodes and edges may differ from step to step. In a Dict the graph stands beside
-masks and vectors: `spaces.Dict(graph=graph_space(data), action_mask=...)`.
+`x` [nodes, F] or [nodes] becomes `nodes`, `edge_attr` [edges, E] or [edges] becomes `edges` where
+there is one, and `edge_index` [2, edges] becomes `edge_links` [edges, 2]; the script's network gets
+x, edge_index, edge_attr and batch back in PyG's convention. Numbers of nodes and edges may differ
+from step to step. In a Dict the graph stands beside masks and vectors:
+`spaces.Dict(graph=graph_space(data), action_mask=...)`.
 
-A HeteroData becomes ONE graph: the nodes of all types one after the other, types sorted by name. The first columns of
-a node are its type, one-hot; then each type has columns of its own for its features, which are zero in nodes of other
-types. Edges are likewise: one-hot relation, then the edge_attr of each relation. The network's first layer is then a
-linear map per type; messages pass along all relations with the same weights, and gine, gatv2 and transformer see the
-relation as an edge feature (sage does not). A mask has a row per node of all types: where only nodes of one type may
-be chosen, the others have 0. Each type and relation must be there in every step, with 0 rows if need be. Types that
-no edge reaches may as well be a Sequence each, beside the graph: an MLP reads their rows.
+A HeteroData becomes ONE graph: the nodes of all types one after the other, types sorted by name.
+The first columns of a node are its type, one-hot; then each type has columns of its own for its
+features, which are zero in nodes of other types. Edges are likewise: one-hot relation, then the
+edge_attr of each relation. The network's first layer is then a linear map per type; messages pass
+along all relations with the same weights, and gine, gatv2 and transformer see the relation as an
+edge feature (sage does not). A mask has a row per node of all types: where only nodes of one type
+may be chosen, the others have 0. Each type and relation must be there in every step, with 0 rows if
+need be. Types that no edge reaches may as well be a Sequence each, beside the graph: an MLP reads
+their rows.
 
-What is stored: each step with its links (two int32 per edge), also where the graph stays and only features change. A
-graph of 100 nodes with 8 features and 400 edges takes 6,400 bytes per step, of which links are 3,200: 52 MB for a
-rollout of 64 environments x 128 steps (`charts/obs_bytes_per_step`); one gradient step of the network needs more
-(benchmark/results/speed/static_graph.md). Edge features that never change may stay out of the observation.
+What is stored: each step with its links (two int32 per edge), also where the graph stays and only
+features change. A graph of 100 nodes with 8 features and 400 edges takes 6,400 bytes per step, of
+which links are 3,200: 52 MB for a rollout of 64 environments x 128 steps
+(`charts/obs_bytes_per_step`); one gradient step of the network needs more
+(benchmark/results/speed/static_graph.md). Edge features that never change may stay out of the
+observation.
 """
 
 import math
@@ -43,43 +48,61 @@ def graph_space(data: Any) -> spaces.Graph:
 
 
 def to_graph_instance(data: Any) -> spaces.GraphInstance:
-    """The observation: nodes float32 [N, F], edges float32 [M, E] or None, edge_links int64 [M, 2]. ValueError for node
-    types without `x`."""
+    """The observation: nodes float32 [N, F], edges float32 [M, E] or None, edge_links int64 [M, 2].
+    ValueError for node types without `x`."""
     if not hasattr(data, "node_types"):
         edges = data.edge_attr if data.edge_index is not None else None
-        return spaces.GraphInstance(rows_of("nodes", data.x), edges if edges is None else rows_of("edges", edges),
-                                    links_of(data.edge_index))
+        return spaces.GraphInstance(
+            rows_of("nodes", data.x),
+            edges if edges is None else rows_of("edges", edges),
+            links_of(data.edge_index),
+        )
     names, relations = sorted(data.node_types), sorted(data.edge_types)
     features = [rows_of(name, data[name].get("x")) for name in names]
     first = dict(zip(names, np.cumsum([0] + [len(rows) for rows in features])))
-    links = [links_of(data[relation].edge_index) + [first[relation[0]], first[relation[2]]] for relation in relations]
+    links = [
+        links_of(data[relation].edge_index) + [first[relation[0]], first[relation[2]]]
+        for relation in relations
+    ]
     attributes = [data[relation].get("edge_attr") for relation in relations]
-    edges = [np.zeros((len(pairs), 0), np.float32) if rows is None else rows_of(relation, rows)
-             for relation, rows, pairs in zip(relations, attributes, links)]
-    return spaces.GraphInstance(with_kinds(features), with_kinds(edges) if edges else None,
-                                np.concatenate([np.zeros((0, 2), np.int64), *links]))
+    edges = [
+        np.zeros((len(pairs), 0), np.float32) if rows is None else rows_of(relation, rows)
+        for relation, rows, pairs in zip(relations, attributes, links)
+    ]
+    return spaces.GraphInstance(
+        with_kinds(features),
+        with_kinds(edges) if edges else None,
+        np.concatenate([np.zeros((0, 2), np.int64), *links]),
+    )
 
 
 def rows_of(name: Any, values: Any) -> np.ndarray:
     """float32 [rows, columns]"""
     if values is None:
-        raise ValueError(f"{name}: features `x` are needed; where nodes have none, torch.zeros(num_nodes, 0) will do")
+        raise ValueError(
+            f"{name}: features `x` are needed; where nodes have none, torch.zeros(num_nodes, 0) will do"
+        )
     rows = values.detach().cpu().numpy().astype(np.float32)
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
 def links_of(edge_index: Any) -> np.ndarray:
     """int64 [edges, 2]"""
-    return np.zeros((0, 2), np.int64) if edge_index is None else edge_index.cpu().numpy().T.astype(np.int64)
+    return (
+        np.zeros((0, 2), np.int64)
+        if edge_index is None
+        else edge_index.cpu().numpy().T.astype(np.int64)
+    )
 
 
 def with_kinds(parts: list[np.ndarray]) -> np.ndarray:
-    """The rows of all parts one after the other: one-hot part, then the columns of each part, zero in others."""
+    """The rows of all parts one after the other: one-hot part, then the columns of each part, zero
+    in others."""
     widths = np.cumsum([len(parts)] + [part.shape[1] for part in parts])
     rows = np.zeros((sum(map(len, parts)), widths[-1]), np.float32)
     start = 0
     for kind, part in enumerate(parts):
-        block = rows[start:start + len(part)]
-        block[:, kind], block[:, widths[kind]:widths[kind + 1]] = 1.0, part
+        block = rows[start : start + len(part)]
+        block[:, kind], block[:, widths[kind] : widths[kind + 1]] = 1.0, part
         start += len(part)
     return rows

@@ -1,13 +1,14 @@
 """Cheap synthetic tasks on graphs and sets, each with a known optimum: a few microseconds per step.
 
 PoissonGraph-v0   choose the node with the most flagged in-neighbours; long-tailed graph sizes
-BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed set sizes
-MatchGoal-v0      the same with 1 to 60 `avail_actions`, all sizes as likely, and 12 steps an episode
-PairNodes-v0      choose a node, then the node that matches it; independent heads cannot solve it
-SkillGraph-v0     choose the node to which a mark points; which one is known from the reset options only
+BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed set
+sizes MatchGoal-v0      the same with 1 to 60 `avail_actions`, all sizes as likely, and 12 steps an
+episode PairNodes-v0      choose a node, then the node that matches it; independent heads cannot
+solve it SkillGraph-v0     choose the node to which a mark points; which one is known from the reset
+options only
 
-Observations of PoissonGraph and BestOfSet are drawn in blocks and sliced, so an observation is a view of its block.
-A choice that is masked, or beyond the last node, earns 0 and does not raise.
+Observations of PoissonGraph and BestOfSet are drawn in blocks and sliced, so an observation is a
+view of its block. A choice that is masked, or beyond the last node, earns 0 and does not raise.
 """
 
 import gymnasium as gym
@@ -24,10 +25,15 @@ class LinkGraph(spaces.Graph):
     """
 
     def contains(self, x):
-        """True if `x` is a GraphInstance of nodes [n, *node shape], edges None and links [e, 2] (or None) below n."""
+        """True if `x` is a GraphInstance of nodes [n, *node shape], edges None and links [e, 2] (or
+        None) below n."""
         if self.edge_space is not None:
             return super().contains(x)
-        if not isinstance(x, spaces.GraphInstance) or not isinstance(x.nodes, np.ndarray) or x.edges is not None:
+        if (
+            not isinstance(x, spaces.GraphInstance)
+            or not isinstance(x.nodes, np.ndarray)
+            or x.edges is not None
+        ):
             return False
         if x.nodes.ndim == 0 or not all(node in self.node_space for node in x.nodes):
             return False
@@ -46,28 +52,32 @@ def mask_space(*shape):
 
 
 def starts_of(sizes):
-    """Offsets of segments of the given sizes, [len(sizes) + 1]: segment i is rows starts[i]:starts[i + 1]."""
+    """Offsets of segments of the given sizes, [len(sizes) + 1]: segment i is rows
+    starts[i]:starts[i + 1]."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
 
 
 def draw_mask(rng, starts, forbidden):
-    """int8 [starts[-1]]: 0 with probability `forbidden`, but at least one 1 (uniformly drawn) in every segment."""
+    """int8 [starts[-1]]: 0 with probability `forbidden`, but at least one 1 (uniformly drawn) in
+    every segment."""
     mask = rng.random(starts[-1]) >= forbidden
     mask[starts[:-1] + rng.integers(np.diff(starts))] = True
     return mask.astype(np.int8)
 
 
 def best_of_segment(score, mask, starts):
-    """bool [starts[-1]]: the allowed rows whose score is the largest allowed one of their segment."""
+    """bool [starts[-1]]: the allowed rows whose score is the largest allowed one of their
+    segment."""
     score = np.where(mask, score, -np.inf)
     return score == np.repeat(np.maximum.reduceat(score, starts[:-1]), np.diff(starts))
 
 
 class BlockEnv(gym.Env):
-    """Choose a best row of a fresh observation in every step; `_draw_block` draws BLOCK of them: the rows of each begin
-    at `starts`, `best` are those that earn 1. `cursor` is the present one, `_observe(start, end)` shows its rows."""
+    """Choose a best row of a fresh observation in every step; `_draw_block` draws BLOCK of them:
+    the rows of each begin at `starts`, `best` are those that earn 1. `cursor` is the present one,
+    `_observe(start, end)` shows its rows."""
 
     cursor = BLOCK
 
@@ -98,36 +108,58 @@ class BlockEnv(gym.Env):
 
 
 class PoissonGraphEnv(BlockEnv):
-    """Choose an allowed node with the largest number of walks of `hops` edges that start at a flagged node.
+    """Choose an allowed node with the largest number of walks of `hops` edges that start at a
+    flagged node.
 
-    With hops=1 this is the number of incoming edges from flagged nodes (parallel edges and self-loops count), with
-    hops=2 the sum of that number over the in-neighbours: `hops` rounds of sum message passing show it, the features
-    of the nodes do not. A fresh graph is drawn at every step.
+    With hops=1 this is the number of incoming edges from flagged nodes (parallel edges and
+    self-loops count), with hops=2 the sum of that number over the in-neighbours: `hops` rounds of
+    sum message passing show it, the features of the nodes do not. A fresh graph is drawn at every
+    step.
 
-    Observation: {"graph": nodes float32 [n, num_features], edge_links int64 [edges_per_node * n, 2] of (source,
-    target); "action_mask": int8 [n]}. Feature 0 is the flag (0 or 1), the rest is standard normal noise. n is drawn
-    from a mixture of Poisson distributions, clipped to [1, max_nodes].
-    Action: the index of a node. Reward 1 for a best allowed node (there always is one), otherwise 0, so the optimal
-    return is exactly `episode_length`. The episode terminates after `episode_length` steps.
+    Observation: {"graph": nodes float32 [n, num_features], edge_links int64 [edges_per_node * n, 2]
+    of (source, target); "action_mask": int8 [n]}. Feature 0 is the flag (0 or 1), the rest is
+    standard normal noise. n is drawn from a mixture of Poisson distributions, clipped to [1,
+    max_nodes]. Action: the index of a node. Reward 1 for a best allowed node (there always is one),
+    otherwise 0, so the optimal return is exactly `episode_length`. The episode terminates after
+    `episode_length` steps.
 
     Args:
         mean_nodes, weights: means and probabilities of the mixture of sizes.
         max_nodes: the largest graph that is drawn.
         declared_max: the bound of the action space, max_nodes if None; it changes nothing else.
         forbidden: probability that a node is not allowed.
-    Raises ValueError if hops is not 1 or 2, the weights do not sum to 1, or declared_max is below max_nodes.
+    Raises ValueError if hops is not 1 or 2, the weights do not sum to 1, or declared_max is below
+    max_nodes.
     """
 
-    def __init__(self, mean_nodes=(7, 25, 120), weights=(0.9, 0.09, 0.01), max_nodes=200, edges_per_node=4,
-                 num_features=8, episode_length=16, hops=1, declared_max=None, forbidden=0.2):
+    def __init__(
+        self,
+        mean_nodes=(7, 25, 120),
+        weights=(0.9, 0.09, 0.01),
+        max_nodes=200,
+        edges_per_node=4,
+        num_features=8,
+        episode_length=16,
+        hops=1,
+        declared_max=None,
+        forbidden=0.2,
+    ):
         if hops not in (1, 2):
             raise ValueError(f"hops is {hops}; choose 1 or 2")
         if len(mean_nodes) != len(weights) or not np.isclose(sum(weights), 1):
-            raise ValueError(f"weights {weights} must be as many as mean_nodes {mean_nodes} and sum to 1")
+            raise ValueError(
+                f"weights {weights} must be as many as mean_nodes {mean_nodes} and sum to 1"
+            )
         if declared_max is not None and declared_max < max_nodes:
-            raise ValueError(f"declared_max {declared_max} is below max_nodes {max_nodes}; raise it or lower max_nodes")
+            raise ValueError(
+                f"declared_max {declared_max} is below max_nodes {max_nodes}; raise it or lower max_nodes"
+            )
         self.mean_nodes, self.weights = np.asarray(mean_nodes, float), np.asarray(weights, float)
-        self.max_nodes, self.edges_per_node, self.num_features = max_nodes, edges_per_node, num_features
+        self.max_nodes, self.edges_per_node, self.num_features = (
+            max_nodes,
+            edges_per_node,
+            num_features,
+        )
         self.episode_length, self.hops, self.forbidden = episode_length, hops, forbidden
         node_space = spaces.Box(-np.inf, np.inf, (num_features,), np.float32)
         self.observation_space = spaces.Dict(
@@ -158,27 +190,47 @@ class PoissonGraphEnv(BlockEnv):
 
     def _observe(self, start, end):
         links = self.links[start * self.edges_per_node : end * self.edges_per_node]
-        return {"graph": spaces.GraphInstance(self.nodes[start:end], None, links), "action_mask": self.mask[start:end]}
+        return {
+            "graph": spaces.GraphInstance(self.nodes[start:end], None, links),
+            "action_mask": self.mask[start:end],
+        }
 
 
 class BestOfSetEnv(BlockEnv):
     """Choose the allowed element of a set that has the largest dot product with the query.
 
-    Observation: {key: float32 [n, 4] in [-1, 1], a tuple of n arrays [4] with stack=False; "query": float32 [4];
-    "action_mask": int8 [n]}. With key="avail_actions" every element is allowed and there is no mask. n is a rounded
-    lognormal, 1 to max_size: median 5, mean about 8, and 1 in 7% of the sets; with uniform_sizes it is uniform.
-    Action: the index of an element. Reward 1 for the best allowed element, otherwise 0: the optimal return is exactly
-    `episode_length`. A fresh set is drawn at every step; the episode terminates after `episode_length` steps.
-    Raises ValueError if key is not "set" or "avail_actions".
+    Observation: {key: float32 [n, 4] in [-1, 1], a tuple of n arrays [4] with stack=False; "query":
+    float32 [4]; "action_mask": int8 [n]}. With key="avail_actions" every element is allowed and
+    there is no mask. n is a rounded lognormal, 1 to max_size: median 5, mean about 8, and 1 in 7%
+    of the sets; with uniform_sizes it is uniform. Action: the index of an element. Reward 1 for the
+    best allowed element, otherwise 0: the optimal return is exactly `episode_length`. A fresh set
+    is drawn at every step; the episode terminates after `episode_length` steps. Raises ValueError
+    if key is not "set" or "avail_actions".
     """
 
-    def __init__(self, max_size=64, episode_length=1, stack=True, key="set", forbidden=0.2, uniform_sizes=False):
+    def __init__(
+        self,
+        max_size=64,
+        episode_length=1,
+        stack=True,
+        key="set",
+        forbidden=0.2,
+        uniform_sizes=False,
+    ):
         if key not in ("set", "avail_actions"):
             raise ValueError(f'key is "{key}"; choose "set" or "avail_actions"')
-        self.max_size, self.episode_length, self.stack, self.key = max_size, episode_length, stack, key
+        self.max_size, self.episode_length, self.stack, self.key = (
+            max_size,
+            episode_length,
+            stack,
+            key,
+        )
         self.forbidden, self.uniform_sizes = forbidden if key == "set" else 0.0, uniform_sizes
         element = spaces.Box(-1, 1, (4,), np.float32)
-        observation = {key: spaces.Sequence(element, stack=stack), "query": spaces.Box(-1, 1, (4,), np.float32)}
+        observation = {
+            key: spaces.Sequence(element, stack=stack),
+            "query": spaces.Box(-1, 1, (4,), np.float32),
+        }
         if key == "set":
             observation["action_mask"] = mask_space()
         self.observation_space = spaces.Dict(observation)
@@ -200,7 +252,10 @@ class BestOfSetEnv(BlockEnv):
 
     def _observe(self, start, end):
         elements = self.elements[start:end]
-        observation = {self.key: elements if self.stack else tuple(elements), "query": self.queries[self.cursor]}
+        observation = {
+            self.key: elements if self.stack else tuple(elements),
+            "query": self.queries[self.cursor],
+        }
         if self.key == "set":
             observation["action_mask"] = self.mask[start:end]
         return observation
@@ -209,27 +264,28 @@ class BestOfSetEnv(BlockEnv):
 class PairNodesEnv(gym.Env):
     """Choose a left node other than the last one chosen, then the right node of the same colour.
 
-    The graph holds `num_pairs` pairs of one left and one right node of the same colour, each pair of another colour,
-    and a Poisson number of grey nodes that may not be chosen. It stays the same for the whole episode.
+    The graph holds `num_pairs` pairs of one left and one right node of the same colour, each pair
+    of another colour, and a Poisson number of grey nodes that may not be chosen. It stays the same
+    for the whole episode.
 
-    Observation: {"graph": nodes float32 [n, num_colours + 2], edge_links int64 [2 * n, 2], drawn at random and without
-    meaning; "action_mask": int8 [n, 2], column k for the k-th choice}. Features: one-hot colour, is left, is right.
-    Action: (left node, right node). Reward 1 if they match and the left node is not the one chosen in the step before
-    (the first step is free). What was chosen before is not observed.
-    The episode terminates after `episode_length` = T steps.
+    Observation: {"graph": nodes float32 [n, num_colours + 2], edge_links int64 [2 * n, 2], drawn at
+    random and without meaning; "action_mask": int8 [n, 2], column k for the k-th choice}. Features:
+    one-hot colour, is left, is right. Action: (left node, right node). Reward 1 if they match and
+    the left node is not the one chosen in the step before (the first step is free). What was chosen
+    before is not observed. The episode terminates after `episode_length` = T steps.
 
-    Why independent heads fail. Where the state is fully observed, some deterministic policy is optimal, and a
-    deterministic policy needs no dependence between heads. So the last choice is hidden here: a policy without memory
-    acts alike at every step of an episode, is paid for not repeating itself, and must therefore be random. Let p(k) be
-    its probability of left node k, q(k) of right node k given the observation, and K the number of pairs. Per step
-    after the first,
+    Why independent heads fail. Where the state is fully observed, some deterministic policy is
+    optimal, and a deterministic policy needs no dependence between heads. So the last choice is
+    hidden here: a policy without memory acts alike at every step of an episode, is paid for not
+    repeating itself, and must therefore be random. Let p(k) be its probability of left node k, q(k)
+    of right node k given the observation, and K the number of pairs. Per step after the first,
         a chain p(k) q(match | k) earns at most 1 - sum p(k)^2 <= 1 - 1/K (uniform p);
         independent heads earn sum p(k) (1 - p(k)) q(k) <= max p (1 - p) = 1/4, whatever K.
-    Best returns with the first step: `best_chain_return` = 1 + (T - 1)(1 - 1/K), 13.5 by default, and
-    `best_independent_return` = T^2 / (4 (T - 1)), 4.27 by default. A uniform choice among the allowed earns 2.25. Score
-    sampled actions: greedy ones repeat themselves and earn at most 1. A policy with memory of its last choice can earn
-    T, with independent heads too.
-    Raises ValueError if there are fewer than 2 pairs or steps, or fewer colours than pairs.
+    Best returns with the first step: `best_chain_return` = 1 + (T - 1)(1 - 1/K), 13.5 by default,
+    and `best_independent_return` = T^2 / (4 (T - 1)), 4.27 by default. A uniform choice among the
+    allowed earns 2.25. Score sampled actions: greedy ones repeat themselves and earn at most 1. A
+    policy with memory of its last choice can earn T, with independent heads too. Raises ValueError
+    if there are fewer than 2 pairs or steps, or fewer colours than pairs.
     """
 
     def __init__(self, num_pairs=6, num_colours=8, mean_grey=4, episode_length=16):
@@ -247,7 +303,9 @@ class PairNodesEnv(gym.Env):
         self.observation_space = spaces.Dict(
             {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space(2)}
         )
-        self.action_space = spaces.Tuple((spaces.Discrete(self.max_nodes), spaces.Discrete(self.max_nodes)))
+        self.action_space = spaces.Tuple(
+            (spaces.Discrete(self.max_nodes), spaces.Discrete(self.max_nodes))
+        )
 
     def _draw_graph(self):
         rng, num_pairs = self.np_random, self.num_pairs
@@ -276,7 +334,8 @@ class PairNodesEnv(gym.Env):
         return self._observation(), {}
 
     def step(self, action):
-        """Return the observation (the same in the whole episode), reward 0.0 or 1.0, terminated, False and {}."""
+        """Return the observation (the same in the whole episode), reward 0.0 or 1.0, terminated,
+        False and {}."""
         first, second = int(action[0]), int(action[1])
         is_left = 0 <= first < len(self.match) and self.match[first] >= 0
         reward = float(is_left and second == self.match[first] and first != self.last)
@@ -286,25 +345,30 @@ class PairNodesEnv(gym.Env):
 
 
 class SkillGraphEnv(gym.Env):
-    """A family of K tasks on the same graphs: task k is to choose the node to which the node with mark k points.
+    """A family of K tasks on the same graphs: task k is to choose the node to which the node with
+    mark k points.
 
-    A graph has K to `max_nodes` nodes, of which K carry the marks 0 to K - 1, one each, and every node points to one
-    node and is pointed to by one (a random permutation). A fresh graph is drawn at every step. The task is that of
-    `reset(options={"z": k})`, else `skill`, else it is drawn anew for every episode; the observation does not show it.
+    A graph has K to `max_nodes` nodes, of which K carry the marks 0 to K - 1, one each, and every
+    node points to one node and is pointed to by one (a random permutation). A fresh graph is drawn
+    at every step. The task is that of `reset(options={"z": k})`, else `skill`, else it is drawn
+    anew for every episode; the observation does not show it.
 
-    Observation: {"graph": nodes float32 [n, K], the one-hot mark or zeros, edge_links int64 [n, 2] of (source, target);
-    "action_mask": int8 [n], all ones}. Action: the index of a node. Reward 1 for the right node, otherwise 0. The
-    episode terminates after `episode_length` = T steps.
+    Observation: {"graph": nodes float32 [n, K], the one-hot mark or zeros, edge_links int64 [n, 2]
+    of (source, target); "action_mask": int8 [n], all ones}. Action: the index of a node. Reward 1
+    for the right node, otherwise 0. The episode terminates after `episode_length` = T steps.
 
-    The optimal return of a policy that knows the task is T. The K right nodes of a graph are different ones, so a
-    choice made without knowing task and past rewards is right in one of the K tasks at most: the mean return over the
-    tasks is at most `best_blind_return` = T / K, which a policy reaches that always plays the same task.
-    Raises ValueError if there are fewer nodes than skills, or for a task that does not exist.
+    The optimal return of a policy that knows the task is T. The K right nodes of a graph are
+    different ones, so a choice made without knowing task and past rewards is right in one of the K
+    tasks at most: the mean return over the tasks is at most `best_blind_return` = T / K, which a
+    policy reaches that always plays the same task. Raises ValueError if there are fewer nodes than
+    skills, or for a task that does not exist.
     """
 
     def __init__(self, num_skills=4, max_nodes=8, episode_length=8, skill=None):
         if not 1 <= num_skills <= max_nodes:
-            raise ValueError(f"num_skills {num_skills} must be at least 1 and at most max_nodes {max_nodes}")
+            raise ValueError(
+                f"num_skills {num_skills} must be at least 1 and at most max_nodes {max_nodes}"
+            )
         self.num_skills, self.max_nodes, self.episode_length = num_skills, max_nodes, episode_length
         self.always = skill
         self.best_blind_return = episode_length / num_skills

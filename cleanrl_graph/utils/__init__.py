@@ -1,1 +1,2 @@
-"""Services beside the training; a script imports one where a flag asks for it, and none of them imports a script."""
+"""Services beside the training; a script imports one where a flag asks for it, and none of them
+imports a script."""

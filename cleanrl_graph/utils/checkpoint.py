@@ -1,5 +1,6 @@
-"""cleanrl_graph, exact resume: checkpoints of a run, the lock of its folder, its environments as pickles that were
-tried. A checkpoint is a line with format and sha256, then a pickle: it is for the user who wrote it alone."""
+"""cleanrl_graph, exact resume: checkpoints of a run, the lock of its folder, its environments as
+pickles that were tried. A checkpoint is a line with format and sha256, then a pickle: it is for the
+user who wrote it alone."""
 
 import contextlib
 import copy
@@ -23,12 +24,41 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 FORMAT = "cleanrl_graph-checkpoint-2"
-SAME = {"script", "env_id", "env_kwargs", "wrap", "num_envs", "num_workers", "world_size", "obs_shifts",
-        "action_shifts", "reward_shifts", "memory_length"}  # what the saved state has the shape of
-FREE = ("run_dir", "track", "wandb_project_name", "wandb_entity", "capture_video", "save_model", "load_model",
-        "checkpoint_every", "resume", "eval_suite", "eval_episodes", "eval_samples", "eval_max_steps", "env_timeout",
-        "cuda", "torch_threads", "exp_name", "batch_size", "minibatch_size",
-        "num_iterations")  # all others shape the training
+SAME = {
+    "script",
+    "env_id",
+    "env_kwargs",
+    "wrap",
+    "num_envs",
+    "num_workers",
+    "world_size",
+    "obs_shifts",
+    "action_shifts",
+    "reward_shifts",
+    "memory_length",
+}  # what the saved state has the shape of
+FREE = (
+    "run_dir",
+    "track",
+    "wandb_project_name",
+    "wandb_entity",
+    "capture_video",
+    "save_model",
+    "load_model",
+    "checkpoint_every",
+    "resume",
+    "eval_suite",
+    "eval_episodes",
+    "eval_samples",
+    "eval_max_steps",
+    "env_timeout",
+    "cuda",
+    "torch_threads",
+    "exp_name",
+    "batch_size",
+    "minibatch_size",
+    "num_iterations",
+)  # all others shape the training
 load_env: Callable[[bytes], gym.Env] = cloudpickle.loads  # of what dump_envs returned
 said = set()  # kinds of environments that do not go on exactly
 
@@ -44,20 +74,29 @@ def checkpoints_in(folder: str) -> list[str]:
 
 
 def find(args: Any, prefix: str) -> tuple[str, str, dict] | None:
-    """(folder, path, state) of the newest whole checkpoint that `args.resume` names: a file, or a folder, or "auto" for
-    the folder `prefix*` in `args.run_dir` that was written last; None for "auto" if none has a checkpoint. What cannot
-    be read is said and left out for the one before it. SystemExit if there is none, or for flags that do not fit."""
+    """(folder, path, state) of the newest whole checkpoint that `args.resume` names: a file, or a
+    folder, or "auto" for the folder `prefix*` in `args.run_dir` that was written last; None for
+    "auto" if none has a checkpoint. What cannot be read is said and left out for the one before it.
+    SystemExit if there is none, or for flags that do not fit."""
     paths, (folder, name) = checkpoints_in(args.resume), os.path.split(args.resume)
     if args.resume == "auto":
         runs = map(checkpoints_in, glob.glob(glob.escape(os.path.join(args.run_dir, prefix)) + "*"))
         paths = max(filter(None, runs), key=lambda paths: os.path.getmtime(paths[0]), default=None)
         if paths is None:
-            print(f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew", file=sys.stderr)
+            print(
+                f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew",
+                file=sys.stderr,
+            )
             return None
     elif name.startswith("checkpoint_") and os.path.isfile(args.resume):
-        paths = [args.resume, *(path for path in checkpoints_in(folder) if os.path.basename(path) < name)]
+        paths = [
+            args.resume,
+            *(path for path in checkpoints_in(folder) if os.path.basename(path) < name),
+        ]
     elif not paths:
-        raise SystemExit(f"--resume {args.resume}: auto, a folder with checkpoints or a checkpoint_*.ckpt is needed")
+        raise SystemExit(
+            f"--resume {args.resume}: auto, a folder with checkpoints or a checkpoint_*.ckpt is needed"
+        )
     for path in paths:
         try:
             state = read(path)
@@ -70,37 +109,54 @@ def find(args: Any, prefix: str) -> tuple[str, str, dict] | None:
 
 
 def read(path: str) -> dict:
-    """The state that `Run.save` wrote. ValueError, or what unpickling raises, for a file that is something else."""
+    """The state that `Run.save` wrote. ValueError, or what unpickling raises, for a file that is
+    something else."""
     with open(path, "rb") as file:
         header, data = file.readline(200).decode(errors="replace").split(), file.read()
     if header != [FORMAT, hashlib.sha256(data).hexdigest()]:
-        raise ValueError(f"it does not begin with {FORMAT} and its checksum, it is damaged or something else")
+        raise ValueError(
+            f"it does not begin with {FORMAT} and its checksum, it is damaged or something else"
+        )
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def compare(args: Any, path: str, state: dict) -> None:
-    """SystemExit for flags with which the run in `state` cannot go on; with "auto" none that shapes the training may
-    differ but --total-timesteps. Prints the others that differ."""
-    now, then = {**vars(args), "script": script_of(args)}, {**state["args"], "script": state["script"]}
-    changed = {name: f"--{name.replace('_', '-')} {now.get(name)}, it was {then.get(name)}"
-               for name in {**now, **then} if name not in FREE and now.get(name) != then.get(name)}
+    """SystemExit for flags with which the run in `state` cannot go on; with "auto" none that shapes
+    the training may differ but --total-timesteps. Prints the others that differ."""
+    now, then = (
+        {**vars(args), "script": script_of(args)},
+        {**state["args"], "script": state["script"]},
+    )
+    changed = {
+        name: f"--{name.replace('_', '-')} {now.get(name)}, it was {then.get(name)}"
+        for name in {**now, **then}
+        if name not in FREE and now.get(name) != then.get(name)
+    }
     refused = SAME & {*changed} if args.resume != "auto" else {*changed} - {"total_timesteps"}
     if refused:
         texts = "; ".join(text for name, text in changed.items() if name in refused)
-        raise SystemExit(f"--resume {args.resume}: {path} is of a run with other flags: {texts}. Give the same, or "
-                         "another --exp-name to start anew"
-                         + f", or --resume {os.path.dirname(path)} to go on with these" * SAME.isdisjoint(refused))
+        raise SystemExit(
+            f"--resume {args.resume}: {path} is of a run with other flags: {texts}. Give the same, or "
+            "another --exp-name to start anew"
+            + f", or --resume {os.path.dirname(path)} to go on with these"
+            * SAME.isdisjoint(refused)
+        )
     for text in changed.values():
         print(f"--resume: {text}", file=sys.stderr)
 
 
 class Run(contextlib.AbstractContextManager):
-    """`with Run(folder) as run`: the folder of a run, which no other process writes to meanwhile. SystemExit if it
-    cannot be made or written to, or if another process has it. An exception that ends the block leaves a line in the
-    file "failed", which the next checkpoint removes; `failures` is the number of lines that were there at the start."""
+    """`with Run(folder) as run`: the folder of a run, which no other process writes to meanwhile.
+    SystemExit if it cannot be made or written to, or if another process has it. An exception that
+    ends the block leaves a line in the file "failed", which the next checkpoint removes; `failures`
+    is the number of lines that were there at the start."""
 
     def __init__(self, folder: str):
-        self.folder, self.mark, self.unfinished = folder, Path(folder, "failed"), Path(folder, "unfinished.tmp")
+        self.folder, self.mark, self.unfinished = (
+            folder,
+            Path(folder, "failed"),
+            Path(folder, "unfinished.tmp"),
+        )
         try:
             os.makedirs(folder, exist_ok=True)
             self.file = open(os.path.join(folder, "lock"), "wb")
@@ -109,7 +165,9 @@ class Run(contextlib.AbstractContextManager):
             self.unfinished.unlink()
             self.failures = self.mark.read_text().count("\n") if self.mark.exists() else 0
         except OSError as error:
-            raise SystemExit(f"cannot write to the folder of the run (see --run-dir): {error}") from None
+            raise SystemExit(
+                f"cannot write to the folder of the run (see --run-dir): {error}"
+            ) from None
 
     def _lock(self) -> None:
         with contextlib.suppress(ImportError, OSError):  # Windows, or a file system without locks
@@ -117,10 +175,14 @@ class Run(contextlib.AbstractContextManager):
 
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.register_at_fork(after_in_child=self.file.close)  # workers must not hold it when this process dies
+                os.register_at_fork(
+                    after_in_child=self.file.close
+                )  # workers must not hold it when this process dies
             except BlockingIOError:
-                raise SystemExit(f"another process writes to {self.folder}; let it end, or give another --exp-name or "
-                                 "--run-dir") from None
+                raise SystemExit(
+                    f"another process writes to {self.folder}; let it end, or give another --exp-name or "
+                    "--run-dir"
+                ) from None
 
     def _write(self, *chunks: bytes | memoryview) -> None:
         with open(self.unfinished, "wb") as file:
@@ -129,13 +191,16 @@ class Run(contextlib.AbstractContextManager):
             os.fsync(file.fileno())
 
     def save(self, step: int, state: dict) -> None:
-        """Writes a checkpoint, whole or not at all, and keeps the newest two; "script" and "args" in `state` are
-        script_of(args) and vars(args). Those of later steps, of a future that this run does not have, get the ending
-        ".unused". SystemExit if it cannot be written."""
+        """Writes a checkpoint, whole or not at all, and keeps the newest two; "script" and "args"
+        in `state` are script_of(args) and vars(args). Those of later steps, of a future that this
+        run does not have, get the ending ".unused". SystemExit if it cannot be written."""
         path, file = os.path.join(self.folder, f"checkpoint_{step:012d}.ckpt"), io.BytesIO()
         torch.save(state, file)
         try:
-            self._write(f"{FORMAT} {hashlib.sha256(file.getbuffer()).hexdigest()}\n".encode(), file.getbuffer())
+            self._write(
+                f"{FORMAT} {hashlib.sha256(file.getbuffer()).hexdigest()}\n".encode(),
+                file.getbuffer(),
+            )
             for later in (other for other in checkpoints_in(self.folder) if other > path):
                 os.replace(later, later + ".unused")
             os.replace(self.unfinished, path)
@@ -156,8 +221,12 @@ class Run(contextlib.AbstractContextManager):
 
 def random_state() -> dict:
     """The state of the global random generators, CUDA's only where this process uses CUDA."""
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []}
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
 
 
 def set_random_state(state: dict) -> None:
@@ -170,8 +239,9 @@ def set_random_state(state: dict) -> None:
 
 
 def dump_envs(envs: list[gym.Env]) -> list[bytes | None]:
-    """Each environment as bytes for `load_env`, None for one whose copy does not go on exactly. The first call puts a
-    Twin in its place. One that shares something with its copies (the handle of a simulator) should refuse pickling."""
+    """Each environment as bytes for `load_env`, None for one whose copy does not go on exactly. The
+    first call puts a Twin in its place. One that shares something with its copies (the handle of a
+    simulator) should refuse pickling."""
     envs[:] = [env if isinstance(env, Twin) else Twin(env) for env in envs]
     return [env._dump() for env in envs]
 
@@ -179,19 +249,24 @@ def dump_envs(envs: list[gym.Env]) -> list[bytes | None]:
 def bits(value: Any) -> Any:
     """Nested values as what == compares bit by bit: dtypes and shapes count, and NaN is NaN."""
     if isinstance(value, (dict, tuple, list)):
-        return {k: bits(v) for k, v in (value.items() if isinstance(value, dict) else enumerate(value))}
+        return {
+            k: bits(v) for k, v in (value.items() if isinstance(value, dict) else enumerate(value))
+        }
     array = np.asarray(value)
     return array.tolist() if array.dtype.hasobject else (array.dtype, array.shape, array.tobytes())
 
 
 class Twin(gym.Wrapper):
-    """An environment beside a copy loaded from its pickle. The copy makes the same steps, 16 of them or to the end of
-    the episode and the reset after it; then it is dropped, and calls reach the environment without a detour."""
+    """An environment beside a copy loaded from its pickle. The copy makes the same steps, 16 of
+    them or to the end of the episode and the reset after it; then it is dropped, and calls reach
+    the environment without a detour."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
         self._copy, self._num_left, self._exact = None, 16, True
-        self.step = partial(self._beside, "step", ("observation", "reward", "terminated", "truncated"))
+        self.step = partial(
+            self._beside, "step", ("observation", "reward", "terminated", "truncated")
+        )
         self.reset = partial(self._beside, "reset", ("observation",))
 
     def _dump(self) -> bytes | None:
@@ -206,7 +281,8 @@ class Twin(gym.Wrapper):
         return data if self._exact else None
 
     def _beside(self, method: str, names: tuple[str, ...], *args, **kwargs) -> tuple:
-        """What the environment returns. The copy is first; it leaves the global random states as they were."""
+        """What the environment returns. The copy is first; it leaves the global random states as
+        they were."""
         before, problem = random_state(), None
         try:
             results = getattr(self._copy, method)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
@@ -216,8 +292,12 @@ class Twin(gym.Wrapper):
         set_random_state(before)
         results = getattr(self.env, method)(*args, **kwargs)
         if problem is None:
-            differ = [name for name, value, other in zip(names, results, theirs) if bits(value) != other]
-            problem = differ and f"a copy returns another {' and '.join(differ)} in the next {method}"
+            differ = [
+                name for name, value, other in zip(names, results, theirs) if bits(value) != other
+            ]
+            problem = (
+                differ and f"a copy returns another {' and '.join(differ)} in the next {method}"
+            )
         self._num_left -= 1
         if problem or method == "reset" or self._num_left == 0:
             self._end(problem)
@@ -232,29 +312,42 @@ class Twin(gym.Wrapper):
         kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
         if problem and kind not in said:
             said.add(kind)
-            print(f"{kind}: it begins a new episode when the run is resumed, since {problem}", file=sys.stderr)
+            print(
+                f"{kind}: it begins a new episode when the run is resumed, since {problem}",
+                file=sys.stderr,
+            )
 
 
 def run_name(args: Any) -> str:
-    """What the names of run folders begin with; the environment's kwargs and wrappers enter as a digest."""
+    """What the names of run folders begin with; the environment's kwargs and wrappers enter as a
+    digest."""
     variant = json.dumps([args.env_kwargs, args.wrap]) if args.env_kwargs or args.wrap else ""
     variant = "-" + hashlib.sha1(variant.encode()).hexdigest()[:6] if variant else ""
-    return f"{args.env_id.split(':')[-1].replace('/', '-')}{variant}__{args.exp_name}__{args.seed}__"
+    return (
+        f"{args.env_id.split(':')[-1].replace('/', '-')}{variant}__{args.exp_name}__{args.seed}__"
+    )
 
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[int]]:
-    """The numbers of the SIGINT and SIGTERM received within, for the loop to stop after its update; the second one
-    leaves at once."""
+    """The numbers of the SIGINT and SIGTERM received within, for the loop to stop after its update;
+    the second one leaves at once."""
     received = []
 
     def note(number: int, frame: Any) -> None:
         if received:
             os._exit(128 + number)
         received.append(number)
-        os.write(2, f"\n{signal.Signals(number).name}: stops after this update; once more leaves at once\n".encode())
+        os.write(
+            2,
+            f"\n{signal.Signals(number).name}: stops after this update; once more leaves at once\n".encode(),
+        )
 
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    numbers = (
+        (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread()
+        else ()
+    )
     before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield received
@@ -265,22 +358,38 @@ def noted_signals() -> Iterator[list[int]]:
 
 def env_state(envs: Any) -> dict:
     """What `restore_env` continues a script's Envs from, in the process that steps them."""
-    return {"envs": dump_envs(envs.envs), "observations": envs.observations, "returns": envs.returns,
-            "lengths": envs.lengths, "outcome": (envs.reward, envs.terminated, envs.truncated),
-            "num_steps": envs.num_steps, "random": random_state()}
+    return {
+        "envs": dump_envs(envs.envs),
+        "observations": envs.observations,
+        "returns": envs.returns,
+        "lengths": envs.lengths,
+        "outcome": (envs.reward, envs.terminated, envs.truncated),
+        "num_steps": envs.num_steps,
+        "random": random_state(),
+    }
 
 
 def restore_env(envs: Any, state: dict, seed: int, failures: int) -> tuple:
-    """The last Step of the environments that were saved. One without a pickle begins a new episode, and after
-    `failures` exceptions all do, with other seeds, lest the same exception comes again."""
-    envs.num_steps, envs.returns, envs.lengths = state["num_steps"], state["returns"], state["lengths"]
-    envs.observations, (envs.reward, envs.terminated, envs.truncated) = state["observations"], state["outcome"]
+    """The last Step of the environments that were saved. One without a pickle begins a new episode,
+    and after `failures` exceptions all do, with other seeds, lest the same exception comes
+    again."""
+    envs.num_steps, envs.returns, envs.lengths = (
+        state["num_steps"],
+        state["returns"],
+        state["lengths"],
+    )
+    envs.observations, (envs.reward, envs.terminated, envs.truncated) = (
+        state["observations"],
+        state["outcome"],
+    )
     for i, data in enumerate(state["envs"]):
         if data is not None and not failures:
             envs.envs[i].close()
             envs.envs[i] = load_env(data)
         else:
-            envs.begin(i, (seed + envs.first_env + i + 1_000_003 * (envs.num_steps + failures + 1)) % 2**32)
+            envs.begin(
+                i, (seed + envs.first_env + i + 1_000_003 * (envs.num_steps + failures + 1)) % 2**32
+            )
             envs.reward[i], envs.terminated[i], envs.truncated[i] = 0.0, True, False
     set_random_state(state["random"])
     return envs.latest()
@@ -288,27 +397,56 @@ def restore_env(envs: Any, state: dict, seed: int, failures: int) -> tuple:
 
 def state_of(envs: Any, rng: np.random.Generator, memory: Any = None) -> dict:
     """What one rank has: its environments, wherever they are stepped, random states and memory."""
-    states = envs.ask([(env_state,)] * len(envs.workers)) if hasattr(envs, "workers") else [env_state(envs)]
-    memory = tree_map_only(torch.Tensor, torch.Tensor.cpu, memory)  # a rank need not have the others' devices
-    return {"envs": states, "minibatches": rng.bit_generator.state, "random": random_state(), "memory": memory}
+    states = (
+        envs.ask([(env_state,)] * len(envs.workers))
+        if hasattr(envs, "workers")
+        else [env_state(envs)]
+    )
+    memory = tree_map_only(
+        torch.Tensor, torch.Tensor.cpu, memory
+    )  # a rank need not have the others' devices
+    return {
+        "envs": states,
+        "minibatches": rng.bit_generator.state,
+        "random": random_state(),
+        "memory": memory,
+    }
 
 
-def state(args: Any, iteration: int, agent: torch.nn.Module, optimizer: torch.optim.Optimizer, ranks: list) -> dict:
+def state(
+    args: Any, iteration: int, agent: torch.nn.Module, optimizer: torch.optim.Optimizer, ranks: list
+) -> dict:
     """What `Run.save` writes after `iteration` updates."""
-    return {"script": script_of(args), "args": vars(args), "iteration": iteration, "model": agent.state_dict(),
-            "optimizer": optimizer.state_dict(), "ranks": ranks}
+    return {
+        "script": script_of(args),
+        "args": vars(args),
+        "iteration": iteration,
+        "model": agent.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "ranks": ranks,
+    }
 
 
-def restore(saved: dict, rank: int, failures: int, agent: torch.nn.Module, optimizer: torch.optim.Optimizer,
-            envs: Any, rng: np.random.Generator, seed: int) -> tuple[int, tuple, Any]:
-    """(updates that were made, the last Step, memory) of a rank; agent, optimizer, rng and the random states are put
-    back. SystemExit if the network is another."""
+def restore(
+    saved: dict,
+    rank: int,
+    failures: int,
+    agent: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    envs: Any,
+    rng: np.random.Generator,
+    seed: int,
+) -> tuple[int, tuple, Any]:
+    """(updates that were made, the last Step, memory) of a rank; agent, optimizer, rng and the
+    random states are put back. SystemExit if the network is another."""
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
         agent.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     except (RuntimeError, ValueError) as error:
-        raise SystemExit(f"--resume: the network of the checkpoint is not that of the flags: {error}") from None
+        raise SystemExit(
+            f"--resume: the network of the checkpoint is not that of the flags: {error}"
+        ) from None
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = rate  # a --learning-rate that changed is that of the flags
     mine = saved["ranks"][rank]

@@ -1,11 +1,12 @@
-"""cleanrl_graph, model.pt: a trained policy in one's own program, observation in, action out; and --load-model.
+"""cleanrl_graph, model.pt: a trained policy in one's own program, observation in, action out; and
+--load-model.
 
     policy = load_policy("model.pt")                      # network, environment and script as the file says
     policy = load_policy("model.pt", env, num_envs=16)    # for 16 environments with the spaces of `env`
 
-It does what the script's own `play` does, from the same parts: the greedy actions of an episode are equal to those of
-the evaluation. The script that saved the file is imported by its name when it is not given: from the folder of this
-package, or wherever Python finds modules.
+It does what the script's own `play` does, from the same parts: the greedy actions of an episode are
+equal to those of the evaluation. The script that saved the file is imported by its name when it is
+not given: from the folder of this package, or wherever Python finds modules.
 """
 
 import importlib
@@ -25,7 +26,8 @@ HOW = {"memory_length", "attention", "bf16"}  # flags of these rooms that may di
 
 
 def read_model(path: str, device: Any = "cpu") -> dict:
-    """What --save-model wrote: {"model": weights, "args": flags, "script": name}. ValueError for another file."""
+    """What --save-model wrote: {"model": weights, "args": flags, "script": name}. ValueError for
+    another file."""
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
         known = {"model", "args"} <= set(saved) and "exp_name" in saved["args"]
@@ -38,13 +40,20 @@ def read_model(path: str, device: Any = "cpu") -> dict:
     return {"script": saved["args"]["exp_name"]} | saved
 
 
-def load_policy(path: str, env: Any = None, num_envs: int | None = None, greedy: bool = True, device: Any = "cpu",
-                script: ModuleType | None = None) -> "Policy":
-    """The policy in a `model.pt`. `env`, an environment or anything with an observation_space and an action_space, has
-    the wrappers that --wrap names; without it the environment of the file's flags is made for a moment. `num_envs`
-    makes it one for as many environments at once. Not `greedy`: actions are drawn, by torch's generator. `script` is
-    needed for a file of a script under another name. ImportError if the script is not found, ValueError if file,
-    spaces and script do not fit together, OSError if the file cannot be read."""
+def load_policy(
+    path: str,
+    env: Any = None,
+    num_envs: int | None = None,
+    greedy: bool = True,
+    device: Any = "cpu",
+    script: ModuleType | None = None,
+) -> "Policy":
+    """The policy in a `model.pt`. `env`, an environment or anything with an observation_space and
+    an action_space, has the wrappers that --wrap names; without it the environment of the file's
+    flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
+    `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
+    under another name. ImportError if the script is not found, ValueError if file, spaces and
+    script do not fit together, OSError if the file cannot be read."""
     saved, folder = read_model(path, device), str(Path(__file__).parents[1])
     if folder not in sys.path:  # the scripts find envs/ there
         sys.path.append(folder)
@@ -53,17 +62,25 @@ def load_policy(path: str, env: Any = None, num_envs: int | None = None, greedy:
     except ModuleNotFoundError as error:
         if error.name != saved["script"]:
             raise
-        raise ImportError(f"{path}: it was saved by {error.name}.py, which Python does not find: add its folder to "
-                          "sys.path, or give load_policy the module as `script`") from None
+        raise ImportError(
+            f"{path}: it was saved by {error.name}.py, which Python does not find: add its folder to "
+            "sys.path, or give load_policy the module as `script`"
+        ) from None
     if unknown := set(saved["args"]) - {field.name for field in fields(script.Args)}:
-        raise ValueError(f"{path}: it has the flags {sorted(unknown)}, {script.__name__} does not; it is of "
-                         f"{saved['script']}, of this or another version")
-    policy = Policy(script, script.Args(**saved["args"]), env, num_envs, greedy, torch.device(device))
+        raise ValueError(
+            f"{path}: it has the flags {sorted(unknown)}, {script.__name__} does not; it is of "
+            f"{saved['script']}, of this or another version"
+        )
+    policy = Policy(
+        script, script.Args(**saved["args"]), env, num_envs, greedy, torch.device(device)
+    )
     try:
         policy.agent.load_state_dict(saved["model"])
     except RuntimeError as error:
-        raise ValueError(f"{path}: the observation space {policy.observation_space}, the action space "
-                         f"{policy.envs.action_space}: {misfit(saved, error)}") from None
+        raise ValueError(
+            f"{path}: the observation space {policy.observation_space}, the action space "
+            f"{policy.envs.action_space}: {misfit(saved, error)}"
+        ) from None
     return policy
 
 
@@ -79,29 +96,54 @@ def rooms(args: Any) -> dict[str, str]:
 
 
 def take_flags(args: Any) -> None:
-    """--load-model: the flags of network and memory become those of the file, and so do environment, its kwargs and
-    wrappers, unless they are given. SystemExit for a flag that is given and makes another network."""
+    """--load-model: the flags of network and memory become those of the file, and so do
+    environment, its kwargs and wrappers, unless they are given. SystemExit for a flag that is given
+    and makes another network."""
     try:
         saved = read_model(args.load_model)
     except (OSError, ValueError) as error:
         raise SystemExit(f"--load-model {error}") from None
-    typed = {part.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_") for part in sys.argv[1:]}
-    given = {name for name, value in vars(type(args)()).items() if name in typed or getattr(args, name) != value}
-    names = [name for name, room in rooms(args).items() if room in ("Network", "Memory") or name in SHAPING]
-    wrong = [f"--{name.replace('_', '-')} {getattr(args, name)}, it has {saved['args'][name]}" for name in names
-             if name in saved["args"] and name in given - HOW and getattr(args, name) != saved["args"][name]]
+    typed = {
+        part.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
+        for part in sys.argv[1:]
+    }
+    given = {
+        name
+        for name, value in vars(type(args)()).items()
+        if name in typed or getattr(args, name) != value
+    }
+    names = [
+        name
+        for name, room in rooms(args).items()
+        if room in ("Network", "Memory") or name in SHAPING
+    ]
+    wrong = [
+        f"--{name.replace('_', '-')} {getattr(args, name)}, it has {saved['args'][name]}"
+        for name in names
+        if name in saved["args"]
+        and name in given - HOW
+        and getattr(args, name) != saved["args"][name]
+    ]
     if wrong:
-        raise SystemExit(f"--load-model {args.load_model}: the file is of another network: {'; '.join(wrong)}. Leave "
-                         "these flags out, they are taken from the file")
+        raise SystemExit(
+            f"--load-model {args.load_model}: the file is of another network: {'; '.join(wrong)}. Leave "
+            "these flags out, they are taken from the file"
+        )
     if "env_id" not in given or args.env_id == saved["args"].get("env_id"):
         names += ["env_id", "env_kwargs", "wrap"]
-    taken = {name: saved["args"][name] for name in names if name in set(saved["args"]) - given
-             and getattr(args, name) != saved["args"][name]}
+    taken = {
+        name: saved["args"][name]
+        for name in names
+        if name in set(saved["args"]) - given and getattr(args, name) != saved["args"][name]
+    }
     for name, value in taken.items():
         setattr(args, name, value)
     if taken:
-        print(f"--load-model {args.load_model}:", *(f"--{name.replace('_', '-')} {value}" for name, value in
-                                                     taken.items()), file=sys.stderr)
+        print(
+            f"--load-model {args.load_model}:",
+            *(f"--{name.replace('_', '-')} {value}" for name, value in taken.items()),
+            file=sys.stderr,
+        )
 
 
 def load_weights(agent: torch.nn.Module, args: Any) -> None:
@@ -116,8 +158,11 @@ def load_weights(agent: torch.nn.Module, args: Any) -> None:
 def misfit(saved: dict, error: RuntimeError) -> str:
     """What is wrong with weights that an agent does not take."""
     lines = str(error).splitlines()
-    return (f"it is of {saved['script']}.py and {saved['args'].get('env_id')}, its weights do not fit this script and "
-            "environment:\n" + "\n".join(lines[1:4] + [f"\tand {len(lines) - 4} more"] * (len(lines) > 4)))
+    return (
+        f"it is of {saved['script']}.py and {saved['args'].get('env_id')}, its weights do not fit this script and "
+        "environment:\n"
+        + "\n".join(lines[1:4] + [f"\tand {len(lines) - 4} more"] * (len(lines) > 4))
+    )
 
 
 class Spaces(gym.Env):
@@ -128,33 +173,62 @@ class Spaces(gym.Env):
 
 
 class Policy:
-    """`policy(observation, reward) -> action`, an element of the action space. The reward is that of the step which led
-    to the observation; a policy without memory, or one that does not look at rewards, does not need it. `reset()` comes
-    before the first observation of an episode.
+    """`policy(observation, reward) -> action`, an element of the action space. The reward is that
+    of the step which led to the observation; a policy without memory, or one that does not look at
+    rewards, does not need it. `reset()` comes before the first observation of an episode.
 
-    With `num_envs` observations and actions are lists, one entry per environment, rewards [num_envs], and `starts`
-    names the environments in which an episode begins: bool [num_envs]. Without memory there may be fewer of them."""
+    With `num_envs` observations and actions are lists, one entry per environment, rewards
+    [num_envs], and `starts` names the environments in which an episode begins: bool [num_envs].
+    Without memory there may be fewer of them."""
 
-    def __init__(self, script: ModuleType, args: Any, env: Any, num_envs: int | None, greedy: bool,
-                 device: torch.device):
-        self.script, self.args, self.num_envs, self.greedy, self.size = script, args, num_envs, greedy, num_envs or 1
+    def __init__(
+        self,
+        script: ModuleType,
+        args: Any,
+        env: Any,
+        num_envs: int | None,
+        greedy: bool,
+        device: torch.device,
+    ):
+        self.script, self.args, self.num_envs, self.greedy, self.size = (
+            script,
+            args,
+            num_envs,
+            greedy,
+            num_envs or 1,
+        )
         if env is None:
             env = self.make_env()
             env.close()
         self.observation_space, spaces = env.observation_space, Spaces(env)
-        self.envs = script.Envs([lambda: spaces] * self.size, args.action_head)  # which checks and flattens
+        self.envs = script.Envs(
+            [lambda: spaces] * self.size, args.action_head
+        )  # which checks and flattens
         self.agent = script.Agent(self.envs.leaves, spaces.action_space, args).to(device).eval()
-        self.storage, self.memory, self.past = script.Storage(self.envs.leaves, device), None, np.zeros(self.size, bool)
+        self.storage, self.memory, self.past = (
+            script.Storage(self.envs.leaves, device),
+            None,
+            np.zeros(self.size, bool),
+        )
         if hasattr(script, "Memory"):
-            parts = {"agent": self.agent, "leaves": self.envs.leaves, "storage": self.storage, "args": args,
-                     "num_envs": self.size, "device": device}
-            self.memory = script.Memory(**{name: parts[name] for name in inspect.signature(script.Memory).parameters})
+            parts = {
+                "agent": self.agent,
+                "leaves": self.envs.leaves,
+                "storage": self.storage,
+                "args": args,
+                "num_envs": self.size,
+                "device": device,
+            }
+            self.memory = script.Memory(
+                **{name: parts[name] for name in inspect.signature(script.Memory).parameters}
+            )
             self.takes_obs = "obs" in inspect.signature(self.memory.act).parameters
         self.num_acts = 0
         self.reset()
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
-        """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more keyword arguments."""
+        """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more
+        keyword arguments."""
         return self.script.make_env(self.args, i, kwargs)
 
     def reset(self) -> None:
@@ -162,13 +236,17 @@ class Policy:
         self.starts = ~self.past
 
     @torch.no_grad()
-    def __call__(self, observation: Any, reward: Any = 0.0, starts: Iterable[bool] | None = None) -> Any:
+    def __call__(
+        self, observation: Any, reward: Any = 0.0, starts: Iterable[bool] | None = None
+    ) -> Any:
         observations = [observation] if self.num_envs is None else observation
         num = len(observations)
         if num > self.size or num < self.size and self.memory:
             raise ValueError(f"{num} observations for a policy with num_envs={self.num_envs}")
         self.envs.num_steps += 1
-        flat = self.envs.collate([self.envs.flatten(i, obs) for i, obs in enumerate(observations)], range(num))
+        flat = self.envs.collate(
+            [self.envs.flatten(i, obs) for i, obs in enumerate(observations)], range(num)
+        )
         self.storage.clear()
         if self.memory is None:
             action = self.agent(self.storage.append(flat), greedy=self.greedy)[0]

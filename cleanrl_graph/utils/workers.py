@@ -1,7 +1,8 @@
 """cleanrl_graph, --num-workers: environments that are stepped by other processes.
 
-`WorkerEnvs` has the methods of a script's `Envs`, and each of its processes runs such an `Envs` on a share of the
-environments. Observations travel as they are, flat and without padding; a worker does nothing but answer requests.
+`WorkerEnvs` has the methods of a script's `Envs`, and each of its processes runs such an `Envs` on
+a share of the environments. Observations travel as they are, flat and without padding; a worker
+does nothing but answer requests.
 """
 
 import contextlib
@@ -17,8 +18,9 @@ import torch
 
 
 def obey(parent: int) -> None:
-    """Signals to the whole group are the parent's, which needs its workers for the last checkpoint: after SIGTERM they
-    have 10 minutes. When the parent dies Linux sends SIGUSR1, so that a worker leaves whose environment hangs, too."""
+    """Signals to the whole group are the parent's, which needs its workers for the last checkpoint:
+    after SIGTERM they have 10 minutes. When the parent dies Linux sends SIGUSR1, so that a worker
+    leaves whose environment hangs, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(600))
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -26,27 +28,43 @@ def obey(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGUSR1)
 
 
-def work(pipe, inherited: list, seed: int, Envs: type, makers: list[Callable], action_head: str, first: int) -> None:
-    """A worker process: answers (function or name of a method of Envs, *arguments) until None comes or the parent is
-    gone. That can be seen only if nobody holds the parent's ends of the pipes."""
+def work(
+    pipe,
+    inherited: list,
+    seed: int,
+    Envs: type,
+    makers: list[Callable],
+    action_head: str,
+    first: int,
+) -> None:
+    """A worker process: answers (function or name of a method of Envs, *arguments) until None comes
+    or the parent is gone. That can be seen only if nobody holds the parent's ends of the pipes."""
     for other in inherited:
         other.close()
     obey(mp.parent_process().pid)
-    for generator in (random.seed, np.random.seed, torch.manual_seed):  # environments may draw from the global ones
+    for generator in (
+        random.seed,
+        np.random.seed,
+        torch.manual_seed,
+    ):  # environments may draw from the global ones
         generator(seed)
     with contextlib.suppress(OSError, EOFError):
         try:
             with contextlib.closing(Envs(makers, action_head, first)) as envs:
                 while request := pipe.recv():
                     method, *args = request
-                    pipe.send(getattr(envs, method)(*args) if isinstance(method, str) else method(envs, *args))
+                    pipe.send(
+                        getattr(envs, method)(*args)
+                        if isinstance(method, str)
+                        else method(envs, *args)
+                    )
         except Exception as error:
             pipe.send(error)
 
 
 class WorkerEnvs:
-    """N environments spread over --num-workers processes. What a worker raises is raised here; ChildProcessError for
-    one that died or did not answer within --env-timeout."""
+    """N environments spread over --num-workers processes. What a worker raises is raised here;
+    ChildProcessError for one that died or did not answer within --env-timeout."""
 
     def __init__(self, Envs: type, makers: list[Callable], args: Any, first_env: int):
         tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
@@ -59,9 +77,19 @@ class WorkerEnvs:
         for idx in np.array_split(np.arange(len(makers)), min(args.num_workers, len(makers))):
             span, (pipe, child) = slice(int(idx[0]), int(idx[-1]) + 1), context.Pipe()
             inherited = [pipe, *(other for _, other, _ in self.workers)] if fork else []
-            process = context.Process(target=work, daemon=True, args=(
-                child, inherited, (args.seed + first_env + span.start) % 2**32, Envs, makers[span], args.action_head,
-                first_env + span.start))
+            process = context.Process(
+                target=work,
+                daemon=True,
+                args=(
+                    child,
+                    inherited,
+                    (args.seed + first_env + span.start) % 2**32,
+                    Envs,
+                    makers[span],
+                    args.action_head,
+                    first_env + span.start,
+                ),
+            )
             process.start()
             child.close()
             self.workers.append((process, pipe, span))
@@ -76,7 +104,9 @@ class WorkerEnvs:
             name = f"step {self.num_steps}: the worker of envs {span.start} to {span.stop - 1}"
             if not pipe.poll(self.timeout):
                 process.kill()
-                raise ChildProcessError(f"{name} did not answer within --env-timeout {self.timeout:g} s")
+                raise ChildProcessError(
+                    f"{name} did not answer within --env-timeout {self.timeout:g} s"
+                )
             try:
                 answer = pipe.recv()
             except (EOFError, ConnectionResetError):
@@ -99,8 +129,12 @@ class WorkerEnvs:
         steps = self.ask(requests)
         obs, reward, terminated, truncated, final, episodes = zip(*steps)
         final = [flat for flat in final if flat is not None]
-        return type(steps[0])(join(obs), *map(np.concatenate, (reward, terminated, truncated)),
-                              join(final) if final else None, sum(episodes, []))
+        return type(steps[0])(
+            join(obs),
+            *map(np.concatenate, (reward, terminated, truncated)),
+            join(final) if final else None,
+            sum(episodes, []),
+        )
 
     def close(self) -> None:
         for _, pipe, _ in self.workers:
@@ -116,5 +150,7 @@ class WorkerEnvs:
 def join(flats: list[tuple]) -> tuple:
     """The script's Flat of all observations of `flats`."""
     values, counts = zip(*flats)
-    return type(flats[0])([np.concatenate(arrays) for arrays in zip(*values)],
-                          {group: np.concatenate([num[group] for num in counts]) for group in counts[0]})
+    return type(flats[0])(
+        [np.concatenate(arrays) for arrays in zip(*values)],
+        {group: np.concatenate([num[group] for num in counts]) for group in counts[0]},
+    )

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -21,6 +22,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 FORMAT = "cleanrl_graph-checkpoint-2"
@@ -63,17 +65,12 @@ load_env: Callable[[bytes], gym.Env] = cloudpickle.loads  # of what dump_envs re
 said = set()  # kinds of environments that do not go on exactly
 
 
-def script_of(args: Any) -> str:
-    """The name of the script that defines the class of `args`, such as "ppo_graph"."""
-    return Path(sys.modules[type(args).__module__].__file__).stem
-
-
 def checkpoints_in(folder: str) -> list[str]:
     """The checkpoints of a run, the newest first."""
     return sorted(glob.glob(os.path.join(glob.escape(folder), "checkpoint_*.ckpt")), reverse=True)
 
 
-def find(args: Any, prefix: str) -> tuple[str, str, dict] | None:
+def find(args: Any, script: str, prefix: str) -> tuple[str, str, dict] | None:
     """(folder, path, state) of the newest whole checkpoint that `args.resume` names: a file, or a
     folder, or "auto" for the folder `prefix*` in `args.run_dir` that was written last; None for
     "auto" if none has a checkpoint. What cannot be read is said and left out for the one before it.
@@ -103,13 +100,13 @@ def find(args: Any, prefix: str) -> tuple[str, str, dict] | None:
         except Exception as error:  # of many kinds
             print(f"--resume: {path} is left out: {type(error).__name__}: {error}", file=sys.stderr)
         else:
-            compare(args, path, state)
+            compare(args, script, path, state)
             return os.path.dirname(path) or ".", path, state
     raise SystemExit(f"--resume {args.resume}: there is no checkpoint that can be read")
 
 
 def read(path: str) -> dict:
-    """The state that `Run.save` wrote. ValueError, or what unpickling raises, for a file that is
+    """The state that `Folder.save` wrote. ValueError, or what unpickling raises, for a file that is
     something else."""
     with open(path, "rb") as file:
         header, data = file.readline(200).decode(errors="replace").split(), file.read()
@@ -120,11 +117,11 @@ def read(path: str) -> dict:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-def compare(args: Any, path: str, state: dict) -> None:
+def compare(args: Any, script: str, path: str, state: dict) -> None:
     """SystemExit for flags with which the run in `state` cannot go on; with "auto" none that shapes
     the training may differ but --total-timesteps. Prints the others that differ."""
     now, then = (
-        {**vars(args), "script": script_of(args)},
+        {**vars(args), "script": script},
         {**state["args"], "script": state["script"]},
     )
     changed = {
@@ -145,11 +142,11 @@ def compare(args: Any, path: str, state: dict) -> None:
         print(f"--resume: {text}", file=sys.stderr)
 
 
-class Run(contextlib.AbstractContextManager):
-    """`with Run(folder) as run`: the folder of a run, which no other process writes to meanwhile.
-    SystemExit if it cannot be made or written to, or if another process has it. An exception that
-    ends the block leaves a line in the file "failed", which the next checkpoint removes; `failures`
-    is the number of lines that were there at the start."""
+class Folder(contextlib.AbstractContextManager):
+    """`with Folder(path) as folder`: the folder of a run, which no other process writes to
+    meanwhile. SystemExit if it cannot be made or written to, or if another process has it. An
+    exception that ends the block leaves a line in the file "failed", which the next checkpoint
+    removes; `failures` is the number of lines that were there at the start."""
 
     def __init__(self, folder: str):
         self.folder, self.mark, self.unfinished = (
@@ -363,7 +360,7 @@ def env_state(envs: Any) -> dict:
         "observations": envs.observations,
         "returns": envs.returns,
         "lengths": envs.lengths,
-        "outcome": (envs.reward, envs.terminated, envs.truncated),
+        "outcome": envs.outcome,
         "num_steps": envs.num_steps,
         "random": random_state(),
     }
@@ -373,88 +370,157 @@ def restore_env(envs: Any, state: dict, seed: int, failures: int) -> tuple:
     """The last Step of the environments that were saved. One without a pickle begins a new episode,
     and after `failures` exceptions all do, with other seeds, lest the same exception comes
     again."""
-    envs.num_steps, envs.returns, envs.lengths = (
-        state["num_steps"],
-        state["returns"],
-        state["lengths"],
-    )
-    envs.observations, (envs.reward, envs.terminated, envs.truncated) = (
-        state["observations"],
-        state["outcome"],
-    )
+    envs.num_steps = state["num_steps"]
+    envs.returns = state["returns"]
+    envs.lengths = state["lengths"]
+    envs.observations = state["observations"]
+    envs.outcome = state["outcome"]
+    rewards, terminations, truncations = envs.outcome
     for i, data in enumerate(state["envs"]):
         if data is not None and not failures:
             envs.envs[i].close()
             envs.envs[i] = load_env(data)
         else:
-            envs.begin(
-                i, (seed + envs.first_env + i + 1_000_003 * (envs.num_steps + failures + 1)) % 2**32
-            )
-            envs.reward[i], envs.terminated[i], envs.truncated[i] = 0.0, True, False
+            shift = 1_000_003 * (envs.num_steps + failures + 1)
+            envs.begin(i, (seed + envs.first_env + i + shift) % 2**32)
+            rewards[i] = 0.0
+            terminations[i] = True
+            truncations[i] = False
     set_random_state(state["random"])
     return envs.latest()
 
 
-def state_of(envs: Any, rng: np.random.Generator, memory: Any = None) -> dict:
-    """What one rank has: its environments, wherever they are stepped, random states and memory."""
-    states = (
-        envs.ask([(env_state,)] * len(envs.workers))
-        if hasattr(envs, "workers")
-        else [env_state(envs)]
+def all_ranks(value: Any) -> list:
+    """The value of every rank, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Any) -> Any:
+    """The value of rank 0, on every rank."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def open_run(run: Any) -> None:
+    """Finds the folder of a script's Run and the checkpoint to resume from, locks the folder, and
+    notes signals from now on."""
+    args = run.args
+    found = None
+    if rank() == 0:
+        name = run_name(args)
+        found = args.resume and find(args, run.script, name)
+        found = found or (os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None)
+    run.folder, run.saved = broadcast(found)
+    if run.saved:
+        run.first = run.saved["iteration"]
+    if rank() == 0:
+        run.lock = run.enter_context(Folder(run.folder))
+    run.signals = run.enter_context(noted_signals())
+
+
+def track(run: Any) -> None:
+    """Logs the run with Weights and Biases, which reads its TensorBoard log."""
+    import wandb
+
+    name = os.path.basename(run.folder)
+    wandb.init(
+        project=run.args.wandb_project_name,
+        entity=run.args.wandb_entity,
+        sync_tensorboard=True,
+        config=vars(run.args),
+        name=name,
+        id=name,
+        resume="allow",
+        save_code=True,
     )
-    memory = tree_map_only(
-        torch.Tensor, torch.Tensor.cpu, memory
-    )  # a rank need not have the others' devices
+
+
+def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
+    """What one rank has: its environments, wherever they are stepped, random states and memory."""
+    if hasattr(envs, "workers"):
+        states = envs.ask([(env_state,)] * len(envs.workers))
+    else:
+        states = [env_state(envs)]
     return {
         "envs": states,
         "minibatches": rng.bit_generator.state,
         "random": random_state(),
-        "memory": memory,
+        # a rank need not have the others' devices
+        "memory": tree_map_only(torch.Tensor, torch.Tensor.cpu, memory.state()),
     }
 
 
-def state(
-    args: Any, iteration: int, agent: torch.nn.Module, optimizer: torch.optim.Optimizer, ranks: list
-) -> dict:
-    """What `Run.save` writes after `iteration` updates."""
-    return {
-        "script": script_of(args),
-        "args": vars(args),
-        "iteration": iteration,
-        "model": agent.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "ranks": ranks,
-    }
+def after_update(
+    run: Any,
+    iteration: int,
+    agent: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    memory: Any,
+    envs: Any,
+    rng: np.random.Generator,
+) -> None:
+    """Writes a checkpoint where one is due. SystemExit if a rank got a signal. After the first
+    update it is only tried whether pickled environments do the same."""
+    args = run.args
+    stop = max(all_ranks(max(run.signals, default=0)))
+    is_due = iteration % max(args.checkpoint_every, 1) == 0
+    is_due = is_due or stop > 0 or iteration == args.num_iterations
+    if args.checkpoint_every and (is_due or iteration == run.first + 1):
+        ranks = all_ranks(state_of(envs, rng, memory))
+        if is_due and rank() == 0:
+            run.writer.flush()
+            state = {
+                "script": run.script,
+                "args": run.flags,
+                "iteration": iteration,
+                "model": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "ranks": ranks,
+            }
+            run.lock.save(iteration * run.steps, state)
+    if stop:
+        raise SystemExit(128 + stop)
 
 
 def restore(
-    saved: dict,
-    rank: int,
-    failures: int,
+    run: Any,
     agent: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
+    memory: Any,
     envs: Any,
     rng: np.random.Generator,
-    seed: int,
-) -> tuple[int, tuple, Any]:
-    """(updates that were made, the last Step, memory) of a rank; agent, optimizer, rng and the
-    random states are put back. SystemExit if the network is another."""
+) -> tuple:
+    """The last Step of a rank; agent, optimizer, memory, rng and the random states are put back.
+    SystemExit if the network is another."""
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
-        agent.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
+        agent.load_state_dict(run.saved["model"])
+        optimizer.load_state_dict(run.saved["optimizer"])
     except (RuntimeError, ValueError) as error:
         raise SystemExit(
             f"--resume: the network of the checkpoint is not that of the flags: {error}"
         ) from None
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = rate  # a --learning-rate that changed is that of the flags
-    mine = saved["ranks"][rank]
+    failures = broadcast(run.lock.failures if rank() == 0 else 0)
+    mine = run.saved["ranks"][rank()]
+    seed = run.args.seed
     if hasattr(envs, "workers"):
         envs.num_steps = mine["envs"][0]["num_steps"]
         step = envs.joined((restore_env, state, seed, failures) for state in mine["envs"])
     else:
         step = restore_env(envs, mine["envs"][0], seed, failures)
+    memory.restore(mine["memory"])
     rng.bit_generator.state = mine["minibatches"]
     set_random_state(mine["random"])
-    return saved["iteration"], step, mine["memory"]
+    return step

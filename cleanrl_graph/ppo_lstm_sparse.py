@@ -1338,25 +1338,27 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 State = dict[str, Tensor]
 """What N envs remember, sorted by (env, key). Index tensors are int64 and on the CPU.
 
-"num" [N]: entries of each env; "keys" [nnz]; "h", "c" [nnz, H]; "action" [N, any]: the last one,
-embedded. With --remember-edges "out" [nnz, H]: h and the messages to it; "num_edges" [N];
-"edge_keys" [E, 2]: of source and target; "edge_attr" [E, ...]: the features, as seen first."""
-ROWS = {"num": ("keys", "h", "c", "out"), "num_edges": ("edge_keys", "edge_attr")}
+"num" [N]: entries of each env; "keys" [nnz]; "values" [nnz, 2, H]: c and h, and with
+--remember-edges as the third one h and the messages to it; "action" [N, any]: the last one,
+embedded. With --remember-edges "num_edges" [N]; "edge_keys" [E, 2]: of source and target;
+"edge_attr" [E, ...]: the features, as seen first."""
+ROWS = {"num": ("keys", "values"), "num_edges": ("edge_keys", "edge_attr")}
+ON_HOST = ("num", "keys", "num_edges", "edge_keys")
 
 
 def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -> State:
     """The state of some of the envs, in that order. Those for which `forgets` is true remember
     nothing."""
-    device = state["h"].device
-    chosen = {"action": select_rows(state["action"], to_device(envs, device))}
-    for count in state.keys() & ROWS.keys():
+    rows = {"action": envs}
+    chosen = {}
+    for count in state.keys() & ROWS:
         num = state[count].numpy()
-        chosen_num = np.where(forgets, 0, num[envs])
-        rows = ranges((num.cumsum() - num)[envs], chosen_num)
-        places = {torch.device("cpu"): torch.from_numpy(rows), device: to_device(rows, device)}
-        chosen[count] = torch.from_numpy(chosen_num)
-        for name in state.keys() & set(ROWS[count]):
-            chosen[name] = select_rows(state[name], places[state[name].device])
+        kept = np.where(forgets, 0, num[envs])
+        chosen[count] = torch.from_numpy(kept)
+        rows |= dict.fromkeys(ROWS[count], ranges((num.cumsum() - num)[envs], kept))
+    for name in state.keys() - ROWS:
+        values = state[name]
+        chosen[name] = select_rows(values, to_device(rows[name], values.device))
     return chosen
 
 
@@ -1372,54 +1374,49 @@ class Timeline:
         at       0  0  0  1  2    the step since when it is valid
         entry    0  0  1  1  2    key 7, key 9 and, of the new episode, key 7
         before   0  1  0  2  0    the row of the same entry that it replaces
-        events      1  0  2  3    three sequences of lengths 1, 2 and 1, which begin with h and c
+        events      1  0  2  3    three sequences of lengths 1, 2 and 1, which begin with c and h
                                   of the rows 1, 0 and 0
     """
 
     def __init__(self, nodes: Ragged, starts: np.ndarray, state: State):
-        self.M, self.T = starts.shape
+        steps = np.arange(starts.size).reshape(starts.shape)
+        self.begins = steps[:, 0]
+        first = np.where(starts, steps, steps[:, :1])
+        self.first = np.maximum.accumulate(first, 1).ravel()  # of the same episode
         self.num_old = len(state["keys"])
-        begins = starts | (np.arange(self.T) == 0)
-        # the first step of the same episode
-        self.first = np.maximum.accumulate(np.arange(starts.size) * begins.ravel())
         self.ids = nodes.values.numpy().astype(np.int64)
         keys = np.append(state["keys"], self.ids)
-        at = np.append(self.first_steps(state["num"]), nodes.batch)
+        at = np.append(self.begins.repeat(state["num"]), nodes.batch)
         self.names, rank = np.unique(keys, return_inverse=True)
         code = self.first[at] * len(self.names) + rank
         order = np.argsort(code, kind="stable")
         changes = np.diff(code[order], prepend=-1, append=-1) != 0
-        is_first = changes[:-1]
-        is_last = changes[1:]
         # rows
         self.row = order + 1
         self.at = at[order]
-        self.entry = is_first.cumsum() - 1
-        self.before = np.where(is_first, 0, np.append(0, self.row)[:-1])
-        self.is_event = self.row > self.num_old
+        self.entry = changes[:-1].cumsum() - 1
+        self.before = np.where(changes[:-1], 0, np.append(0, self.row)[:-1])
+        self.is_event = order >= self.num_old
         self.events = order[self.is_event] - self.num_old
         # entries
-        last = order[is_last]
+        last = order[changes[1:]]
         self.last = last + 1
         self.code = code[last]
         self.keys = keys[last]
-        self.envs = at[last] // self.T
+        self.envs = at[last] // starts.shape[1]
 
-    def first_steps(self, num: Tensor) -> np.ndarray:
-        """The first step of each env m, num[m] times."""
-        return (np.arange(self.M) * self.T).repeat(num)
-
-    def sequences(self) -> tuple[np.ndarray, np.ndarray]:
-        """(row with which it begins, length) of each sequence of events."""
+    def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(events of one sequence after the other, length of each, row with which it begins)"""
         before = self.before[self.is_event]
         begins = before <= self.num_old
-        return before[begins], np.diff(np.flatnonzero(np.append(begins, True)))
+        lengths = np.diff(np.flatnonzero(np.append(begins, True)))
+        return self.events, lengths, before[begins]
 
     def edges(self, state: State, links: Ragged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each edge once: (entries of source and target [E, 2], the step since when it is known
         [E], its place among those of the state and then those seen [E])."""
         keys = np.append(state["edge_keys"], self.ids[links.values], 0)
-        at = np.append(self.first_steps(state["num_edges"]), links.batch)
+        at = np.append(self.begins.repeat(state["num_edges"]), links.batch)
         code = self.first[at, None] * len(self.names) + np.searchsorted(self.names, keys)
         ends = np.searchsorted(self.code, code)
         _, places = np.unique(ends @ [len(self.code), 1], return_index=True)
@@ -1427,7 +1424,7 @@ class Timeline:
 
     def senders(self, ends: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, ...]:
         """Pairs of an event and an edge to it that is known by then: (edge of each pair, latest row
-        of its source, number of pairs of each event).
+        of its source, and where the pairs of each event begin and end).
 
         An event has the time at + 1, a row of the state the time `at`, where it may be replaced at
         once. A row's clock is entry * num_times + time, so clocks are sorted. In the example of the
@@ -1441,11 +1438,11 @@ class Timeline:
         clock of its source would be 0 * 4 + 2, the last one up to there is 1: row 3 sends.
         """
         num_times = len(self.first) + 1
-        source, target = ends.T
         clock = self.entry * num_times + self.at + self.is_event
         now = np.empty_like(self.events)
         now[self.events] = clock[self.is_event]
         time = now % num_times
+        source, target = ends.T
         since = target * num_times + at + 1
         order = np.argsort(since)
         start, stop = np.searchsorted(since[order], [now - time, now], side="right")
@@ -1453,71 +1450,66 @@ class Timeline:
         edge = order[ranges(start, num)]
         latest = source[edge] * num_times + time.repeat(num)
         sender = np.searchsorted(clock, latest, side="right") - 1
-        return edge, self.row[sender], num
+        return edge, self.row[sender], np.append(0, num.cumsum())
 
 
 def run_lstm(
     lstm: nn.LSTM,
     x: Tensor,
-    events: np.ndarray,
-    begin: np.ndarray,
-    lengths: np.ndarray,
     hx: list[Tensor],
+    events: np.ndarray,
+    lengths: np.ndarray,
+    begin: np.ndarray,
 ) -> tuple[Tensor, Tensor | None]:
     """(h [rows, H], c [rows, H] if no sequence has two rows) of ragged sequences, x[events] one
     after the other; sequence k begins with the rows begin[k] of hx, h and c. `events` permutes the
-    rows of x."""
+    rows of x.
+
+    In the order of a PackedSequence cuDNN runs them on CUDA. On the CPU a fused call makes all
+    steps until the next sequences end: the stairs of a staircase."""
     if not len(x):
         return hx[0][:0], hx[1][:0]
-    if len(lengths) < len(x):
-        return run_sequences(lstm, x, events, begin, lengths, hx), None
-    begin_of_event = np.empty_like(begin)
-    begin_of_event[events] = begin
-    places = to_device(begin_of_event, x.device)
-    h, c = (select_rows(values, places)[None] for values in hx)
-    _, (h, c) = lstm(x[None], (h, c))
-    return h[0], c[0]
-
-
-def run_sequences(
-    lstm: nn.LSTM,
-    x: Tensor,
-    events: np.ndarray,
-    begin: np.ndarray,
-    lengths: np.ndarray,
-    hx: list[Tensor],
-) -> Tensor:
-    """h [rows, H]. In the order of a PackedSequence (by time, the longest sequence first) cuDNN
-    runs them on CUDA. On the CPU lengths are rounded up, to two per octave, and a fused call makes
-    all steps until the next sequences end, as on the stairs of a staircase."""
-    order = np.argsort(-lengths, kind="stable")
-    padded = lengths[order]
-    if not x.is_cuda:
-        unit = 2 ** (np.log2(padded).astype(np.int64) - 1).clip(0)
-        padded = -(-padded // unit) * unit
-    num_active = np.searchsorted(-padded, -np.arange(padded[0]))  # sequences, at each step
-    step = ranges(0 * lengths, lengths)
-    rank = np.argsort(order).repeat(lengths)
-    place = np.empty_like(events)  # of each event
-    place[events] = (num_active.cumsum() - num_active)[step] + rank
-    event = np.full(num_active.sum(), len(x))  # of each place; after the last event stand zeros
-    event[place] = np.arange(len(x))
-    begin, event, place = pack([begin[order], event, place], x.device)
+    if len(lengths) == len(x):
+        begin = to_device(begin[np.argsort(events)], x.device)
+        h, c = (select_rows(values, begin)[None] for values in hx)
+        _, (h, c) = lstm(x[None], (h, c))
+        return h[0], c[0]
+    order, num_active, source, place = by_time(events, lengths, not x.is_cuda)
+    begin, source, place = pack([begin[order], source, place], x.device)
     h, c = (select_rows(values, begin)[None] for values in hx)
-    x = select_rows(torch.cat([x, x.new_zeros(1, x.shape[1])]), event)
+    x = select_rows(x, source)
     if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         output, _ = lstm(packed, (h, c))
-        return select_rows(output.data, place)
-    ends = np.unique(padded)
-    widths = num_active[ends - 1]
-    sizes = np.diff(ends, prepend=0) * widths
+        return select_rows(output.data, place), None
+    widths, num_steps = np.unique(-num_active, return_counts=True)
+    sizes = -widths * num_steps
     outputs = []
-    for stair, width in zip(x.split(sizes.tolist()), widths.tolist()):
-        stair = stair.unflatten(0, (-1, width))
+    for stair, steps in zip(x.split(sizes.tolist()), num_steps.tolist()):
+        stair = stair.unflatten(0, (steps, -1))
+        width = stair.shape[1]
         output, (h, c) = lstm(stair, (h[:, :width], c[:, :width]))
         outputs.append(output.flatten(0, 1))
-    return select_rows(torch.cat(outputs), place)
+    return select_rows(torch.cat(outputs), place), None
+
+
+def by_time(events: np.ndarray, lengths: np.ndarray, rounds: bool) -> tuple[np.ndarray, ...]:
+    """The order of a PackedSequence: by step, at each step the longest sequence first. (order of
+    the sequences, number of them at each step, event at each place, place of each event). If it
+    `rounds`, lengths are rounded up, to two per octave; event 0 stands where nothing is needed."""
+    order = np.argsort(-lengths, kind="stable")
+    stops = lengths[order]
+    if rounds:
+        unit = 2 ** (np.log2(stops).astype(np.int64) - 1).clip(0)
+        stops = -(-stops // unit) * unit
+    num_active = np.searchsorted(-stops, -np.arange(stops[0]))
+    step = ranges(0 * lengths, lengths)
+    rank = np.argsort(order).repeat(lengths)
+    place = np.empty_like(events)
+    place[events] = (num_active.cumsum() - num_active)[step] + rank
+    event = np.zeros(num_active.sum(), np.int64)
+    event[place] = np.arange(len(events))
+    return order, num_active, event, place
 
 
 class SparseLSTM(nn.Module):
@@ -1525,17 +1517,24 @@ class SparseLSTM(nn.Module):
     entries, a running sum of changes. One call takes M envs through T steps: one to act, all to
     learn."""
 
-    def __init__(self, input_dim: int, per_node: bool, edge_rows: nn.Module | None, args: Any):
+    def __init__(
+        self, input_dim: int, per_node: bool, args: Any, edge_rows: nn.Module | None = None
+    ):
         super().__init__()
         H = args.lstm_dim
         self.per_node = per_node
         self.readout = args.state_readout
-        self.dim = H + 1 if per_node else H
-        self.lstm = nn.LSTM(input_dim, H)
+        self.dim = H + per_node
+        # its bias lets the size of observations through the norm
+        layer = nn.Linear(input_dim, args.gnn_dim)
+        self.token = nn.Sequential(layer, nn.LayerNorm(args.gnn_dim), nn.ReLU())
+        # small at first: with fuller gates it learns to count later
+        nn.init.constant_(self.token[1].weight, 0.5)
+        self.lstm = nn.LSTM(args.gnn_dim, H)
         for name, parameter in self.lstm.named_parameters():
             for gate in parameter.chunk(4):
                 if "bias" in name:
-                    nn.init.constant_(gate, 0)
+                    nn.init.zeros_(gate)
                 else:
                     nn.init.orthogonal_(gate)
         self.lstm.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
@@ -1560,42 +1559,37 @@ class SparseLSTM(nn.Module):
         if starts[:, 0].any():
             state = select(state, np.arange(len(starts)), starts[:, 0])
         line = Timeline(nodes, starts, state)
-        zero = x.new_zeros(1, self.lstm.hidden_size)
-        h = torch.cat([zero, state["h"]])
-        c = torch.cat([zero, state["c"]])
-        out, new_c = run_lstm(self.lstm, x, line.events, *line.sequences(), [h, c])
-        rows = {"h": torch.cat([h, out])}
-        known = rows["h"]
+        values = nn.functional.pad(state["values"], (0, 0, 0, 0, 1, 0))  # row 0 is zero
+        hx = [values[:, 1], values[:, 0]]
+        h, c = run_lstm(self.lstm, self.token(x), hx, *line.sequences())
+        out = h
         new = {}
-        if self.message is not None:
-            messages, new = self.exchange(known, line, state, links, features)
-            out = out + messages
-            rows["out"] = known = torch.cat([zero, state["out"], out])
-        readout = self.sum_up(known, line) if self.per_node else out
-        if line.T > 1:
+        if self.message:
+            rows = torch.cat([values[:, 1], h])
+            messages, new = self.exchange(rows, line, state, links, features)
+            out = h + messages
+        readout = self.sum_up(torch.cat([values[:, -1], out]), line) if self.per_node else out
+        if starts.shape[1] > 1:
             return out, readout, None
-        rows["c"] = torch.cat([c, new_c])
+        seen = torch.stack([c, h, out][: values.shape[1]], 1)
         last = to_device(line.last, x.device)
-        for name, values in rows.items():
-            new[name] = select_rows(values, last)
-        new["num"] = torch.from_numpy(np.bincount(line.envs, minlength=line.M))
+        new["values"] = select_rows(torch.cat([values, seen]), last)
+        new["num"] = torch.from_numpy(np.bincount(line.envs, minlength=len(starts)))
         new["keys"] = torch.from_numpy(line.keys)
         return out, readout, new
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
         """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number)."""
         order = np.argsort(line.at, kind="stable")
-        num_steps = len(line.first)
-        ptr = np.searchsorted(line.at[order], np.arange(num_steps + 1))
-        num = np.bincount(line.at[line.before == 0], minlength=num_steps).cumsum()
-        num = num - np.append(0, num)[line.first]
-        arrays = [line.row[order], line.before[order], ptr, line.first, num]
-        row, before, ptr, first, num = pack(arrays, values.device)
+        ptr = np.searchsorted(line.at[order], np.arange(len(line.first) + 1))
+        arrays = [line.row[order], line.before[order], ptr, line.first]
+        row, before, ptr, first = pack(arrays, values.device)
         changes = select_rows(values, row) - select_rows(values, before)
-        # double, as what earlier episodes added is subtracted again
-        sums = segment_sum(changes.double(), ptr).cumsum(0)
+        # double, as what earlier episodes added is subtracted again; the last column counts
+        changes = torch.cat([changes, before[:, None] == 0], 1).double()
+        sums = segment_sum(changes, ptr).cumsum(0)
         sums = sums - select_rows(torch.cat([torch.zeros_like(sums[:1]), sums]), first)
-        num = num[:, None].double()
+        sums, num = sums.tensor_split([-1], 1)
         if self.readout == "mean":
             sums = sums / num.clamp(min=1)
         return torch.cat([sums, num.log1p()], 1).to(values.dtype)
@@ -1606,30 +1600,19 @@ class SparseLSTM(nn.Module):
         """(per event the mean over the edges known by then of what the source's latest h [rows, H]
         sends, edges of the new state)"""
         ends, at, places = line.edges(state, links)
-        edge, sender, num = line.senders(ends, at)
-        ptr = np.append(0, num.cumsum())
-        edge, sender, num, ptr, places = pack([edge, sender, num, ptr, places], h.device)
-        source = line.envs[ends[:, 0]]
-        new = {"num_edges": torch.from_numpy(np.bincount(source, minlength=line.M))}
+        edge, sender, ptr = line.senders(ends, at)
+        edge, sender, ptr, places = pack([edge, sender, ptr, places], h.device)
+        num_edges = np.bincount(line.envs[ends[:, 0]], minlength=len(state["num"]))
+        new = {"num_edges": torch.from_numpy(num_edges)}
         new["edge_keys"] = torch.from_numpy(line.keys[ends])
         inputs = select_rows(h, sender)
-        if self.edge_rows is not None:
-            features = torch.cat([state["edge_attr"], features])
+        if self.edge_rows:
+            features = torch.cat([state.get("edge_attr", features[:0]), features])
             new["edge_attr"] = select_rows(features, places)
             embedded = self.edge_rows(new["edge_attr"]).to(h.dtype)
             inputs = torch.cat([inputs, select_rows(embedded, edge)], 1)
         total = segment_sum(self.message(inputs).relu(), ptr)
-        return total / num.clamp(min=1)[:, None], new
-
-
-class Inputs(NamedTuple):
-    """What the agent sees of M envs x T steps; number m * T + t is step t of env m."""
-
-    obs: Obs
-    index: Obs  # node ids, and links if they are remembered, on the CPU
-    starts: np.ndarray  # bool [M, T]: an episode begins, what was before is forgotten
-    rewards: np.ndarray  # float32 [M, T], of the step before
-    state: State  # before the first step
+        return total / ptr.diff().clamp(min=1)[:, None], new
 
 
 class Memory:
@@ -1641,39 +1624,45 @@ class Memory:
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
         self.agent = agent
-        self.storage = Storage(leaves, next(agent.parameters()).device)
-        self.on_host = [leaf for leaf in leaves if leaf.path in ("node_ids", agent.links)]
-        self.index = Storage(self.on_host, torch.device("cpu"))
-        self.now = agent.first_state(num_envs)
+        device = next(agent.parameters()).device
+        self.storage = Storage(leaves, device)
+        paths = ["node_ids"]
+        num = torch.zeros(num_envs, dtype=torch.int64)
+        self.now = {"num": num, "keys": num[:0]}  # nothing is remembered
+        self.now["values"] = torch.zeros(0, 2 + args.remember_edges, args.lstm_dim, device=device)
+        self.now["action"] = torch.zeros(num_envs, agent.action_dim, device=device)
+        if args.remember_edges:
+            self.now |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
+            paths.append(agent.graph.links)
+        if args.update_epochs is None:
+            args.update_epochs = 4 if agent.group else 8
+        on_host = [leaf for leaf in leaves if leaf.path in paths]
+        self.index = Storage(on_host, torch.device("cpu"))
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, what is remembered stays."""
         self.storage.clear()
         self.index.clear()
         self.first = self.now
-        self.actions = []
-        self.starts = []
-        self.rewards = []
+        self.steps = []  # (actions, starts of episodes, rewards)
         self.finals = []  # (state, last observation, reward) of episodes that were truncated
 
     def index_of(self, flat: Flat) -> Flat:
-        """The leaves of observations that stay on the host."""
+        """The leaves of observations that are needed on the host."""
         pairs = zip(self.storage.leaves, flat.values)
-        values = [rows for leaf, rows in pairs if leaf in self.on_host]
-        return Flat(values, {leaf.group: flat.counts[leaf.group] for leaf in self.on_host})
+        return Flat([rows for leaf, rows in pairs if leaf in self.index.leaves], flat.counts)
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
         stored and remembered."""
-        self.starts.append(step.terminated | step.truncated)
-        self.rewards.append(step.reward)
+        starts = (step.terminated | step.truncated)[:, None]
+        rewards = step.reward[:, None]
         obs = self.storage.append(step.obs)
         index = self.index.append(self.index_of(step.obs))
-        starts = self.starts[-1][:, None]
-        inputs = Inputs(obs, index, starts, step.reward[:, None], self.now)
-        action, log_prob, value, self.now = self.agent.act(inputs, greedy)
-        self.actions.append(action)
+        outputs = self.agent.step(obs, index, starts, rewards, self.now, greedy=greedy)
+        action, log_prob, _, value, self.now = outputs
+        self.steps.append((action, starts, rewards))
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:
@@ -1688,26 +1677,27 @@ class Memory:
         states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
         flat = join(flats)
         rewards = np.concatenate(rewards)[:, None]
+        starts = np.zeros_like(rewards, bool)
         obs = self.storage.batch(self.storage.copy(flat))
         index = self.index.batch(self.index.copy(self.index_of(flat)))
         state = {name: torch.cat([state[name] for state in states]) for name in self.now}
-        starts = np.zeros(rewards.shape, bool)
-        return self.agent.value(Inputs(obs, index, starts, rewards, state))
+        return self.agent.step(obs, index, starts, rewards, state, greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """All steps of some environments, in `num` random parts: their numbers, inputs of the
         agent."""
-        starts = np.stack(self.starts, 1)
-        rewards = np.stack(self.rewards, 1)
-        actions = torch.cat(self.actions)
+        actions, starts, rewards = zip(*self.steps)
+        actions = torch.cat(actions)
+        starts = np.concatenate(starts, 1)
+        rewards = np.concatenate(rewards, 1)
         N, T = starts.shape
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + N * np.arange(T)).ravel()
             obs = self.storage.gather(idx)
             index = self.index.gather(idx)
             state = select(self.first, envs)
-            inputs = Inputs(obs, index, starts[envs], rewards[envs], state)
-            yield idx, (inputs, self.agent.head.select(actions, obs, idx))
+            action = self.agent.head.select(actions, obs, idx)
+            yield idx, (obs, index, starts[envs], rewards[envs], state, action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1718,7 +1708,8 @@ class Memory:
         return self.now
 
     def restore(self, state: State) -> None:
-        self.now = {name: rows.to(self.now[name].device) for name, rows in state.items()}
+        for name, rows in state.items():
+            self.now[name] = rows if name in ON_HOST else rows.to(self.storage.device)
 
 
 def max_minibatches(args: Any) -> int:
@@ -1751,108 +1742,102 @@ class Agent(nn.Module):
             raise UsageError(f"--lstm-dim {args.lstm_dim}: at least 1 is needed")
         self.encoder = Encoder(leaves, args)
         self.group = id_group(leaves) if args.state_per_node else None
-        if args.update_epochs is None:
-            args.update_epochs = 4 if self.group else 8
-        _, links, edges = self.encoder.groups.get(self.group, Group([], None, []))
-        self.links = links if args.remember_edges else None
-        if args.remember_edges and links is None:
+        self.graph = self.encoder.groups.get(self.group, Group([], None, []))
+        if args.remember_edges and not self.graph.links:
             raise UsageError(
                 "--remember-edges needs a graph and the key 'node_ids' in the observation"
             )
-        self.edges = next((leaf for leaf in leaves if self.links and leaf.path in edges), None)
         dims = dict(self.encoder.element_dims)
         parts = parts_of(action_space, leaves, args.action_head)
         self.action_dim = seen_dim(parts, dims) if args.prev_action else 0
-        self.reward_dim = int(args.prev_reward)
-        dim = dims[self.group] if self.group else self.encoder.dim
-        # its bias lets the size of observations through the norm
-        layer = nn.Linear(dim + self.action_dim + self.reward_dim, args.gnn_dim)
-        self.token = nn.Sequential(layer, nn.LayerNorm(args.gnn_dim), nn.ReLU())
-        # small at first: with fuller gates it learns to count later
-        nn.init.constant_(self.token[1].weight, 0.5)
-        edge_rows = self.encoder.rows[key(self.edges.path)] if self.edges else None
-        self.memory = SparseLSTM(args.gnn_dim, self.group is not None, edge_rows, args)
+        self.prev_reward = args.prev_reward
+        dim = args.gnn_dim if self.group else self.encoder.dim
+        dim += self.action_dim + args.prev_reward
+        edges = [self.encoder.rows[key(path)] for path in self.graph.edges]
+        self.memory = SparseLSTM(dim, self.group is not None, args, *edges)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         if self.group:  # the head sees what is remembered of each element
             dims[self.group] += args.lstm_dim
-        if links:  # and of both ends of each edge
-            dims[links] += 2 * args.lstm_dim
+        if self.graph.links:  # and of both ends of each edge
+            dims[self.graph.links] += 2 * args.lstm_dim
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
-    def first_state(self, num_envs: int) -> State:
-        """Nothing is remembered."""
-        weight = self.memory.lstm.weight_hh_l0
-        rows = weight.new_zeros(0, weight.shape[1])
-        num = torch.zeros(num_envs, dtype=torch.int64)
-        state = {"num": num, "keys": num[:0], "h": rows, "c": rows}
-        state["action"] = weight.new_zeros(num_envs, self.action_dim)
-        if self.links:
-            state |= {"out": rows, "num_edges": num, "edge_keys": num.new_zeros(0, 2)}
-        if self.edges:
-            none = np.zeros((0, *self.edges.shape), self.edges.dtype)
-            state["edge_attr"] = to_device(none, weight.device)
-        return state
+    def forward(self, *inputs) -> tuple[Tensor, ...]:
+        """(action [B, columns], log_prob [B], entropy [B], value [B]), as `step` without the new
+        state."""
+        return self.step(*inputs)[:4]
 
-    def forward(self, inputs: Inputs, action: Tensor):
-        """(action [B, columns], log_prob [B], entropy [B], value [B]) of B = M * T steps."""
-        features, encoded = self.encoder(inputs.obs)
-        seen = self.seen(action, encoded).unflatten(0, inputs.starts.shape)
-        before = torch.cat([inputs.state["action"][:, None], seen[:, :-1]], 1)
-        features, elements, _ = self.recall(inputs, features, encoded, before)
-        outputs = self.head(self.actor(features), elements, inputs.obs, action)
-        return *outputs, self.critic(features).squeeze(1)
-
-    def act(self, inputs: Inputs, greedy: bool) -> tuple[Tensor, Tensor, Tensor, State]:
-        """(action [M, columns], log_prob [M], value [M], new state) of one step."""
-        features, encoded = self.encoder(inputs.obs)
-        before = inputs.state["action"][:, None]
-        features, elements, new = self.recall(inputs, features, encoded, before)
-        latent = self.actor(features)
-        action, log_prob, _ = self.head(latent, elements, inputs.obs, greedy=greedy)
-        new["action"] = self.seen(action, encoded)
-        return action, log_prob, self.critic(features).squeeze(1), new
-
-    def value(self, inputs: Inputs) -> Tensor:
-        """V of one step, [M]"""
-        features, encoded = self.encoder(inputs.obs)
-        before = inputs.state["action"][:, None]
-        features, *_ = self.recall(inputs, features, encoded, before)
-        return self.critic(features).squeeze(1)
+    def step(
+        self,
+        obs: Obs,
+        index: Obs,
+        starts: np.ndarray,
+        rewards: np.ndarray,
+        state: State,
+        action: Tensor | None = None,
+        greedy: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, State | None]:
+        """(action [B, columns], log_prob [B], entropy [B], value [B], new state or None if T > 1) of
+        M envs x T steps; number m * T + t of B is step t of env m. `index` are node ids, and links
+        if they are remembered, on the CPU; starts [M, T]: an episode begins, what was before is
+        forgotten; rewards [M, T]: of the step before; `state`: before the first step."""
+        features, encoded = self.encoder(obs)
+        actions = state["action"][:, None]  # of the step before
+        if action is not None:
+            seen = self.seen(action, encoded).unflatten(0, starts.shape)
+            actions = torch.cat([actions, seen[:, :-1]], 1)
+        x = self.inputs(features, encoded, actions, rewards, starts)
+        nodes = index.get("node_ids")
+        if self.group is None:  # one entry per environment, whose key is 0
+            ptr = torch.arange(starts.size + 1)
+            nodes = Ragged(0 * ptr[1:], ptr, ptr[:-1])
+        links = index.get(self.graph.links)
+        edges = [obs[path].values for path in self.graph.edges]
+        out, readout, new = self.memory(x, nodes, starts, state, links, *edges)
+        features = torch.cat([features, readout], 1)
+        elements = self.remembered(encoded, out)
+        action, log_prob, entropy = self.head(self.actor(features), elements, obs, action, greedy)
+        if new:
+            new["action"] = self.seen(action, encoded)
+        return action, log_prob, entropy, self.critic(features).squeeze(1), new
 
     def seen(self, action: Tensor, encoded: dict[str, Elements]) -> Tensor:
         """What the next step sees of an action, [B, action_dim]; no columns if it sees nothing."""
         return self.head.seen(action, encoded)[:, : self.action_dim]
 
-    def recall(
-        self, inputs: Inputs, features: Tensor, encoded: dict[str, Elements], actions: Tensor
-    ) -> tuple[Tensor, dict[str, Elements], State | None]:
-        """(features, elements, new state or None if T > 1). What is remembered is added to what was
-        encoded; actions [M, T, action_dim] are those of the steps before."""
-        obs, index, starts, rewards, state = inputs
+    def inputs(
+        self,
+        features: Tensor,
+        encoded: dict[str, Elements],
+        actions: Tensor,
+        rewards: np.ndarray,
+        starts: np.ndarray,
+    ) -> Tensor:
+        """What the memory sees: elements, or features of the whole observation, each with action and
+        reward of the step before, which are zero where an episode begins."""
         device = features.device
-        rewards = to_device(rewards.reshape(-1, 1)[:, : self.reward_dim], device)
+        rewards = to_device(rewards.reshape(-1, 1)[:, : self.prev_reward], device)
         past = torch.cat([actions.flatten(0, 1), rewards], 1)
         past = past.masked_fill(to_device(starts.reshape(-1, 1), device), 0.0)
-        if self.group is None:  # one entry per environment, whose key is 0
-            ptr = torch.arange(starts.size + 1)
-            nodes = Ragged(0 * ptr[1:], ptr, ptr[:-1])
-            tokens = self.token(torch.cat([features, past], 1))
-            _, readout, new = self.memory(tokens, nodes, starts, state)
-            return torch.cat([features, readout], 1), encoded, new
-        seen = encoded[self.group]
-        tokens = self.token(torch.cat([seen.values, past[seen.batch]], 1))
-        links = index.get(self.links)
-        edges = obs[self.edges.path].values if self.edges else None
-        out, readout, new = self.memory(tokens, index["node_ids"], starts, state, links, edges)
-        values = torch.cat([seen.values, out], 1)
-        elements = encoded | {self.group: seen._replace(values=values)}
-        links = self.encoder.groups[self.group].links
-        if links:
-            elements[links] = encoded[links]._replace(nodes=values)
-        return torch.cat([features, readout], 1), elements, new
+        if self.group is None:
+            return torch.cat([features, past], 1)
+        nodes = encoded[self.group]
+        return torch.cat([nodes.values, past[nodes.batch]], 1)
+
+    def remembered(self, encoded: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
+        """The elements, nodes and ends of edges with what is remembered of them."""
+        elements = dict(encoded)
+        if self.group:
+            nodes = encoded[self.group]
+            values = torch.cat([nodes.values, out], 1)
+            elements[self.group] = nodes._replace(values=values)
+        if self.graph.links:
+            edges = encoded[self.graph.links]
+            elements[self.graph.links] = edges._replace(nodes=values)
+        return elements
 
 
 # --- shared: ranks ---

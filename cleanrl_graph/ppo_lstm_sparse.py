@@ -1338,18 +1338,20 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 State = dict[str, Tensor]
 """What N envs remember, sorted by (env, key). Index tensors are int64 and on the CPU.
 
-"num" [N]: entries of each env; "keys" [nnz]; "values" [nnz, 2, H]: c and h, and with
+"num" [N]: entries of each env; "keys" [nnz]; "hidden" [nnz, 2, H]: c and h, and with
 --remember-edges as the third one h and the messages to it; "action" [N, any]: the last one,
 embedded. With --remember-edges "num_edges" [N]; "edge_keys" [E, 2]: of source and target;
-"edge_attr" [E, ...]: the features, as seen first."""
-ROWS = {"num": ("keys", "values"), "num_edges": ("edge_keys", "edge_attr")}
-ON_HOST = ("num", "keys", "num_edges", "edge_keys")
+"edge_attr" [E, ...]: the features, as seen first.
+
+What B steps see has the same form: "num", "keys" and edges in the order of the observations;
+"starts" [B]: an episode begins, what was before is forgotten; "rewards" [B]: of the step before."""
+ROWS = {"num": ("keys", "hidden"), "num_edges": ("edge_keys", "edge_attr")}
 
 
 def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -> State:
-    """The state of some of the envs, in that order. Those for which `forgets` is true remember
-    nothing."""
-    rows = {"action": envs}
+    """The state of some of the envs, in that order, or what some of the steps see. Those for which
+    `forgets` is true remember nothing."""
+    rows = dict.fromkeys(state, envs)
     chosen = {}
     for count in state.keys() & ROWS:
         num = state[count].numpy()
@@ -1360,6 +1362,12 @@ def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -
         values = state[name]
         chosen[name] = select_rows(values, to_device(rows[name], values.device))
     return chosen
+
+
+def join_states(states: list[State]) -> State:
+    """The states of all their envs, with the names that the first and the last one have."""
+    names = states[0].keys() & states[-1].keys()
+    return {name: torch.cat([state[name] for state in states]) for name in names}
 
 
 class Timeline:
@@ -1378,15 +1386,15 @@ class Timeline:
                                   of the rows 1, 0 and 0
     """
 
-    def __init__(self, nodes: Ragged, starts: np.ndarray, state: State):
+    def __init__(self, known: State, starts: np.ndarray, num_old: int):
         steps = np.arange(starts.size).reshape(starts.shape)
-        self.begins = steps[:, 0]
         first = np.where(starts, steps, steps[:, :1])
         self.first = np.maximum.accumulate(first, 1).ravel()  # of the same episode
-        self.num_old = len(state["keys"])
-        self.ids = nodes.values.numpy().astype(np.int64)
-        keys = np.append(state["keys"], self.ids)
-        at = np.append(self.begins.repeat(state["num"]), nodes.batch)
+        self.times = np.append(steps[:, 0], steps)  # of the states, then of what is seen
+        self.num_envs = len(starts)
+        self.num_old = num_old
+        keys = known["keys"].numpy()
+        at = self.times.repeat(known["num"])
         self.names, rank = np.unique(keys, return_inverse=True)
         code = self.first[at] * len(self.names) + rank
         order = np.argsort(code, kind="stable")
@@ -1396,14 +1404,19 @@ class Timeline:
         self.at = at[order]
         self.entry = changes[:-1].cumsum() - 1
         self.before = np.where(changes[:-1], 0, np.append(0, self.row)[:-1])
-        self.is_event = order >= self.num_old
-        self.events = order[self.is_event] - self.num_old
+        self.is_event = order >= num_old
+        self.events = order[self.is_event] - num_old
         # entries
         last = order[changes[1:]]
         self.last = last + 1
         self.code = code[last]
         self.keys = keys[last]
         self.envs = at[last] // starts.shape[1]
+
+    def entries(self) -> State:
+        """What a state says of its entries."""
+        num = np.bincount(self.envs, minlength=self.num_envs)
+        return {"num": torch.from_numpy(num), "keys": torch.from_numpy(self.keys)}
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(events of one sequence after the other, length of each, row with which it begins)"""
@@ -1412,12 +1425,13 @@ class Timeline:
         lengths = np.diff(np.flatnonzero(np.append(begins, True)))
         return self.events, lengths, before[begins]
 
-    def edges(self, state: State, links: Ragged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def edges(self, known: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each edge once: (entries of source and target [E, 2], the step since when it is known
-        [E], its place among those of the state and then those seen [E])."""
-        keys = np.append(state["edge_keys"], self.ids[links.values], 0)
-        at = np.append(self.begins.repeat(state["num_edges"]), links.batch)
-        code = self.first[at, None] * len(self.names) + np.searchsorted(self.names, keys)
+        [E], its place among all [E])."""
+        at = self.times.repeat(known["num_edges"])
+        code = self.first[at, None] * len(self.names) + np.searchsorted(
+            self.names, known["edge_keys"]
+        )
         ends = np.searchsorted(self.code, code)
         _, places = np.unique(ends @ [len(self.code), 1], return_index=True)
         return ends[places], at[places], places
@@ -1474,14 +1488,19 @@ def run_lstm(
         h, c = (select_rows(values, begin)[None] for values in hx)
         _, (h, c) = lstm(x[None], (h, c))
         return h[0], c[0]
-    order, num_active, source, place = by_time(events, lengths, not x.is_cuda)
-    begin, source, place = pack([begin[order], source, place], x.device)
+    order, num_active, place = by_time(events, lengths, not x.is_cuda)
+    begin, place = pack([begin[order], place], x.device)
     h, c = (select_rows(values, begin)[None] for values in hx)
-    x = select_rows(x, source)
+    x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
     if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         output, _ = lstm(packed, (h, c))
         return select_rows(output.data, place), None
+    return select_rows(run_stairs(lstm, x, num_active, h, c), place), None
+
+
+def run_stairs(lstm: nn.LSTM, x: Tensor, num_active: np.ndarray, h: Tensor, c: Tensor) -> Tensor:
+    """h of rows that are in the order of a PackedSequence with the batch sizes num_active."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
     sizes = -widths * num_steps
     outputs = []
@@ -1490,13 +1509,13 @@ def run_lstm(
         width = stair.shape[1]
         output, (h, c) = lstm(stair, (h[:, :width], c[:, :width]))
         outputs.append(output.flatten(0, 1))
-    return select_rows(torch.cat(outputs), place), None
+    return torch.cat(outputs)
 
 
 def by_time(events: np.ndarray, lengths: np.ndarray, rounds: bool) -> tuple[np.ndarray, ...]:
     """The order of a PackedSequence: by step, at each step the longest sequence first. (order of
-    the sequences, number of them at each step, event at each place, place of each event). If it
-    `rounds`, lengths are rounded up, to two per octave; event 0 stands where nothing is needed."""
+    the sequences, number of them at each step, place of each event). If it `rounds`, lengths are
+    rounded up, to two per octave, so some places stay empty."""
     order = np.argsort(-lengths, kind="stable")
     stops = lengths[order]
     if rounds:
@@ -1507,9 +1526,7 @@ def by_time(events: np.ndarray, lengths: np.ndarray, rounds: bool) -> tuple[np.n
     rank = np.argsort(order).repeat(lengths)
     place = np.empty_like(events)
     place[events] = (num_active.cumsum() - num_active)[step] + rank
-    event = np.zeros(num_active.sum(), np.int64)
-    event[place] = np.arange(len(events))
-    return order, num_active, event, place
+    return order, num_active, place
 
 
 class SparseLSTM(nn.Module):
@@ -1538,45 +1555,41 @@ class SparseLSTM(nn.Module):
                 else:
                     nn.init.orthogonal_(gate)
         self.lstm.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
-        self.edge_rows = edge_rows
+        self.edge_rows = None
         self.message = None
         if args.remember_edges:
+            self.edge_rows = edge_rows
             edge_dim = edge_rows.dim if edge_rows else 0
             self.message = nn.Linear(H + edge_dim, H)
 
     def forward(
         self,
         x: Tensor,
-        nodes: Ragged,
-        starts: np.ndarray,
+        seen: State,
         state: State,
-        links: Ragged | None = None,
-        features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, State | None]:
         """(output [events, H], readout [M * T, dim], new entries of the state or None if T > 1) of
-        what is seen: elements x [events, D], their ids `nodes`, links and features [E, ...]; nodes
-        and links on the CPU."""
+        what is seen, whose nodes are x [events, D]."""
+        starts = seen["starts"].numpy().reshape(len(state["num"]), -1)
         if starts[:, 0].any():
             state = select(state, np.arange(len(starts)), starts[:, 0])
-        line = Timeline(nodes, starts, state)
-        values = nn.functional.pad(state["values"], (0, 0, 0, 0, 1, 0))  # row 0 is zero
-        hx = [values[:, 1], values[:, 0]]
+        known = join_states([state, seen])
+        line = Timeline(known, starts, len(state["keys"]))
+        hidden = nn.functional.pad(state["hidden"], (0, 0, 0, 0, 1, 0))  # row 0 is zero
+        hx = [hidden[:, 1], hidden[:, 0]]
         h, c = run_lstm(self.lstm, self.token(x), hx, *line.sequences())
         out = h
         new = {}
         if self.message:
-            rows = torch.cat([values[:, 1], h])
-            messages, new = self.exchange(rows, line, state, links, features)
+            messages, new = self.exchange(torch.cat([hx[0], h]), line, known)
             out = h + messages
-        readout = self.sum_up(torch.cat([values[:, -1], out]), line) if self.per_node else out
+        readout = self.sum_up(torch.cat([hidden[:, -1], out]), line) if self.per_node else out
         if starts.shape[1] > 1:
             return out, readout, None
-        seen = torch.stack([c, h, out][: values.shape[1]], 1)
+        of_events = torch.stack([c, h, out][: hidden.shape[1]], 1)
         last = to_device(line.last, x.device)
-        new["values"] = select_rows(torch.cat([values, seen]), last)
-        new["num"] = torch.from_numpy(np.bincount(line.envs, minlength=len(starts)))
-        new["keys"] = torch.from_numpy(line.keys)
-        return out, readout, new
+        new["hidden"] = select_rows(torch.cat([hidden, of_events]), last)
+        return out, readout, new | line.entries()
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
         """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number)."""
@@ -1594,21 +1607,18 @@ class SparseLSTM(nn.Module):
             sums = sums / num.clamp(min=1)
         return torch.cat([sums, num.log1p()], 1).to(values.dtype)
 
-    def exchange(
-        self, h: Tensor, line: Timeline, state: State, links: Ragged, features: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def exchange(self, h: Tensor, line: Timeline, known: State) -> tuple[Tensor, State]:
         """(per event the mean over the edges known by then of what the source's latest h [rows, H]
         sends, edges of the new state)"""
-        ends, at, places = line.edges(state, links)
+        ends, at, places = line.edges(known)
         edge, sender, ptr = line.senders(ends, at)
         edge, sender, ptr, places = pack([edge, sender, ptr, places], h.device)
-        num_edges = np.bincount(line.envs[ends[:, 0]], minlength=len(state["num"]))
+        num_edges = np.bincount(line.envs[ends[:, 0]], minlength=line.num_envs)
         new = {"num_edges": torch.from_numpy(num_edges)}
         new["edge_keys"] = torch.from_numpy(line.keys[ends])
         inputs = select_rows(h, sender)
         if self.edge_rows:
-            features = torch.cat([state.get("edge_attr", features[:0]), features])
-            new["edge_attr"] = select_rows(features, places)
+            new["edge_attr"] = select_rows(known["edge_attr"], places)
             embedded = self.edge_rows(new["edge_attr"]).to(h.dtype)
             inputs = torch.cat([inputs, select_rows(embedded, edge)], 1)
         total = segment_sum(self.message(inputs).relu(), ptr)
@@ -1626,43 +1636,49 @@ class Memory:
         self.agent = agent
         device = next(agent.parameters()).device
         self.storage = Storage(leaves, device)
-        paths = ["node_ids"]
+        self.links = agent.graph.links if args.remember_edges else None
         num = torch.zeros(num_envs, dtype=torch.int64)
         self.now = {"num": num, "keys": num[:0]}  # nothing is remembered
-        self.now["values"] = torch.zeros(0, 2 + args.remember_edges, args.lstm_dim, device=device)
+        self.now["hidden"] = torch.zeros(0, 2 + args.remember_edges, args.lstm_dim, device=device)
         self.now["action"] = torch.zeros(num_envs, agent.action_dim, device=device)
-        if args.remember_edges:
+        if self.links:
             self.now |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
-            paths.append(agent.graph.links)
+            for leaf in leaves:
+                if leaf.path in agent.graph.edges:
+                    none = np.zeros((0, *leaf.shape), leaf.dtype)
+                    self.now["edge_attr"] = to_device(none, device)
         if args.update_epochs is None:
             args.update_epochs = 4 if agent.group else 8
-        on_host = [leaf for leaf in leaves if leaf.path in paths]
-        self.index = Storage(on_host, torch.device("cpu"))
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, what is remembered stays."""
         self.storage.clear()
-        self.index.clear()
         self.first = self.now
-        self.steps = []  # (actions, starts of episodes, rewards)
+        self.steps = []  # (what is seen, actions)
         self.finals = []  # (state, last observation, reward) of episodes that were truncated
 
-    def index_of(self, flat: Flat) -> Flat:
-        """The leaves of observations that are needed on the host."""
-        pairs = zip(self.storage.leaves, flat.values)
-        return Flat([rows for leaf, rows in pairs if leaf in self.index.leaves], flat.counts)
+    def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
+        """What observations show to the memory; `starts` and `rewards` [B] come with them."""
+        group = self.agent.group
+        # without ids one entry per environment, whose key is 0
+        num = np.ones(len(starts), np.int64) if group is None else flat.counts[group]
+        values = {leaf.path: rows for leaf, rows in zip(self.storage.leaves, flat.values)}
+        keys = np.zeros_like(num) if group is None else values["node_ids"].astype(np.int64)
+        seen = {"starts": starts, "rewards": rewards, "num": num, "keys": keys}
+        if self.links:
+            seen["num_edges"] = flat.counts[self.links]
+            first_node = (num.cumsum() - num).repeat(seen["num_edges"])
+            seen["edge_keys"] = keys[values[self.links] + first_node[:, None]]
+        return {name: torch.from_numpy(array) for name, array in seen.items()}
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
         stored and remembered."""
-        starts = (step.terminated | step.truncated)[:, None]
-        rewards = step.reward[:, None]
         obs = self.storage.append(step.obs)
-        index = self.index.append(self.index_of(step.obs))
-        outputs = self.agent.step(obs, index, starts, rewards, self.now, greedy=greedy)
-        action, log_prob, _, value, self.now = outputs
-        self.steps.append((action, starts, rewards))
+        seen = self.look(step.obs, step.terminated | step.truncated, step.reward)
+        action, log_prob, _, value, self.now = self.agent.step(obs, seen, self.now, greedy=greedy)
+        self.steps.append((seen, action))
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:
@@ -1676,28 +1692,23 @@ class Memory:
         """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
         states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
         flat = join(flats)
-        rewards = np.concatenate(rewards)[:, None]
-        starts = np.zeros_like(rewards, bool)
+        rewards = np.concatenate(rewards)
         obs = self.storage.batch(self.storage.copy(flat))
-        index = self.index.batch(self.index.copy(self.index_of(flat)))
-        state = {name: torch.cat([state[name] for state in states]) for name in self.now}
-        return self.agent.step(obs, index, starts, rewards, state, greedy=True)[3]
+        seen = self.look(flat, np.zeros_like(rewards, bool), rewards)
+        return self.agent.step(obs, seen, join_states(states), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """All steps of some environments, in `num` random parts: their numbers, inputs of the
         agent."""
-        actions, starts, rewards = zip(*self.steps)
+        seen, actions = zip(*self.steps)
+        seen = join_states(seen)
         actions = torch.cat(actions)
-        starts = np.concatenate(starts, 1)
-        rewards = np.concatenate(rewards, 1)
-        N, T = starts.shape
+        N = len(self.first["num"])
         for envs in np.array_split(rng.permutation(N), num):
-            idx = (envs[:, None] + N * np.arange(T)).ravel()
+            idx = (envs[:, None] + np.arange(0, len(seen["num"]), N)).ravel()
             obs = self.storage.gather(idx)
-            index = self.index.gather(idx)
-            state = select(self.first, envs)
             action = self.agent.head.select(actions, obs, idx)
-            yield idx, (obs, index, starts[envs], rewards[envs], state, action)
+            yield idx, (obs, select(seen, idx), select(self.first, envs), action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1708,8 +1719,7 @@ class Memory:
         return self.now
 
     def restore(self, state: State) -> None:
-        for name, rows in state.items():
-            self.now[name] = rows if name in ON_HOST else rows.to(self.storage.device)
+        self.now = {name: rows.to(self.now[name].device) for name, rows in state.items()}
 
 
 def max_minibatches(args: Any) -> int:
@@ -1773,71 +1783,48 @@ class Agent(nn.Module):
     def step(
         self,
         obs: Obs,
-        index: Obs,
-        starts: np.ndarray,
-        rewards: np.ndarray,
+        seen: State,
         state: State,
         action: Tensor | None = None,
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, State | None]:
         """(action [B, columns], log_prob [B], entropy [B], value [B], new state or None if T > 1) of
-        M envs x T steps; number m * T + t of B is step t of env m. `index` are node ids, and links
-        if they are remembered, on the CPU; starts [M, T]: an episode begins, what was before is
-        forgotten; rewards [M, T]: of the step before; `state`: before the first step."""
+        M envs x T steps; number m * T + t of B is step t of env m. `state` is that before them."""
         features, encoded = self.encoder(obs)
         actions = state["action"][:, None]  # of the step before
         if action is not None:
-            seen = self.seen(action, encoded).unflatten(0, starts.shape)
-            actions = torch.cat([actions, seen[:, :-1]], 1)
-        x = self.inputs(features, encoded, actions, rewards, starts)
-        nodes = index.get("node_ids")
-        if self.group is None:  # one entry per environment, whose key is 0
-            ptr = torch.arange(starts.size + 1)
-            nodes = Ragged(0 * ptr[1:], ptr, ptr[:-1])
-        links = index.get(self.graph.links)
-        edges = [obs[path].values for path in self.graph.edges]
-        out, readout, new = self.memory(x, nodes, starts, state, links, *edges)
+            chosen = self.embed(action, encoded).unflatten(0, (len(actions), -1))
+            actions = torch.cat([actions, chosen[:, :-1]], 1)
+        past = self.past(actions, seen)
+        x = features
+        if self.group:
+            x = encoded[self.group].values
+            past = past[encoded[self.group].batch]
+        for path in self.graph.edges:
+            seen = seen | {"edge_attr": obs[path].values}
+        out, readout, new = self.memory(torch.cat([x, past], 1), seen, state)
         features = torch.cat([features, readout], 1)
-        elements = self.remembered(encoded, out)
+        elements = dict(encoded)  # the head sees what is remembered of them
+        if self.group:
+            x = torch.cat([x, out], 1)
+            elements[self.group] = encoded[self.group]._replace(values=x)
+        if self.graph.links:
+            elements[self.graph.links] = encoded[self.graph.links]._replace(nodes=x)
         action, log_prob, entropy = self.head(self.actor(features), elements, obs, action, greedy)
         if new:
-            new["action"] = self.seen(action, encoded)
+            new["action"] = self.embed(action, encoded)
         return action, log_prob, entropy, self.critic(features).squeeze(1), new
 
-    def seen(self, action: Tensor, encoded: dict[str, Elements]) -> Tensor:
+    def embed(self, action: Tensor, encoded: dict[str, Elements]) -> Tensor:
         """What the next step sees of an action, [B, action_dim]; no columns if it sees nothing."""
         return self.head.seen(action, encoded)[:, : self.action_dim]
 
-    def inputs(
-        self,
-        features: Tensor,
-        encoded: dict[str, Elements],
-        actions: Tensor,
-        rewards: np.ndarray,
-        starts: np.ndarray,
-    ) -> Tensor:
-        """What the memory sees: elements, or features of the whole observation, each with action and
-        reward of the step before, which are zero where an episode begins."""
-        device = features.device
-        rewards = to_device(rewards.reshape(-1, 1)[:, : self.prev_reward], device)
-        past = torch.cat([actions.flatten(0, 1), rewards], 1)
-        past = past.masked_fill(to_device(starts.reshape(-1, 1), device), 0.0)
-        if self.group is None:
-            return torch.cat([features, past], 1)
-        nodes = encoded[self.group]
-        return torch.cat([nodes.values, past[nodes.batch]], 1)
-
-    def remembered(self, encoded: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
-        """The elements, nodes and ends of edges with what is remembered of them."""
-        elements = dict(encoded)
-        if self.group:
-            nodes = encoded[self.group]
-            values = torch.cat([nodes.values, out], 1)
-            elements[self.group] = nodes._replace(values=values)
-        if self.graph.links:
-            edges = encoded[self.graph.links]
-            elements[self.graph.links] = edges._replace(nodes=values)
-        return elements
+    def past(self, actions: Tensor, seen: State) -> Tensor:
+        """Action and reward of the step before, zeros where an episode begins, [B, any]."""
+        starts = to_device(seen["starts"].numpy(), actions.device)
+        rewards = to_device(seen["rewards"].numpy(), actions.device)
+        past = [actions.flatten(0, 1), rewards[:, None][:, : self.prev_reward]]
+        return torch.cat(past, 1).masked_fill(starts[:, None], 0.0)
 
 
 # --- shared: ranks ---

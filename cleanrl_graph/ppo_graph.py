@@ -26,11 +26,10 @@ import os
 import random
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -49,16 +48,7 @@ from tqdm import tqdm
 
 VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
 
-Json = Annotated[
-    dict | list,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda args: json.loads(args[0]),
-        is_instance=lambda value: isinstance(value, (dict, list)),
-        str_from_instance=lambda value: [json.dumps(value)],
-    ),
-]
+Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
 @dataclass
@@ -208,10 +198,10 @@ class Leaf(NamedTuple):
     kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
-    group: str | None
-    nodes: str | None  # the group whose rows the values of "links" count
     space: gym.Space
     getters: tuple[Callable, ...]  # called one after the other: observation -> array
+    group: str | None = None
+    nodes: str | None = None  # the group whose rows the values of "links" count
 
     @property
     def is_input(self) -> bool:
@@ -226,33 +216,33 @@ class Leaf(NamedTuple):
 
 def leaves_of(space: gym.Space, path: str = "", getters: tuple = ()) -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        leaves = []
-        for k, child in children:
-            child_path = f"{path}.{k}" if path else str(k)
-            leaves += leaves_of(child, child_path, (*getters, itemgetter(k)))
-        return leaves
-    path = path or "obs"  # of a space that is not inside another
+    name = path or "obs"  # of a space that is not inside another
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, path, getters)
+        return graph_leaves(space, name, getters)
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, path, getters)
-    return [array_leaf(space, path, getters)]
+        return sequence_leaves(space, name, getters)
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [array_leaf(space, name, getters)]
+    leaves = []
+    children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+    for k, child in children:
+        child_path = f"{path}.{k}" if path else str(k)
+        leaves += leaves_of(child, child_path, getters + (itemgetter(k),))
+    return leaves
 
 
 def graph_leaves(space: spaces.Graph, path: str, getters: tuple) -> list[Leaf]:
     """Nodes, edge_links and, if they have features, edges."""
-    nodes = array_leaf(space.node_space, f"{path}.nodes", (*getters, attrgetter("nodes")))
+    nodes = array_leaf(space.node_space, f"{path}.nodes", getters + (attrgetter("nodes"),))
     nodes = nodes._replace(group=nodes.path)
-    edges = f"{path}.edge_links"
-    get_links = (*getters, attrgetter("edge_links"))
+    name = f"{path}.edge_links"
     int32 = np.dtype(np.int32)
-    links = Leaf(edges, "links", (2,), int32, edges, nodes.path, space, get_links)
+    get_links = getters + (attrgetter("edge_links"),)
+    links = Leaf(name, "links", (2,), int32, space, get_links, name, nodes.path)
     if space.edge_space is None:
         return [nodes, links]
-    features = array_leaf(space.edge_space, f"{path}.edges", (*getters, attrgetter("edges")))
-    return [nodes, links, features._replace(group=edges)]
+    edges = array_leaf(space.edge_space, f"{path}.edges", getters + (attrgetter("edges"),))
+    return [nodes, links, edges._replace(group=name)]
 
 
 def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[Leaf]:
@@ -260,10 +250,11 @@ def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[L
     leaves = []
     for leaf in leaves_of(space.feature_space, path):
         if leaf.group:
-            problem = f"{space} is not supported, its rows must have a fixed shape"
-            raise UsageError(f"leaf '{path}': {problem}")
+            raise UsageError(
+                f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
+            )
         of_rows = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=(*getters, *of_rows)))
+        leaves.append(leaf._replace(group=path, getters=getters + of_rows))
     return leaves
 
 
@@ -280,18 +271,19 @@ def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
     elif isinstance(space, spaces.MultiDiscrete):
         kind = "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        known = "Box, Discrete, MultiDiscrete, MultiBinary, Graph, Sequence, Dict and Tuple are"
-        raise UsageError(f"leaf '{path}': {space} is not supported ({known})")
-    elif len(space.shape) == 3:
-        height, *_, channels = space.shape
-        pixels = space.shape[:2] if channels < height else space.shape[1:]
-        kind = "image" if isinstance(space, spaces.Box) and min(pixels) >= 8 else "vector"
+        raise UsageError(
+            f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
+            "Graph, Sequence, Dict and Tuple are)"
+        )
+    elif isinstance(space, spaces.Box) and len(space.shape) == 3:
+        pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
+        kind = "image" if min(pixels) >= 8 else "vector"
     dtype = np.dtype(np.int64)  # torch knows no larger unsigned numbers
     if space.dtype.kind == "f":
         dtype = np.dtype(np.float32)
     elif kind in ("vector", "image") and (space.dtype.kind in "bi" or space.dtype == np.uint8):
         dtype = space.dtype
-    return Leaf(path, kind, tuple(space.shape), dtype, None, None, space, getters)
+    return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
@@ -311,18 +303,16 @@ class Group(NamedTuple):
 
 def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
     """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    inputs = [leaf for leaf in leaves if leaf.is_input and leaf.group]
-    graphs = {leaf.nodes: leaf.path for leaf in inputs if leaf.kind == "links"}
-    paths = {}
-    for leaf in inputs:
-        of_group = paths.setdefault(leaf.group, [])
-        if leaf.kind != "links":
-            of_group.append(leaf.path)
+    links = {leaf.nodes: leaf.group for leaf in leaves if leaf.nodes}
+    paths = {}  # group -> its leaves
+    for leaf in leaves:
+        if leaf.group and leaf.is_input:
+            paths.setdefault(leaf.group, []).append(leaf.path)
     groups = {}
-    for name, of_group in paths.items():
-        if name not in graphs.values():
-            links = graphs.get(name)
-            groups[name] = Group(of_group, links, paths.get(links, []))
+    for name, nodes in paths.items():
+        if name not in links.values():
+            edges = paths.get(links.get(name), [])
+            groups[name] = Group(nodes, links.get(name), edges[1:])  # the first are the links
     return groups
 
 
@@ -358,6 +348,7 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
+@cache
 def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
@@ -369,25 +360,14 @@ def service(name: str, flag: str | None = None):
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
         )
-    return None
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). An exception becomes a UsageError: the frames of others' code,
-    then a sentence."""
-    try:
-        return function(*args, **kwargs)
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        frames = ""
-        if not isinstance(
-            error, (gym.error.Error, OSError, ModuleNotFoundError)
-        ):  # these say enough
-            trace = error.__traceback__.tb_next
-            frames = "".join(traceback.format_exception(type(error), error, trace))
-        problem = f"{frames}{doing}{args or ''}: {type(error).__name__}: {error}"
-        raise UsageError(problem) from None
+    """function(*args, **kwargs). utils/check.py makes sentences of its exceptions."""
+    check = service("utils.check")
+    if check:
+        return check.guarded(UsageError, doing, function, *args, **kwargs)
+    return function(*args, **kwargs)
 
 
 def tasks_of(args: Any) -> list[dict]:
@@ -467,7 +447,7 @@ class Envs:
 
     def begin(self, i: int, seed: int | None = None) -> None:
         """Starts an episode of env i."""
-        obs, _ = self.call(i, 2, "reset", seed=seed)
+        obs, _ = self.call(i, "reset", seed=seed)
         self.returns[i] = 0.0
         self.lengths[i] = 0
         self.observations[i] = self.read(i, obs)
@@ -486,7 +466,7 @@ class Envs:
         finals = {}  # env -> the last observation of an episode that is truncated
         episodes = []
         for i, action in enumerate(actions):
-            obs, reward, terminated, truncated, info = self.call(i, 5, "step", action)
+            obs, reward, terminated, truncated, info = self.call(i, "step", action)
             info = info or {}
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
@@ -512,19 +492,14 @@ class Envs:
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        env = self.first_env + i
-        group = info.get("group")
-        return Episode(env, float(whole["r"]), int(whole["l"]), group, info.get("eval", {}))
+        ret = float(whole["r"])
+        length = int(whole["l"])
+        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
-    def call(self, i: int, length: int, method: str, *args, **kwargs) -> tuple:
-        """The `length` values that a method of env i returns."""
+    def call(self, i: int, method: str, *args, **kwargs) -> tuple:
+        """What `reset` or `step` of env i returns."""
         doing = f"env {self.first_env + i}, step {self.num_steps}, {method}"
-        result = guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
-        if not isinstance(result, tuple) or len(result) != length:
-            raise UsageError(
-                f"{doing}: gymnasium's environments return {length} values, not {str(result)[:200]}"
-            )
-        return result
+        return guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
 
     def read(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
@@ -535,7 +510,7 @@ class Envs:
                 if array is None and leaf.group:
                     array = np.zeros((0, *leaf.shape), leaf.dtype)
                 arrays.append(np.asarray(array))
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
+            except Exception as error:
                 problem = f"cannot be read: {type(error).__name__} {error}"
                 raise self.error(i, problem, leaf) from None
         return arrays
@@ -1024,9 +999,9 @@ class Part(NamedTuple):
     size: int  # options, bits or dimensions
     columns: slice  # of the action [B, columns]
     group: str | None  # whose rows a choice is one of, or those of a Sequence belong to
-    mask: str | None  # path of the mask's leaf
-    entries: slice  # of the mask
     space: gym.Space
+    mask: str | None = None  # path of the mask's leaf
+    entries: slice | None = None  # of the mask
 
     def meaning(self) -> "Part":
         """Itself, whatever number of rows a choice can have at most."""
@@ -1040,16 +1015,15 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
     masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
-    rows = choosable(leaves)
     heads = [head] * len(factors)
     if head == "auto":
-        heads = infer_heads(space, factors, rows, list(masks.values()))
+        heads = infer_heads(space, factors, leaves)
     parts = []
     column = 0
     ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
     for factor, head in zip(factors, heads):
-        group = row_group(space, factor, head, rows)
-        mask = mask_of(factor, group, masks)
+        group = group_of(space, factor, head, leaves)
+        mask = masks.get("action_mask", masks.get(factor.path.replace("action", "action_mask", 1)))
         kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
         sizes = [math.prod(factor.shape)]
         if factor.kind in CATEGORIES:
@@ -1058,69 +1032,62 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
         for size in sizes:
             columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
             column = columns.stop
-            entries = slice(0, 0)
-            if mask:
-                start = ends[mask.path] if mask.shape else 0
-                entries = slice(start, start + (1 if kind == "choice" else size))
-                ends[mask.path] = entries.stop
-            path = mask.path if mask else None
-            parts.append(Part(factor.path, kind, size, columns, group, path, entries, factor.space))
+            part = Part(factor.path, kind, size, columns, group, factor.space)
+            if mask and factor.kind in CATEGORIES and bool(mask.group) == bool(group):
+                first = ends[mask.path] if mask.shape else 0
+                ends[mask.path] = first + (1 if kind == "choice" else size)
+                part = part._replace(mask=mask.path, entries=slice(first, ends[mask.path]))
+            parts.append(part)
     check = service("utils.check")
     if check:
-        check.parts(space, factors, parts, masks, UsageError)
+        check.parts(UsageError, space, factors, parts, masks)
     return parts
 
 
-def choosable(leaves: list[Leaf]) -> dict[str, list[str]]:
-    """What --action-head can name -> the groups of rows that are meant, of which there must be
-    one."""
-    groups = groups_of(leaves)
-    edges = [group.links for group in groups.values() if group.links]
-    rows = {name: [name] for name in [*groups, *edges]}
-    return rows | {"nodes": element_groups(leaves), "edges": edges}
-
-
-def infer_heads(space: gym.Space, factors: list[Leaf], rows: dict, masks: list[Leaf]) -> list[str]:
+def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
     """What --action-head auto means for each part. In a Dict a Discrete part that is named node,
     edge, or as a set, chooses one."""
-    if isinstance(space, spaces.Sequence):
-        return ["nodes"] * len(factors)
     heads = ["flat"] * len(factors)
-    is_categorical = [factor.kind in CATEGORIES for factor in factors]
     if isinstance(space, spaces.Dict):
         for k, factor in enumerate(factors):
             name = factor.path.removeprefix("action.")
-            name = {"node": "nodes", "edge": "edges"}.get(name, name)
-            if is_categorical[k] and rows.get(name):
+            if factor.kind in CATEGORIES and groups_named(name, leaves):
                 heads[k] = name
-    if all(is_categorical) and set(heads) == {"flat"}:
-        if "avail_actions" in rows:
-            return ["avail_actions"] * len(factors)
-        if any(mask.group for mask in masks):
-            return ["nodes"] * len(factors)
-    return heads
+    default = "flat"
+    if isinstance(space, spaces.Sequence):
+        default = "nodes"
+    elif set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+        if groups_named("avail_actions", leaves):
+            default = "avail_actions"
+        elif any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
+            default = "nodes"
+    return [default if head == "flat" else head for head in heads]
 
 
-def row_group(space: gym.Space, factor: Leaf, head: str, rows: dict[str, list[str]]) -> str | None:
+def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
+    """The groups of rows that --action-head, or the name of a part of the action, can mean."""
+    groups = groups_of(leaves)
+    edges = [group.links for group in groups.values() if group.links]
+    if name in ("node", "nodes"):
+        return element_groups(leaves)
+    if name in ("edge", "edges"):
+        return edges
+    return [name] if name in [*groups, *edges] else []
+
+
+def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
     """The group whose rows a part chooses, or has one action for each of; None for a fixed list of
     actions. UsageError if the action head does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     if head == "flat" and not per_row:
         return None
-    groups = rows.get(head, [])
+    groups = groups_named(head, leaves)
     if len(groups) == 1 and (per_row or factor.kind in CATEGORIES):
         return groups[0]
     raise UsageError(
         f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
-        f"{space} and {[*rows, 'flat']}"
+        f"{space} and {list(groups_of(leaves))}"
     )
-
-
-def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
-    """The mask of a part: the one of the whole action, or of its name."""
-    mask = masks.get("action_mask", masks.get(factor.path.replace("action", "action_mask", 1)))
-    fits = mask is not None and bool(mask.group) == bool(group)
-    return mask if fits and factor.kind in CATEGORIES else None
 
 
 def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
@@ -1709,7 +1676,7 @@ def main(args: Any) -> list:
         service("utils.policy", "--load-model").take_flags(args)
     check = service("utils.check")
     if check:
-        check.flags(args, max_minibatches(args), WORLD_SIZE, UsageError)
+        check.flags(UsageError, args, max_minibatches(args), WORLD_SIZE)
     args.world_size = WORLD_SIZE
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches

@@ -230,7 +230,7 @@ def run_script(path: Path, flags: str, log: Path, recorder: Recorder | None) -> 
 
 
 def run(path: Path, flags: str, folder: Path, recorder: Recorder | None = None) -> None:
-    """Runs a script in a process of its own. RuntimeError with what it wrote last if it fails."""
+    """Runs a script in a process of its own. RuntimeError with all that it wrote if it fails."""
     log = folder / "log.txt"
     context = multiprocessing.get_context("fork")  # torch is imported there
     process = context.Process(target=run_script, args=(path, flags, log, recorder))
@@ -238,8 +238,7 @@ def run(path: Path, flags: str, folder: Path, recorder: Recorder | None = None) 
     process.join(timeout=600)
     if process.exitcode != 0:
         process.kill()
-        lines = log.read_text().strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else f"exit code {process.exitcode}")
+        raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()}")
 
 
 def record(checkout: str, script: str, case: Case, num: int) -> Recording:
@@ -295,6 +294,15 @@ def compare(old: Recording, new: Recording, tolerance: float) -> tuple[str, bool
     ]
     is_equal = same_weights and loss <= tolerance and gradient <= tolerance
     return " | ".join(cells), is_equal
+
+
+def last_words(text: str) -> str:
+    """The last line that has letters in it, as a cell of a table."""
+    words = ""
+    for line in text.splitlines():
+        if any(letter.isalpha() for letter in line):
+            words = line.strip(" │").replace("|", "/")
+    return words
 
 
 def compare_script(args: Args, script: str, case: Case) -> tuple[str, bool]:

@@ -216,17 +216,28 @@ def run_script(path: Path, flags: str, log: Path, recorder: Recorder | None) -> 
     os.chdir(log.parent)
     if recorder:
         recorder.install()
-    # Python puts the script's folder first. The repository is there for scripts that import from it
-    sys.path[0] = str(path.parent)
-    sys.path += [str(path.parents[1]), ENVS]
+    checkout = path.parents[1]
+    # Python puts the script's folder first. The checkout is for scripts that import from a package
+    sys.path[:1] = [str(path.parent), str(checkout)]
+    sys.path.append(ENVS)
     sys.argv = [str(path), *shlex.split(flags)]
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit:
+        check_origins(checkout)
         raise
     except BaseException:
         traceback.print_exc()
         raise SystemExit(1) from None
+
+
+def check_origins(checkout: Path) -> None:
+    """SystemExit if a module of the project was imported from somewhere else."""
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        is_ours = name.partition(".")[0] in ("cleanrl_graph", "envs", "utils")
+        if is_ours and origin and not Path(origin).is_relative_to(checkout):
+            raise SystemExit(f"{name} is {origin}, not in {checkout}")
 
 
 def run(path: Path, flags: str, folder: Path, recorder: Recorder | None = None) -> None:
@@ -312,7 +323,8 @@ def compare_script(args: Args, script: str, case: Case) -> tuple[str, bool]:
         try:
             recordings.append(record(checkout, script, case, args.minibatches))
         except RuntimeError as error:
-            return f"failed: {name}: {error} | | | |", False
+            print(error, file=sys.stderr, flush=True)
+            return f"failed: {name}: {last_words(str(error))} | | | |", False
     return compare(*recordings, args.tolerance)
 
 

@@ -366,7 +366,7 @@ class FlexibleJobShopEnv(DispatchEnv):
             self.legal = self.start <= self.start.min()
         self.legal &= self.start < BIG
 
-    def _only(self):
+    def _forced_choice(self):
         return (
             divmod(int(self.legal.argmax()), self.num_machines)
             if np.count_nonzero(self.legal) == 1

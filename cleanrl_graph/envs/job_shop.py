@@ -370,7 +370,8 @@ class JobShopEnv(DispatchEnv):
 
     eval_suites = suites()
     fields = "times", "machines"
-    load_instance, check_instance = staticmethod(load_instance), staticmethod(check_instance)
+    load_instance = staticmethod(load_instance)
+    check_instance = staticmethod(check_instance)
 
     def __init__(
         self,

@@ -187,7 +187,10 @@ def document(rows: list[dict]) -> str:
             )
             cells.append((f"{np.mean(gaps):.1f}" if gaps else "") + unsolved)
         lines.append([suite, *cells])
-    about = "CP-SAT of OR-Tools {}, {}: mean gap (%) to the best known makespan, plain model of benchmark/cp_sat.py."
+    about = (
+        "CP-SAT of OR-Tools {}, {}: mean gap (%) to the best known makespan, plain model of "
+        "benchmark/cp_sat.py."
+    )
     names = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in ("version", "cpu"))
     return (
         about.format(*names)

@@ -1,7 +1,8 @@
 """A training of one of the scripts in a process of its own, with what benchmark/gpu.sh wants to
 know about it.
 
-    python benchmark/gpu/child.py '{"mode": "sps", "result": "FILE", "seconds": 5}' ppo_graph --env-id CartPole-v1 ...
+    python benchmark/gpu/child.py '{"mode": "sps", "result": "FILE", "seconds": 5}' \
+        ppo_graph --env-id CartPole-v1 ...
 
 mode "train" runs the script as it is; "sps" notes when updates end and stops `seconds` after the
 first one; "profile" makes `warmup` updates, times `plain` ones and has torch.profiler watch

@@ -432,9 +432,10 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     return rows
 
 
-NOTES = """Milliseconds are medians of up to 30 turns in which the systems of a row follow each other, between two CUDA
-events around the call with the device idle before it, so that they hold what the host needs for its launches. "First
-call" is the compilation of FlexAttention and its backward pass. Differences are the largest by the largest number."""
+NOTES = """Milliseconds are medians of up to 30 turns in which the systems of a row follow each
+other, between two CUDA events around the call with the device idle before it, so that they hold
+what the host needs for its launches. "First call" is the compilation of FlexAttention and its
+backward pass. Differences are the largest by the largest number."""
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:

@@ -2,7 +2,8 @@
 to compare with.
 
     pip install -r benchmark/peers/requirements-sb3.txt    # in a virtual environment of its own
-    python benchmark/peers/list_of_data_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
+    python benchmark/peers/list_of_data_ppo.py --env-id envs:PoissonGraph-v0 \
+        --total-timesteps 100000
 
 The usual way to train on graphs of any size today: each observation becomes one Data, a rollout is
 a list of them, and each step of collection and each minibatch builds its Batch. The network is that

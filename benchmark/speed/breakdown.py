@@ -123,7 +123,8 @@ class Clock:
     the first call of the function that is the root to the end of the last timed one."""
 
     def __init__(self):
-        self.stack = []  # of open sections: [name, seconds of the timed calls below, number of these]
+        # of open sections: [name, seconds of the timed calls below, number of these]
+        self.stack = []
         self.seconds, self.calls, self.calls_below = Counter(), Counter(), Counter()
         self.begin = self.end = None
         self.inside = self.outside = (
@@ -257,9 +258,10 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
     num_steps = task["total_timesteps"] // rollout * rollout
     lines += [
         "",
-        f"Training loop: {num_steps:,} steps in {wall:.2f} s after subtracting {overhead:.2f} s of timers "
-        f"({sum(clock.calls.values()):,} calls of {1e6 * (clock.inside + clock.outside):.2f} us); without "
-        f"timers {plain_wall:.2f} s, {num_steps / plain_wall:,.0f} steps per second.",
+        f"Training loop: {num_steps:,} steps in {wall:.2f} s after subtracting {overhead:.2f} s of "
+        f"timers ({sum(clock.calls.values()):,} calls of "
+        f"{1e6 * (clock.inside + clock.outside):.2f} us); without timers {plain_wall:.2f} s, "
+        f"{num_steps / plain_wall:,.0f} steps per second.",
         "",
     ]
     inside = 1 - sum(map(seconds.get, others)) / wall
@@ -271,7 +273,8 @@ def main(args):
     lines = [
         "# Where the time of a training goes",
         "",
-        f'One training each, {args.num_threads} thread(s). The rows below "everything else" add up to it.',
+        f'One training each, {args.num_threads} thread(s). The rows below "everything else" add up '
+        "to it.",
         "",
     ]
     rows = [

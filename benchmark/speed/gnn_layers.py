@@ -109,8 +109,8 @@ def main(args: Args) -> None:
         lines.append(f"| {name} | {', '.join(gaps)} | {ms:.1f} |")
     lines += [
         "",
-        "GINE is the default: it ends within one point of the best, costs less than the attention layers, "
-        "and, unlike SAGE, it sees the edge features.",
+        "GINE is the default: it ends within one point of the best, costs less than the attention "
+        "layers, and, unlike SAGE, it sees the edge features.",
     ]
     report("\n".join(lines), args.out)
 

@@ -104,14 +104,15 @@ def main(args: Args) -> None:
             for batch in args.batches:
                 wall, cpu = measure(path, batch, args).T
                 lines.append(
-                    f"| {name}.py | {batch or 'one observation'} | {np.median(wall):,.0f} ({wall.min():,.0f} "
-                    f"to {wall.max():,.0f}) | {np.median(cpu):,.0f} |"
+                    f"| {name}.py | {batch or 'one observation'} | {np.median(wall):,.0f} "
+                    f"({wall.min():,.0f} to {wall.max():,.0f}) | {np.median(cpu):,.0f} |"
                 )
                 print(lines[-1], file=sys.stderr)
     lines += [
         "",
-        f"Medians of {args.rounds} rounds of {args.num_steps} calls, {args.torch_threads} thread(s). "
-        f"Processes that wanted to run on the machine in the last minute: {os.getloadavg()[0]:.1f}.",
+        f"Medians of {args.rounds} rounds of {args.num_steps} calls, {args.torch_threads} "
+        "thread(s). Processes that wanted to run on the machine in the last minute: "
+        f"{os.getloadavg()[0]:.1f}.",
     ]
     report("\n".join(lines), args.out)
 

@@ -167,11 +167,11 @@ def measure(name, args):
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     lines = [
-        f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a quarter, "
-        f"{args.num_threads} thread(s).",
+        f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a "
+        f"quarter, {args.num_threads} thread(s).",
         "",
-        "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views | "
-        "gather views, us | gather stacked, us | stacked / views |",
+        "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views "
+        "| gather views, us | gather stacked, us | stacked / views |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in ENVS:

@@ -110,7 +110,7 @@ def record(
         RECORD,
         out,
         str(num),
-        f"{os.path.abspath(checkout)}/cleanrl_graph/{script}.py",
+        f"{os.path.realpath(checkout)}/cleanrl_graph/{script}.py",
         *shlex.split(flags),
         "--run-dir",
         os.path.join(folder, "runs"),

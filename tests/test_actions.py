@@ -3,19 +3,22 @@ tasks."""
 
 import itertools
 
-import envs  # noqa: F401
 import gymnasium as gym
 import numpy as np
-import ppo_framestack
-import ppo_graph
-import ppo_graph_aux
-import ppo_graph_compile
-import ppo_gtrxl
-import ppo_lstm_sparse
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import MASK, ListEnv, graph_space, run, small_args, vector
+
+from cleanrl_graph import (
+    envs,  # noqa: F401
+    ppo_framestack,
+    ppo_graph,
+    ppo_graph_aux,
+    ppo_graph_compile,
+    ppo_gtrxl,
+    ppo_lstm_sparse,
+)
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
 GRAPH = graph_space(vector(2))
@@ -446,7 +449,7 @@ def test_demonstrations_of_a_sequence(tmp_path):
     flags = dict(
         script=ppo_graph_aux, env_id="envs:Colouring-v0", demos=str(tmp_path / "demos.npz")
     )
-    for more in ({"record": "test_actions:zeros"}, {}):
+    for more in ({"record": f"{__name__}:zeros"}, {}):
         with pytest.raises(SystemExit, match="demonstrations of .*Sequence.* whose number varies"):
             run(tmp_path / "runs", **flags, **more)
 
@@ -461,7 +464,7 @@ def test_demonstrations_of_a_sequence(tmp_path):
 )
 def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
     """G9, T2: of one action per node the memory sees how many nodes took each option, as shares."""
-    found = script.Envs([lambda: gym.make("envs:Colouring-v0")])
+    found = script.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
     rows = script.Ragged(torch.zeros(4, 3), torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2]))
     obs = {head.rows["graph.nodes"]: rows}
@@ -536,7 +539,10 @@ def best(env, obs):
 def test_toy_tasks(name):
     """G8, G9, G10: the optimum is what the docstrings say, actions are elements of the space, seeds
     fix all."""
-    env, other = gym.make(f"envs:{name}-v0"), gym.make(f"envs:{name}-v0", disable_env_checker=True)
+    env, other = (
+        gym.make(f"cleanrl_graph.envs:{name}-v0"),
+        gym.make(f"cleanrl_graph.envs:{name}-v0", disable_env_checker=True),
+    )
     for episode in range(20):
         (obs, _), (again, _) = (e.reset(seed=episode) for e in (env, other))
         total, ended = 0.0, False

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
-import ppo_graph_async as script
 import pytest
 import torch
 from gymnasium import spaces
@@ -28,9 +26,12 @@ from helpers import (
     vector,
     weights,
 )
-from test_reliability import FORK, children, is_alive, start, wait_for
+from processes import FORK, children, is_alive, start, wait_for
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from utils import checkpoint
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph_async as script
+from cleanrl_graph.utils import checkpoint
 
 CPU = torch.device("cpu")
 RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})

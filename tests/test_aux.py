@@ -6,11 +6,8 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
-import ppo_graph_aux as script
 import pytest
 import torch
-from envs import job_shop
 from gymnasium import spaces
 from helpers import (
     ACTIONS,
@@ -28,7 +25,11 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from utils import demos
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph_aux as script
+from cleanrl_graph.envs import job_shop
+from cleanrl_graph.utils import demos
 
 CPU = torch.device("cpu")
 SMALL_SHOP = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})

@@ -10,13 +10,14 @@ import time
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
 from helpers import MASK, ListEnv, command, graph_space, make_envs, run, run_folder, vector
-from utils import checkpoint
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils import checkpoint
 
 SCRIPTS = [path.stem for path in shared_blocks.scripts()]
 MASK2 = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
@@ -873,7 +874,7 @@ def test_other_flags_for_the_same_run(tmp_path):
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
 def test_checkpoint_of_another_script(name, tmp_path):
     """X3: and its model, where the network differs."""
-    script = importlib.import_module(name)
+    script = importlib.import_module(f"cleanrl_graph.{name}")
     other = run(tmp_path / "other", script, env_id="Simple-v0", checkpoint_every=1)
     fails(f"--script ppo_graph, it was {name}", tmp_path / "runs", resume=str(other.folder))
 

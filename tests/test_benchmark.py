@@ -989,7 +989,7 @@ def parses(command):
     first = next(
         (k for k, word in enumerate(command) if word.endswith(".py")), 0
     )  # before it torchrun and its flags
-    script = __import__(Path(command[first]).stem)
+    script = importlib.import_module(f"cleanrl_graph.{Path(command[first]).stem}")
     return tyro.cli(script.Args, args=list(command[first + 1 :]), console_outputs=False)
 
 
@@ -1066,7 +1066,9 @@ if "quick=" in str(sys.argv):
         if call[0] == "benchmark/schedules.py":
             tyro.cli(schedules.Args, args=call[1:])
         if call[0].startswith("benchmark/speed/"):
-            tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
+            tyro.cli(
+                importlib.import_module(f"cleanrl_graph.{Path(call[0]).stem}").Args, args=call[1:]
+            )
 
 
 def test_flags_of_the_speed_tables():
@@ -1081,7 +1083,7 @@ def test_flags_of_the_speed_tables():
     for flags in proof_of_memory.VARIANTS.values():
         parses(["ppo_gtrxl", *proof_of_memory.FLAGS.split(), *flags.split()])
     for script, _, flags in breakdown.TASKS.values():
-        __import__(script).Args(**flags)
+        importlib.import_module(f"cleanrl_graph.{script}").Args(**flags)
     parses(["ppo_graph", *time_to_475.FLAGS.split()])
     parses(scaling.command(scaling.Args(), "ppo_graph", 1.0, 4096))
 

@@ -10,10 +10,11 @@ import sys
 import typing
 from pathlib import Path
 
-import ppo_graph
 import pytest
 import shared_blocks
 import tyro
+
+from cleanrl_graph import ppo_graph
 
 FOLDER = Path(ppo_graph.__file__).parent
 README = FOLDER.parent / "README.md"
@@ -85,7 +86,7 @@ def read_fields(path):
 def test_every_flag_is_read(name):
     """No dead flags: every Args field is read in the script, or in a service that is handed
     `args`."""
-    script = importlib.import_module(name)
+    script = importlib.import_module(f"cleanrl_graph.{name}")
     read = set().union(*map(read_fields, [FOLDER / f"{name}.py", *(FOLDER / "utils").glob("*.py")]))
     fields = {
         field.name for field in dataclasses.fields(script.Args) if not is_suppressed(script, field)
@@ -97,7 +98,7 @@ def test_every_flag_is_read(name):
 def test_help_shows_every_flag(name, capsys):
     """Every Args field but those filled in at run time is in --help, with a docstring of its
     own."""
-    script = importlib.import_module(name)
+    script = importlib.import_module(f"cleanrl_graph.{name}")
     with pytest.raises(SystemExit):
         tyro.cli(script.Args, args=["--help"])
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
@@ -121,7 +122,7 @@ def test_help_shows_every_flag(name, capsys):
 def test_flags_of_all_scripts_are_alike(name):
     """A flag of ppo_graph.py that a script has, too, has the same type and default there, but for
     the environment and for what memories need to learn (benchmark/results/memory_defaults)."""
-    script = importlib.import_module(name)
+    script = importlib.import_module(f"cleanrl_graph.{name}")
     theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
     ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}
     for field in set(ours) & set(theirs) - {"exp_name", "env_id", "env_kwargs"}:

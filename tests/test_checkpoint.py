@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from utils import checkpoint
+
+from cleanrl_graph.utils import checkpoint
 
 FORK = mp.get_context("fork")
 

@@ -4,12 +4,11 @@ computes."""
 import dataclasses
 
 import numpy as np
-import ppo_graph
-import ppo_graph_compile as script
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import (
+    LOGGED,
     OBSERVATIONS,
     command,
     observation_spaces,
@@ -22,10 +21,11 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_main import LOGGED
-from test_ranks import train_ranks
-from test_reliability import begun_earlier, folder_of, train
+from processes import begun_earlier, folder_of, train, train_ranks
 from torch_geometric.data import Batch, Data
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph_compile as script
 
 CPU = torch.device("cpu")
 NONE = {"compile_mode": "none"}

@@ -3,12 +3,13 @@
 import importlib
 
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import OBSERVATIONS, everything, run, sample, small_args, stored, weights
-from test_reliability import SCRIPTS, SMALL, begun_earlier, folder_of, train
+from processes import SCRIPTS, SMALL, begun_earlier, folder_of, train
+
+from cleanrl_graph import ppo_graph
 
 pytestmark = [
     pytest.mark.cuda,
@@ -107,7 +108,7 @@ def test_main_on_cuda(name, flags, tmp_path):
     within 1e-4."""
     result = run(
         tmp_path,
-        importlib.import_module(name),
+        importlib.import_module(f"cleanrl_graph.{name}"),
         cuda=True,
         eval_episodes=2,
         save_model=True,

@@ -6,8 +6,12 @@ import pickle
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import dag_schedule
-from envs.dag_schedule import (
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleanrl_graph.envs import dag_schedule
+from cleanrl_graph.envs.dag_schedule import (
     COLUMN,
     MAX_STAGES,
     MEAN_WORK,
@@ -16,9 +20,6 @@ from envs.dag_schedule import (
     DagScheduleEnv,
     play_rule,
 )
-from gymnasium.utils.env_checker import check_env
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 CHAIN = ([4, 2], [1.0, 3.0], [(0, 1)])
 PLAIN = dict(moving_delay=0.0, warmup=0.0, first_wave=1.0, inflation=(1e-30, 1e-30), noise=0.0)
@@ -327,7 +328,9 @@ class Lenient(DagScheduleEnv):
 @pytest.mark.filterwarnings("ignore")
 def test_gymnasium_check():
     check_env(Lenient(num_jobs=4), skip_render_check=True)
-    assert isinstance(gym.make("envs:DagSchedule-v0", load=1.0).unwrapped, DagScheduleEnv)
+    assert isinstance(
+        gym.make("cleanrl_graph.envs:DagSchedule-v0", load=1.0).unwrapped, DagScheduleEnv
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import job_shop
 from gymnasium import spaces
-from utils import demos
+
+from cleanrl_graph.envs import job_shop
+from cleanrl_graph.utils import demos
 
 
 class Part(NamedTuple):

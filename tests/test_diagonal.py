@@ -3,13 +3,11 @@ optimum is known."""
 
 import gymnasium as gym
 import numpy as np
-import ppo_framestack
-import ppo_graph
-import ppo_gtrxl
-import ppo_lstm_sparse
 import pytest
 from gymnasium import spaces
 from helpers import MASK, graph_space, vector
+
+from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse
 
 COLOURS = np.eye(4, dtype=np.float32)
 

@@ -1,12 +1,13 @@
 """The encoder: a batch is encoded as its observations are one by one, with any PyG layer."""
 
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import OBSERVATIONS, everything, graph_space, sample, small_args, stored, vector
 from torch_geometric import nn as pyg
+
+from cleanrl_graph import ppo_graph
 
 READOUTS = ["sum", "mean", "max", "meanmax"]
 

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs.job_shop import JobShopEnv
 from gymnasium import spaces
 from PIL import Image
-from utils import evaluate
+
+from cleanrl_graph.envs.job_shop import JobShopEnv
+from cleanrl_graph.utils import evaluate
 
 
 class Episode(NamedTuple):
@@ -321,7 +322,7 @@ class NoMode(Lottery):
         (lambda more={}: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
         (lambda more={}: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
         (lambda more={}: NoMode(**more), "cannot render: TypeError"),
-        (lambda more={}: gym.make("envs:PoissonGraph-v0", **more), "render"),
+        (lambda more={}: gym.make("cleanrl_graph.envs:PoissonGraph-v0", **more), "render"),
     ],
 )
 def test_environments_that_cannot_render(make, sentence):

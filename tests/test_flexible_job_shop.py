@@ -6,10 +6,15 @@ import pickle
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
-from envs import flexible_job_shop
-from envs.flexible_job_shop import (
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs import flexible_job_shop
+from cleanrl_graph.envs.flexible_job_shop import (
     EDGE_FEATURES,
     FEATURE_LIMIT,
     NODE_FEATURES,
@@ -20,10 +25,6 @@ from envs.flexible_job_shop import (
     play_rule,
     suite_makespans,
 )
-from gymnasium import spaces
-from gymnasium.utils.env_checker import check_env
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 NODE = {text.split(":")[0]: i for i, text in enumerate(NODE_FEATURES)}
 EDGE = {text.split(":")[0].split(",")[0]: i for i, text in enumerate(EDGE_FEATURES)}
@@ -475,7 +476,9 @@ class FirstActions(spaces.Discrete):
 
 @pytest.mark.filterwarnings("ignore:.*")
 def test_gymnasium_checker():
-    env = gym.make("envs:FlexibleJobShop-v0", disable_env_checker=True, instance="mk01").unwrapped
+    env = gym.make(
+        "cleanrl_graph.envs:FlexibleJobShop-v0", disable_env_checker=True, instance="mk01"
+    ).unwrapped
     env.action_space = FirstActions(env.action_space.n)
     env.action_space.legal = np.flatnonzero(env.reset(seed=0)[0]["action_mask"])
     check_env(env, skip_render_check=True)

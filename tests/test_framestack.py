@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
-import ppo_framestack
-import ppo_graph
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +15,8 @@ from gymnasium import spaces
 from helpers import ACTIONS, OBSERVATIONS, graph_space, run, sample, small_args, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_framestack, ppo_graph
 
 CPU = torch.device("cpu")
 SHORT = {"obs_shifts": "-3:0", "action_shifts": "-2:-1", "reward_shifts": "-4,-1"}

@@ -8,14 +8,15 @@ import weakref
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import everything, observation_spaces, sample, small_args, vector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from utils.workers import WorkerEnvs
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils.workers import WorkerEnvs
 
 DTYPES = [
     np.float16,

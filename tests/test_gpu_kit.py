@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import tyro
 from helpers import small_args
-from test_reliability import SCRIPTS
+from processes import SCRIPTS
 from torch.distributed import distributed_c10d
 
 ROOT = Path(__file__).parents[1]
@@ -327,7 +327,9 @@ def parsed(script, flags):
     """Args of a script; the flags of the compiled one, where it is not there yet, are those of
     ppo_graph.py."""
     name = script if (kit.SCRIPTS / f"{script}.py").exists() else "ppo_graph"
-    return tyro.cli(importlib.import_module(name).Args, args=flags, console_outputs=False)
+    return tyro.cli(
+        importlib.import_module(f"cleanrl_graph.{name}").Args, args=flags, console_outputs=False
+    )
 
 
 def test_flags_of_the_trainings():
@@ -506,7 +508,7 @@ class Stop(Exception):
 def test_a_rank_takes_its_own_gpu(name, tmp_path, monkeypatch):
     """S4: LOCAL_RANK chooses the device, which is the current one before nccl is set up; objects go
     through gloo."""
-    script, calls = importlib.import_module(name), []
+    script, calls = importlib.import_module(f"cleanrl_graph.{name}"), []
 
     def begin(backend):
         calls.append(backend)

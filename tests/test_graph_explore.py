@@ -3,7 +3,8 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs.graph_explore import (
+
+from cleanrl_graph.envs.graph_explore import (
     COLOUR,
     CURRENT,
     DEGREE,
@@ -31,7 +32,9 @@ ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to 
 
 
 def make(**kwargs):
-    return gym.make("envs:GraphExplore-v0", disable_env_checker=True, **kwargs).unwrapped
+    return gym.make(
+        "cleanrl_graph.envs:GraphExplore-v0", disable_env_checker=True, **kwargs
+    ).unwrapped
 
 
 def flat(observation):

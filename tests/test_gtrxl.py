@@ -4,7 +4,6 @@ written out."""
 import gymnasium as gym
 import helpers
 import numpy as np
-import ppo_gtrxl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,8 @@ from gymnasium import spaces
 from helpers import ACTIONS, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_gtrxl
 
 Memory = ppo_gtrxl.Memory
 SMALL = dict(dim=8, num_heads=2, num_layers=2, memory_length=5)

@@ -4,13 +4,14 @@ action."""
 import itertools
 
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import MASK, ListEnv, graph_space, sample, small_args, vector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_graph
 
 NUM = 3  # observations of a case
 MASK2 = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)

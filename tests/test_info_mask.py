@@ -5,12 +5,13 @@ from functools import partial
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import torch
-from envs.wrappers import InfoActionMask
 from gymnasium import spaces
 from helpers import graph_space, make_envs, run, small_args, vector
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs.wrappers import InfoActionMask
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
 PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))

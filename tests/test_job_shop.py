@@ -6,10 +6,18 @@ import re
 
 import numpy as np
 import pytest
-from envs import job_shop
-from envs.job_shop import NODE_FEATURES, RULES, JobShopEnv, dispatch_rule, load_instance, play_rule
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cleanrl_graph.envs import job_shop
+from cleanrl_graph.envs.job_shop import (
+    NODE_FEATURES,
+    RULES,
+    JobShopEnv,
+    dispatch_rule,
+    load_instance,
+    play_rule,
+)
 
 COLUMN = {text.split(":")[0]: i for i, text in enumerate(NODE_FEATURES)}
 ALL_NAMES = [kwargs["instance"] for kwargs in JobShopEnv.eval_suites["all"]]

@@ -2,10 +2,11 @@
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 from gymnasium import spaces
 from helpers import graph_space, train_events, vector
+
+from cleanrl_graph import ppo_graph
 
 
 class Match(gym.Env):
@@ -222,7 +223,7 @@ def test_autoregressive_parts(tmp_path):
 def test_autoregressive_nodes(tmp_path):
     """P7, G6: choose a node, then the node that matches it, which independent heads cannot."""
     kwargs = {"num_pairs": 4, "num_colours": 4, "mean_grey": 1}
-    bound = gym.make("envs:PairNodes-v0", **kwargs).unwrapped.best_independent_return
+    bound = gym.make("cleanrl_graph.envs:PairNodes-v0", **kwargs).unwrapped.best_independent_return
     sampled, _ = learn(
         tmp_path,
         "envs:PairNodes-v0",

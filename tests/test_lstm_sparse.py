@@ -6,14 +6,15 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
-import ppo_lstm_sparse as script
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import RandomEnv, graph_space, run, small_args, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_lstm_sparse as script
 
 CPU = torch.device("cpu")
 UsageError = script.UsageError

@@ -13,38 +13,17 @@ import typing
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import shared_blocks
 import torch
 import tyro
 from gymnasium import spaces
-from helpers import command, run, run_folder, small_args, train_events, vector, weights
+from helpers import LOGGED, command, run, run_folder, small_args, train_events, vector, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cleanrl_graph import ppo_graph
+
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
-LOGGED = [
-    "charts/SPS",
-    "charts/learning_rate",
-    "charts/obs_bytes_per_step",
-    "charts/padding_avoided",
-    "charts/rows/graph.nodes",
-    "charts/rows/graph.edge_links",
-    "debug/collection_mismatch",
-    *(
-        f"losses/{name}"
-        for name in (
-            "value_loss",
-            "policy_loss",
-            "entropy",
-            "approx_kl",
-            "old_approx_kl",
-            "clipfrac",
-            "explained_variance",
-            "grad_norm",
-        )
-    ),
-]
 
 
 # ---- The command line ----

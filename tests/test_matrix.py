@@ -6,16 +6,14 @@ import re
 
 import gymnasium as gym
 import numpy as np
-import ppo_framestack
-import ppo_graph
-import ppo_gtrxl
-import ppo_lstm_sparse
 import pytest
 import torch
 from gymnasium import spaces
 from helpers import MASK, dense_spaces, graph_space, ragged_spaces, sample, small_args, vector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse
 
 PREVIOUS = {"prev_action": True, "prev_reward": True}
 SCRIPTS = {
@@ -467,7 +465,7 @@ VARIANTS = [  # script, observation, action
 @pytest.mark.parametrize("script, observation, action", VARIANTS)
 def test_variants(script, observation, action, monkeypatch):
     """X1, X2, S3, P8: a sample of the matrix for the variants, with their auxiliary losses on."""
-    script = importlib.import_module(script)
+    script = importlib.import_module(f"cleanrl_graph.{script}")
     flags = {"max_lag": 0} if hasattr(script.Args, "max_lag") else {}
     if hasattr(script.Args, "aux"):
         flags = {"aux": "predict" if action in PER_NODE else "reconstruct"}

@@ -3,8 +3,9 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs.memory import MIN_GAP, best_memoryless
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+from cleanrl_graph.envs.memory import MIN_GAP, best_memoryless
 
 ENVS = [
     ("StatelessCartPole-v1", {}),
@@ -16,7 +17,7 @@ ENVS = [
 
 
 def make(env_id, **kwargs):
-    return gym.make(f"envs:{env_id}", disable_env_checker=True, **kwargs).unwrapped
+    return gym.make(f"cleanrl_graph.envs:{env_id}", disable_env_checker=True, **kwargs).unwrapped
 
 
 def play(env, choose, num_episodes, seed=0):
@@ -125,7 +126,9 @@ class Balance:
 
 @pytest.mark.parametrize("limit, expected", [(None, 500), (30, 30), (-1, 1000)])
 def test_step_limit_can_be_changed_and_lifted(limit, expected):
-    env = gym.make("envs:StatelessCartPole-v1", disable_env_checker=True, max_episode_steps=limit)
+    env = gym.make(
+        "cleanrl_graph.envs:StatelessCartPole-v1", disable_env_checker=True, max_episode_steps=limit
+    )
     balance = Balance()
     observation, _ = env.reset(seed=0)
     num_steps, truncated = 0, False

@@ -7,16 +7,16 @@ import importlib
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 import tyro
 from gymnasium import spaces
 from helpers import run, small_args, train_events, vector
-from ppo_graph import UsageError
-from test_ranks import train_ranks
-from test_reliability import SCRIPTS, SMALL
-from utils.workers import WorkerEnvs
+from processes import SCRIPTS, SMALL, train_ranks
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.ppo_graph import UsageError
+from cleanrl_graph.utils.workers import WorkerEnvs
 
 
 class Family(gym.Env):
@@ -361,7 +361,7 @@ def test_every_script(name, tmp_path):
             ),
         )
     ):
-        script = importlib.import_module(name)
+        script = importlib.import_module(f"cleanrl_graph.{name}")
         result = run(tmp_path / str(k), script, eval_episodes=1, **SMALL.get(name, {}) | flags)
         assert len(result.rows) == (
             len(flags["env_kwargs"]) if isinstance(flags["env_kwargs"], list) else 1
@@ -393,7 +393,7 @@ def test_skill_graph_optimum_and_bound():
     """S1: from the observation and z alone every task can be solved; the right nodes of a graph are
     different, so that a blind policy earns T / K on average over the tasks, whichever it plays."""
     env, totals = (
-        gym.make("envs:SkillGraph-v0", disable_env_checker=True).unwrapped,
+        gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True).unwrapped,
         np.zeros((2, 4)),
     )
     for z in range(4):
@@ -416,7 +416,7 @@ def test_skill_graph_optimum_and_bound():
         with pytest.raises(ValueError, match="from 0 to 3"):
             env.reset(options={"z": wrong})
     with pytest.raises(ValueError, match="num_skills 5"):
-        gym.make("envs:SkillGraph-v0", num_skills=5, max_nodes=4)
+        gym.make("cleanrl_graph.envs:SkillGraph-v0", num_skills=5, max_nodes=4)
 
 
 @pytest.mark.slow

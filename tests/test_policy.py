@@ -7,13 +7,14 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
 from helpers import run, small_args, weights
-from utils.policy import load_policy
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils.policy import load_policy
 
 FOLDER = Path(ppo_graph.__file__).parent
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
@@ -39,7 +40,7 @@ class Noted(gym.Wrapper):
 def saved(path, name, **flags):
     """A model.pt of an agent whose weights are random, and the actions of its greedy episodes in 4
     environments."""
-    script = importlib.import_module(name)
+    script = importlib.import_module(f"cleanrl_graph.{name}")
     more = {"prev_reward": True} if hasattr(script.Args, "prev_reward") else {}
     args = small_args(script, num_steps=3, **{"env_id": "Random-v0"} | more | flags)
     envs = [Noted(script.make_env(args)) for _ in range(4)]
@@ -206,7 +207,7 @@ NETWORK = {
 def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, capsys, name):
     """Only --load-model: the same network, memory and environment play the same episodes; others of
     its kwargs may be given."""
-    script, flags = importlib.import_module(name), NETWORK[name]
+    script, flags = importlib.import_module(f"cleanrl_graph.{name}"), NETWORK[name]
     env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
     first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
     alone = script.Args(
@@ -233,7 +234,7 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     path = tmp_path / "model.pt"
     saved(path, "ppo_gtrxl", env_kwargs=NAMED, gnn_dim=8)
     monkeypatch.setattr(sys, "argv", ["ppo.py"])
-    script = importlib.import_module("ppo_gtrxl")
+    script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
     with pytest.raises(
         SystemExit,
         match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32",

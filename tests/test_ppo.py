@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 import torch.nn as nn
@@ -25,6 +24,8 @@ from helpers import (
 )
 from helpers import weights as weights_of
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from cleanrl_graph import ppo_graph
 
 CPU = torch.device("cpu")
 

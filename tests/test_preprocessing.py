@@ -5,7 +5,6 @@ import importlib
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import shared_blocks
 import torch
@@ -25,6 +24,8 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_graph
 
 CPU = torch.device("cpu")
 SCRIPTS = [path.stem for path in shared_blocks.scripts()]
@@ -152,7 +153,7 @@ def test_a_row_is_counted_once(tmp_path):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypatch):
     """P3: the statistics travel with the model; evaluation uses and does not change them."""
-    script, counts = importlib.import_module(name), []
+    script, counts = importlib.import_module(f"cleanrl_graph.{name}"), []
     observe = script.Rows.observe
     monkeypatch.setattr(
         script.Rows, "observe", lambda self, rows: counts.append(len(rows)) or observe(self, rows)

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 import torch
-from envs import pyg
-from envs.pyg import graph_space, to_graph_instance
 from gymnasium import spaces
 from helpers import everything, run, stored
 from torch_geometric.data import Batch, Data, HeteroData
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs import pyg
+from cleanrl_graph.envs.pyg import graph_space, to_graph_instance
 
 
 def random_data(rng, features=3, edge_features=2):

@@ -2,7 +2,6 @@
 reference."""
 
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 from gymnasium import spaces
@@ -19,6 +18,8 @@ from helpers import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
+
+from cleanrl_graph import ppo_graph
 
 SIZES = [
     (5, 8),

@@ -1,32 +1,36 @@
 """Several processes under torchrun learn as one process with all their environments does."""
 
-import contextlib
 import importlib
-import multiprocessing as mp
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
-import helpers  # noqa: F401  registers Random-v0
+import helpers  # registers Random-v0
 import numpy as np
-import ppo_graph
 import pytest
 import torch
 from helpers import train_events, weights
-from test_reliability import SCRIPTS, Dies, args_of, begun_earlier, folder_of, newest, train
-from tqdm import tqdm
+from processes import (
+    SCRIPTS,
+    Dies,
+    begun_earlier,
+    folder_of,
+    newest,
+    start_ranks,
+    train,
+    train_ranks,
+)
 
-FORK = mp.get_context("fork")
+from cleanrl_graph import ppo_graph
+
 RUNNER = """
 import sys, torch
-sys.path[:0] = [{scripts!r}, {tests!r}]
+sys.path[:0] = [{root!r}, {tests!r}]
 torch.set_num_threads(1)
-import helpers, tyro, ppo_graph as script
+import helpers, tyro
+from cleanrl_graph import ppo_graph as script
 {patch}
 script.main(tyro.cli(script.Args))
 """
@@ -48,8 +52,8 @@ def torchrun(folder, flags, num_ranks=2, patch="", options=()):
     file = folder / "runner.py"
     file.write_text(
         RUNNER.format(
-            scripts=str(Path(ppo_graph.__file__).parent),
-            tests=str(Path(__file__).parent),
+            root=str(Path(ppo_graph.__file__).parents[1]),
+            tests=str(Path(helpers.__file__).parent),
             patch=patch,
         )
     )
@@ -72,47 +76,6 @@ def torchrun(folder, flags, num_ranks=2, patch="", options=()):
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-def start_ranks(run_dir, script="ppo_graph", patch=lambda module: None, num_ranks=2, **flags):
-    """The processes of the ranks, as torchrun starts them, but forked, which saves the imports;
-    `patch` is called in each of them before it trains. What rank k prints is in the file
-    `run_dir`.k"""
-    module, args = args_of(run_dir, script, **flags)
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def target(rank):
-        os.setpgid(0, 0)
-        tqdm.set_lock(threading.RLock())
-        os.dup2(os.open(f"{run_dir}.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(num_ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
-        module.RANK, module.LOCAL_RANK, module.WORLD_SIZE = rank, rank, num_ranks
-        patch(module)
-        module.main(args)
-
-    processes = [FORK.Process(target=target, args=(rank,)) for rank in range(num_ranks)]
-    for process in processes:
-        process.start()
-    return processes
-
-
-def train_ranks(run_dir, script="ppo_graph", patch=lambda module: None, **flags):
-    """The exit codes of the ranks, which must end within a minute."""
-    processes, end = start_ranks(run_dir, script, patch, **flags), time.time() + 60
-    for process in processes:
-        process.join(max(0, end - time.time()))
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-    return codes
-
-
 MIXED = dict(
     env_id="Random-v0",
     env_kwargs={"observation": "mixed"},
@@ -130,7 +93,9 @@ def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch
     """S4: the first update of 2 ranks x 3 environments is that of 1 rank x 6, and so are the
     statistics of observations, which are those of all ranks; actions are the most probable ones."""
     monkeypatch.setattr(
-        importlib.import_module(script).Categorical, "sample", lambda self: self.mode
+        importlib.import_module(f"cleanrl_graph.{script}").Categorical,
+        "sample",
+        lambda self: self.mode,
     )
     one = weights(train(tmp_path / "1", script, num_envs=6, **MIXED))
     assert train_ranks(tmp_path / "2", script, num_envs=3, **MIXED) == [0, 0]

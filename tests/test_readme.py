@@ -14,10 +14,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from envs import job_shop
 from gymnasium import spaces
 from helpers import run, run_folder, small_args
 from torch_geometric import nn as pyg
+
+from cleanrl_graph.envs import job_shop
 
 ROOT = Path(__file__).parents[1]
 README, TABLES = (ROOT / name / "README.md" for name in (".", "benchmark"))
@@ -148,7 +149,10 @@ def test_the_loss(tmp_path, monkeypatch, script):
     monkeypatch.setattr(
         torch.Tensor, "backward", lambda loss: (losses.append(loss.item()), backward(loss))
     )
-    for module in changed(tmp_path, script, "A term of the loss"), __import__(script):
+    for module in (
+        changed(tmp_path, script, "A term of the loss"),
+        importlib.import_module(f"cleanrl_graph.{script}"),
+    ):
         logs = train(
             module,
             tmp_path / module.__name__,
@@ -178,7 +182,12 @@ def routes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_environment(tmp_path, routes, script):
-    train(__import__(script), tmp_path / "runs", env_id="routes:Routes-v0", env_kwargs={"most": 6})
+    train(
+        importlib.import_module(f"cleanrl_graph.{script}"),
+        tmp_path / "runs",
+        env_id="routes:Routes-v0",
+        env_kwargs={"most": 6},
+    )
 
 
 def test_the_environment_is_the_travelling_salesman(routes):
@@ -200,7 +209,13 @@ def test_what_was_trained_plays(tmp_path, monkeypatch, script):
     """U1: the README's program, of at most ten lines, plays the script's own greedy episode of the
     same seed."""
     flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3}, norm_obs=True)
-    played = run(tmp_path / "runs", __import__(script), save_model=True, eval_episodes=1, **flags)
+    played = run(
+        tmp_path / "runs",
+        importlib.import_module(f"cleanrl_graph.{script}"),
+        save_model=True,
+        eval_episodes=1,
+        **flags,
+    )
     (run_folder(tmp_path / "runs") / "model.pt").rename(tmp_path / "model.pt")
     monkeypatch.chdir(tmp_path)
     (code,), rewards = fences("python", "Use what was trained"), []
@@ -256,7 +271,10 @@ def test_flags():
         "write",
     }
     for script in ("ppo_graph", "ppo_graph_aux"):
-        known |= {f.name.replace("_", "-") for f in dataclasses.fields(__import__(script).Args)}
+        known |= {
+            f.name.replace("_", "-")
+            for f in dataclasses.fields(importlib.import_module(f"cleanrl_graph.{script}").Args)
+        }
     assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known
 
 
@@ -264,7 +282,7 @@ def test_environments():
     names = set(re.findall(r"\b[A-Z]\w+-v\d", TEXT)) - {"YourEnv-v0", "Routes-v0", "Taxi-v4"}
     assert "JobShop-v0" in names
     for name in names - {"Atari-v0"}:
-        gym.make(f"envs:{name}", disable_env_checker=True).close()
+        gym.make(f"cleanrl_graph.envs:{name}", disable_env_checker=True).close()
 
 
 def test_requirements_list_all_that_is_imported():

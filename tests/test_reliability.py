@@ -2,8 +2,6 @@
 checkpoints, full disks."""
 
 import hashlib
-import importlib
-import multiprocessing as mp
 import os
 import random
 import re
@@ -17,31 +15,32 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
-import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import small_args, train_events, vector, weights
-from ppo_graph import UsageError
+from helpers import train_events, vector, weights
+from processes import (
+    SCRIPTS,
+    Dies,
+    begun_earlier,
+    children,
+    folder_of,
+    is_alive,
+    newest,
+    start,
+    train,
+    wait_for,
+)
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
-from utils import checkpoint
-from utils.workers import WorkerEnvs
 
-FORK = mp.get_context("fork")  # a process that has torch already
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.ppo_graph import UsageError
+from cleanrl_graph.utils import checkpoint
+from cleanrl_graph.utils.workers import WorkerEnvs
+
 BENCHMARK = Path(__file__).parents[1] / "benchmark"
 sys.path[:0] = [str(BENCHMARK / "reliability"), str(BENCHMARK / "third_party")]
 
-HERE = {path.stem for path in shared_blocks.scripts()}
-SCRIPTS = [
-    name for name in ("ppo_graph", "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl") if name in HERE
-]
-SMALL = {
-    "ppo_framestack": {"obs_shifts": "-3:0"},
-    "ppo_lstm_sparse": {"lstm_dim": 8},
-    "ppo_gtrxl": {"dim": 8, "num_heads": 2, "memory_length": 5},
-}
 GRAPH = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
 OWN_MODULE = """
 import gymnasium as gym
@@ -69,48 +68,6 @@ gym.register("Walk-v0", Walk)
 """
 
 
-def args_of(run_dir, script="ppo_graph", **flags):
-    """The script and its Args for 6 updates with a checkpoint after every other one."""
-    module = importlib.import_module(script)
-    defaults = dict(run_dir=str(run_dir), total_timesteps=144, checkpoint_every=2, save_model=True)
-    return module, small_args(module, **SMALL.get(script, {}) | defaults | flags)
-
-
-def train(run_dir, script="ppo_graph", **flags):
-    """The folder of the run."""
-    module, args = args_of(run_dir, script, **flags)
-    module.main(args)
-    return folder_of(run_dir)
-
-
-def start(run_dir, script="ppo_graph", patch=lambda module: None, stderr=None, **flags):
-    """A process that trains, in a process group of its own; `patch` is called in it before."""
-    module, args = args_of(run_dir, script, **flags)
-
-    def target():
-        os.setpgid(0, 0)
-        tqdm.set_lock(
-            threading.RLock()
-        )  # its own is shared with this process, and could be held when it dies
-        if stderr:
-            os.dup2(os.open(stderr, os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
-            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        patch(module)
-        module.main(args)
-
-    process = FORK.Process(target=target)
-    process.start()
-    return process
-
-
-def folder_of(run_dir):
-    """The only folder of a run that has ended or has a checkpoint."""
-    (folder,) = {
-        path.parent for name in ("model.pt", "*.ckpt") for path in Path(run_dir).glob(f"*/{name}")
-    }
-    return folder
-
-
 def log_of(folder):
     """What a run logged, without what depends on the clock; its run_dir has no other run."""
     return {
@@ -125,56 +82,6 @@ def assert_same(run_dir, whole):
     mine, other = weights(folder), weights(whole)
     assert list(mine) == list(other) and all(torch.equal(mine[name], other[name]) for name in other)
     assert log_of(folder) == log_of(whole)
-
-
-def newest(run_dir):
-    """The step of the newest checkpoint, 0 if there is none."""
-    return max(
-        (int(path.stem.split("_")[1]) for path in Path(run_dir).glob("*/checkpoint_*.ckpt")),
-        default=0,
-    )
-
-
-def begun_earlier(run_dir):
-    """The names of logs hold seconds, by which they are read one after the other: that of a run
-    that was killed gets an earlier one, without waiting. A run that was killed before its first
-    checkpoint is moved out of the way."""
-    for path in list(Path(run_dir).glob("*/events*")):
-        begin, second, rest = (
-            path.name.split("tfevents.")[0],
-            *path.name.split("tfevents.")[1].split(".", 1),
-        )
-        path.rename(path.with_name(f"{begin}tfevents.{int(second) - 1000}.{rest}"))
-    for folder in list(Path(run_dir).iterdir()):
-        if not list(folder.glob("*.ckpt")):
-            folder.rename(Path(run_dir).parent / f"{folder.name}.killed")
-
-
-def wait_for(condition, seconds=60):
-    end = time.time() + seconds
-    while not condition():
-        assert time.time() < end, "waited too long"
-        time.sleep(0.005)
-
-
-def children(pid):
-    """Process ids of the children that are alive."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rsplit(")", 1)[1].split()[:2]
-        except OSError:
-            continue
-        if int(parent) == pid and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -195,41 +102,6 @@ def own_module(tmp_path, monkeypatch):
 
 
 # ---- Kill and resume ----
-class Dies:
-    """Makes a process kill -9 itself, or send a signal to its group, in the `at`-th call of a
-    function; only those count that have `arg` in them."""
-
-    def __init__(self, owner, name, at, arg=None, number=signal.SIGKILL):
-        self.owner, self.name, self.at, self.arg, self.number = owner, name, at, arg, number
-
-    def __call__(self, module):
-        owner, calls = module.Envs if self.owner == "Envs" else self.owner, []
-        original = getattr(owner, self.name)
-
-        def dying(*args, **kwargs):
-            if self.arg is None or self.arg in args:
-                calls.append(0)
-                if len(calls) == self.at:
-                    (os.kill if self.number == signal.SIGKILL else os.killpg)(
-                        os.getpid(), self.number
-                    )
-            return original(*args, **kwargs)
-
-        setattr(owner, self.name, dying)
-        flush_always()
-
-
-def flush_always():
-    """Logs are on the disk at once, also what comes after the last checkpoint."""
-    original = SummaryWriter.add_scalar
-
-    def add_scalar(self, *args):
-        original(self, *args)
-        self.flush()
-
-    SummaryWriter.add_scalar = add_scalar
-
-
 def moment(name, flags):
     """Where a run dies, after its first checkpoint: in a step, in an update, while it logs or
     saves."""

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import ppo_framestack
-import ppo_graph
-import ppo_lstm_sparse
 import pytest
-from envs import atari
 from gymnasium import spaces
 from helpers import run, small_args
+
+from cleanrl_graph import ppo_framestack, ppo_graph, ppo_lstm_sparse
+from cleanrl_graph.envs import atari
 
 BENCHMARK = Path(__file__).parents[1] / "benchmark"
 sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "third_party")]

@@ -24,7 +24,7 @@ ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to 
 
 
 def make(env_id, **kwargs):
-    return gym.make(f"envs:{env_id}", disable_env_checker=True, **kwargs).unwrapped
+    return gym.make(f"cleanrl_graph.envs:{env_id}", disable_env_checker=True, **kwargs).unwrapped
 
 
 def random_action(env, observation, rng):
@@ -230,7 +230,7 @@ def test_pickled_copies_go_on_alike(env_id, kwargs, num_steps):
     original."""
     if env_id == "Atari-v0":
         pytest.importorskip("ale_py", reason="it is no requirement of this project")
-    env = gym.make(f"envs:{env_id}", disable_env_checker=True, **kwargs)
+    env = gym.make(f"cleanrl_graph.envs:{env_id}", disable_env_checker=True, **kwargs)
     rng, observation = np.random.default_rng(0), env.reset(seed=1)[0]
 
     def go_on(env, observation, seed, num_steps):
@@ -257,7 +257,7 @@ def test_pickled_copies_go_on_alike(env_id, kwargs, num_steps):
 @pytest.mark.parametrize("env_id, kwargs", SHIPPED[:-1])
 def test_pickled_before_the_first_reset(env_id, kwargs):
     """X3: as an environment is at the start of a run."""
-    env = gym.make(f"envs:{env_id}", disable_env_checker=True, **kwargs)
+    env = gym.make(f"cleanrl_graph.envs:{env_id}", disable_env_checker=True, **kwargs)
     copy = cloudpickle.loads(cloudpickle.dumps(env))
     assert all_bytes(env.reset(seed=4)) == all_bytes(copy.reset(seed=4))
 

@@ -378,11 +378,11 @@ FAST = [
 
 def problems(name: str) -> list[str]:
     """What is wrong in a case."""
-    check, script, flags, bug = CASES[name]
-    script = importlib.import_module(script)
+    check, script_name, flags, bug = CASES[name]
+    script = importlib.import_module(f"cleanrl_graph.{script_name}")
     try:
         with bug(script) if bug else contextlib.nullcontext():
-            return check(script, **SMALL | SCRIPTS[script.__name__] | flags)
+            return check(script, **SMALL | SCRIPTS[script_name] | flags)
     except Exception as error:
         return [f"{type(error).__name__}: {error}"[-600:]]
 

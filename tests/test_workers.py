@@ -10,13 +10,14 @@ import time
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import pytest
 from gymnasium import spaces
 from helpers import ACTIONS, OBSERVATIONS, RandomEnv, sample, small_args, vector
-from ppo_graph import Envs, UsageError
-from utils import workers
-from utils.workers import WorkerEnvs
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.ppo_graph import Envs, UsageError
+from cleanrl_graph.utils import workers
+from cleanrl_graph.utils.workers import WorkerEnvs
 
 
 @contextlib.contextmanager

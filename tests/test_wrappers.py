@@ -5,12 +5,13 @@ import ast
 from pathlib import Path
 
 import cloudpickle
-import envs
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs.wrappers import InfoActionMask, wrap
 from gymnasium import spaces
+
+from cleanrl_graph import envs
+from cleanrl_graph.envs.wrappers import InfoActionMask, wrap
 
 Error = gym.error.Error
 
@@ -185,7 +186,7 @@ def test_z_follows_the_seed_and_leaves_the_environments_numbers():
 
 def test_z_that_is_asked_for():
     """S1: a trained agent is shown the skill that its user wants."""
-    env = wrap(gym.make("envs:SkillGraph-v0", disable_env_checker=True), "z:skill:4")
+    env = wrap(gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True), "z:skill:4")
     for z in (2, 0):
         obs, _ = env.reset(seed=1, options={"z": z})
         terminated = False

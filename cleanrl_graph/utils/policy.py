@@ -74,7 +74,7 @@ def load_policy(
         )
     if unknown := set(saved["args"]) - {field.name for field in fields(script.Args)}:
         raise ValueError(
-            f"{path}: it has the flags {sorted(unknown)}, {script.__name__} does not; it is of "
+            f"{path}: it has the flags {sorted(unknown)}, {script.Args.exp_name} does not; it is of "
             f"{saved['script']}, of this or another version"
         )
     policy = Policy(

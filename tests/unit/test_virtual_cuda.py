@@ -2,7 +2,9 @@
 check is a case by name; one process of its own runs all cases of the tests that were selected, and
 says what is wrong with each.
 
-    python tests/test_virtual_cuda.py FILE NAME ...    writes a line per case: name and problems, as JSON
+    PYTHONPATH=.:tests python tests/unit/test_virtual_cuda.py FILE NAME ...
+
+writes a line per case to the file: name and problems, as JSON.
 """
 
 import contextlib
@@ -21,6 +23,7 @@ import torch
 import virtual_cuda
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SMALL = dict(hidden_dims=(16,), gnn_dim=8, gnn_layers=1, num_envs=3)
 PREVIOUS = dict(prev_action=True, prev_reward=True)
 SCRIPTS = {
@@ -400,7 +403,11 @@ def results(request, tmp_path_factory):
     ]
     file = tmp_path_factory.mktemp("virtual_cuda") / "results"
     done = subprocess.run(
-        [sys.executable, __file__, file, *names], capture_output=True, text=True, timeout=600
+        [sys.executable, __file__, file, *names],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     found = dict(map(json.loads, file.read_text().splitlines()))
     died = [f"the process ended with {done.returncode}: {done.stderr[-1000:]}"]
@@ -463,7 +470,6 @@ def test_tests_for_cuda(tmp_path):
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    sys.path.insert(0, str(HERE.parent / "cleanrl_graph"))
     importlib.import_module("test_matrix")  # which registers Any-v0
     virtual_cuda.install()
     file, *names = sys.argv[1:]

@@ -38,7 +38,7 @@ from cleanrl_graph.ppo_graph import UsageError
 from cleanrl_graph.utils import checkpoint
 from cleanrl_graph.utils.workers import WorkerEnvs
 
-BENCHMARK = Path(__file__).parents[1] / "benchmark"
+BENCHMARK = Path(__file__).parents[2] / "benchmark"
 sys.path[:0] = [str(BENCHMARK / "reliability"), str(BENCHMARK / "third_party")]
 
 GRAPH = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})

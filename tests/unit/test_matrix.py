@@ -318,7 +318,7 @@ def test_all_fit_together(name, observation, action, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_no_elements_to_choose_from(name):
+def test_no_elements_to_choose_from(name, tmp_path):
     """G6, P6, X1: a head that chooses is a sentence where an observation has nothing ragged, or no
     avail_actions."""
     script, flags = SCRIPTS[name]
@@ -332,6 +332,7 @@ def test_no_elements_to_choose_from(name):
                         small_args(
                             script,
                             env_id="Any-v0",
+                            run_dir=str(tmp_path),
                             action_head=head,
                             **flags,
                             env_kwargs={"observation": observation, "action": "discrete"},
@@ -340,7 +341,7 @@ def test_no_elements_to_choose_from(name):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_continuous_actions_choose_nothing(name):
+def test_continuous_actions_choose_nothing(name, tmp_path):
     """G6, P6, X1: neither do actions that are no indices choose, whatever the observation is."""
     script, flags = SCRIPTS[name]
     for head in ("nodes", "avail_actions"):
@@ -351,6 +352,7 @@ def test_continuous_actions_choose_nothing(name):
                 small_args(
                     script,
                     env_id="Any-v0",
+                    run_dir=str(tmp_path),
                     action_head=head,
                     **flags,
                     env_kwargs={"observation": "graph", "action": "box"},

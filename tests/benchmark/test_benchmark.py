@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tyro
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BENCHMARK = ROOT / "benchmark"
 sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers")]
 import cp_sat  # noqa: E402
@@ -989,7 +989,9 @@ def parses(command):
     first = next(
         (k for k, word in enumerate(command) if word.endswith(".py")), 0
     )  # before it torchrun and its flags
-    script = importlib.import_module(f"cleanrl_graph.{Path(command[first]).stem}")
+    name = Path(command[first]).stem
+    # a peer's folder is on sys.path
+    script = importlib.import_module(f"cleanrl_graph.{name}" if name.startswith("ppo_") else name)
     return tyro.cli(script.Args, args=list(command[first + 1 :]), console_outputs=False)
 
 
@@ -1066,9 +1068,7 @@ if "quick=" in str(sys.argv):
         if call[0] == "benchmark/schedules.py":
             tyro.cli(schedules.Args, args=call[1:])
         if call[0].startswith("benchmark/speed/"):
-            tyro.cli(
-                importlib.import_module(f"cleanrl_graph.{Path(call[0]).stem}").Args, args=call[1:]
-            )
+            tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 
 
 def test_flags_of_the_speed_tables():

@@ -1,12 +1,9 @@
-"""`main` from end to end: the command line, logs, models, evaluation, and a script that is copied
-alone."""
+"""`main` from end to end: the command line, logs, models, evaluation."""
 
 import csv
 import dataclasses
 import json
 import os
-import re
-import subprocess
 import sys
 import types
 import typing
@@ -327,124 +324,3 @@ def test_video(tmp_path):
     """--capture-video saves a greedy episode."""
     folder = run(tmp_path, env_id="Grouped-v0", capture_video=True, total_timesteps=0).folder
     assert (folder / "episode.gif").read_bytes().startswith(b"GIF8")
-
-
-# ---- A script that is copied alone ----
-OWN_ENV = '''
-import gymnasium as gym, numpy as np
-
-class Env(gym.Env):
-    """Choose the node with the largest number."""
-
-    observation_space = gym.spaces.Dict(
-        g=gym.spaces.Graph(gym.spaces.Box(0, 1, (1,), np.float32), None),
-        action_mask=gym.spaces.Sequence(gym.spaces.Box(0, 1, (), np.int8), stack=True))
-    action_space = gym.spaces.Discrete(6)
-
-    def observe(self):
-        self.x = self.np_random.random((self.np_random.integers(1, 7), 1), np.float32)
-        mask = np.ones(len(self.x), np.int8)
-        return {"g": gym.spaces.GraphInstance(self.x, None, np.zeros((0, 2), int)), "action_mask": mask}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        reward, self.t = float(action == self.x.argmax()), self.t + 1
-        return self.observe(), reward, False, self.t == 5, {}
-
-gym.register("Mine-v0", entry_point=Env)
-'''
-ALONE = [
-    "--total-timesteps",
-    "256",
-    "--num-envs",
-    "4",
-    "--num-steps",
-    "32",
-    "--num-minibatches",
-    "2",
-    "--save-model",
-    "--eval-episodes",
-    "2",
-    "--no-cuda",
-]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-    "OMP_NUM_THREADS": "1"
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_copied_alone(name, tmp_path):
-    """X8: in an empty folder a script trains CartPole-v1 and an environment file of one's own,
-    logs, saves its model and plays."""
-    (tmp_path / f"{name}.py").write_text(SCRIPTS[name].read_text())
-    (tmp_path / "my_env.py").write_text(OWN_ENV)
-
-    logs = {}
-    for env_id in ("CartPole-v1", "my_env:Mine-v0"):
-        command = [sys.executable, f"{name}.py", "--env-id", env_id, "--run-dir", env_id, *ALONE]
-        command += ["--compile-mode", "none"] * (name == "ppo_graph_compile")
-        process = subprocess.run(
-            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
-        )
-        assert process.returncode == 0, process.stderr
-        assert process.stdout.count("no checkpoints") == 1
-        assert re.search(r"returns of greedy episodes: \d+\.0 \d+\.0\n", process.stdout)
-        assert len(weights(run_folder(tmp_path / env_id))) > 5
-        logs[env_id] = train_events(tmp_path / env_id)
-        assert (
-            len(logs[env_id]["losses/value_loss"]) == 2 and "charts/episodic_return" in logs[env_id]
-        )
-    assert max(value for _, value in logs["my_env:Mine-v0"]["debug/collection_mismatch"]) < 1e-5
-    made = {path.name for path in tmp_path.iterdir()} - {f"{name}.py", "my_env.py", "__pycache__"}
-    assert made == {"CartPole-v1", "my_env:Mine-v0"}
-
-
-@pytest.mark.slow
-def test_flags_that_need_more_than_the_script(tmp_path):
-    """X8: where the folders beside it are not there each of these flags says so in a sentence."""
-    (tmp_path / "ppo_graph.py").write_text(SCRIPTS["ppo_graph"].read_text())
-    (tmp_path / "driver.py").write_text(
-        "import sys, ppo_graph\n"
-        "for flags in (dict(resume='auto'), dict(num_workers=2), dict(wrap=('hide:1',)), dict(eval_suite='ft'),\n"
-        "              dict(capture_video=True)):\n"
-        "    try:\n"
-        "        ppo_graph.main(ppo_graph.Args(env_id='CartPole-v1', cuda=False, **flags))\n"
-        "    except ppo_graph.UsageError as error:\n"
-        "        print(error)\n"
-    )
-    process = subprocess.run(
-        [sys.executable, "driver.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
-    )
-    assert process.returncode == 0, process.stderr
-    lines = [line for line in process.stdout.splitlines() if not line.startswith("no utils/")]
-    assert lines == [
-        f"{flag} needs {path}.py of cleanrl_graph beside this script"
-        for flag, path in (
-            ("--resume", "utils/checkpoint"),
-            ("--num-workers", "utils/workers"),
-            ("--wrap", "envs/wrappers"),
-            ("--eval-suite, --capture-video", "utils/evaluate"),
-            ("--eval-suite, --capture-video", "utils/evaluate"),
-        )
-    ]
-
-
-def test_folders_of_ones_own(tmp_path, monkeypatch):
-    """X8: where a script was copied into a project that has such modules of its own, they are left
-    alone."""
-    for name in ("utils.checkpoint", "utils.evaluate", "utils.workers", "envs.wrappers"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name, "Something else."))
-    assert (
-        "no checkpoints"
-        in run(tmp_path, env_id="CartPole-v1", checkpoint_every=9, eval_episodes=1).text
-    )
-    with pytest.raises(
-        ppo_graph.UsageError,
-        match="--num-workers needs utils/workers.py of cleanrl_graph beside this",
-    ):
-        run(tmp_path, env_id="CartPole-v1", num_workers=2)

@@ -18,7 +18,7 @@ from helpers import small_args
 from processes import SCRIPTS
 from torch.distributed import distributed_c10d
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "benchmark" / "gpu")]
 import child  # noqa: E402
 import kit  # noqa: E402

@@ -15,7 +15,7 @@ from helpers import run, small_args
 from cleanrl_graph import ppo_framestack, ppo_graph, ppo_lstm_sparse
 from cleanrl_graph.envs import atari
 
-BENCHMARK = Path(__file__).parents[1] / "benchmark"
+BENCHMARK = Path(__file__).parents[2] / "benchmark"
 sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "third_party")]
 NEEDS = "is not a requirement of this project; benchmark/third_party.sh installs it"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from cleanrl_graph.envs import job_shop
+from cleanrl_graph.envs import flexible_job_shop, job_shop
 from cleanrl_graph.utils import demos
 
 
@@ -494,6 +494,7 @@ def test_policies_by_name(tmp_path, monkeypatch):
     (tmp_path / "my_broken.py").write_text("import no_such_thing_at_all\n")
     (tmp_path / "my_failing.py").write_text("raise ValueError('not today')\n")
     assert demos.find_policy("my_rules:first")(None, None, None) == 0
+    assert demos.find_policy("cleanrl_graph.envs.job_shop:mwkr") is job_shop.mwkr
     assert demos.find_policy("envs.job_shop:mwkr") is job_shop.mwkr
     for name in (
         "my_rules:second",
@@ -514,3 +515,16 @@ def test_policies_by_name(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="not today"):
         demos.find_policy("my_failing:first")
     sys.modules.pop("my_rules")
+
+
+def test_policies_of_ones_own_envs(tmp_path, monkeypatch):
+    """`envs.NAME` is a module of one's own where there is one, also in a folder without
+    __init__.py, and else ours."""
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "job_shop.py").write_text("def mwkr(env, obs, rng):\n    return 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("envs", None)
+    assert demos.find_policy("envs.job_shop:mwkr")(None, None, None) == 7
+    assert demos.find_policy("envs.flexible_job_shop:mwkr") is flexible_job_shop.mwkr
+    for module in ("envs", "envs.job_shop"):
+        sys.modules.pop(module)

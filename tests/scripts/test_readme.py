@@ -20,7 +20,7 @@ from torch_geometric import nn as pyg
 
 from cleanrl_graph.envs import job_shop
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README, TABLES = (ROOT / name / "README.md" for name in (".", "benchmark"))
 TEXT = README.read_text()
 SCRIPTS = [
@@ -305,15 +305,16 @@ def test_requirements_list_all_that_is_imported():
     assert packages - {"ale_py", "cv2"} <= pinned
 
 
-@pytest.mark.parametrize("fast, slow", [(0, 0), (1, 0), (0, 1)])
-def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, tmp_path):
+@pytest.mark.parametrize("fast, slow, style", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, style, tmp_path):
     """.ci/run takes the command from the README as it stands, makes that of the slow tests from it,
-    and fails where one of them does."""
+    checks format and rules, and fails where one of these does."""
     files = {
         "README.md": TEXT,
         ".ci/run": (ROOT / ".ci" / "run").read_text(),
         "python3": "#!/bin/sh",
         ".venv/bin/pip": "#!/bin/sh",
+        ".venv/bin/ruff": f"#!/bin/sh\n[ $1 = format ] || exit {style}",
         ".venv/bin/python": f"""#!/bin/sh
 echo "$@"
 case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
@@ -332,10 +333,12 @@ case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
     )
     tests = "-m pytest -q -n 2 --dist loadfile tests -m"
     command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
-    assert result.returncode == fast + slow, result.stderr
+    assert result.returncode == fast + slow + style, result.stderr
     assert result.stdout.splitlines() == [
         f'python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {command} "not slow"',
         f"{tests} not slow",
+        ".venv/bin/ruff format --check .",
+        ".venv/bin/ruff check .",
         f"{command} slow",
         f"{tests} slow",
     ]

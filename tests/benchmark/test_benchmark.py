@@ -114,8 +114,7 @@ def finished(tmp_path_factory):
 
 
 def test_a_finished_run_leaves_its_episodes_and_settings(finished):
-    """X2: among them the steps of the training and the largest mismatch of collection and
-    training."""
+    """Among them the steps of the training and the largest mismatch of collection and training."""
     (name, episodes), (other, content) = files_of(Path(finished.results).parent).items()
     assert name.startswith("tiny_CartPole-v1_s1_") and Path(name).stem == Path(other).stem
     assert episodes and all(
@@ -393,8 +392,7 @@ def test_figures_of_a_table(results):
 
 
 def test_greedy_returns_of_each_group(results):
-    """S1: a column for each group of eval.csv; a number stands for the task or skill of that
-    number."""
+    """A column for each group of eval.csv; a number stands for the task or skill of that number."""
     args = report_args(results)
     found = report.load_all(args)[0]
 
@@ -819,7 +817,7 @@ def test_plot_of_job_shops(tmp_path, monkeypatch):
 
 # ---- flexible_job_shop.py and cp_sat.py ----
 def test_gaps_of_flexible_job_shops(tmp_path):
-    """X5: the means over instances and seeds stand beside the rules, the solver and the published
+    """The means over instances and seeds stand beside the rules, the solver and the published
     figures."""
     folder = tmp_path / "flexible_job_shop_suites"
     (folder / "runs").mkdir(parents=True)

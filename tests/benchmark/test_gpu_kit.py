@@ -506,7 +506,7 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_rank_takes_its_own_gpu(name, tmp_path, monkeypatch):
-    """S4: LOCAL_RANK chooses the device, which is the current one before nccl is set up; objects go
+    """LOCAL_RANK chooses the device, which is the current one before nccl is set up; objects go
     through gloo."""
     script, calls = importlib.import_module(f"cleanrl_graph.{name}"), []
 
@@ -529,8 +529,8 @@ def test_a_rank_takes_its_own_gpu(name, tmp_path, monkeypatch):
 
 
 def test_objects_of_ranks_need_no_gpu(tmp_path):
-    """S4: where a group has a backend for each device, as that of the scripts has, objects go
-    through the CPU's, so that no rank needs a copy on a device (gloo stands for nccl here)."""
+    """Where a group has a backend for each device, as that of the scripts has, objects go through
+    the CPU's, so that no rank needs a copy on a device (gloo stands for nccl here)."""
     dist.init_process_group(
         "cpu:gloo,cuda:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )

@@ -69,7 +69,7 @@ def arrays_of(flat, envs):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_actions_obey(name):
-    """P5: the policy draws what the mask allows, whatever its format."""
+    """The policy draws what the mask allows, whatever its format."""
     action_space, mask, entries = FORMATS[name]
     envs = make_envs([lambda: wrapped([mask], action_space)])
     flat = envs.reset(0).obs
@@ -116,22 +116,22 @@ gym.register("InfoMask-v0", entry_point=InfoMask)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_mask_is_found(workers, tmp_path):
-    """P5: a mask in info, one array per part, is obeyed in every step of every episode, in training
-    and evaluation."""
+    """A mask in info, one array per part, is obeyed in every step of every episode, in training and
+    evaluation."""
     rows, scalars, *_ = run(tmp_path, env_id="InfoMask-v0", num_workers=workers, eval_episodes=5)
     assert len(rows) == 5 and all(row["return"] == row["length"] for row in rows)
     assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
 
 
 def test_masks_of_taxi(tmp_path):
-    """P5, S6: an environment of gymnasium's that has its masks in info: no move against a wall, no
-    illegal drop-off."""
+    """An environment of gymnasium's that has its masks in info: no move against a wall, no illegal
+    drop-off."""
     run_ = run(tmp_path, env_id="Taxi-v4", env_kwargs={"max_episode_steps": 10})
     assert min(value for _, value in run_.scalars["charts/episodic_return"]) >= -10
 
 
 def test_keys_keep_their_meaning():
-    """P5: beside a mask from info node_ids are still ids, and graphs graphs."""
+    """Beside a mask from info node_ids are still ids, and graphs graphs."""
 
     class Ids(Masked):
         def observe(self):
@@ -159,7 +159,7 @@ def test_keys_keep_their_meaning():
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("truncated", [True, False])
 def test_masks_belong_to_their_observations(workers, truncated):
-    """P5: that of the last observation of a truncated episode stays with it, and the next episode
+    """That of the last observation of a truncated episode stays with it, and the next episode
     begins with its own; an environment may write all of them into one array."""
     table = [np.array([n % 2, n % 3 == 0, 1], np.int8) for n in range(20)]
 
@@ -207,7 +207,7 @@ FAULTS = {  # masks of the first four observations, what the error says of the t
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_named(fault, workers):
-    """P5: env, leaf, step and value."""
+    """Env, leaf, step and value."""
     masks, action_space, sentence = FAULTS[fault]
     envs = make_envs(
         [partial(wrapped, masks[: 1 if i == 0 else None], action_space) for i in range(2)], workers
@@ -224,7 +224,7 @@ def test_faults_are_named(fault, workers):
 
 
 def test_no_mask_is_needed_where_an_episode_is_over():
-    """P5: the last observation of a terminated episode is not read, that of a truncated one is."""
+    """The last observation of a terminated episode is not read, that of a truncated one is."""
     envs = make_envs([lambda: wrapped([A, A, "no", A], length=2, truncated=False)])
     envs.reset(0)
     for _ in range(2):
@@ -246,7 +246,7 @@ gym.register(
 
 
 def test_masks_that_come_too_late(tmp_path):
-    """P5: masks that the first reset does not have are an error and are not ignored."""
+    """Masks that the first reset does not have are an error and are not ignored."""
     masks = {"masks": ["no", "no", "no", [1, 0, 1]]}  # the first two are those of two resets
     with pytest.raises(
         ppo_graph.UsageError, match="env 0, step 2: info has an action_mask, the first reset"
@@ -255,7 +255,7 @@ def test_masks_that_come_too_late(tmp_path):
 
 
 def test_masks_for_actions_without_options(tmp_path):
-    """P5: there is nothing to mask in a Box."""
+    """There is nothing to mask in a Box."""
     with pytest.raises(
         (gym.error.Error, ppo_graph.UsageError),
         match=r"info\['action_mask'\].*Box.* has no Discrete",

@@ -65,7 +65,7 @@ def fake(monkeypatch):
 
 @pytest.mark.parametrize("module", ["ale_py", "cv2"])
 def test_missing_package_is_named(module, monkeypatch, tmp_path):
-    """S6: without ale-py or opencv the run says what to install, and everything else can be
+    """Without ale-py or opencv the run says what to install, and everything else can be
     imported."""
     for name in ("ale_py", "cv2"):
         monkeypatch.setitem(
@@ -78,7 +78,7 @@ def test_missing_package_is_named(module, monkeypatch, tmp_path):
 
 
 def test_a_life_is_an_episode(fake):
-    """S6: a lost life ends an episode but not the game, which goes on after a no-op and FIRE; info
+    """A lost life ends an episode but not the game, which goes on after a no-op and FIRE; info
     tells them apart."""
     env = atari.AtariEnv()
     game, ends = env.game, []
@@ -99,8 +99,8 @@ def test_a_life_is_an_episode(fake):
 
 
 def test_whole_games_and_rewards_as_they_are(fake):
-    """S6: without episodic_life and clip_reward an episode is a game and the reward its score;
-    without FIRE no button is pressed."""
+    """Without episodic_life and clip_reward an episode is a game and the reward its score; without
+    FIRE no button is pressed."""
     fake(meanings=["NOOP", "LEFT", "RIGHT", "UP"])
     env = atari.AtariEnv(episodic_life=False, clip_reward=False)
     env.reset(seed=0)
@@ -111,7 +111,7 @@ def test_whole_games_and_rewards_as_they_are(fake):
 
 
 def test_game_that_ends_in_its_first_actions(fake):
-    """S6: an episode never begins with a game that is over."""
+    """An episode never begins with a game that is over."""
     fake(lives=1)
     env = atari.AtariEnv()
     env.reset(seed=0)
@@ -121,8 +121,8 @@ def test_game_that_ends_in_its_first_actions(fake):
 
 
 def test_frames(fake):
-    """S6: the last frames, newest last, and copies of the first one where an episode begins; a
-    limit truncates."""
+    """The last frames, newest last, and copies of the first one where an episode begins; a limit
+    truncates."""
     fake(limit=5)
     env = atari.AtariEnv(frames=3)
     obs, _ = env.reset(seed=0)
@@ -143,7 +143,7 @@ def test_frames(fake):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
-    """S6: what is logged and evaluated is the raw return and length of whole games, not of clipped
+    """What is logged and evaluated is the raw return and length of whole games, not of clipped
     lives."""
     flags = dict(
         env_id="envs:Atari-v0",
@@ -169,8 +169,8 @@ def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
 
 # ---- Raw returns of any environment ----
 def test_returns_of_record_episode_statistics():
-    """S6: gymnasium's RecordEpisodeStatistics inside wrappers that change the reward gives the
-    logged return."""
+    """Gymnasium's RecordEpisodeStatistics inside wrappers that change the reward gives the logged
+    return."""
 
     def make():
         env = gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
@@ -187,8 +187,8 @@ def test_returns_of_record_episode_statistics():
 
 @pytest.mark.parametrize("value, logged", [(7, True), ({"number": 7}, True), (None, False)])
 def test_other_meanings_of_info_episode(value, logged):
-    """S6: an "episode" in info that is no such record changes nothing; None means that no whole
-    episode ended."""
+    """An "episode" in info that is no such record changes nothing; None means that no whole episode
+    ended."""
 
     class Counts(gym.Env):
         observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
@@ -231,7 +231,7 @@ def play(envs, num_steps, rng):
 
 
 def test_atari_games_differ():
-    """S6: kwargs choose the game; a wrong name is an error that says so."""
+    """Kwargs choose the game; a wrong name is an error that says so."""
     need("ale_py", "cv2")
     pong = make_envs("envs:Atari-v0", game="Pong")
     assert pong.action_space.n == 6 and pong.leaves[0].shape == (84, 84, 1)
@@ -240,7 +240,7 @@ def test_atari_games_differ():
 
 
 def test_minigrid_text_is_named():
-    """P1: the mission, a Text, is an error that names leaf and space before the first step."""
+    """The mission, a Text, is an error that names leaf and space before the first step."""
     need("minigrid")
     with pytest.raises(
         ppo_graph.UsageError, match=r"leaf 'mission': MissionSpace.*is not supported"
@@ -250,7 +250,7 @@ def test_minigrid_text_is_named():
 
 @pytest.mark.parametrize("name", ["Image", "Flat", "Dict"])
 def test_minigrid_wrapped(name, tmp_path):
-    """S6: MiniGrid with its own wrappers through a module that registers ids."""
+    """MiniGrid with its own wrappers through a module that registers ids."""
     need("minigrid")
     log = run(
         tmp_path, ppo_lstm_sparse, env_id=f"minigrid_wrapped:MiniGrid{name}-v0", lstm_dim=8
@@ -260,8 +260,8 @@ def test_minigrid_wrapped(name, tmp_path):
 
 @pytest.mark.parametrize("kwargs", [{}, {"instance": "ft06"}, {"jobs": [2, 2], "machines": [4, 4]}])
 def test_job_shop_lib(kwargs):
-    """S6: graphs that shrink, masks that allow what they allow, a return of minus the makespan,
-    seeds that repeat."""
+    """Graphs that shrink, masks that allow what they allow, a return of minus the makespan, seeds
+    that repeat."""
     need("job_shop_lib")
     first, second = (
         play(make_envs("job_shop_lib_graphs:JobShopLib-v0", **kwargs), 80, np.random.default_rng(0))
@@ -281,8 +281,8 @@ def test_job_shop_lib(kwargs):
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_all_of_popgym(part, tmp_path):
-    """S6: every environment that POPGym registers constructs, steps and resets; the policy computes
-    the same when it collects and when it trains. Those whose names are Easy are tried always."""
+    """Every environment that POPGym registers constructs, steps and resets; the policy computes the
+    same when it collects and when it trains. Those whose names are Easy are tried always."""
     need("popgym")
     ids = sorted(env_id for env_id in gym.registry if env_id.startswith("popgym-"))
     assert len(ids) >= 40  # 48 with mazelib
@@ -325,8 +325,8 @@ def write_run(folder, name, env_id, mismatch, returns, package=("minigrid", "3.2
 
 
 def test_table_of_third_party_runs(tmp_path, monkeypatch):
-    """S6: returns at start and end, gaps of an eval suite, and an exit code for what is missing or
-    does not agree."""
+    """Returns at start and end, gaps of an eval suite, and an exit code for what is missing or does
+    not agree."""
     import third_party
 
     assert third_party.mean_of_first(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 5.0]), 3) == 2.0

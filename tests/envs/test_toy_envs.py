@@ -225,8 +225,8 @@ def all_bytes(tree):
 @pytest.mark.parametrize("num_steps", [0, 5, 300])
 @pytest.mark.parametrize("env_id, kwargs", SHIPPED)
 def test_pickled_copies_go_on_alike(env_id, kwargs, num_steps):
-    """X3: a copy goes on bitwise as its original, in the middle of an episode, through its end and
-    a time limit, and through the end of a block of observations; that it goes on does not touch the
+    """A copy goes on bitwise as its original, in the middle of an episode, through its end and a
+    time limit, and through the end of a block of observations; that it goes on does not touch the
     original."""
     if env_id == "Atari-v0":
         pytest.importorskip("ale_py", reason="it is no requirement of this project")
@@ -256,7 +256,7 @@ def test_pickled_copies_go_on_alike(env_id, kwargs, num_steps):
 
 @pytest.mark.parametrize("env_id, kwargs", SHIPPED[:-1])
 def test_pickled_before_the_first_reset(env_id, kwargs):
-    """X3: as an environment is at the start of a run."""
+    """As an environment is at the start of a run."""
     env = gym.make(f"cleanrl_graph.envs:{env_id}", disable_env_checker=True, **kwargs)
     copy = cloudpickle.loads(cloudpickle.dumps(env))
     assert all_bytes(env.reset(seed=4)) == all_bytes(copy.reset(seed=4))

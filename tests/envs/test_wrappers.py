@@ -73,7 +73,7 @@ def play(env, num_steps, **reset):
 
 # ---- hide ----
 def test_hidden_entries():
-    """T4: values and bounds alike lack the entries."""
+    """Values and bounds alike lack the entries."""
     env, full = wrap(gym.make("CartPole-v1"), "hide:1,3"), gym.make("CartPole-v1")
     obs, whole = env.reset(seed=3)[0], full.reset(seed=3)[0]
     assert env.observation_space.shape == (2,) and env.observation_space.dtype == np.float32
@@ -101,7 +101,7 @@ def test_hidden_entries():
     ],
 )
 def test_entries_that_cannot_be_hidden(spec, env):
-    """T4: the sentence has the flag and the space."""
+    """The sentence has the flag and the space."""
     with pytest.raises(Error) as error:
         wrap(env, spec)
     assert str(error.value).startswith(
@@ -111,8 +111,7 @@ def test_entries_that_cannot_be_hidden(spec, env):
 
 
 def test_vector_of_another_length():
-    """T4: an observation that does not fit its space is no observation with other entries
-    hidden."""
+    """An observation that does not fit its space is no observation with other entries hidden."""
 
     class Longer(Probe):
         def observe(self):
@@ -126,7 +125,7 @@ def test_vector_of_another_length():
 @pytest.mark.parametrize("kind", ["vector", "dict"])
 @pytest.mark.parametrize("spec", ["z:skill:3", "z:uniform:2"])
 def test_z_of_an_episode(spec, kind):
-    """S1: a new z for every episode, the same in all its steps, in the options of reset and in the
+    """A new z for every episode, the same in all its steps, in the options of reset and in the
     observation, whose other keys stay."""
     inner = Probe(kind=kind)
     env, seen = wrap(inner, spec), []
@@ -159,7 +158,7 @@ def test_z_of_an_episode(spec, kind):
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("info", [None, {}, {"group": "a", "eval": {"cost": 1}}])
 def test_group_of_an_episode(truncates, info):
-    """S1: where the episode ends, and there only, info names the skill or the third of the first
+    """Where the episode ends, and there only, info names the skill or the third of the first
     number."""
     for spec, name in (("z:skill:4", str), ("z:uniform:1", lambda z: int(3 * z[0]))):
         env = wrap(Probe(truncates=truncates, info=info), spec)
@@ -185,7 +184,7 @@ def test_z_follows_the_seed_and_leaves_the_environments_numbers():
 
 
 def test_z_that_is_asked_for():
-    """S1: a trained agent is shown the skill that its user wants."""
+    """A trained agent is shown the skill that its user wants."""
     env = wrap(gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True), "z:skill:4")
     for z in (2, 0):
         obs, _ = env.reset(seed=1, options={"z": z})
@@ -262,7 +261,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_own_wrappers(module):
-    """P9: one's own callable changes the environment; its arguments are strings."""
+    """One's own callable changes the environment; its arguments are strings."""
     env = Probe()
     assert wrap(env, "own_wrappers:same") is env
     scaled = wrap(env, "own_wrappers:Scaled")
@@ -384,8 +383,8 @@ class Masked(gym.Env):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_of_masks(name):
-    """P5: masks as gymnasium's `sample` takes them, of lists or arrays, and without the parts that
-    have none."""
+    """Masks as gymnasium's `sample` takes them, of lists or arrays, and without the parts that have
+    none."""
     action_space, mask, entries = FORMATS[name]
     env = InfoActionMask(Masked([mask], action_space))
     assert env.observation_space == spaces.Dict(
@@ -397,7 +396,7 @@ def test_formats_of_masks(name):
 
 
 def test_a_dict_keeps_its_keys():
-    """P5: and they keep their meaning; what should be a dict and is none goes on as it is."""
+    """And they keep their meaning; what should be a dict and is none goes on as it is."""
     space = spaces.Dict(b=spaces.Discrete(2), a=BOX)
     env = InfoActionMask(
         Masked([A], observation_space=space, obs={"a": np.ones(2, np.float32), "b": 1})
@@ -414,8 +413,8 @@ def test_a_dict_keeps_its_keys():
 
 
 def test_masks_that_are_missing_or_malformed():
-    """P5: where info has none the observation has none, and what does not fit is left to be found
-    and named."""
+    """Where info has none the observation has none, and what does not fit is left to be found and
+    named."""
     env = InfoActionMask(Masked([A, "no", [1, 0, 1, 1], A / 2, 0 * A]))
     assert env.reset()[0].keys() == {"obs", "action_mask"}
     obs, reward, terminated, truncated, info = env.step(0)
@@ -446,7 +445,7 @@ def test_masks_that_are_missing_or_malformed():
     ],
 )
 def test_masks_for_actions_without_options(space):
-    """P5: there is nothing to mask."""
+    """There is nothing to mask."""
     with pytest.raises(
         Error, match=r"^info\['action_mask'\] of <Masked.*>: .* has no Discrete part to be masked"
     ):
@@ -454,7 +453,7 @@ def test_masks_for_actions_without_options(space):
 
 
 def test_masks_of_taxi():
-    """P5: an environment of gymnasium's that has its masks in info."""
+    """An environment of gymnasium's that has its masks in info."""
     env = InfoActionMask(gym.make("Taxi-v4"))
     obs, info = env.reset(seed=1)
     assert env.observation_space["obs"].n == 500 and env.observation_space["action_mask"].n == 6
@@ -478,7 +477,7 @@ def test_masks_of_taxi():
 )
 @pytest.mark.parametrize("num_steps", [0, 4])
 def test_pickled_copies_go_on_alike(specs, num_steps, module):
-    """X3: in the middle of an episode and through its end, with the z that follow."""
+    """In the middle of an episode and through its end, with the z that follow."""
     env = Probe(length=3)
     for spec in specs:
         env = wrap(env, spec)
@@ -492,7 +491,7 @@ def test_pickled_copies_go_on_alike(specs, num_steps, module):
 
 
 def test_pickled_copy_of_masks():
-    """X3: the wrapper for masks, around a time limit."""
+    """The wrapper for masks, around a time limit."""
     env = InfoActionMask(gym.make("Taxi-v4", max_episode_steps=5))
     env.reset(seed=0)
     env.step(0)
@@ -504,7 +503,7 @@ def test_pickled_copy_of_masks():
 
 
 def test_no_script_is_imported():
-    """X8: environments and wrappers stand alone."""
+    """Environments and wrappers stand alone."""
     for path in Path(envs.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [

@@ -1,5 +1,5 @@
-"""S3: acting and learning at the same time (ppo_graph_async.py): the correction, rollouts that
-travel, the lag, errors, signals and resuming."""
+"""Acting and learning at the same time (ppo_graph_async.py): the correction, rollouts that travel,
+the lag, errors, signals and resuming."""
 
 import contextlib
 import copy

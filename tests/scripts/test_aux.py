@@ -1,4 +1,4 @@
-"""P8: auxiliary losses, recorded demonstrations and their cloning (ppo_graph_aux.py)."""
+"""Auxiliary losses, recorded demonstrations and their cloning (ppo_graph_aux.py)."""
 
 import json
 from functools import partial
@@ -758,7 +758,7 @@ def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
 @pytest.mark.parametrize("aux", ["reconstruct", "predict"])
 @pytest.mark.parametrize("observation, action, head, flags", [*FEW, *SLOW], **IDS)
 def test_collection_and_training_agree(aux, observation, action, head, flags, tmp_path):
-    """X2 with all auxiliary losses: the ratio is 1 before the first gradient step; every loss is a
+    """With all auxiliary losses: the ratio is 1 before the first gradient step; every loss is a
     number."""
     path, env = demos_of(tmp_path, observation, action, head)
     log = run(tmp_path / "runs", script, **env, **flags, aux=aux, demos=path, bc_anneal=0.0).scalars

@@ -312,8 +312,8 @@ def makers_of(space, action_space, good, bad):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_named(fault, workers):
-    """P5, S6: env index, leaf path, step and value of a malformed observation, from worker
-    processes as well."""
+    """Env index, leaf path, step and value of a malformed observation, from worker processes as
+    well."""
     space, action_space, good, bad, leaf, words = FAULTS[fault]
     head = "avail_actions" if leaf == "avail_actions" else "auto"
     walk(
@@ -329,8 +329,8 @@ def test_fault_is_named(fault, workers):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("bad", [[np.nan, 0], [np.inf, 0]])
 def test_final_observation_is_checked(bad, workers):
-    """P5: the last observation of a truncated episode goes into the advantages, so it is checked
-    like any other."""
+    """The last observation of a truncated episode goes into the advantages, so it is checked like
+    any other."""
 
     class Ends(ListEnv):
         def step(self, action):
@@ -351,7 +351,7 @@ def test_final_observation_is_checked(bad, workers):
 
 
 def test_final_edges_are_checked():
-    """P5: an edge to a missing node in the last observation of a truncated episode."""
+    """An edge to a missing node in the last observation of a truncated episode."""
 
     class Ends(ListEnv):
         def step(self, action):
@@ -455,14 +455,14 @@ SPACES = {  # observation space, action space, what is said
 
 @pytest.mark.parametrize("case", SPACES)
 def test_space_without_a_meaning(case):
-    """P1, P4, P5: the leaf or the flag, and what there is."""
+    """The leaf or the flag, and what there is."""
     space, action_space, sentence = SPACES[case]
     with pytest.raises(ppo_graph.UsageError, match=sentence):
         make_envs([lambda: ListEnv(space, [None], action_space)])
 
 
 def test_choice_of_a_node_beside_a_number():
-    """P6: --action-head nodes does not apply to a Box, which is said."""
+    """--action-head nodes does not apply to a Box, which is said."""
     action_space = spaces.Tuple((spaces.Discrete(9), vector(1)))
     with pytest.raises(
         ppo_graph.UsageError, match="--action-head nodes needs Discrete actions.*Box.*'g.nodes'"
@@ -474,7 +474,7 @@ def test_choice_of_a_node_beside_a_number():
     "bad, rows", [(graph(nodes=4), 4), (graph(nodes=0, edges=0, links=np.zeros((0, 2), int)), 0)]
 )
 def test_more_nodes_than_actions(bad, rows):
-    """G6: the environment would receive an action outside of its space; both numbers are named."""
+    """The environment would receive an action outside of its space; both numbers are named."""
     space = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK)
     good, bad = (g | {"action_mask": np.ones(len(g["g"].nodes), np.int8)} for g in (graph(), bad))
     sentence = rf"env 2, leaf '(g.nodes|action_mask)', step 2: {rows} rows to choose from, the action space has 3"
@@ -570,8 +570,7 @@ REWARDS = {"None": None, "text": "text", "row": [1.0, 2.0]}
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("fault", ENVIRONMENTS)
 def test_fault_of_an_environment(fault, workers, tmp_path):
-    """P5, S4: env, step and action, below the environment's own frames; from worker processes as
-    well."""
+    """Env, step and action, below the environment's own frames; from worker processes as well."""
     kind, value = fault, fault.removeprefix("reward ")
     if value != fault:
         kind = ["reward", REWARDS[value] if value in REWARDS else float(value)]
@@ -579,7 +578,7 @@ def test_fault_of_an_environment(fault, workers, tmp_path):
 
 
 def test_reset_without_a_seed(tmp_path):
-    """S6: an environment for gym, not for gymnasium."""
+    """An environment for gym, not for gymnasium."""
     fails(r"unexpected keyword argument 'seed'", tmp_path, env_id="NoSeed-v0")
 
 
@@ -592,13 +591,13 @@ def test_reset_without_a_seed(tmp_path):
     ],
 )
 def test_environment_that_cannot_be_made(kwargs, sentence, tmp_path):
-    """S6: an exception in its constructor, or in the reset that looks for a mask, is the
+    """An exception in its constructor, or in the reset that looks for a mask, is the
     environment's."""
     fails(sentence, tmp_path, env_kwargs=kwargs)
 
 
 def test_environments_of_other_spaces(tmp_path):
-    """S1: the entries of --env-kwargs must have one action space and one observation space."""
+    """The entries of --env-kwargs must have one action space and one observation space."""
 
     def make(size=2, actions=2):
         return ListEnv(vector(size), [np.zeros(size, np.float32)] * 99, spaces.Discrete(actions))
@@ -620,7 +619,7 @@ def test_environments_of_other_spaces(tmp_path):
 
 
 def test_environment_that_hangs(tmp_path):
-    """S4: a worker that does not answer is named with its environments, and the process ends."""
+    """A worker that does not answer is named with its environments, and the process ends."""
     fails(
         r"step 3: the worker of envs [02] to [12] did not answer within --env-timeout 1 s",
         tmp_path,
@@ -632,7 +631,7 @@ def test_environment_that_hangs(tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_info_that_is_none(workers, tmp_path):
-    """S6: simply works, as does an np_random of the environment's own, with checkpoints."""
+    """Simply works, as does an np_random of the environment's own, with checkpoints."""
     run_ = run(
         tmp_path,
         env_id="Simple-v0",
@@ -777,7 +776,7 @@ BAD_FLAGS = {
 
 @pytest.mark.parametrize("case", BAD_FLAGS)
 def test_bad_flag(case, tmp_path, monkeypatch):
-    """P5, S6: a flag that makes no sense is an error with its name, before the first update."""
+    """A flag that makes no sense is an error with its name, before the first update."""
     flag, value, sentence = BAD_FLAGS[case]
     monkeypatch.setattr(torch.optim.Adam, "step", lambda *args: pytest.fail("training began"))
     (
@@ -799,7 +798,7 @@ def test_bad_flag(case, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("gnn", ["gatv2", "transformer"])
 def test_width_of_attention(gnn, tmp_path):
-    """G3: heads share the width."""
+    """Heads share the width."""
     fails(
         f"--gnn-dim 62: the 4 heads of --gnn {gnn} need a multiple of 4",
         tmp_path,
@@ -844,7 +843,7 @@ def test_model_that_cannot_be_written(tmp_path, monkeypatch):
 
 # ---- Checkpoints ----
 def test_two_runs_at_once(tmp_path):
-    """X3: --resume auto does not write into the folder of a run that is going on."""
+    """--resume auto does not write into the folder of a run that is going on."""
     first = run(tmp_path, env_id="Simple-v0", checkpoint_every=1)
     with checkpoint.Run(str(first.folder)):
         fails(
@@ -853,7 +852,7 @@ def test_two_runs_at_once(tmp_path):
 
 
 def test_other_flags_for_the_same_run(tmp_path):
-    """X3: --resume auto does not go on, or end at once, with flags that the checkpoint was not made
+    """--resume auto does not go on, or end at once, with flags that the checkpoint was not made
     with; what is in the folder stays."""
     first = run(tmp_path, env_id="Simple-v0", checkpoint_every=1)
     before = sorted(path.name for path in first.folder.glob("checkpoint*"))
@@ -873,14 +872,14 @@ def test_other_flags_for_the_same_run(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
 def test_checkpoint_of_another_script(name, tmp_path):
-    """X3: and its model, where the network differs."""
+    """And its model, where the network differs."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     other = run(tmp_path / "other", script, env_id="Simple-v0", checkpoint_every=1)
     fails(f"--script ppo_graph, it was {name}", tmp_path / "runs", resume=str(other.folder))
 
 
 def test_model_is_no_checkpoint(tmp_path, capsys):
-    """X3: model.pt for --resume."""
+    """model.pt for --resume."""
     first = run(tmp_path / "a", env_id="Simple-v0", save_model=True)
     fails(
         r"--resume .*model.pt: .*checkpoint_\*.ckpt is needed",
@@ -890,7 +889,7 @@ def test_model_is_no_checkpoint(tmp_path, capsys):
 
 
 def test_checkpoint_is_no_model(tmp_path):
-    """X3: a checkpoint for --load-model."""
+    """A checkpoint for --load-model."""
     first = run(tmp_path / "a", env_id="Simple-v0", checkpoint_every=1)
     path = str(next(first.folder.glob("*.ckpt")))
     fails("--load-model .*ckpt", tmp_path / "b", load_model=path)
@@ -965,7 +964,7 @@ def test_frames_of_the_environment_alone(fault, workers, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_module_in_the_current_folder(workers, tmp_path):
-    """S6: the environment and the wrapper of one's own are looked for there."""
+    """The environment and the wrapper of one's own are looked for there."""
     name = f"my_envs_{workers}"
     (tmp_path / f"{name}.py").write_text(
         "import gymnasium as gym, numpy as np\n"
@@ -997,5 +996,5 @@ def test_module_in_the_current_folder(workers, tmp_path):
 
 
 def test_there_are_enough_cases():
-    """P5: at least 100 kinds of bad input are in the tables alone."""
+    """At least 100 kinds of bad input are in the tables alone."""
     assert len(FAULTS) + len(SPACES) + len(ENVIRONMENTS) + len(BAD_FLAGS) >= 100

@@ -214,8 +214,7 @@ def share_of_the_best(name, observation, action, delay, flags, run_dir):
     "name, observation, action, flags", CASES, ids=["-".join(case[:3]) for case in CASES]
 )
 def test_optimum_is_reached(name, observation, action, flags, tmp_path):
-    """X1, P1, P2, P4, P5, P6, P7: at least 95% of the best return; scripts with a memory see what
-    counts too early."""
+    """At least 95% of the best return; scripts with a memory see what counts too early."""
     assert (
         0.95
         <= share_of_the_best(name, observation, action, int(name != "graph"), flags, tmp_path)
@@ -224,7 +223,7 @@ def test_optimum_is_reached(name, observation, action, flags, tmp_path):
 
 
 def test_memory_is_needed(tmp_path):
-    """X1: the script without one guesses each of the two parts, right one time in two."""
+    """The script without one guesses each of the two parts, right one time in two."""
     assert (
         share_of_the_best(
             "graph", "discrete", "multidiscrete", 1, {"total_timesteps": 2048}, tmp_path
@@ -234,6 +233,6 @@ def test_memory_is_needed(tmp_path):
 
 
 def test_every_kind_is_learned():
-    """X1: the cases have every script, and every kind of observation and of action."""
+    """The cases have every script, and every kind of observation and of action."""
     kinds = [set(column) for column in list(zip(*CASES))[:3]]
     assert kinds == [set(SCRIPTS), set(Show.observations), set(Show.actions)]

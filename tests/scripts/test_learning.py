@@ -166,22 +166,21 @@ def slow(*values):
     ],
 )
 def test_flat_heads(tmp_path, kind, optimum, threshold):
-    """P4, P5: Discrete with a mask from info, MultiDiscrete, MultiBinary, Box, and a Dict of
-    them."""
+    """Discrete with a mask from info, MultiDiscrete, MultiBinary, Box, and a Dict of them."""
     _, greedy = learn(tmp_path, "Match-v0", {"kind": kind})
     assert threshold < greedy <= optimum
 
 
 @pytest.mark.slow
 def test_box_with_state_dependent_std(tmp_path):
-    """P4: the standard deviation from the network."""
+    """The standard deviation from the network."""
     assert learn(tmp_path, "Match-v0", {"kind": "box"}, state_dependent_std=True)[1] > 3.7
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_choice_of_a_node(tmp_path, workers):
-    """G1, G6: the node with most flagged in-neighbours of a graph with a long-tailed size; the
-    optimum is 16."""
+    """The node with most flagged in-neighbours of a graph with a long-tailed size; the optimum is
+    16."""
     sampled, greedy = learn(
         tmp_path, "envs:PoissonGraph-v0", {"num_features": 2}, num_workers=workers
     )
@@ -191,8 +190,8 @@ def test_choice_of_a_node(tmp_path, workers):
 @pytest.mark.slow
 @pytest.mark.parametrize("key, stack", [("set", True), ("avail_actions", False)])
 def test_choice_of_an_element(tmp_path, key, stack):
-    """G2, P6: the element of a set, or of avail_actions, with the largest product with a query; the
-    optimum is 1."""
+    """The element of a set, or of avail_actions, with the largest product with a query; the optimum
+    is 1."""
     _, greedy = learn(
         tmp_path,
         "envs:BestOfSet-v0",
@@ -205,13 +204,13 @@ def test_choice_of_an_element(tmp_path, key, stack):
 
 @pytest.mark.slow
 def test_delayed_reward(tmp_path):
-    """G6: credit reaches the first of four choices through GAE; the optimum is 4."""
+    """Credit reaches the first of four choices through GAE; the optimum is 4."""
     assert learn(tmp_path, "Delay-v0", gamma=1.0)[1] > 3.6
 
 
 @pytest.mark.slow
 def test_autoregressive_parts(tmp_path):
-    """P7: parts that must agree at random earn up to 12.25 as a chain, and at most 4.27 if they are
+    """Parts that must agree at random earn up to 12.25 as a chain, and at most 4.27 if they are
     independent."""
     flags = {"total_timesteps": 40_000, "gamma": 0.9, "ent_coef": 0.02, "eval_episodes": 0}
     bound = 16**2 / (4 * 15)
@@ -221,7 +220,7 @@ def test_autoregressive_parts(tmp_path):
 
 @pytest.mark.slow
 def test_autoregressive_nodes(tmp_path):
-    """P7, G6: choose a node, then the node that matches it, which independent heads cannot."""
+    """Choose a node, then the node that matches it, which independent heads cannot."""
     kwargs = {"num_pairs": 4, "num_colours": 4, "mean_grey": 1}
     bound = gym.make("cleanrl_graph.envs:PairNodes-v0", **kwargs).unwrapped.best_independent_return
     sampled, _ = learn(

@@ -25,7 +25,7 @@ SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
 
 # ---- The command line ----
 def test_command_line():
-    """S6: any environment and its keyword arguments by flags; tuples, choices and booleans as tyro
+    """Any environment and its keyword arguments by flags; tuples, choices and booleans as tyro
     writes them."""
     flags = [
         "--env-id",
@@ -62,8 +62,8 @@ def test_command_line():
 
 
 def test_runs_as_a_command(tmp_path):
-    """S6: `python ppo_graph.py` with worker processes and a wrapper; the table is printed and in
-    the run's folder."""
+    """`python ppo_graph.py` with worker processes and a wrapper; the table is printed and in the
+    run's folder."""
     code, out, err = command(
         "--env-id",
         "CartPole-v1",
@@ -107,8 +107,8 @@ def test_every_choice_is_a_choice():
 
 # ---- Logs ----
 def test_names_in_the_log(tmp_path):
-    """G4: CleanRL's names, bytes of observations and the mismatch are in the TensorBoard log, one
-    value an update."""
+    """CleanRL's names, bytes of observations and the mismatch are in the TensorBoard log, one value
+    an update."""
     log = run(tmp_path, env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5}).scalars
     for name in LOGGED:
         assert [step for step, _ in log[name]] == [24, 48], name
@@ -151,8 +151,8 @@ gym.register("Grouped-v0", entry_point=Grouped)
 
 
 def test_groups_of_the_environment(tmp_path):
-    """S1: return and length are logged for all, and for the group that info names at an episode's
-    end; evaluation reports each episode's group."""
+    """Return and length are logged for all, and for the group that info names at an episode's end;
+    evaluation reports each episode's group."""
     rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
     assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
     assert [step for step, _ in log["charts/episodic_return/a"]] == list(
@@ -163,7 +163,7 @@ def test_groups_of_the_environment(tmp_path):
 
 
 def test_tasks_are_groups(tmp_path):
-    """S1: env i gets entry i modulo their number; each entry is a group in the log and in the
+    """Env i gets entry i modulo their number; each entry is a group in the log and in the
     evaluation."""
     tasks = [{"reward": reward, "grouped": False} for reward in (1.0, 2.0, 5.0)]
     rows, log, folder, text = run(
@@ -289,7 +289,7 @@ def test_played_episodes(tmp_path):
 
 
 def test_suite(tmp_path, capsys):
-    """X5: the table of --eval-suite has a row per instance, the greedy cost and the best of the
+    """The table of --eval-suite has a row per instance, the greedy cost and the best of the
     samples."""
     flags = dict(
         env_id="Grouped-v0",
@@ -310,7 +310,7 @@ def test_suite(tmp_path, capsys):
 
 
 def test_job_shop_suite(tmp_path):
-    """X5: instances of job shops with what is known of them."""
+    """Instances of job shops with what is known of them."""
     rows = run(
         tmp_path, env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=1, total_timesteps=0
     ).rows

@@ -1,4 +1,4 @@
-"""S1: environments parametrised per copy (a list of --env-kwargs), policies given a z per episode
+"""Environments parametrised per copy (a list of --env-kwargs), policies given a z per episode
 (--wrap z:...)."""
 
 import contextlib
@@ -93,7 +93,7 @@ def record(num_steps, **flags):
 # ---- A list of --env-kwargs ----
 @pytest.mark.parametrize("num_workers", [0, 3])
 def test_env_i_has_entry_i_modulo_the_number(num_workers):
-    """S1: copy i has entry i modulo the length of the list, wherever it is stepped."""
+    """Copy i has entry i modulo the length of the list, wherever it is stepped."""
     values, episodes = record(6, num_workers=num_workers, env_id="Family-v0", env_kwargs=NUMBERS)
     assert values["obs"][:, :, 0].tolist() == [[1, 2, 4, 1]] * 7
     assert [[(episode.env, episode.length) for episode in row] for row in episodes] == [
@@ -108,8 +108,8 @@ def test_env_i_has_entry_i_modulo_the_number(num_workers):
 
 
 def test_names_of_tasks_in_the_log(tmp_path):
-    """S1: returns and lengths per entry beside those of all; without a list, or a group, there are
-    only the latter."""
+    """Returns and lengths per entry beside those of all; without a list, or a group, there are only
+    the latter."""
     flags = dict(env_id="Family-v0", num_envs=4, num_steps=6, total_timesteps=24)
     log = run(tmp_path / "a", env_kwargs=NUMBERS, **flags).scalars
     names = [name for name in log if name.startswith("charts/episodic")]
@@ -133,8 +133,7 @@ def test_names_of_tasks_in_the_log(tmp_path):
 
 
 def test_ranks_cover_the_list(tmp_path):
-    """S1, S4: the index counts over all ranks, and rank 0 logs the episodes of all entries, each
-    once."""
+    """The index counts over all ranks, and rank 0 logs the episodes of all entries, each once."""
     flags = dict(
         env_id="Family-v0",
         env_kwargs=NUMBERS,
@@ -180,14 +179,13 @@ def test_ranks_cover_the_list(tmp_path):
     ],
 )
 def test_spaces_that_differ(tasks, words, num_workers, tmp_path):
-    """S1: one policy plays all entries, so one with other spaces is an error, as is an empty
-    list."""
+    """One policy plays all entries, so one with other spaces is an error, as is an empty list."""
     with pytest.raises(UsageError, match=words):
         run(tmp_path, env_id="Family-v0", env_kwargs=tasks, num_workers=num_workers)
 
 
 def test_spaces_that_fit():
-    """S1: the number of rows to choose from is no property of the policy, nor are the bounds of a
+    """The number of rows to choose from is no property of the policy, nor are the bounds of a
     Box."""
     for flags in (
         dict(
@@ -203,7 +201,7 @@ def test_spaces_that_fit():
 
 
 def test_list_on_the_command_line():
-    """S6: an object or a list of them, and any number of wrappers."""
+    """An object or a list of them, and any number of wrappers."""
     flags = ["--env-kwargs", '[{"number": 1}, {}]', "--wrap", "hide:1,3", "z:skill:3"]
     args = tyro.cli(ppo_graph.Args, args=flags)
     assert args.env_kwargs == [{"number": 1}, {}] and args.wrap == ("hide:1,3", "z:skill:3")
@@ -215,8 +213,8 @@ def test_list_on_the_command_line():
 @pytest.mark.parametrize("kind", ["flat", "set", "info"])
 @pytest.mark.parametrize("z", ["skill:3", "uniform:2"])
 def test_z_of_an_episode(kind, z):
-    """S1: a new z for every episode, the same in all of its steps, which the environment and the
-    policy have, and of which the group of the episode tells; other keys of the observation stay,
+    """A new z for every episode, the same in all of its steps, which the environment and the policy
+    have, and of which the group of the episode tells; other keys of the observation stay,
     action_mask among them."""
     flags = dict(
         env_id="Family-v0", env_kwargs=[{"number": 0, "kind": kind}, {"number": 1, "kind": kind}]
@@ -243,8 +241,8 @@ def test_z_of_an_episode(kind, z):
 
 @pytest.mark.parametrize("z", ["skill:5", "uniform:2"])
 def test_z_is_the_same_in_workers(z):
-    """S1: env i draws the same z, whatever process steps it, and its own random numbers do not
-    change with it."""
+    """Env i draws the same z, whatever process steps it, and its own random numbers do not change
+    with it."""
     flags = dict(env_id="Random-v0", env_kwargs={"observation": "vector"})
     values, episodes = record(20, wrap=(f"z:{z}",), **flags)
     others, other_episodes = record(20, num_workers=3, wrap=(f"z:{z}",), **flags)
@@ -257,7 +255,7 @@ def test_z_is_the_same_in_workers(z):
 
 
 def test_truncation_keeps_z():
-    """S1: the last observation of a truncated episode has the z of that episode, the next one
+    """The last observation of a truncated episode has the z of that episode, the next one
     another."""
     with make_envs(2, 2, env_id="Family-v0", env_kwargs=NUMBERS[:2], wrap=("z:uniform:1",)) as envs:
         z = envs.reset(0).obs.values[-1][0].copy()
@@ -273,8 +271,8 @@ def test_truncation_keeps_z():
 
 
 def test_names_of_z_in_the_log(tmp_path):
-    """S1: returns and lengths per skill; for numbers per third of the first one; with a list per
-    entry, too."""
+    """Returns and lengths per skill; for numbers per third of the first one; with a list per entry,
+    too."""
     flags = dict(env_id="Family-v0", num_steps=100, total_timesteps=300, num_minibatches=1)
     log = run(tmp_path / "a", wrap=("z:skill:3",), **flags).scalars
     for z in range(3):  # two steps of reward z
@@ -295,8 +293,8 @@ def test_names_of_z_in_the_log(tmp_path):
 
 # ---- Evaluation ----
 def test_evaluation_of_tasks_and_skills(tmp_path):
-    """S1: eval_episodes of each entry, or each episode with the group of its z; the table has the
-    mean of each group. --capture-video shows the first entry."""
+    """eval_episodes of each entry, or each episode with the group of its z; the table has the mean
+    of each group. --capture-video shows the first entry."""
     flags = dict(env_id="Family-v0", total_timesteps=0)
     result = run(tmp_path / "a", env_kwargs=NUMBERS, eval_episodes=2, capture_video=True, **flags)
     assert [tuple(row.values()) for row in result.rows] == [
@@ -325,7 +323,7 @@ def test_evaluation_of_tasks_and_skills(tmp_path):
 
 
 def test_suite_with_a_list_and_skills(tmp_path):
-    """S1: --eval-suite takes the first entry of the list, with the wrappers."""
+    """--eval-suite takes the first entry of the list, with the wrappers."""
     rows = run(
         tmp_path,
         env_id="Family-v0",
@@ -343,7 +341,7 @@ def test_suite_with_a_list_and_skills(tmp_path):
 # ---- All scripts ----
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script(name, tmp_path):
-    """S1: z is one more leaf of every encoder and memory, and entries of a list are played side by
+    """Z is one more leaf of every encoder and memory, and entries of a list are played side by
     side: collection and training compute the same policy, and the evaluation has rows for each
     entry."""
     tasks = [{"jobs": 2, "machines": 2}, {"jobs": [2, 4], "machines": 3}]
@@ -373,7 +371,7 @@ def test_every_script(name, tmp_path):
 
 
 def test_z_changes_what_the_policy_does():
-    """S1: the features, and the values, of the same observation are others with another z."""
+    """The features, and the values, of the same observation are others with another z."""
     args, values = small_args(env_id="envs:SkillGraph-v0", wrap=("z:skill:4",)), []
     with make_envs(num_envs=1, env_id=args.env_id, wrap=args.wrap) as envs:
         flat = envs.reset(3).obs
@@ -390,7 +388,7 @@ def test_z_changes_what_the_policy_does():
 
 # ---- The worked example ----
 def test_skill_graph_optimum_and_bound():
-    """S1: from the observation and z alone every task can be solved; the right nodes of a graph are
+    """From the observation and z alone every task can be solved; the right nodes of a graph are
     different, so that a blind policy earns T / K on average over the tasks, whichever it plays."""
     env, totals = (
         gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True).unwrapped,
@@ -422,7 +420,7 @@ def test_skill_graph_optimum_and_bound():
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [("z:skill:4",), ()])
 def test_one_policy_learns_all_skills(wrap, tmp_path):
-    """S1: with z the policy reaches at least 90% of the optimum over all skills; without it, with a
+    """With z the policy reaches at least 90% of the optimum over all skills; without it, with a
     list of the tasks, it stays below the bound of the env's docstring: the evaluation plays all
     tasks on the same graphs."""
     tasks = {"max_nodes": 5} if wrap else [{"max_nodes": 5, "skill": k} for k in range(4)]

@@ -372,8 +372,7 @@ def test_updates_against_float64(name, base, tmp_path):
     ids=lambda kwargs: "+".join(kwargs.values()),
 )
 def test_update_on_ragged_observations(kwargs, tmp_path):
-    """G1, G4, G6, G7: one update on graphs and sets of all sizes has the gradients and losses of
-    the formulas."""
+    """One update on graphs and sets of all sizes has the gradients and losses of the formulas."""
     flags = dict(
         env_id="Random-v0",
         env_kwargs=kwargs,
@@ -405,8 +404,8 @@ def test_update_on_ragged_observations(kwargs, tmp_path):
 
 
 def test_truncated_graphs_bootstrap_from_the_final_observation():
-    """G7: values of last observations of all sizes, zero nodes included, are those of the
-    observations one by one."""
+    """Values of last observations of all sizes, zero nodes included, are those of the observations
+    one by one."""
     envs = make_envs([partial(RandomEnv, "graph_edges")] * 4)
     agent, finals = ppo_graph.Agent(envs.leaves, envs.action_space, small_args()), []
     envs.reset(1)
@@ -441,7 +440,7 @@ def test_one_step_in_a_minibatch(tmp_path):
     ],
 )
 def test_numbers_that_are_not_finite(flags, sentence, tmp_path):
-    """P5: the update and the minibatch are named, and no model is saved."""
+    """The update and the minibatch are named, and no model is saved."""
     with pytest.raises(ppo_graph.UsageError, match=sentence):
         run(tmp_path, env_id="Walk-v0", save_model=True, **flags)
     assert list(tmp_path.glob("*/*")) and not list(tmp_path.glob("*/model.pt"))
@@ -553,7 +552,7 @@ def test_both_ends_at_once_is_a_termination():
 
 
 def test_what_is_known_of_an_episode():
-    """S1: group and eval are those of the info at the episode's end; return and length those of
+    """Group and eval are those of the info at the episode's end; return and length those of
     RecordEpisodeStatistics, if there are any; a life that ends is no episode."""
 
     class Informed(Corridor):
@@ -614,7 +613,7 @@ CASES += [
     ids=lambda v: v if isinstance(v, str) else "+".join(v),
 )
 def test_collection_and_training_agree(observation, action, head, flags, tmp_path):
-    """X2: before the first gradient step of each update the probability ratio is 1, for every
+    """Before the first gradient step of each update the probability ratio is 1, for every
     observation and head; all actions are legal; main runs from environment to evaluation."""
     kwargs = {"observation": observation, "action": action, "head": head}
     rows, scalars, *_ = run(
@@ -638,7 +637,7 @@ def test_collection_and_training_agree(observation, action, head, flags, tmp_pat
     ids=["graph", "mixed"],
 )
 def test_same_seed_same_run(tmp_path, kwargs):
-    """X3: a seed fixes every bit of the weights and of the log, with worker processes or without;
+    """A seed fixes every bit of the weights and of the log, with worker processes or without;
     another seed gives others."""
 
     def trained(name, **flags):
@@ -673,7 +672,7 @@ class Growing(gym.Env):
 
 
 def test_observations_of_any_size_leave_a_worker():
-    """G1, G5: observations that grow a thousandfold arrive whole."""
+    """Observations that grow a thousandfold arrive whole."""
     envs = make_envs([Growing] * 3, 2)
     try:
         envs.reset(0)
@@ -686,7 +685,7 @@ def test_observations_of_any_size_leave_a_worker():
 
 
 def test_nothing_is_padded_between_processes():
-    """G1: what workers hand over is exactly the valid bytes."""
+    """What workers hand over is exactly the valid bytes."""
     envs = make_envs([partial(RandomEnv, "graph_edges")] * 6, 2)
     answers, ask = [], envs.ask
     envs.ask = lambda requests: answers.extend(ask(requests)) or answers
@@ -703,7 +702,7 @@ def test_nothing_is_padded_between_processes():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_seeds_of_environments(workers):
-    """X3: environment i is seeded with seed + i, wherever it runs."""
+    """Environment i is seeded with seed + i, wherever it runs."""
 
     class Seeded(Corridor):
         def reset(self, *, seed=None, options=None):

@@ -90,8 +90,8 @@ MIXED = dict(
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch):
-    """S4: the first update of 2 ranks x 3 environments is that of 1 rank x 6, and so are the
-    statistics of observations, which are those of all ranks; actions are the most probable ones."""
+    """The first update of 2 ranks x 3 environments is that of 1 rank x 6, and so are the statistics
+    of observations, which are those of all ranks; actions are the most probable ones."""
     monkeypatch.setattr(
         importlib.import_module(f"cleanrl_graph.{script}").Categorical,
         "sample",
@@ -111,7 +111,7 @@ def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_torchrun(tmp_path, monkeypatch):
-    """S4: the same under torchrun itself; there are one log and one bar, with the steps of both."""
+    """The same under torchrun itself; there are one log and one bar, with the steps of both."""
     flags = [
         "--env-id",
         "Random-v0",
@@ -156,8 +156,8 @@ def test_torchrun(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks_resume(tmp_path):
-    """X3, S4: a checkpoint holds environments, memory and random states of all ranks. After kill -9
-    of both they go on bit by bit."""
+    """A checkpoint holds environments, memory and random states of all ranks. After kill -9 of both
+    they go on bit by bit."""
     script = "ppo_lstm_sparse" if "ppo_lstm_sparse" in SCRIPTS else "ppo_graph"
     flags = dict(
         env_id="envs:GraphExplore-v0", num_envs=2, norm_obs=True, num_workers=2, total_timesteps=192
@@ -180,7 +180,7 @@ def test_ranks_resume(tmp_path):
 
 
 def test_signal_to_one_rank(tmp_path):
-    """X3, S4: all end the same update, save and leave."""
+    """All end the same update, save and leave."""
     at = Dies("Envs", "step", 19, number=signal.SIGTERM)
     patch = lambda module: module.RANK == 1 and at(module)
     assert train_ranks(tmp_path / "a", patch=patch, env_id="CartPole-v1", total_timesteps=480) == [
@@ -191,7 +191,7 @@ def test_signal_to_one_rank(tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path):
-    """S4, X3: none waits for ever. There is a mark, lest the same comes again."""
+    """None waits for ever. There is a mark, lest the same comes again."""
 
     def burn(module):
         original = module.Envs.call
@@ -212,7 +212,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_starts_them_again(tmp_path):
-    """X3, S4: `torchrun --max-restarts` with `--resume auto` survives a rank that is killed."""
+    """`torchrun --max-restarts` with `--resume auto` survives a rank that is killed."""
     patch = f"""
 import os, signal, time
 import torch.utils.tensorboard as tensorboard
@@ -251,7 +251,7 @@ script.Envs.step = step
 
 @pytest.mark.slow
 def test_two_ranks_learn(tmp_path):
-    """S4: two ranks balance the pole."""
+    """Two ranks balance the pole."""
     flags = dict(
         env_id="CartPole-v1",
         total_timesteps=30720,

@@ -1,5 +1,5 @@
-"""What the README says is so: its diffs apply to the scripts and its environment trains (P9, S6),
-what was trained plays in a program of one's own (U1), its links, flags and environments exist, and
+"""What the README says is so: its diffs apply to the scripts and its environment trains,
+what was trained plays in a program of one's own, its links, flags and environments exist, and
 CI runs its test command."""
 
 import ast
@@ -206,8 +206,8 @@ def test_the_environment_is_the_travelling_salesman(routes):
 
 @pytest.mark.parametrize("script", ["ppo_graph", "ppo_lstm_sparse"])
 def test_what_was_trained_plays(tmp_path, monkeypatch, script):
-    """U1: the README's program, of at most ten lines, plays the script's own greedy episode of the
-    same seed."""
+    """The README's program, of at most ten lines, plays the script's own greedy episode of the same
+    seed."""
     flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3}, norm_obs=True)
     played = run(
         tmp_path / "runs",

@@ -1,4 +1,4 @@
-"""X3 and what stops a run: kill -9, signals, faults of environments, bad numbers, damaged
+"""What stops a run: kill -9, signals, faults of environments, bad numbers, damaged
 checkpoints, full disks."""
 
 import hashlib
@@ -189,8 +189,8 @@ EVERY = {
     "name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in EVERY)]
 )
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
-    """X3: a run that was killed with -9 is continued to the weights and the log of one that was
-    not. The log file of the first one still holds what came after its last checkpoint."""
+    """A run that was killed with -9 is continued to the weights and the log of one that was not.
+    The log file of the first one still holds what came after its last checkpoint."""
     script, flags = (RUNS | EVERY)[name]
     if ":" in flags["env_id"]:
         pytest.importorskip(flags["env_id"].split(":")[0], reason="not installed")
@@ -206,7 +206,7 @@ def test_killed_and_resumed(name, tmp_path, own_module, capfd):
 
 @pytest.mark.parametrize("at", [("Envs", "step", 9), (os, "replace", 1)], ids=["step", "replace"])
 def test_killed_before_the_first_checkpoint(at, tmp_path, capsys):
-    """X3: `auto` starts anew and says so; no half of a file is taken for a checkpoint."""
+    """`auto` starts anew and says so; no half of a file is taken for a checkpoint."""
     whole = train(tmp_path / "a", **GRAPH)
     process = start(tmp_path / "b", patch=Dies(*at), **GRAPH)
     process.join()
@@ -218,7 +218,7 @@ def test_killed_before_the_first_checkpoint(at, tmp_path, capsys):
 
 
 def test_killed_while_it_saves(tmp_path):
-    """X3: the checkpoint before is taken, and nothing unfinished stays."""
+    """The checkpoint before is taken, and nothing unfinished stays."""
     whole = train(tmp_path / "a", **GRAPH)
     process = start(
         tmp_path / "b", patch=Dies(os, "fsync", 3), **GRAPH
@@ -234,7 +234,7 @@ def test_killed_while_it_saves(tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_random_moments(tmp_path):
-    """X3: benchmark/reliability/kill.py, whatever its processes do when they are killed."""
+    """benchmark/reliability/kill.py, whatever its processes do when they are killed."""
     import kill
 
     outcomes = kill.kill_runs(3, tmp_path, seed=None, total_timesteps=240)
@@ -243,8 +243,8 @@ def test_killed_at_random_moments(tmp_path):
 
 @pytest.mark.slow
 def test_killed_at_many_random_moments(tmp_path):
-    """X3: every script, in process and with workers, on CartPole and environments that ship with
-    the scripts."""
+    """Every script, in process and with workers, on CartPole and environments that ship with the
+    scripts."""
     import kill
 
     outcomes = kill.kill_runs(len(kill.RUNS), tmp_path, seed=None, total_timesteps=720)
@@ -252,7 +252,7 @@ def test_killed_at_many_random_moments(tmp_path):
 
 
 def test_resumed_again_and_again(tmp_path):
-    """X3: three kills in one run, of which the second comes before a new checkpoint."""
+    """Three kills in one run, of which the second comes before a new checkpoint."""
     whole = train(tmp_path / "a", **STATELESS)
     for at, found in ((20, 48), (5, 48), (20, 96)):
         process = start(tmp_path / "b", patch=Dies("Envs", "step", at), resume="auto", **STATELESS)
@@ -341,8 +341,8 @@ for env in (Faulty, Lossy, NoPickle):
     ],
 )
 def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
-    """X3: where a pickled copy does not go on exactly, the run says so once, and a resumed run
-    begins new episodes with other seeds; all else goes on."""
+    """Where a pickled copy does not go on exactly, the run says so once, and a resumed run begins
+    new episodes with other seeds; all else goes on."""
     flags = dict(
         env_id=f"{kind}-v0", env_kwargs={"seeds": str(tmp_path / "seeds")}, num_workers=workers
     )
@@ -365,7 +365,7 @@ def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
 
 # ---- What --resume finds ----
 def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
-    """X3: although its checksum fits; the one before it is used, and the end is the same."""
+    """Although its checksum fits; the one before it is used, and the end is the same."""
     whole = train(tmp_path / "a", **GRAPH)
     process = start(tmp_path / "b", patch=Dies("Envs", "step", 35), **GRAPH)
     process.join()
@@ -379,7 +379,7 @@ def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
 
 
 def test_auto_refuses_changed_flags(tmp_path, capsys):
-    """X3: by name, before anything is written; a folder goes on with them, and each is printed and
+    """By name, before anything is written; a folder goes on with them, and each is printed and
     holds."""
     folder = train(tmp_path, anneal_lr=False, learning_rate=0.5, **GRAPH)
     changed = GRAPH | dict(anneal_lr=False, learning_rate=1e-3, gamma=0.5, total_timesteps=192)
@@ -405,8 +405,8 @@ def test_auto_refuses_changed_flags(tmp_path, capsys):
 
 
 def test_auto_after_the_end(tmp_path):
-    """X3: with the same flags nothing is trained and the run ends well, with its model; other steps
-    go on."""
+    """With the same flags nothing is trained and the run ends well, with its model; other steps go
+    on."""
     folder = train(tmp_path, **GRAPH)
     model, log, paths = weights(folder), log_of(folder), checkpoint.checkpoints_in(str(folder))
     before = Path(paths[0]).read_bytes()
@@ -423,7 +423,7 @@ def test_auto_after_the_end(tmp_path):
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
-    """X3: a second one is refused, and leaves the first one's files alone."""
+    """A second one is refused, and leaves the first one's files alone."""
     flags = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30})
     process = start(tmp_path, **flags)
     wait_for(lambda: newest(tmp_path) == 48)
@@ -438,7 +438,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 
 def test_no_checkpoints(tmp_path):
-    """X3: --checkpoint-every 0 writes none, and tries no copies."""
+    """--checkpoint-every 0 writes none, and tries no copies."""
     folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
     assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
         "events",
@@ -448,7 +448,7 @@ def test_no_checkpoints(tmp_path):
 
 
 def test_checkpoints_that_are_kept(tmp_path):
-    """X3: every second update and the last one, of which two stay."""
+    """Every second update and the last one, of which two stay."""
     folder = train(tmp_path, total_timesteps=120, **GRAPH)
     assert sorted(path.name for path in folder.glob("*c*k*")) == [
         f"checkpoint_{step:012d}.ckpt" for step in (96, 120)
@@ -465,8 +465,8 @@ def test_checkpoints_that_are_kept(tmp_path):
     ],
 )
 def test_signal_saves_and_leaves(number, script, workers, tmp_path):
-    """X3: SIGINT and SIGTERM, here to the whole group, end the update, save and exit with 130 and
-    143. The resumed run ends like one that was not stopped."""
+    """SIGINT and SIGTERM, here to the whole group, end the update, save and exit with 130 and 143.
+    The resumed run ends like one that was not stopped."""
     if script not in SCRIPTS:
         pytest.skip(f"{script} has the old form")
     flags, at = (
@@ -487,7 +487,7 @@ def test_signal_saves_and_leaves(number, script, workers, tmp_path):
 
 
 def test_second_signal_leaves_at_once(tmp_path):
-    """X3: where the first one has to wait for an environment that hangs."""
+    """Where the first one has to wait for an environment that hangs."""
     flags = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30})
     process = start(tmp_path, num_workers=2, **flags)
     wait_for(lambda: newest(tmp_path) == 48)
@@ -501,7 +501,7 @@ def test_second_signal_leaves_at_once(tmp_path):
 
 
 def test_signal_while_it_is_evaluated(tmp_path):
-    """X3: after the training one signal is enough, and the model is there."""
+    """After the training one signal is enough, and the model is there."""
     process = start(
         tmp_path,
         env_id="Faulty-v0",
@@ -518,7 +518,7 @@ def test_signal_while_it_is_evaluated(tmp_path):
 
 @pytest.mark.parametrize("fault", ["", pytest.param("hang", marks=pytest.mark.slow)])
 def test_no_orphans(fault, tmp_path):
-    """X3: kill -9 of the run: its workers leave, also from a step that hangs."""
+    """Kill -9 of the run: its workers leave, also from a step that hangs."""
     flags = dict(env_id="Faulty-v0", env_kwargs={"fault": fault, "at": 30}, total_timesteps=10**6)
     process = start(tmp_path, num_workers=2, **flags)
     wait_for(lambda: newest(tmp_path) >= 48)
@@ -532,9 +532,8 @@ def test_no_orphans(fault, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line(tmp_path, own_module):
-    """X3, S6: Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the
-    current folder exits with 130 and shows no traceback; the run goes on as one that was not
-    stopped."""
+    """Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the current
+    folder exits with 130 and shows no traceback; the run goes on as one that was not stopped."""
     flags = [
         "--env-id",
         "walk:Walk-v0",
@@ -617,9 +616,9 @@ def test_the_command_line(tmp_path, own_module):
     ],
 )
 def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
-    """X3: an error with the environment's own frames, or with the worker's environments, and a
-    mark. The run that goes on from the last checkpoint begins new episodes with other seeds, so
-    that the same fault does not come again."""
+    """An error with the environment's own frames, or with the worker's environments, and a mark.
+    The run that goes on from the last checkpoint begins new episodes with other seeds, so that the
+    same fault does not come again."""
     flags = dict(
         env_id="Faulty-v0",
         num_workers=workers,
@@ -643,7 +642,7 @@ def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
 
 
 def test_fault_that_comes_again(tmp_path):
-    """X3: every attempt has other seeds, and the last checkpoint stays the same."""
+    """Every attempt has other seeds, and the last checkpoint stays the same."""
     flags = dict(env_id="Hopeless-v0", env_kwargs={"seeds": str(tmp_path / "seeds")})
     for k in range(4):
         with pytest.raises(UsageError, match="env 0, step .*: RuntimeError: hopeless"):
@@ -670,7 +669,7 @@ gym.register("Hopeless-v0", entry_point=Hopeless)
 
 
 def test_fault_ends_the_process(tmp_path):
-    """X3: sys.exit(0) in an environment is no success."""
+    """sys.exit(0) in an environment is no success."""
     process = start(
         tmp_path, env_id="Faulty-v0", env_kwargs={"fault": "exit"}, stderr=str(tmp_path / "err")
     )
@@ -681,7 +680,7 @@ def test_fault_ends_the_process(tmp_path):
 # ---- Bad numbers ----
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_network_that_diverges(script, tmp_path):
-    """X3: NaN stops the run at the end of its update, before anything is saved."""
+    """NaN stops the run at the end of its update, before anything is saved."""
     with pytest.raises(
         ValueError, match=r"update \d, minibatch \d: losses/\w+ is (nan|inf).*--learning-rate"
     ):
@@ -695,7 +694,7 @@ def test_network_that_diverges(script, tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
-    """X3: although the losses of the last minibatch were."""
+    """Although the losses of the last minibatch were."""
     original, calls = torch.optim.Adam.step, []
 
     def step(self, *args):
@@ -711,8 +710,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_minibatches_of_nothing(script, tmp_path):
-    """X3: observations without a single row give no gradient to some weights; that is no bad
-    number."""
+    """Observations without a single row give no gradient to some weights; that is no bad number."""
     folder = train(tmp_path, script, env_id="Nothing-v0", num_minibatches=3)
     assert len(log_of(folder)["losses/value_loss"]) == 6
 
@@ -755,8 +753,8 @@ gym.register("Nothing-v0", entry_point=Nothing)
     ],
 )
 def test_full_disk(limit, sentence, tmp_path):
-    """X3: files that may not grow beyond `limit` bytes stand for a full disk: an error before the
-    first step, at the first checkpoint, and at the end, where nobody must take the run for one that
+    """Files that may not grow beyond `limit` bytes stand for a full disk: an error before the first
+    step, at the first checkpoint, and at the end, where nobody must take the run for one that
     succeeded."""
 
     def fill(module):
@@ -772,7 +770,7 @@ def test_full_disk(limit, sentence, tmp_path):
 
 
 def test_run_dir_that_is_a_file(tmp_path):
-    """X3: an error before an environment is made."""
+    """An error before an environment is made."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit, match="cannot write to the folder of the run .*--run-dir"):
         train(tmp_path / "file", env_id="NotThere-v0")

@@ -1,5 +1,5 @@
-"""X3: utils/checkpoint.py, the checkpoints of a run, its folder, and its environments as pickles
-that were tried."""
+"""utils/checkpoint.py, the checkpoints of a run, its folder, and its environments as pickles that
+were tried."""
 
 import hashlib
 import multiprocessing as mp
@@ -497,9 +497,8 @@ EXACT = {
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_exact_copies(kind, capsys):
-    """X3: what was dumped at any moment goes on bit by bit as its original did, also what was
-    dumped while the copy was tried. Neither the dumps nor the trial change what the environment
-    does."""
+    """What was dumped at any moment goes on bit by bit as its original did, also what was dumped
+    while the copy was tried. Neither the dumps nor the trial change what the environment does."""
     expected = play(begun(EXACT[kind]), range(5, 85))
     envs, results, dumps = [begun(EXACT[kind])], [], []
     for start in range(5, 85, 10):

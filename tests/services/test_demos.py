@@ -1,4 +1,4 @@
-"""P8: utils/demos.py, demonstrations that are recorded into a file and read again."""
+"""utils/demos.py, demonstrations that are recorded into a file and read again."""
 
 import json
 import resource

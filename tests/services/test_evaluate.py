@@ -107,7 +107,7 @@ def test_suite_that_does_not_exist():
 
 
 def test_job_shop_suite():
-    """X5: the entries are the keyword arguments of the instances."""
+    """The entries are the keyword arguments of the instances."""
     args = SimpleNamespace(eval_suite="ft", env_id="envs:JobShop-v0")
     entries = evaluate.suite_entries(lambda more={}: JobShopEnv(**more), args)
     assert [JobShopEnv(**entry).reset()[0] is not None for entry in entries] == [True] * 3
@@ -126,8 +126,8 @@ def saved(rows, folder):
 
 
 def test_gaps(tmp_path, capsys):
-    """X5: costs become gaps to the best known in percent, the mean is that of the gaps; the csv has
-    the costs."""
+    """Costs become gaps to the best known in percent, the mean is that of the gaps; the csv has the
+    costs."""
     rows = [
         {"instance": "a", "greedy": 110.0, "SPT": 150, "best_known": 100, "lower_bound": 90},
         {

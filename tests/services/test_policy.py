@@ -1,4 +1,4 @@
-"""A trained policy in a program of one's own (U1): it does what `play` does, in every script."""
+"""A trained policy in a program of one's own: it does what `play` does, in every script."""
 
 import importlib
 import runpy
@@ -268,8 +268,7 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
 
 # ---- Threads ----
 def test_threads(tmp_path, monkeypatch):
-    """U2: one thread unless OMP_NUM_THREADS or the flag says otherwise; 0 leaves them as they
-    are."""
+    """One thread unless OMP_NUM_THREADS or the flag says otherwise; 0 leaves them as they are."""
     for value, default in (("", 1), ("3", 3), ("4,2", 4), (None, 1)):
         monkeypatch.delenv("OMP_NUM_THREADS") if value is None else monkeypatch.setenv(
             "OMP_NUM_THREADS", value

@@ -1,5 +1,4 @@
-"""S2, S6: environments in worker processes are those of one process, and no process stays
-behind."""
+"""Environments in worker processes are those of one process, and no process stays behind."""
 
 import contextlib
 import os
@@ -65,8 +64,8 @@ KINDS = (
 
 @pytest.mark.parametrize("observation, action, head", KINDS)
 def test_steps_are_the_same(observation, action, head):
-    """S6: every Step is that of Envs bit by bit, the last observations of truncated episodes and
-    what is known of those that ended included."""
+    """Every Step is that of Envs bit by bit, the last observations of truncated episodes and what
+    is known of those that ended included."""
     makers, rng = [lambda: RandomEnv(observation, action, head)] * 5, np.random.default_rng(0)
     local, first, finals, ended = Envs(makers, "auto", 10), [], 0, []
     with started(makers, 2, 10) as envs:
@@ -87,7 +86,7 @@ def test_steps_are_the_same(observation, action, head):
     "num_envs, num_workers, spans", [(5, 2, [3, 2]), (3, 8, [1, 1, 1]), (4, 1, [4])]
 )
 def test_shares(num_envs, num_workers, spans):
-    """S4: the environments are spread evenly, and no worker is without one."""
+    """The environments are spread evenly, and no worker is without one."""
     with started([RandomEnv] * num_envs, num_workers) as envs:
         assert [span.stop - span.start for _, _, span in envs.workers] == spans
         assert len({process.pid for process, _, _ in envs.workers}) == len(spans)
@@ -151,8 +150,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("fault", ERRORS)
 def test_errors_are_those_of_one_process(fault):
-    """S6: what goes wrong in an environment is the same error, word for word, with its own
-    frames."""
+    """What goes wrong in an environment is the same error, word for word, with its own frames."""
     makers, texts = [lambda: Own(fault=fault)] * 3, []
     with started(makers, 2) as envs:
         for stepped in (Envs(makers), envs):
@@ -170,7 +168,7 @@ def test_errors_are_those_of_one_process(fault):
     [("kill", "died with exit code -9"), ("hang", r"did not answer within --env-timeout 0.5 s")],
 )
 def test_worker_that_is_lost(fault, sentence, num_workers, span):
-    """X3: it is named by its environments and the step; the others leave as ever."""
+    """It is named by its environments and the step; the others leave as ever."""
     with started([lambda: Own(fault=fault)] * 3, num_workers, env_timeout=0.5) as envs:
         envs.reset(0)
         with pytest.raises(
@@ -183,7 +181,7 @@ def test_worker_that_is_lost(fault, sentence, num_workers, span):
 
 
 def test_worker_that_was_killed_between_steps():
-    """X3: it is missed by the next step."""
+    """It is missed by the next step."""
     with started([Own] * 4, 2) as envs:
         envs.reset(0)
         envs.workers[1][0].kill()
@@ -211,8 +209,8 @@ def test_environment_that_cannot_be_made_in_a_worker():
 
 @pytest.mark.slow
 def test_spawned_workers(monkeypatch):
-    """S4: where processes cannot be forked they are spawned; makers that can be pickled, as those
-    of the scripts are, give the same Steps."""
+    """Where processes cannot be forked they are spawned; makers that can be pickled, as those of
+    the scripts are, give the same Steps."""
     args = small_args(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 3})
     makers = [ppo_graph.partial(ppo_graph.make_env, args, i) for i in range(2)]
     monkeypatch.setattr(workers.mp, "get_all_start_methods", lambda: ["spawn"])
@@ -236,8 +234,8 @@ def pipes_of(pid):
 
 
 def test_no_pipe_is_inherited():
-    """X3: no worker holds this process's end of a pipe, its own or another's, so that each sees
-    when it is gone."""
+    """No worker holds this process's end of a pipe, its own or another's, so that each sees when it
+    is gone."""
     before = pipes_of(os.getpid())
     with started([Own] * 3, 3) as envs:
         envs.reset(0)
@@ -249,8 +247,8 @@ def test_no_pipe_is_inherited():
 
 
 def test_global_generators():
-    """X3: environments that draw from the global generators draw other numbers in each worker, the
-    same in each run."""
+    """Environments that draw from the global generators draw other numbers in each worker, the same
+    in each run."""
     draws = []
     for _ in range(2):
         with started([Own] * 4, 2) as envs:
@@ -262,8 +260,7 @@ def test_global_generators():
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_env_i_has_entry_i_modulo_the_number(num_workers):
-    """S1: of a list of --env-kwargs, counted over all ranks, wherever the environment is
-    stepped."""
+    """Of a list of --env-kwargs, counted over all ranks, wherever the environment is stepped."""
     tasks = [{"number": 1}, {"number": 2}, {"number": 4}]
     args = small_args(env_id="Own-v0", env_kwargs=tasks, num_workers=num_workers)
     makers = [ppo_graph.partial(ppo_graph.make_env, args, 8 + i) for i in range(4)]
@@ -275,8 +272,8 @@ def test_env_i_has_entry_i_modulo_the_number(num_workers):
 
 
 def test_entries_that_differ_are_found_before_workers_start():
-    """S1: an entry of --env-kwargs whose actions are others, also one whose environments are in
-    another worker."""
+    """An entry of --env-kwargs whose actions are others, also one whose environments are in another
+    worker."""
 
     class Wide(Own):
         action_space = spaces.Discrete(8)
@@ -287,7 +284,7 @@ def test_entries_that_differ_are_found_before_workers_start():
 
 
 def test_requests_by_function():
-    """X3: what is asked of every worker is answered in the order of the environments."""
+    """What is asked of every worker is answered in the order of the environments."""
     with started([Own] * 3, 2) as envs:
         envs.reset(0)
         answers = envs.ask([(number_of_envs, "a"), (number_of_envs, "b")])

@@ -1,5 +1,4 @@
-"""G8, G9, G10: edges as actions, one action per row, mixed actions: probabilities, forms, errors,
-tasks."""
+"""Edges as actions, one action per row, mixed actions: probabilities, forms, errors, tasks."""
 
 import itertools
 
@@ -136,9 +135,9 @@ def every_action(agent, obs):
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_actions_are_tried(name):
-    """G8, G9, G10: probabilities of all actions of an observation sum to 1, masked ones are 0, the
-    entropy is exact; samples and modes agree with them. An observation without rows has one action,
-    the empty one."""
+    """Probabilities of all actions of an observation sum to 1, masked ones are 0, the entropy is
+    exact; samples and modes agree with them. An observation without rows has one action, the empty
+    one."""
     agent, storage, found = setup(name)
     for i in range(3):
         actions, forbidden = every_action(agent, storage.gather(np.array([i])))
@@ -170,8 +169,8 @@ def test_all_actions_are_tried(name):
 
 @pytest.mark.parametrize("name", ["edge", "two_edges", "per_edge"])
 def test_an_edge_is_both_ends_and_its_features(name):
-    """G8: `project` is a linear layer and a ReLU of both ends' embeddings and the features, `embed`
-    is these."""
+    """`project` is a linear layer and a ReLU of both ends' embeddings and the features, `embed` is
+    these."""
     agent, storage, _ = setup(name)
     head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
     _, elements = agent.encoder(obs)
@@ -189,8 +188,8 @@ def test_an_edge_is_both_ends_and_its_features(name):
 
 
 def test_choices_come_first():
-    """G10, P7: with --autoregressive the amount depends on the node, wherever it stands in the
-    Dict; not vice versa."""
+    """With --autoregressive the amount depends on the node, wherever it stands in the Dict; not
+    vice versa."""
     agent, storage, _ = setup("mixed_chain")
     assert [agent.head.parts[k].kind for k in agent.head.order] == [
         "choice",
@@ -221,7 +220,7 @@ def test_choices_come_first():
     ],
 )
 def test_actions_are_elements_of_a_sequence(space):
-    """G9: each environment gets as many rows as it has, none included, in the form that its space
+    """Each environment gets as many rows as it has, none included, in the form that its space
     has."""
     parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), "auto")
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
@@ -271,7 +270,7 @@ NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
     ],
 )
 def test_what_parts_choose_from(space, observation, head, groups):
-    """G8, G9, G10: by name in a Dict, else by --action-head."""
+    """By name in a Dict, else by --action-head."""
     assert [
         part.group for part in ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), head)
     ] == groups
@@ -350,7 +349,7 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
     ],
 )
 def test_spaces_that_do_not_fit(space, observation, head, sentence):
-    """G8, G9, G10: a sentence names the flag, the leaf or the space."""
+    """A sentence names the flag, the leaf or the space."""
     with pytest.raises(ppo_graph.UsageError, match=sentence):
         ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), head)
 
@@ -405,7 +404,7 @@ EDGE = spaces.Dict(edge=spaces.Discrete(3))
     ],
 )
 def test_observations_that_do_not_fit(space, graph, mask, kind, sentence):
-    """G8, G9: the number of rows of a mask is that of edges or nodes, and something is allowed."""
+    """The number of rows of a mask is that of edges or nodes, and something is allowed."""
     observation = spaces.Dict(g=GRAPH, action_mask=kind)
     obs = {"g": graph, "action_mask": np.array(mask, np.int8)}
     with pytest.raises(ppo_graph.UsageError, match=sentence):
@@ -416,7 +415,7 @@ def test_observations_that_do_not_fit(space, graph, mask, kind, sentence):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Colouring", "NodeAmount"])
 def test_workers_step_the_same(name, tmp_path):
-    """G9, G10, S6: two processes return what this one returns, whatever the actions are."""
+    """Two processes return what this one returns, whatever the actions are."""
     flags = dict(env_id=f"envs:{name}-v0", num_envs=4, autoregressive=True)
     here, there = (run(tmp_path / str(num), num_workers=num, **flags).scalars for num in (0, 2))
     assert all(here[tag] == there[tag] for tag in here if tag != "charts/SPS")
@@ -424,8 +423,7 @@ def test_workers_step_the_same(name, tmp_path):
 
 @pytest.mark.slow
 def test_compiled(tmp_path):
-    """G9, X4: compiled code collects and learns with the same policy, and plays, empty graphs
-    included."""
+    """Compiled code collects and learns with the same policy, and plays, empty graphs included."""
     found = run(
         tmp_path,
         ppo_graph_compile,
@@ -445,7 +443,7 @@ def zeros(env, obs, rng):
 
 
 def test_demonstrations_of_a_sequence(tmp_path):
-    """G9, P8: --record and --demos say that they cannot."""
+    """--record and --demos say that they cannot."""
     flags = dict(
         script=ppo_graph_aux, env_id="envs:Colouring-v0", demos=str(tmp_path / "demos.npz")
     )
@@ -463,7 +461,7 @@ def test_demonstrations_of_a_sequence(tmp_path):
     ],
 )
 def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
-    """G9, T2: of one action per node the memory sees how many nodes took each option, as shares."""
+    """Of one action per node the memory sees how many nodes took each option, as shares."""
     found = script.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
     rows = script.Ragged(torch.zeros(4, 3), torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2]))
@@ -505,7 +503,7 @@ gym.register("OneOfMany-v0", entry_point=OneOfMany)
 @pytest.mark.slow
 @pytest.mark.parametrize("per_node", [False, True])
 def test_each_node_remembers(per_node, tmp_path):
-    """G9, R1: with a state per id each node tells its own bit; without, its row is told apart by
+    """With a state per id each node tells its own bit; without, its row is told apart by
     nothing."""
     rows = run(
         tmp_path,
@@ -537,8 +535,7 @@ def best(env, obs):
 
 @pytest.mark.parametrize("name", ["BestEdge", "Colouring", "NeighbourMean", "NodeAmount"])
 def test_toy_tasks(name):
-    """G8, G9, G10: the optimum is what the docstrings say, actions are elements of the space, seeds
-    fix all."""
+    """The optimum is what the docstrings say, actions are elements of the space, seeds fix all."""
     env, other = (
         gym.make(f"cleanrl_graph.envs:{name}-v0"),
         gym.make(f"cleanrl_graph.envs:{name}-v0", disable_env_checker=True),
@@ -566,7 +563,7 @@ def test_toy_tasks(name):
     ],
 )
 def test_toy_tasks_are_learned(name, least, kwargs, tmp_path):
-    """G8, G9: random actions earn less than 4.5 of 8."""
+    """Random actions earn less than 4.5 of 8."""
     rows = run(
         tmp_path,
         env_id=f"envs:{name}-v0",
@@ -588,7 +585,7 @@ def test_toy_tasks_are_learned(name, least, kwargs, tmp_path):
 
 @pytest.mark.slow
 def test_the_amount_follows_the_node(tmp_path):
-    """G10: sampled returns above the most that independent heads can earn, 2.29; a chain can earn
+    """Sampled returns above the most that independent heads can earn, 2.29; a chain can earn
     6.25."""
     logged = run(
         tmp_path,

@@ -46,7 +46,7 @@ def is_suppressed(script, field):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_length(name):
-    """X8: a script is short because it does little, not because it is dense."""
+    """A script is short because it does little, not because it is dense."""
     lines = source(name).splitlines()
     assert len(lines) <= LINES.get(name, VARIANT_LINES)
     assert [line for line in lines if len(line) > 120] == []
@@ -55,12 +55,12 @@ def test_length(name):
 
 
 def test_readme_length():
-    """X8: the README is read in one sitting, too."""
+    """The README is read in one sitting, too."""
     assert len(README.read_text().splitlines()) <= 250
 
 
 def test_number_of_flags():
-    """X8: at most 50 flags in ppo_graph.py; those filled in at run time are no flags."""
+    """At most 50 flags in ppo_graph.py; those filled in at run time are no flags."""
     fields = dataclasses.fields(ppo_graph.Args)
     suppressed = {field.name for field in fields if is_suppressed(ppo_graph, field)}
     assert suppressed == RUNTIME and len(fields) - len(suppressed) <= 50
@@ -138,7 +138,7 @@ def test_flags_of_all_scripts_are_alike(name):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_imports_another(name):
-    """X6, X8: a script that is copied alone works: on top it imports nothing of the project."""
+    """A script that is copied alone works: on top it imports nothing of the project."""
     local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests"}
     for node in ast.walk(ast.parse(source(name))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -152,7 +152,7 @@ def test_no_script_imports_another(name):
     "path", sorted((FOLDER / "utils").glob("*.py")), ids=lambda path: path.stem
 )
 def test_services_import_no_script(path):
-    """X8: what is beside the scripts is handed their parts."""
+    """What is beside the scripts is handed their parts."""
     imported = {
         name
         for node in ast.walk(ast.parse(path.read_text()))
@@ -170,7 +170,7 @@ def test_services_import_no_script(path):
 
 
 def test_shared_blocks_are_identical():
-    """X6: the blocks that scripts share are the same bytes, in the same order."""
+    """The blocks that scripts share are the same bytes, in the same order."""
     assert shared_blocks.compare(FOLDER) == []
     names = list(shared_blocks.blocks(source("ppo_graph")))
     assert names == [
@@ -189,7 +189,7 @@ def test_shared_blocks_are_identical():
 
 
 def test_shared_blocks_tool(tmp_path):
-    """X6: a script whose block was changed is reported and repaired; the rest of it stays."""
+    """A script whose block was changed is reported and repaired; the rest of it stays."""
     text = source("ppo_graph")
     (tmp_path / "ppo_graph.py").write_text(text)
     doctored = text.replace("class Rows(nn.Module)", "class Lines(nn.Module)").replace(
@@ -218,7 +218,7 @@ def test_shared_blocks_tool(tmp_path):
 
 
 def test_shared_blocks_command(tmp_path):
-    """X6: the command lists differences with exit code 1; --write repairs them and exits with 0."""
+    """The command lists differences with exit code 1; --write repairs them and exits with 0."""
     folder = tmp_path / "cleanrl_graph"
     folder.mkdir(), (tmp_path / "tests").mkdir()
     tool = tmp_path / "tests" / "shared_blocks.py"

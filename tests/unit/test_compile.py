@@ -1,4 +1,4 @@
-"""X4: ppo_graph_compile.py, whose batches are filled up to few sizes, computes what ppo_graph.py
+"""ppo_graph_compile.py, whose batches are filled up to few sizes, computes what ppo_graph.py
 computes."""
 
 import dataclasses
@@ -53,7 +53,7 @@ TASKS = {  # of every kind of head, with leaves that are empty now and then
 
 # ---- Buckets ----
 def test_bucket():
-    """X4: 8 sizes per octave, never less than what came in and less than an eighth more."""
+    """8 sizes per octave, never less than what came in and less than an eighth more."""
     sizes = [script.bucket(num) for num in range(5000)]
     assert sizes[:20] == [*range(17), 18, 18, 20]
     assert all(num <= size < num * 1.125 for num, size in enumerate(sizes) if num)
@@ -63,8 +63,8 @@ def test_bucket():
 
 
 def test_waste():
-    """X4: spare rows are less than 15% of the rows wherever there are at least 8, and there is one
-    at least."""
+    """Spare rows are less than 15% of the rows wherever there are at least 8, and there is one at
+    least."""
     rows = np.arange(8, 100_000)
     spare = np.array([script.bucket(int(num) + 1) - num for num in rows])
     assert (
@@ -78,8 +78,8 @@ def test_waste():
 )
 @settings(max_examples=40, deadline=None)
 def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
-    """X4: what PyG's Batch makes of the graphs and one at the end whose nodes have loops; empty
-    graphs and batches included."""
+    """What PyG's Batch makes of the graphs and one at the end whose nodes have loops; empty graphs
+    and batches included."""
     rng, space = (
         np.random.default_rng(seed),
         spaces.Dict(
@@ -144,7 +144,7 @@ def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
 @given(observation_spaces, st.integers(1, 5), st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
 def test_fill_any_space(space, num, seed):
-    """X4: the rows that came in stand first, unchanged, and those of a group have a size of few;
+    """The rows that came in stand first, unchanged, and those of a group have a size of few;
     without ragged leaves nothing changes."""
     rng = np.random.default_rng(seed)
     storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
@@ -204,7 +204,7 @@ def mask_of(num):
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_spare_rows_change_nothing(kind):
-    """X4: loss and gradients are those of the batch as it is, for all observations, empty ones
+    """Loss and gradients are those of the batch as it is, for all observations, empty ones
     included."""
     rng = np.random.default_rng(0)
     observations = [
@@ -222,7 +222,7 @@ def test_spare_rows_change_nothing(kind):
 
 @pytest.mark.parametrize("gnn", ["gine", "gatv2", "transformer", "sage"])
 def test_spare_rows_change_no_choice(gnn):
-    """X4: the same where actions choose nodes, under masks, and for all layers."""
+    """The same where actions choose nodes, under masks, and for all layers."""
     rng, space = (
         np.random.default_rng(1),
         spaces.Dict(g=spaces.Graph(vector(2), vector(1)), action_mask=mask_of(2)),
@@ -269,8 +269,8 @@ def assert_same_run(one, two):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
-    """X2, X4: without the compiler a run logs what ppo_graph.py logs and ends with its weights;
-    collection and training agree, and spare rows are few."""
+    """Without the compiler a run logs what ppo_graph.py logs and ends with its weights; collection
+    and training agree, and spare rows are few."""
     if name != "vector":  # where nothing is filled up the random numbers are the same
         greedy(monkeypatch)
     one = run(tmp_path / "one", save_model=True, **TASKS[name])
@@ -295,7 +295,7 @@ def test_log(tmp_path):
 
 
 def test_models_of_both_scripts(tmp_path):
-    """X4: model.pt of either is loaded and played by the other, with the same returns."""
+    """model.pt of either is loaded and played by the other, with the same returns."""
     flags = TASKS["job_shop"] | dict(eval_episodes=3)
     first = run(tmp_path / "a", script, save_model=True, **NONE | flags)
     assert not [name for name in weights(first.folder) if "_orig_mod" in name]
@@ -314,7 +314,7 @@ def test_models_of_both_scripts(tmp_path):
 
 
 def test_modes(tmp_path):
-    """X4: a mode that is not for this device ends the run with a sentence."""
+    """A mode that is not for this device ends the run with a sentence."""
     flags = ["--env-id", "CartPole-v1", "--no-cuda", "--compile-mode"]
     code, _, err = command(*flags, "reduce-overhead", script=script, cwd=tmp_path)
     assert (
@@ -357,8 +357,8 @@ def assert_compiled(result, num_before):
 
 @pytest.mark.slow
 def test_compiled(tmp_path, cache):
-    """X2, X4: by the compiler of the CPU a run logs what it logs without, random numbers included,
-    and its weights have ppo_graph.py's names."""
+    """By the compiler of the CPU a run logs what it logs without, random numbers included, and its
+    weights have ppo_graph.py's names."""
     flags, before = (
         TASKS["nodes"] | dict(save_model=True, gnn_layers=1, norm_obs=False),
         script.num_compilations(),
@@ -372,8 +372,8 @@ def test_compiled(tmp_path, cache):
 
 @pytest.mark.slow
 def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
-    """X2, X4: policy step and loss are traced without a break, once for all sizes; the run logs
-    what ppo_graph.py logs."""
+    """Policy step and loss are traced without a break, once for all sizes; the run logs what
+    ppo_graph.py logs."""
     traced(monkeypatch)
     greedy(monkeypatch)
     flags = TASKS["mixed"] | dict(save_model=True, gnn_layers=1, autoregressive=True)
@@ -386,7 +386,7 @@ def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_no_silent_fallback(tmp_path, monkeypatch):
-    """X4: what cannot be compiled ends the run with a sentence."""
+    """What cannot be compiled ends the run with a sentence."""
     head = script.ActionHead.forward
     monkeypatch.setattr(
         script.ActionHead, "forward", lambda *args: print() or head(*args)
@@ -400,7 +400,7 @@ def test_no_silent_fallback(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_resume_and_workers(tmp_path, monkeypatch):
-    """X3: a run that was stopped and goes on ends with the weights of a whole one, bit by bit; with
+    """A run that was stopped and goes on ends with the weights of a whole one, bit by bit; with
     worker processes, too, and --norm-obs."""
     traced(monkeypatch)
     flags = dict(
@@ -418,7 +418,7 @@ def test_resume_and_workers(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_ranks(tmp_path, monkeypatch):
-    """S4: each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
+    """Each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
     traced(monkeypatch)
     monkeypatch.setattr(script.Categorical, "sample", lambda self: self.mode)
     flags = dict(
@@ -443,9 +443,9 @@ def test_ranks(tmp_path, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["vector", "nodes", "mixed"])
 def test_captured(name, tmp_path, monkeypatch, cache):
-    """X4: policy step and loss are captured as CUDA graphs, forward and backward, one per size; a
-    run logs what it logs without them within the rounding of atomic sums, and results that are kept
-    are not overwritten."""
+    """Policy step and loss are captured as CUDA graphs, forward and backward, one per size; a run
+    logs what it logs without them within the rounding of atomic sums, and results that are kept are
+    not overwritten."""
     from torch._inductor.cudagraph_trees import get_container
 
     greedy(monkeypatch)
@@ -469,7 +469,7 @@ def test_captured(name, tmp_path, monkeypatch, cache):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_what_cannot_be_captured(tmp_path, cache):
-    """X4: a layer that needs a number from the device is an error where graphs are captured, and
+    """A layer that needs a number from the device is an error where graphs are captured, and
     compiles without."""
     flags = TASKS["graph"] | {"gnn": "gatv2", "cuda": True}
     with pytest.raises((script.UsageError, RuntimeError), match="(?i)cudagraph|capture"):

@@ -55,8 +55,8 @@ def assert_equal(a, b):
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_storage_and_agent(kind):
-    """G4: the same batches through pinned memory; actions, log-probabilities and values agree
-    within 1e-4."""
+    """The same batches through pinned memory; actions, log-probabilities and values agree within
+    1e-4."""
     data = observations(kind)
     (host, leaves), (device, _) = (
         stored(OBSERVATIONS[kind], data, name) for name in ("cpu", "cuda")
@@ -77,8 +77,7 @@ def test_storage_and_agent(kind):
 
 
 def test_pinned_memory_is_not_overwritten():
-    """G4: steps that follow each other at once do not disturb the copies that are still under
-    way."""
+    """Steps that follow each other at once do not disturb the copies that are still under way."""
     rng = np.random.default_rng(0)
     space = spaces.Box(0, 1, (256, 256), np.float32)
     data = [[rng.random((256, 256), np.float32) for _ in range(4)] for _ in range(30)]
@@ -104,8 +103,8 @@ def test_pinned_memory_is_not_overwritten():
 )
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_main_on_cuda(name, flags, tmp_path):
-    """X1, X2: two updates and the evaluation run on the device, where collection and training agree
-    within 1e-4."""
+    """Two updates and the evaluation run on the device, where collection and training agree within
+    1e-4."""
     result = run(
         tmp_path,
         importlib.import_module(f"cleanrl_graph.{name}"),
@@ -139,9 +138,9 @@ def test_a_model_moves_between_devices(tmp_path):
 @pytest.mark.parametrize("resumed_on", ["cuda", "cpu"])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_resume_on_cuda(name, resumed_on, tmp_path):
-    """X3: a checkpoint of a run on the device is gone on from there, or on the CPU: memory,
-    optimiser and random state are on it, and on the device the weights end close to those of a run
-    without the stop (sums have no fixed order)."""
+    """A checkpoint of a run on the device is gone on from there, or on the CPU: memory, optimiser
+    and random state are on it, and on the device the weights end close to those of a run without
+    the stop (sums have no fixed order)."""
     flags = dict(
         env_id="envs:Recall-v0", env_kwargs={"length": 4}, total_timesteps=96, norm_obs=True
     )

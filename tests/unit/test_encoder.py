@@ -41,15 +41,15 @@ def assert_batch_equals_singles(encoder, storage):
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_batch_equals_singles(kind):
-    """P1, P2, G7: every kind of observation, empty graphs and sets included."""
+    """Every kind of observation, empty graphs and sets included."""
     storage, leaves = batch_of(OBSERVATIONS[kind], 12)
     assert_batch_equals_singles(encoder_of(leaves), storage)
 
 
 @pytest.mark.parametrize("readout", READOUTS)
 def test_readouts(readout):
-    """P2: every readout of the elements equals a loop over the observations; its last column is
-    log(1 + rows)."""
+    """Every readout of the elements equals a loop over the observations; its last column is log(1 +
+    rows)."""
     storage, leaves = batch_of(OBSERVATIONS["set"], 12)
     encoder = encoder_of(leaves, readout=readout)
     assert_batch_equals_singles(encoder, storage)
@@ -71,8 +71,8 @@ def test_readouts(readout):
 @pytest.mark.parametrize("gnn", ["gine", "gatv2", "transformer", "sage"])
 @pytest.mark.parametrize("kind", ["graph", "graph_edges", "graph_categories"])
 def test_layers_of_the_flag(gnn, kind):
-    """G3, P2: every --gnn encodes graphs with and without edge features, and has a gradient for
-    every weight."""
+    """Every --gnn encodes graphs with and without edge features, and has a gradient for every
+    weight."""
     storage, leaves = batch_of(OBSERVATIONS[kind], 8)
     encoder = encoder_of(leaves, gnn=gnn)
     assert_batch_equals_singles(encoder, storage)
@@ -82,8 +82,7 @@ def test_layers_of_the_flag(gnn, kind):
 
 
 def test_gnn_flags_change_the_network():
-    """P2: gnn, gnn_layers, gnn_dim, gnn_aggr, readout and activation each change what is
-    computed."""
+    """gnn, gnn_layers, gnn_dim, gnn_aggr, readout and activation each change what is computed."""
     storage, leaves = batch_of(OBSERVATIONS["graph_edges"], 8)
     obs = storage.gather(np.arange(8))
     seen = set()
@@ -119,7 +118,7 @@ LAYERS = {
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
-    """G3: any PyG layer in make_conv's place; equal to the layer run on each graph alone, with
+    """Any PyG layer in make_conv's place; equal to the layer run on each graph alone, with
     gradients."""
     monkeypatch.setattr(
         ppo_graph, "make_conv", lambda kind, dim, edge_dim, aggr: LAYERS[layer](dim, edge_dim)
@@ -150,7 +149,7 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
 
 
 def test_messages_follow_the_edges():
-    """G3: an edge (source, target) carries the source's features to the target and not the other
+    """An edge (source, target) carries the source's features to the target and not the other
     way."""
 
     def out(first):
@@ -164,7 +163,7 @@ def test_messages_follow_the_edges():
 
 
 def test_permutation():
-    """G3: reordered nodes (with their edges) or elements give the same features and reordered
+    """Reordered nodes (with their edges) or elements give the same features and reordered
     elements."""
     rng = np.random.default_rng(0)
     order = rng.permutation(6)
@@ -183,7 +182,7 @@ def test_permutation():
 
 
 def test_company_in_the_batch_changes_nothing():
-    """G5: an observation is encoded alike alone, beside small ones and beside one that is far
+    """An observation is encoded alike alone, beside small ones and beside one that is far
     larger."""
     space = OBSERVATIONS["mixed"]
     rng = np.random.default_rng(0)
@@ -199,8 +198,7 @@ def test_company_in_the_batch_changes_nothing():
 
 @pytest.mark.parametrize("dim", [(), (3,)])
 def test_segments_against_loops(dim):
-    """G6, G7: sums and maxima with their gradients; an empty segment has the sum 0 and the maximum
-    -inf."""
+    """Sums and maxima with their gradients; an empty segment has the sum 0 and the maximum -inf."""
     sizes = [2, 0, 5, 1, 0, 0, 300, 0]
     ptr = torch.tensor([0, *np.cumsum(sizes)])
     values = torch.randn(sum(sizes), *dim, dtype=torch.float64, requires_grad=True)
@@ -232,7 +230,7 @@ def rows_of(space, values):
 
 
 def test_one_hot_of_categories():
-    """P1: Discrete and MultiDiscrete become one-hot, counted from their start."""
+    """Discrete and MultiDiscrete become one-hot, counted from their start."""
     features, _ = rows_of(spaces.Discrete(3, start=-1), [-1, 0, 1])
     assert torch.equal(features, torch.eye(3))
     features, _ = rows_of(
@@ -244,7 +242,7 @@ def test_one_hot_of_categories():
 
 
 def test_many_categories_are_embedded():
-    """P1: more than 64 categories share an embedding of width 64, one row per category and part."""
+    """More than 64 categories share an embedding of width 64, one row per category and part."""
     features, encoder = rows_of(spaces.Discrete(65, start=7), [7, 8, 71])
     assert features.shape == (3, 64) and len(features.unique(dim=0)) == 3
     weight = next(encoder.parameters())
@@ -261,7 +259,7 @@ def test_many_categories_are_embedded():
 
 
 def test_images_are_seen_alike_in_both_layouts():
-    """P1: HWC and CHW copies of one image, uint8 or float in 0..1, give the same features."""
+    """HWC and CHW copies of one image, uint8 or float in 0..1, give the same features."""
     image = np.random.default_rng(0).integers(256, size=(3, 12, 10)).astype(np.uint8)
     results = []
     for values, dtype, high in (
@@ -279,14 +277,14 @@ def test_images_are_seen_alike_in_both_layouts():
     "shape", [(8, 8, 3), (3, 8, 8), (9, 1, 9), (8, 2, 9), (40, 3, 40), (2, 8, 100), (4, 4, 9)]
 )
 def test_any_shape_of_three_axes(shape):
-    """P1: whatever a Box of three axes means, it is encoded."""
+    """Whatever a Box of three axes means, it is encoded."""
     storage, leaves = batch_of(spaces.Box(0, 1, shape, np.float32), 3)
     assert_batch_equals_singles(encoder_of(leaves), storage)
 
 
 @pytest.mark.parametrize("name", ["type", "values", "items", "half", "training", "a.b"])
 def test_any_name_of_a_key(name):
-    """S6: no key of a Dict is reserved, whatever attributes torch's modules have."""
+    """No key of a Dict is reserved, whatever attributes torch's modules have."""
     space = spaces.Dict(
         {name: vector(2), "set": spaces.Dict({name: spaces.Sequence(vector(2), stack=True)})}
     )
@@ -295,7 +293,7 @@ def test_any_name_of_a_key(name):
 
 
 def test_action_mask_is_not_an_input():
-    """P5: the mask does not reach the features."""
+    """The mask does not reach the features."""
     mask = spaces.Dict(action_mask=spaces.MultiBinary(2), x=vector(2))
     x = np.ones(2, np.float32)
     storage, leaves = stored(

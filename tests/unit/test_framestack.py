@@ -40,7 +40,7 @@ def train(run_dir, **kwargs):
     ],
 )
 def test_shifts(text, newest, shifts):
-    """T1: ranges with both ends, lists, none."""
+    """Ranges with both ends, lists, none."""
     assert ppo_framestack.parse_shifts(text, newest, "--x").tolist() == shifts
 
 
@@ -229,10 +229,10 @@ KINDS += [
 )
 @torch.no_grad()
 def test_views_against_plain_loops(kind, flags):
-    """T1, T5: views of every kind of observation, of actions and rewards, read the steps before in
-    the episode, also those before the rollout, and zeros before its first step: when collecting,
-    when training, and the last observation of a truncated episode sees the steps of that episode
-    and not of the next."""
+    """Views of every kind of observation, of actions and rewards, read the steps before in the
+    episode, also those before the rollout, and zeros before its first step: when collecting, when
+    training, and the last observation of a truncated episode sees the steps of that episode and not
+    of the next."""
     flags, num_steps = dict(flags), 7
     action_space = flags.pop("action_space", None)
     part = play(
@@ -269,8 +269,8 @@ def test_views_against_plain_loops(kind, flags):
 )
 @settings(max_examples=40, deadline=None)
 def test_views_never_cross_an_episode(lengths, num_steps, shifts):
-    """T1: the row that a view reads is of the same env and episode, whatever the lengths; it is row
-    0 otherwise."""
+    """The row that a view reads is of the same env and episode, whatever the lengths; it is row 0
+    otherwise."""
     part = play(
         vector(2), lengths, fs_args(num_envs=len(lengths), num_steps=num_steps, obs_shifts=shifts)
     )
@@ -311,8 +311,8 @@ CASES += [
     ids=lambda v: v if isinstance(v, str) else "+".join(v),
 )
 def test_collection_and_training_agree(observation, action, head, flags, tmp_path):
-    """X1, X2, T5: before the first gradient step of each update the probability ratio is 1, for
-    every observation and head; all actions are legal; main runs from environment to evaluation."""
+    """Before the first gradient step of each update the probability ratio is 1, for every
+    observation and head; all actions are legal; main runs from environment to evaluation."""
     result = train(
         tmp_path,
         env_id="Random-v0",
@@ -333,7 +333,7 @@ def test_collection_and_training_agree(observation, action, head, flags, tmp_pat
 @pytest.mark.parametrize("kind", ["vector", "image_hwc", "graph_edges", "set", "mixed"])
 @pytest.mark.parametrize("off", [1, -1])
 def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_path):
-    """X2: training views that reach one step over an episode's start, or not to it, make the ratio
+    """Training views that reach one step over an episode's start, or not to it, make the ratio
     differ from 1."""
     original = ppo_framestack.Memory.minibatch
 
@@ -351,8 +351,8 @@ def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("kind", ["vector", "image_chw", "graph_edges"])
 def test_each_step_is_stored_once(kind):
-    """T1, G1: the stored bytes are those of a run without views, plus the steps that views reach
-    back to, what came last, and what came after truncated steps."""
+    """The stored bytes are those of a run without views, plus the steps that views reach back to,
+    what came last, and what came after truncated steps."""
     part = play(OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=7))
     plain = ppo_graph.Storage(part.envs.leaves, CPU)
     flat = lambda entries: part.envs.collate(
@@ -369,7 +369,7 @@ def test_each_step_is_stored_once(kind):
 
 
 def test_each_step_is_encoded_once(monkeypatch):
-    """T5: a minibatch encodes every graph that its views read once, and collection only the newest
+    """A minibatch encodes every graph that its views read once, and collection only the newest
     ones."""
     part = play(graph_space(), LENGTHS, fs_args(num_steps=7, action_shifts="", reward_shifts=""))
     encoded, original, memory = [], ppo_framestack.Encoder.forward, part.memory
@@ -394,8 +394,8 @@ def test_each_step_is_encoded_once(monkeypatch):
 
 
 def test_gradient_reaches_the_encoder_through_all_views():
-    """T5: a graph that is only seen through a view on the past trains the encoder, and so does a
-    chosen node."""
+    """A graph that is only seen through a view on the past trains the encoder, and so does a chosen
+    node."""
     for views, head in (
         ({"obs_shifts": "-2", "action_shifts": ""}, "auto"),
         ({"obs_shifts": "", "action_shifts": "-1"}, "nodes"),
@@ -466,8 +466,8 @@ def test_play_forgets(monkeypatch):
     ],
 )
 def test_state_goes_on_bitwise(kind, flags):
-    """X3: a new memory with the saved state sees and does what the old one would have; saving
-    changes nothing."""
+    """A new memory with the saved state sees and does what the old one would have; saving changes
+    nothing."""
     part = play(
         OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=2, **flags), action_space=spaces.Discrete(9)
     )
@@ -497,8 +497,7 @@ def test_state_goes_on_bitwise(kind, flags):
     ],
 )
 def test_resumed_run_is_bitwise_the_same(tmp_path, kwargs):
-    """X3: the views of the first steps after a resume are those of the run that was not
-    interrupted."""
+    """The views of the first steps after a resume are those of the run that was not interrupted."""
     kwargs |= dict(total_timesteps=4 * 24, checkpoint_every=2, save_model=True)
     whole = train(tmp_path, **kwargs)
     before = weights(whole.folder)
@@ -526,7 +525,7 @@ gym.register("Clock-v0", entry_point=Clock)
 
 
 def test_each_step_is_counted_once_by_norm_obs(tmp_path):
-    """P3: the statistics are those of the rollouts, without what is kept of those before."""
+    """The statistics are those of the rollouts, without what is kept of those before."""
     result = train(
         tmp_path, env_id="Clock-v0", num_envs=1, num_minibatches=1, norm_obs=True, save_model=True
     )
@@ -572,14 +571,14 @@ LEARN = dict(
     [("-2:0", 15.0, 16.0), ("-2", 15.0, 16.0), ("0", 6.0, 10.5), ("-1:0", 6.0, 10.5)],
 )
 def test_learns_what_the_views_show(tmp_path, shifts, low, high):
-    """T1: a bit of two steps before is named with a view on it, and guessed without."""
+    """A bit of two steps before is named with a view on it, and guessed without."""
     rows = train(tmp_path, **LEARN | {"obs_shifts": shifts}).rows
     assert low <= np.mean([row["return"] for row in rows]) <= high
 
 
 @pytest.mark.slow
 def test_stateless_cartpole(tmp_path):
-    """T4: frames stand in for the velocities that the observation lacks; one frame does not."""
+    """Frames stand in for the velocities that the observation lacks; one frame does not."""
     flags = dict(
         env_id="envs:StatelessCartPole-v1",
         num_envs=8,

@@ -211,8 +211,7 @@ def check_run(envs, inner, space, num_steps, rng):
 )
 @given(all_spaces, st.integers(0, 2**32 - 1))
 def test_random_environments(space, seed):
-    """P1, P2, S6: whatever they show and however their episodes end. Some of them are played by a
-    network."""
+    """Whatever they show and however their episodes end. Some of them are played by a network."""
     rng = np.random.default_rng(seed)
     inner = [Fuzz(space, [seed, i]) for i in range(rng.integers(1, 4))]
     envs = ppo_graph.Envs([lambda env=env: env for env in inner])
@@ -230,7 +229,7 @@ def test_random_environments(space, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_environments_in_workers(seed):
-    """S6: the same from worker processes, where an environment shows up to 500 rows."""
+    """The same from worker processes, where an environment shows up to 500 rows."""
     space = spaces.Dict(
         g=spaces.Graph(vector(3), vector(1)), s=spaces.Sequence(spaces.Discrete(5)), v=vector(2)
     )
@@ -251,8 +250,8 @@ def test_random_environments_in_workers(seed):
 
 
 def test_nothing_is_left_behind():
-    """X3: environments, their observations and their workers are gone when they were closed, and so
-    are their files."""
+    """Environments, their observations and their workers are gone when they were closed, and so are
+    their files."""
     space, references = spaces.Dict(g=spaces.Graph(vector(3), None)), []
 
     def play(num_workers):

@@ -97,9 +97,9 @@ def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
 def test_segment_equals_steps(
     seed, num_before, num_steps, num_envs, num_layers, memory_length, end_probability
 ):
-    """T3, S5: in float64 a segment gives what its steps gave one by one, whatever came before and
-    wherever episodes end, for memories shorter and longer than the segment, for any of the envs in
-    any order."""
+    """In float64 a segment gives what its steps gave one by one, whatever came before and wherever
+    episodes end, for memories shorter and longer than the segment, for any of the envs in any
+    order."""
     agent = Bare(seed, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
     envs = np.random.default_rng(seed).permutation(num_envs)[: max(1, num_envs - seed % 2)]
@@ -140,7 +140,7 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
     [("gru", 1, 3), ("gru", 3, 9), ("none", 2, 100), ("gru", 2, 0)],
 )
 def test_against_the_formulas(attention, gate, num_layers, memory_length):
-    """T3: steps and segment agree with a GTrXL that is written out for one token at a time: every
+    """Steps and segment agree with a GTrXL that is written out for one token at a time: every
     window by itself, head by head, distance by distance."""
     agent = Bare(3, gate=gate, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(4, 12, 40, 2, 0.1)
@@ -327,8 +327,8 @@ def test_gradients_of_flex_attention(monkeypatch, memory_length):
 
 
 def test_no_gradient_into_the_past():
-    """T3: what was remembered at collection is a constant; the weights that make keys and values of
-    it are not."""
+    """What was remembered at collection is a constant; the weights that make keys and values of it
+    are not."""
     agent = Bare(memory_length=6)
     x, starts = history(0, 6, 1, 2, 0.0)
     _, memory = walk(agent, x, starts, 6)
@@ -378,8 +378,8 @@ def test_gates_begin_near_the_identity():
 
 # ---- What is remembered ----
 def test_memory_zero_is_memoryless():
-    """S5: with --memory-length 0 the output depends on the present token alone; with 1 and one
-    layer on two tokens."""
+    """With --memory-length 0 the output depends on the present token alone; with 1 and one layer on
+    two tokens."""
     x, starts = history(0, 0, 30, 2, 0.0)
     other = x.clone()
     other[:20] *= -1
@@ -390,8 +390,7 @@ def test_memory_zero_is_memoryless():
 
 
 def test_whole_history():
-    """S5: a huge memory length costs what the longest episode so far needs, and equals its
-    length."""
+    """A huge memory length costs what the longest episode so far needs, and equals its length."""
     x, starts = history(0, 50, 60, 2, 0.0)
     starts[[30, 45], [0, 1]] = True
     outputs, memory = walk(Bare(memory_length=10**9), x, starts, 50)
@@ -402,7 +401,7 @@ def test_whole_history():
 
 
 def test_stored_entries():
-    """T3: one entry per step and layer: those of the rollout, and at most memory_length before it,
+    """One entry per step and layer: those of the rollout, and at most memory_length before it,
     whatever the length of the episodes, where a rollout begins by itself, too; each is what the
     layer was given at that step."""
     agent = Bare(memory_length=10, num_layers=3, num_steps=200)
@@ -428,7 +427,7 @@ def test_stored_entries():
 
 @pytest.mark.parametrize("memory_length", [0, 4, 1000])
 def test_state_and_restore(memory_length):
-    """X3: a memory that was put into another one goes on bit by bit, in a new rollout, with other
+    """A memory that was put into another one goes on bit by bit, in a new rollout, with other
     weights, too."""
     agent = Bare(memory_length=memory_length, num_steps=20)
     x, starts = history(3, 30, 20, 3, 0.05)
@@ -483,7 +482,7 @@ CASES += [
     ids=lambda v: v if isinstance(v, str) else "+".join(v),
 )
 def test_collection_and_training_agree(observation, action, head, flags, prev, tmp_path):
-    """X2: before the first gradient step of each update the probability ratio is 1 within 1e-5, for
+    """Before the first gradient step of each update the probability ratio is 1 within 1e-5, for
     every observation and head, with and without previous action and reward; main runs from
     environment to evaluation."""
     kwargs = {"observation": observation, "action": action, "head": head}
@@ -659,7 +658,7 @@ def test_minibatches_are_envs(tmp_path, monkeypatch):
 
 
 def test_resume_continues_the_memory(tmp_path):
-    """X3: two updates, then two more from the checkpoint, are bit by bit the four updates of one
+    """Two updates, then two more from the checkpoint, are bit by bit the four updates of one
     run."""
     flags = dict(
         env_id="Random-v0",
@@ -731,7 +730,7 @@ def test_evaluation_remembers_and_a_model_is_loaded(tmp_path):
 
 @pytest.mark.slow
 def test_learns_masked_cartpole(tmp_path):
-    """T4: a short run balances the pole without seeing velocities, longer than any policy without
+    """A short run balances the pole without seeing velocities, longer than any policy without
     memory does."""
     rows, *_ = run(
         tmp_path,
@@ -788,7 +787,7 @@ def test_compiled_flex_attention(memory_length):
 @pytest.mark.parametrize("attention", ["auto", "flex", "sdpa"])
 @pytest.mark.parametrize("bf16, bound", [(False, 1e-4), (True, 0.05)])
 def test_main_on_cuda(tmp_path, attention, bf16, bound):
-    """X2: collection and training agree on the device; with --bf16 within 0.05."""
+    """Collection and training agree on the device; with --bf16 within 0.05."""
     rows, scalars, *_ = run(
         tmp_path,
         cuda=True,

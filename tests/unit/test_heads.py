@@ -149,8 +149,7 @@ def masked(agent, storage, i, actions):
 
 @pytest.mark.parametrize("case", ALL, ids=IDS)
 def test_probabilities_and_entropies(case):
-    """P4, P5, P6, P7, G6: probabilities sum to 1, masked actions have probability 0, the entropy is
-    exact."""
+    """Probabilities sum to 1, masked actions have probability 0, the entropy is exact."""
     agent, storage, _ = setup(*case[1:])
     for i in range(NUM):
         actions = enumerate_actions(agent, storage, i)
@@ -171,8 +170,7 @@ def test_probabilities_and_entropies(case):
 
 @pytest.mark.parametrize("case", ALL, ids=IDS)
 def test_samples_follow_the_probabilities(case):
-    """P4, P5, P6, P7, G6: frequencies of samples agree with the probabilities; masked actions never
-    appear."""
+    """Frequencies of samples agree with the probabilities; masked actions never appear."""
     agent, storage, _ = setup(*case[1:])
     num = 4000
     obs = storage.gather(np.arange(NUM).repeat(num))
@@ -199,8 +197,8 @@ def test_samples_follow_the_probabilities(case):
 
 @pytest.mark.parametrize("case", ALL, ids=IDS)
 def test_greedy_is_the_mode(case):
-    """P4, P6, G6: the greedy action is the most probable one; in a chain each part is, given those
-    before it."""
+    """The greedy action is the most probable one; in a chain each part is, given those before
+    it."""
     agent, storage, _ = setup(*case[1:])
     with torch.no_grad():
         action = agent(storage.gather(np.arange(NUM)), greedy=True)[0]
@@ -246,8 +244,7 @@ CHOICES = [
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_score_of_a_choice(name):
-    """G6, P6: the probabilities of the rows are the softmax of their scores, computed row by
-    row."""
+    """The probabilities of the rows are the softmax of their scores, computed row by row."""
     agent, storage, _ = setup(*HEADS[name], False)
     for i in range(NUM):
         obs = repeat(storage, i, 1)
@@ -270,8 +267,8 @@ def test_score_of_a_choice(name):
 @pytest.mark.parametrize("scale", [1, 30])
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_begins_nearly_uniform(name, scale):
-    """G6, P6: with fresh weights the entropy is the largest possible one within 1%, features of 30
-    or not."""
+    """With fresh weights the entropy is the largest possible one within 1%, features of 30 or
+    not."""
     _, storage, envs = setup(*HEADS[name], False, num=50)
     obs = storage.gather(np.arange(50))
     for path in set(obs) & {"graph.nodes", "set", "avail_actions"}:
@@ -290,7 +287,7 @@ def test_a_choice_begins_nearly_uniform(name, scale):
 
 @pytest.mark.parametrize("case", ALL, ids=IDS)
 def test_gradients_are_finite(case):
-    """P5: no NaN or inf in any gradient, masks or not, and every weight of the head has one."""
+    """No NaN or inf in any gradient, masks or not, and every weight of the head has one."""
     agent, storage, _ = setup(*case[1:])
     obs = storage.gather(np.arange(NUM))
     action = agent(obs)[0]
@@ -302,8 +299,8 @@ def test_gradients_are_finite(case):
 
 @pytest.mark.parametrize("dependent", [False, True])
 def test_box_is_a_diagonal_normal(dependent):
-    """P4: log-probability and entropy are those of independent normal variables; the greedy action
-    is the mean."""
+    """Log-probability and entropy are those of independent normal variables; the greedy action is
+    the mean."""
     agent, storage, _ = setup(vector(2, 3), {}, {"state_dependent_std": dependent}, False)
     obs = storage.gather(np.arange(NUM).repeat(5000))
     with torch.no_grad():
@@ -336,8 +333,8 @@ def test_box_is_a_diagonal_normal(dependent):
 @pytest.mark.parametrize("chain", [False, True])
 @pytest.mark.parametrize("mask", [False, True])
 def test_mixture_with_a_box_integrates_to_one(chain, mask):
-    """P4, P7: over Discrete x Box x MultiBinary the density integrates to 1; entropy is the
-    integral of -p log p."""
+    """Over Discrete x Box x MultiBinary the density integrates to 1; entropy is the integral of -p
+    log p."""
     space = spaces.Tuple((spaces.Discrete(2), vector(1), spaces.MultiBinary(1)))
     extra = {"action_mask": spaces.MultiBinary(2)} if mask else {}
     agent, storage, _ = setup(space, extra, {}, chain, num=1)
@@ -352,8 +349,8 @@ def test_mixture_with_a_box_integrates_to_one(chain, mask):
 
 
 def test_chain_depends_on_what_came_before():
-    """P7: with --autoregressive the second part's distribution changes with the first choice, else
-    it does not."""
+    """With --autoregressive the second part's distribution changes with the first choice, else it
+    does not."""
     for chain in (False, True):
         agent, storage, _ = setup(spaces.MultiDiscrete([3, 3]), {}, {}, chain)
         actions = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -392,7 +389,7 @@ action_spaces = st.recursive(
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(action_spaces, st.booleans(), st.booleans())
 def test_actions_are_elements_of_the_space(space, chain, greedy):
-    """P4: what the environment receives lies in its action space, for any tree of spaces."""
+    """What the environment receives lies in its action space, for any tree of spaces."""
     agent, storage, envs = setup(space, {}, {}, chain, num=4)
     action, log_prob, entropy, _ = agent(storage.gather(np.arange(4)), greedy=greedy)
     actions = ppo_graph.to_env_actions(space, action.detach().numpy())
@@ -401,7 +398,7 @@ def test_actions_are_elements_of_the_space(space, chain, greedy):
 
 
 def test_columns_become_actions():
-    """P4: columns are taken in the order of the space, starts are added and boxes clipped."""
+    """Columns are taken in the order of the space, starts are added and boxes clipped."""
     pair = spaces.Tuple((vector(2), spaces.MultiDiscrete([3, 3], start=[5, 0])))
     space = spaces.Dict(a=spaces.Discrete(3, start=-1), b=pair)
     columns = np.array([[0, 0.5, 7, 1, 2], [2, -9, 0, 0, 0]], np.float32)
@@ -412,7 +409,7 @@ def test_columns_become_actions():
 
 
 def test_cost_of_a_choice_is_its_rows():
-    """G5, G6: the head of a choice has as many weights whatever n the Discrete space declares."""
+    """The head of a choice has as many weights whatever n the Discrete space declares."""
     sizes = []
     for n in (50, 5000):
         agent, _, _ = setup(spaces.Discrete(n), GRAPH | {"action_mask": MASK}, {}, False)
@@ -437,7 +434,7 @@ def test_cost_of_a_choice_is_its_rows():
     ],
 )
 def test_what_an_action_indexes(extra, head, expected):
-    """G6, P6: the head is found from the observation space, or named by --action-head."""
+    """The head is found from the observation space, or named by --action-head."""
     leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
     assert ppo_graph.parts_of(spaces.Discrete(50), leaves, head)[0].group == expected
 
@@ -454,7 +451,7 @@ def test_what_an_action_indexes(extra, head, expected):
     ],
 )
 def test_head_that_does_not_fit(space, extra, head):
-    """P6, G6: a head that the spaces cannot have is an error that names the flag."""
+    """A head that the spaces cannot have is an error that names the flag."""
     leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
     with pytest.raises(ppo_graph.UsageError, match=f"--action-head {head}"):
         ppo_graph.parts_of(space, leaves, head)
@@ -473,7 +470,7 @@ def test_head_that_does_not_fit(space, extra, head):
     ],
 )
 def test_unsupported_action_space_is_named(space):
-    """P4: an action space without a rule is an error that names it, and says that it is one of
+    """An action space without a rule is an error that names it, and says that it is one of
     actions."""
     with pytest.raises(
         ppo_graph.UsageError, match=r"action.* (Box|Text|Sequence|Dict)\(.*not supported"

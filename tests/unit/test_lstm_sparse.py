@@ -160,9 +160,9 @@ def walk(memory, steps, names):
     st.integers(0, 5),
 )
 def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout, split):
-    """R1, R2, R3, R5, R6: one pass over T steps from any state gives the outputs, readouts and
-    gradients of a dense zero-padded state that is stepped in a loop; and so do single steps, whose
-    last state is the same."""
+    """One pass over T steps from any state gives the outputs, readouts and gradients of a dense
+    zero-padded state that is stepped in a loop; and so do single steps, whose last state is the
+    same."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     memory, num_envs, num_steps = make_memory(remember_edges, readout), 3, 6
@@ -256,8 +256,8 @@ def test_select(seed, envs):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=20), st.integers(0, 2**32 - 1))
 def test_kernel(lengths, seed):
-    """R3: ragged sequences through the staircase equal a PackedSequence through nn.LSTM and a loop
-    over single steps, gradients included."""
+    """Ragged sequences through the staircase equal a PackedSequence through nn.LSTM and a loop over
+    single steps, gradients included."""
     torch.manual_seed(seed)
     lstm, lengths, H = torch.nn.LSTM(3, 4).double(), np.array(lengths), 4
     x = torch.randn(lengths.sum(), 3, dtype=torch.double, requires_grad=True)
@@ -304,7 +304,7 @@ def test_kernel_of_one_step():
 
 
 def test_kernel_pads_little():
-    """R3: rounding the lengths adds a sixth to their sum at most, and leaves at most 2 calls per
+    """Rounding the lengths adds a sixth to their sum at most, and leaves at most 2 calls per
     octave."""
     calls = []
 
@@ -325,7 +325,7 @@ def test_kernel_pads_little():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("num_steps", [1, 6])
 def test_memory_on_cuda(num_steps):
-    """R3: cuDNN's packed path gives what the staircase on the CPU gives; index tensors of the state
+    """cuDNN's packed path gives what the staircase on the CPU gives; index tensors of the state
     stay on the CPU."""
     rng = np.random.default_rng(0)
     memory = make_memory(True, "mean").float()
@@ -439,7 +439,7 @@ def lively(agent):
     ),
 )
 def test_collection_and_training_agree(with_ids, case, tmp_path, monkeypatch):
-    """X2, R2, T2: before the first gradient step of each update the probability ratio is 1, for all
+    """Before the first gradient step of each update the probability ratio is 1, for all
     observations, heads and inputs of the memory; main runs from environment to evaluation."""
     agent = script.Agent
     monkeypatch.setattr(script, "Agent", lambda *args: lively(agent(*args)))
@@ -523,10 +523,9 @@ def only(flat, leaves, i):
 @KINDS
 @torch.no_grad()
 def test_each_episode_alone(makers, flags):
-    """X2, R1, T2: log-probabilities and values, those of the final observations of truncated
-    episodes and of the ones after the rollout too, are those of each episode alone, in a memory of
-    one env that begins with it. What leaks over an episode's end or from one env to another would
-    show."""
+    """Log-probabilities and values, those of the final observations of truncated episodes and of
+    the ones after the rollout too, are those of each episode alone, in a memory of one env that
+    begins with it. What leaks over an episode's end or from one env to another would show."""
     part = begun(makers, num_steps=20, **flags)
     rollouts = [
         (part.seen, part.cut, part.actions, part.log_probs, part.values, part.next_values)
@@ -569,7 +568,7 @@ def test_each_episode_alone(makers, flags):
 
 @KINDS
 def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
-    """X2: memory that leaks over an episode's end while collecting, and a state that was stored one
+    """Memory that leaks over an episode's end while collecting, and a state that was stored one
     step late, show as a ratio that is not 1."""
     part = collect(collect(begun(makers, **flags)))
     starts = np.stack([step.terminated | step.truncated for step in part.seen])
@@ -595,8 +594,8 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
 
 @KINDS
 def test_play_equals_collection(makers, flags):
-    """T2: what only plays, one step per rollout, takes the steps that collection takes, and
-    remembers the same."""
+    """What only plays, one step per rollout, takes the steps that collection takes, and remembers
+    the same."""
     part = begun(makers, num_steps=10, **flags)
     torch.manual_seed(1)
     for _ in range(2):
@@ -620,9 +619,8 @@ def test_play_equals_collection(makers, flags):
 
 @torch.no_grad()
 def test_state_keeps_its_types():
-    """R1, R4, X3: the state grows from nothing, and survives a checkpoint bit by bit: integers
-    beyond 2**53 stay what they are, edge features keep their dtype, and what follows is the
-    same."""
+    """The state grows from nothing, and survives a checkpoint bit by bit: integers beyond 2**53
+    stay what they are, edge features keep their dtype, and what follows is the same."""
     part = begun(
         [lambda: IdEnv("graph_categories", "discrete", "flat")] * 5, remember_edges=True, **MEMORY
     )
@@ -676,8 +674,8 @@ class Streets(gym.Env):
 
 
 def test_state_is_sparse():
-    """R1, R5: the state holds what was seen and no more, about a tenth of a dense one at a density
-    of a tenth."""
+    """The state holds what was seen and no more, about a tenth of a dense one at a density of a
+    tenth."""
     part = begun([Streets] * 4, num_steps=120, lstm_dim=32)
     sizes = []
     for _ in range(2):
@@ -696,8 +694,8 @@ def test_state_is_sparse():
 
 @torch.no_grad()
 def test_inputs_of_the_memory():
-    """T2: the previous action and reward change the policy if their flag is set, except in an
-    episode's first step."""
+    """The previous action and reward change the policy if their flag is set, except in an episode's
+    first step."""
     for name, flag in (("action", "prev_action"), ("reward", "prev_reward")):
         for on in (False, True):
             part = collect(begun(PLAIN, **{flag: on}))
@@ -717,7 +715,7 @@ def test_inputs_of_the_memory():
 
 
 def test_ids_of_any_integers(tmp_path):
-    """R1: ids of uint8 are the same ids as those of int64."""
+    """Ids of uint8 are the same ids as those of int64."""
     kwargs = dict(env_id="Ids-v0", lstm_dim=6, save_model=True, remember_edges=True)
     results = [
         run(tmp_path / str(uint8), script, env_kwargs={"small": True, "uint8": uint8}, **kwargs)
@@ -791,8 +789,8 @@ def test_errors(tmp_path):
 
 
 def test_flags(tmp_path):
-    """R6, T2, X3: worker processes change no bit of the weights, each flag of the memory changes
-    them, and a saved model plays as it did."""
+    """Worker processes change no bit of the weights, each flag of the memory changes them, and a
+    saved model plays as it did."""
     base = dict(
         env_id="Ids-v0",
         env_kwargs={"observation": "graph_edges"},
@@ -839,8 +837,8 @@ def test_flags(tmp_path):
 
 
 def test_resume(tmp_path):
-    """X3: a run that was stopped between two updates, with a state that holds nodes and edges, goes
-    on bit by bit."""
+    """A run that was stopped between two updates, with a state that holds nodes and edges, goes on
+    bit by bit."""
     base = dict(
         env_id="Ids-v0",
         env_kwargs={"observation": "graph_edges"},
@@ -886,7 +884,7 @@ def test_initialisation():
 # ---- learning ----
 @pytest.mark.slow
 def test_learns_without_velocities(tmp_path):
-    """T4: CartPole whose velocities are hidden is learned with memory and not without."""
+    """CartPole whose velocities are hidden is learned with memory and not without."""
     base = dict(
         env_id="CartPole-v1",
         wrap=("hide:1,3",),
@@ -948,7 +946,7 @@ gym.register("RecallElements-v0", entry_point=Recall)
 
 @pytest.mark.slow
 def test_each_node_has_its_own_memory(tmp_path):
-    """R1, R2: what was seen of an element is remembered under its id; chance earns 1/6."""
+    """What was seen of an element is remembered under its id; chance earns 1/6."""
     result = run(
         tmp_path,
         script,

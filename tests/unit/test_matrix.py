@@ -286,13 +286,12 @@ MATRIX = [
     ],
 )
 def test_all_fit_together(name, observation, action, monkeypatch):
-    """X1, X2, P1, P2, P4, P5, P6, P7: before the first gradient step of each update the probability
-    ratio is 1, all actions are legal, all losses are finite, and every weight of the network is
-    moved."""
+    """Before the first gradient step of each update the probability ratio is 1, all actions are
+    legal, all losses are finite, and every weight of the network is moved."""
     script, flags = SCRIPTS[name]
     norm_obs = (
         list(OBSERVATIONS).index(observation) + list(ACTIONS).index(action)
-    ) % 2 == 1  # P3: every other one
+    ) % 2 == 1  # every other one
     logged, truncated, before, after = train(
         script,
         monkeypatch,
@@ -319,7 +318,7 @@ def test_all_fit_together(name, observation, action, monkeypatch):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_elements_to_choose_from(name, tmp_path):
-    """G6, P6, X1: a head that chooses is a sentence where an observation has nothing ragged, or no
+    """A head that chooses is a sentence where an observation has nothing ragged, or no
     avail_actions."""
     script, flags = SCRIPTS[name]
     for observation in OBSERVATIONS:
@@ -342,7 +341,7 @@ def test_no_elements_to_choose_from(name, tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_continuous_actions_choose_nothing(name, tmp_path):
-    """G6, P6, X1: neither do actions that are no indices choose, whatever the observation is."""
+    """Neither do actions that are no indices choose, whatever the observation is."""
     script, flags = SCRIPTS[name]
     for head in ("nodes", "avail_actions"):
         with pytest.raises(
@@ -429,7 +428,7 @@ gym.register("RandomSpaces-v0", entry_point=RandomSpaces)
 )
 @given(any_observations, action_spaces, st.booleans(), st.booleans(), st.integers(0, 1000))
 def test_random_spaces(observation_space, action_space, autoregressive, state_dependent_std, seed):
-    """X1, X2, P1, P4, P7: two rollouts and updates of each script for whatever spaces there are."""
+    """Two rollouts and updates of each script for whatever spaces there are."""
     RandomSpaces.observation_space, RandomSpaces.action_space, RandomSpaces.seed = (
         observation_space,
         action_space,
@@ -466,7 +465,7 @@ VARIANTS = [  # script, observation, action
 
 @pytest.mark.parametrize("script, observation, action", VARIANTS)
 def test_variants(script, observation, action, monkeypatch):
-    """X1, X2, S3, P8: a sample of the matrix for the variants, with their auxiliary losses on."""
+    """A sample of the matrix for the variants, with their auxiliary losses on."""
     script = importlib.import_module(f"cleanrl_graph.{script}")
     flags = {"max_lag": 0} if hasattr(script.Args, "max_lag") else {}
     if hasattr(script.Args, "aux"):

@@ -39,7 +39,7 @@ SCRIPTS = [path.stem for path in shared_blocks.scripts()]
 )
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_running_statistics(sizes, mean, scale, seed):
-    """P3: mean and variance after any number of batches, empty ones too, are those of all rows
+    """Mean and variance after any number of batches, empty ones too, are those of all rows
     together."""
     (leaf,) = ppo_graph.leaves_of(vector(2, 2, low=-np.inf, high=np.inf))
     rows = ppo_graph.Rows(leaf, norm_obs=True)
@@ -63,7 +63,7 @@ def test_running_statistics(sizes, mean, scale, seed):
 
 
 def test_statistics_of_every_leaf():
-    """P3: dense vectors, node features, edge features and set rows have statistics per column;
+    """Dense vectors, node features, edge features and set rows have statistics per column;
     categories, bits, images, masks and links have none."""
     space = spaces.Dict(
         graph=graph_space(vector(2)),
@@ -101,7 +101,7 @@ def test_statistics_of_every_leaf():
 
 
 def test_no_statistics_without_the_flag():
-    """P3: vectors enter the network as they are."""
+    """Vectors enter the network as they are."""
     storage, leaves = stored(vector(2), [[np.array([100.0, -3.0], np.float32)]])
     assert ppo_graph.Encoder(leaves, small_args())(everything(storage))[0].tolist() == [[100, -3]]
 
@@ -130,8 +130,8 @@ gym.register("Counter-v0", entry_point=Counter)
 
 
 def test_a_row_is_counted_once(tmp_path):
-    """P3: the statistics are those of all that was acted on in all updates; last observations are
-    left out, and the first ones of the next rollout are not counted twice."""
+    """The statistics are those of all that was acted on in all updates; last observations are left
+    out, and the first ones of the next rollout are not counted twice."""
     flags = dict(
         env_id="Counter-v0",
         num_envs=1,
@@ -152,7 +152,7 @@ def test_a_row_is_counted_once(tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypatch):
-    """P3: the statistics travel with the model; evaluation uses and does not change them."""
+    """The statistics travel with the model; evaluation uses and does not change them."""
     script, counts = importlib.import_module(f"cleanrl_graph.{name}"), []
     observe = script.Rows.observe
     monkeypatch.setattr(
@@ -182,7 +182,7 @@ def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypat
 
 
 def test_normalisation_helps_where_units_differ(tmp_path):
-    """P3: with observations far from zero a policy learns with --norm-obs and not without."""
+    """With observations far from zero a policy learns with --norm-obs and not without."""
 
     class Offset(gym.Env):
         observation_space, action_space = vector(1, low=0, high=1e5), spaces.Discrete(2)
@@ -235,7 +235,7 @@ class Ids(gym.Env):
 
 
 def test_node_ids_are_aligned_and_no_input():
-    """R1: `node_ids` shares the rows of the nodes, keeps its integers and is no input of the
+    """`node_ids` shares the rows of the nodes, keeps its integers and is no input of the
     encoder."""
     envs = ppo_graph.Envs([Ids])
     obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset().obs)
@@ -250,8 +250,8 @@ def test_node_ids_are_aligned_and_no_input():
 
 
 def test_node_ids_beside_avail_actions():
-    """R1, P6: ids name the rows of the set and never those of avail_actions, which may be as many
-    or not."""
+    """Ids name the rows of the set and never those of avail_actions, which may be as many or
+    not."""
     ids, rows = (
         spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True),
         spaces.Sequence(vector(2), stack=True),
@@ -280,7 +280,7 @@ def test_node_ids_beside_avail_actions():
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int8, np.uint16])
 def test_ids_of_any_integer_type(kind):
-    """R1: ids are integers of any type."""
+    """Ids are integers of any type."""
     envs = ppo_graph.Envs(
         [lambda: Ids(spaces.Sequence(spaces.Box(0, 99, (), kind), stack=True), kind=kind)]
     )
@@ -301,14 +301,14 @@ def test_ids_of_any_integer_type(kind):
     ],
 )
 def test_wrong_node_ids(kwargs, message):
-    """R1: ids that repeat, are too few, or name the rows of nothing are errors that say so."""
+    """Ids that repeat, are too few, or name the rows of nothing are errors that say so."""
     with pytest.raises(ppo_graph.UsageError, match=message):
         ppo_graph.Envs([lambda: Ids(**kwargs)]).reset()
 
 
 @pytest.mark.parametrize("kind", ["image_hwc", "image_chw"])
 def test_images_side_by_side_as_channels(kind):
-    """T5: frames of either layout enter the network in the order of their steps."""
+    """Frames of either layout enter the network in the order of their steps."""
     (leaf,) = ppo_graph.leaves_of(OBSERVATIONS[kind])
     net, one = ppo_graph.CNN(leaf, num_frames=3), ppo_graph.CNN(leaf)
     images = torch.randint(0, 256, (2, 3, *leaf.shape), dtype=torch.uint8)

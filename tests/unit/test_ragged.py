@@ -69,8 +69,8 @@ def assert_is_pyg(obs, batch):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_batches_are_those_of_pyg(seed):
-    """G1, G3, G7: empty, edgeless, single-node and huge graphs in one batch; of a step, and
-    gathered with repeats."""
+    """Empty, edgeless, single-node and huge graphs in one batch; of a step, and gathered with
+    repeats."""
     rng = np.random.default_rng(seed)
     steps = [graphs(rng) for _ in range(3)]
     storage, _ = stored(
@@ -88,7 +88,7 @@ def test_batches_are_those_of_pyg(seed):
 
 
 def test_missing_edges_are_zero_edges():
-    """G7: a Graph whose edges and edge_links are None has none, beside graphs that have some."""
+    """A Graph whose edges and edge_links are None has none, beside graphs that have some."""
     rng = np.random.default_rng(0)
     full = graphs(rng)[0]
     none = spaces.GraphInstance(full.nodes, None, None)
@@ -161,8 +161,8 @@ def assert_is_reference(batch, space, observations):
 )
 @given(observation_spaces, st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3))
 def test_gather_equals_reference(space, seed, num_steps, num_envs):
-    """G1, G2, G4, P1: any tree of spaces; any subset with repeats; the bytes stored are the valid
-    ones and no other."""
+    """Any tree of spaces; any subset with repeats; the bytes stored are the valid ones and no
+    other."""
     rng = np.random.default_rng(seed)
     observations = [[sample(space, rng) for _ in range(num_envs)] for _ in range(num_steps)]
     storage, leaves = stored(space, observations)
@@ -191,8 +191,8 @@ def test_gather_equals_reference(space, seed, num_steps, num_envs):
     observation_spaces, st.integers(0, 10**6), st.lists(st.integers(1, 3), min_size=1, max_size=3)
 )
 def test_joined_observations(space, seed, sizes):
-    """G1: observations of any numbers of environments are joined in order; the copy shares no
-    memory with them."""
+    """Observations of any numbers of environments are joined in order; the copy shares no memory
+    with them."""
     rng = np.random.default_rng(seed)
     parts = [[sample(space, rng) for _ in range(num)] for num in sizes]
     storages = [stored(space, [part])[0] for part in parts]
@@ -210,7 +210,7 @@ def test_joined_observations(space, seed, sizes):
 
 
 def test_stats_of_known_sizes():
-    """G4: two graphs of 1 and 3 nodes and 0 and 4 edges: 48 + 32 bytes of which padding would store
+    """Two graphs of 1 and 3 nodes and 0 and 4 edges: 48 + 32 bytes of which padding would store
     136. What is stored beyond the rollout is not counted."""
     zeros = [
         spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
@@ -229,15 +229,15 @@ def test_stats_of_known_sizes():
 
 
 def test_stats_of_nothing():
-    """G4, G7: where there are no bytes no padding is avoided."""
+    """Where there are no bytes no padding is avoided."""
     empty = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
     stats = stored(graph_space(), [[empty, empty]])[0].stats(2)
     assert set(stats.values()) == {0}
 
 
 def test_one_copy_per_leaf(monkeypatch):
-    """G4: a step reaches the device with one copy per leaf, of its valid bytes; the indices of a
-    batch with one."""
+    """A step reaches the device with one copy per leaf, of its valid bytes; the indices of a batch
+    with one."""
     copied, to_device = [], ppo_graph.to_device
     monkeypatch.setattr(
         ppo_graph, "to_device", lambda *args: copied.append(args[0].nbytes) or to_device(*args)
@@ -253,7 +253,7 @@ def test_one_copy_per_leaf(monkeypatch):
 
 
 def test_clear_keeps_nothing():
-    """G4: a cleared storage that is filled again gives the new observations only."""
+    """A cleared storage that is filled again gives the new observations only."""
     rng = np.random.default_rng(0)
     space = graph_space(vector(2))
     storage, _ = stored(space, [graphs(rng)])
@@ -267,8 +267,8 @@ def test_clear_keeps_nothing():
 
 
 def test_declared_maximum_costs_nothing(tmp_path):
-    """G5: with the declared maximum raised tenfold the same bytes are stored and the same is
-    computed, bit by bit, on sizes with a long tail."""
+    """With the declared maximum raised tenfold the same bytes are stored and the same is computed,
+    bit by bit, on sizes with a long tail."""
     flags = {
         "env_id": "envs:PoissonGraph-v0",
         "num_steps": 32,
@@ -298,7 +298,7 @@ def test_declared_maximum_costs_nothing(tmp_path):
     ],
 )
 def test_unsupported_space_is_named(space, leaf):
-    """P1: a space without a rule is an error with the space's name and the leaf's path."""
+    """A space without a rule is an error with the space's name and the leaf's path."""
     with pytest.raises(ppo_graph.UsageError, match="is not supported") as error:
         ppo_graph.leaves_of(space)
     assert f"'{leaf}'" in str(error.value)

@@ -1,4 +1,4 @@
-"""X9: what the scripts do on CUDA, on a machine without a GPU: the device of virtual_cuda.py. Each
+"""What the scripts do on CUDA, on a machine without a GPU: the device of virtual_cuda.py. Each
 check is a case by name; one process of its own runs all cases of the tests that were selected, and
 says what is wrong with each.
 
@@ -423,7 +423,7 @@ def results(request, tmp_path_factory):
     ],
 )
 def test_on_the_device(name, results):
-    """X9, G4: as on the CPU, within the budget of waits."""
+    """As on the CPU, within the budget of waits."""
     assert results[name] == []
 
 
@@ -442,8 +442,8 @@ def test_planted_bugs_are_found(bug, results):
 
 @pytest.mark.slow
 def test_tests_for_cuda(tmp_path):
-    """X9: those that are marked `cuda` hold on the device, but for those of FlexAttention, which it
-    has not."""
+    """Those that are marked `cuda` hold on the device, but for those of FlexAttention, which it has
+    not."""
     if reason := virtual_cuda.reason_not():
         pytest.skip(reason)
     command = [

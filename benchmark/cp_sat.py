@@ -22,8 +22,8 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs import flexible_job_shop, job_shop  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs import flexible_job_shop, job_shop  # noqa: E402
 
 COLUMNS = (
     "suite",

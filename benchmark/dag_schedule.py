@@ -22,8 +22,8 @@ import report
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs.dag_schedule import RULES, DagScheduleEnv, play_rule  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs.dag_schedule import RULES, DagScheduleEnv, play_rule  # noqa: E402
 
 SUITES = ("batch", "continuous")
 ALPHAS = np.arange(-2, 2.25, 0.25).tolist()

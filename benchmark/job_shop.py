@@ -22,8 +22,8 @@ import report
 import schedules
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs import job_shop  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs import job_shop  # noqa: E402
 
 GROUPS = (
     "15x15",

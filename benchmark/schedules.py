@@ -31,9 +31,9 @@ from cp_sat import cpu_name
 from run import machine
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs import job_shop  # noqa: E402
-from utils.policy import Policy, load_policy  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs import job_shop  # noqa: E402
+from cleanrl_graph.utils.policy import Policy, load_policy  # noqa: E402
 
 COLUMNS = (
     "name",

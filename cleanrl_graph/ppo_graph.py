@@ -375,19 +375,20 @@ def tasks_of(args: Any) -> list[dict]:
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
 
 
-def full_id(env_id: str) -> str:
-    """`envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
-    if env_id.startswith("envs:") and importlib.util.find_spec("envs") is None:
-        return f"cleanrl_graph.{env_id}"
-    return env_id
-
-
 def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
-    """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
+    """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers. An id
+    `envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
     tasks = tasks_of(args)
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
-    make = partial(gym.make, full_id(args.env_id), **kwargs)
-    env = guarded(f"--env-id {args.env_id} (or module:Name-v0)", make)
+    env_id = args.env_id
+    where = "or module:Name-v0"
+    if env_id.startswith("envs:"):
+        own = importlib.util.find_spec("envs")
+        env_id = f"cleanrl_graph.{env_id}"
+        if own and own.origin:
+            where = f"of {own.origin}; that of cleanrl_graph is {env_id}"
+            env_id = args.env_id
+    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
@@ -1443,7 +1444,10 @@ class Run(contextlib.ExitStack):
         if self.checkpoints:
             self.checkpoints.open_run(self)
         else:
-            print(f"runs alone, without cleanrl_graph {VERSION}: no checkpoints, no checks")
+            print(
+                f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
+                "evaluation tables"
+            )
 
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
         """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
@@ -1707,7 +1711,7 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    folder = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(os.path.realpath(__file__))
     if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
         sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for

@@ -365,8 +365,8 @@ def in_child(args: Args, arguments: list[str], log: Path, deadline: float) -> No
             [sys.executable, str(Path(__file__).with_name("child.py")), *arguments], log, deadline
         )
         return
-    sys.path.insert(0, str(SCRIPTS))
-    import ppo_graph  # noqa: F401  once, before the forks
+    sys.path.insert(0, str(ROOT))
+    from cleanrl_graph import ppo_graph  # noqa: F401  once, before the forks
 
     process = mp.get_context("fork").Process(target=forked, args=(arguments, log))
     process.start()

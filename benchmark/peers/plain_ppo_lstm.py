@@ -196,5 +196,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[2] / "cleanrl_graph"))  # for `envs:Name-v0`
+    sys.path.append(str(Path(__file__).parents[2]))  # for `cleanrl_graph.envs:Name-v0`
     main(tyro.cli(Args))

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
 
 def start(run_dir: Path, script: str, flags: dict) -> mp.Process:
     """The process of a run, in a group of its own; what it prints is in the file `run_dir`.err."""
-    module = importlib.import_module(script)
+    module = importlib.import_module(f"cleanrl_graph.{script}")
 
     def target():
         os.setpgid(0, 0)

@@ -14,10 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import ppo_graph  # noqa: E402
 import torch  # noqa: E402
+
+from cleanrl_graph import ppo_graph  # noqa: E402
 
 
 def sample(step: int) -> dict:

@@ -42,7 +42,7 @@ import tyro
 from common import ROOT, report
 from tqdm import tqdm
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+sys.path.insert(0, str(ROOT))
 
 # milliseconds of a step -> flags with which collection and update take about as long
 CASES = {
@@ -110,7 +110,9 @@ class Costly(gym.Wrapper):
     """PoissonGraph whose step takes `ms` milliseconds longer, of the CPU or asleep."""
 
     def __init__(self, ms: float = 1.0, asleep: bool = False, **kwargs):
-        super().__init__(gym.make("envs:PoissonGraph-v0", disable_env_checker=True, **kwargs))
+        super().__init__(
+            gym.make("cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True, **kwargs)
+        )
         self.seconds, self.asleep = ms / 1000, asleep
 
     def step(self, action):
@@ -243,7 +245,8 @@ def train(pipe, system: str, flags: dict) -> None:
         if system == "uncorrected":
             script = without_correction(folder)
         else:
-            script = __import__("ppo_graph" if system == "ppo_graph" else "ppo_graph_async")
+            name = "ppo_graph" if system == "ppo_graph" else "ppo_graph_async"
+            script = importlib.import_module(f"cleanrl_graph.{name}")
         if system == "thread":
             script.Collector = thread_collector(script)
         (seconds, curve), before = watch(script), time.process_time()

@@ -33,9 +33,9 @@ import tyro
 from common import ROOT, in_turns, report
 from torch import Tensor
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+sys.path.insert(0, str(ROOT))
 
-import ppo_gtrxl  # noqa: E402
+from cleanrl_graph import ppo_gtrxl  # noqa: E402
 
 
 @dataclass

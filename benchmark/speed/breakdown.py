@@ -27,7 +27,7 @@ import tyro
 from common import report
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 CARTPOLE = dict(env_id="envs:StatelessCartPole-v1", num_envs=16, num_minibatches=4, update_epochs=4)
 TASKS = {  # name: (script, steps of each of the two trainings, flags)
@@ -219,10 +219,10 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
     """Markdown: one table of the training loop's seconds by section, and a row for the table of all
     tasks."""
     plain, clock = Clock(), Clock()
-    script, num_steps, flags = TASKS[name]
+    script_name, num_steps, flags = TASKS[name]
     task = {"num_steps": 128} | flags
     task["total_timesteps"] = max(int(num_steps * scale), task["num_envs"] * task["num_steps"])
-    script = importlib.import_module(script)
+    script = importlib.import_module(f"cleanrl_graph.{script_name}")
     with tempfile.TemporaryDirectory() as run_dir:
         run(
             script,
@@ -241,7 +241,7 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
 
     flags = ", ".join(f"{key} {value}" for key, value in task.items())
     lines = [
-        f"## {name}: {script.__name__}.py, {flags}",
+        f"## {name}: {script_name}.py, {flags}",
         "",
         "| section | calls | us per call | seconds | share |",
         "| --- | --- | --- | --- | --- |",
@@ -265,7 +265,7 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
         "",
     ]
     inside = 1 - sum(map(seconds.get, others)) / wall
-    return lines, f"| {name} | {script.__name__}.py | {task['env_id']} | {inside:.1%} |"
+    return lines, f"| {name} | {script_name}.py | {task['env_id']} | {inside:.1%} |"
 
 
 def main(args):

@@ -27,8 +27,8 @@ from common import ROOT, report, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
-import ppo_graph_compile as script  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from cleanrl_graph import ppo_graph_compile as script  # noqa: E402
 
 CASES = {
     "CartPole-v1": dict(env_id="CartPole-v1", num_envs=8, num_steps=128, total_timesteps=61_440),

@@ -21,9 +21,9 @@ import torch
 import tyro
 from common import ROOT, report
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+sys.path.insert(0, str(ROOT))
 
-import ppo_graph  # noqa: E402
+from cleanrl_graph import ppo_graph  # noqa: E402
 
 TABLES = ROOT / "benchmark" / "results" / "gnn_layers"
 JOB_SHOP = ppo_graph.Args(

@@ -24,9 +24,9 @@ import tyro
 from common import report
 from torch_geometric.data import Batch, Data
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from ppo_graph import Envs, Storage  # noqa: E402
+from cleanrl_graph.ppo_graph import Envs, Storage  # noqa: E402
 
 EDGES_PER_NODE = 4
 
@@ -120,7 +120,9 @@ def median_us(functions, repeats, calls=20):
 def measure(declared_max, args):
     """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None),
     and a note."""
-    env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max)
+    env = gym.make(
+        "cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max
+    )
     observations = [env.reset(seed=args.seed)[0]]
     while len(observations) < args.num_stored:
         observation, _, terminated, _, _ = env.step(0)

@@ -30,9 +30,9 @@ from common import report
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import ppo_lstm_sparse as script  # noqa: E402
+from cleanrl_graph import ppo_lstm_sparse as script  # noqa: E402
 
 N, T, NODES, D = 16, 128, 200, 32  # envs, steps, possible nodes, inputs
 

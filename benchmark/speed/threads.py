@@ -27,8 +27,8 @@ import torch
 import tyro
 from common import PPO_GRAPH, ROOT, report, train
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
-import ppo_graph  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from cleanrl_graph import ppo_graph  # noqa: E402
 
 NETWORKS = {
     "small": dict(gnn_dim=16, hidden_dims=(64, 64)),

@@ -25,9 +25,9 @@ from common import report
 from gymnasium import spaces
 from layout import median_us
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import ppo_framestack  # noqa: E402
+from cleanrl_graph import ppo_framestack  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -80,7 +80,9 @@ ENVS = {
     ),
     "graph (10 nodes on average)": lambda args: (
         gym.make(
-            "envs:PoissonGraph-v0", disable_env_checker=True, episode_length=args.episode_length
+            "cleanrl_graph.envs:PoissonGraph-v0",
+            disable_env_checker=True,
+            episode_length=args.episode_length,
         ).unwrapped
     ),
 }

@@ -1436,6 +1436,7 @@ class Run(contextlib.ExitStack):
         name = args.env_id.split(":")[-1]
         name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
         self.folder = os.path.join(args.run_dir, name)
+        self.more = service("utils.log")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
@@ -1452,13 +1453,14 @@ class Run(contextlib.ExitStack):
             service("utils.policy", "--load-model").load_weights(agent, args)
         if RANK > 0:
             torch.manual_seed(args.seed + RANK)
-        elif args.track:
-            service("utils.checkpoint", "--track").track(self)
-        if RANK == 0:
+        else:
             done = self.first * self.steps
+            if args.track:
+                service("utils.log", "--track").track(self)
             self.writer = SummaryWriter(self.folder, purge_step=done + 1)
             self.callback(self.writer.close)
-            self.writer.add_text("hyperparameters", json.dumps(vars(args), indent=4), done)
+            if self.more:
+                self.more.flags(self, done)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
         self.start_time = time.time()
@@ -1471,33 +1473,20 @@ class Run(contextlib.ExitStack):
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        check = service("utils.check")
-        if check:
-            scalars |= check.sizes(storage.leaves, storage.whole())
+        if self.more:
+            scalars |= self.more.sizes(storage.leaves, storage.whole())
+            self.more.groups(self, episodes)
         num_steps = (iteration - self.first) * self.steps
         scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, iteration * self.steps)
         for global_step, episode in episodes:
             self.recent.append(episode.ret)
-            for suffix in self.suffixes(episode):
-                self.writer.add_scalar(f"charts/episodic_return{suffix}", episode.ret, global_step)
-                self.writer.add_scalar(
-                    f"charts/episodic_length{suffix}", episode.length, global_step
-                )
+            self.writer.add_scalar("charts/episodic_return", episode.ret, global_step)
+            self.writer.add_scalar("charts/episodic_length", episode.length, global_step)
         mean = f"{np.mean(self.recent):.4g}" if self.recent else "-"
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
         self.bar.update(self.steps)
-
-    def suffixes(self, episode: Episode) -> list[str]:
-        """Of the names under which it is logged: for all, its group, its entry of --env-kwargs."""
-        num_tasks = len(tasks_of(self.args))
-        suffixes = [""]
-        if episode.group is not None:
-            suffixes.append(f"/{episode.group}")
-        if num_tasks > 1:
-            suffixes.append(f"/task_{episode.env % num_tasks}")
-        return suffixes
 
     def checkpoint(self, iteration: int, agent, optimizer, memory, envs, rng) -> None:
         """Writes a checkpoint where one is due. SystemExit when a signal came."""

@@ -195,21 +195,3 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
         num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
     return np.zeros(values.shape, bool)
-
-
-def sizes(leaves: list, flat: Any) -> dict[str, float]:
-    """Of stored observations: bytes of each, the share that padding would waste, rows per group."""
-    found = {}
-    used = 0
-    padded = 0
-    size = flat.size
-    for leaf in leaves:
-        num = flat.counts[leaf.group] if leaf.group else np.ones(size, np.int64)
-        row_bytes = leaf.dtype.itemsize * math.prod(leaf.shape)
-        used += int(num.sum()) * row_bytes
-        padded += int(num.max()) * size * row_bytes
-        if leaf.group:
-            found[f"charts/rows/{leaf.group}"] = num.mean()
-    found["charts/obs_bytes_per_step"] = used / size
-    found["charts/padding_avoided"] = (padded - used) / (padded or 1)
-    return found

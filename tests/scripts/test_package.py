@@ -1,5 +1,5 @@
-"""Where a script and the package are found: a script that is copied alone, modules of one's own that
-have the names of ours, an installed package, and a checkout that stays as it was."""
+"""Where a script and the package are found: a script that is copied alone, modules of one's own
+that have the names of ours, an installed package, and a checkout that stays as it was."""
 
 import importlib.util
 import json
@@ -64,7 +64,8 @@ class Env(gym.Env):
     def observe(self):
         self.x = self.np_random.random((self.np_random.integers(1, 7), 1), np.float32)
         mask = np.ones(len(self.x), np.int8)
-        return {"g": gym.spaces.GraphInstance(self.x, None, np.zeros((0, 2), int)), "action_mask": mask}
+        graph = gym.spaces.GraphInstance(self.x, None, np.zeros((0, 2), int))
+        return {"g": graph, "action_mask": mask}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

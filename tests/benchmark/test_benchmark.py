@@ -31,7 +31,10 @@ import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
 
-PPO = "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims 8 --eval-episodes 2"
+PPO = (
+    "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims "
+    "8 --eval-episodes 2"
+)
 
 
 def arguments(folder, commands, **kwargs):

@@ -173,7 +173,10 @@ def test_commands_and_their_time(tmp_path):
 
 def test_updates_of_a_peer(tmp_path):
     """Lines are timed as they come, and the peer is ended."""
-    script = "for k in 1 2 3 4 5 6 7 8; do echo SPS: $k; printf 'bar\\rspeed: 7.5 sps'; sleep 0.05; done; sleep 60"
+    script = (
+        "for k in 1 2 3 4 5 6 7 8; do echo SPS: $k; printf 'bar\\rspeed: 7.5 sps'; sleep "
+        "0.05; done; sleep 60"
+    )
     start = time.monotonic()
     times, lines = kit.times_of_lines(
         ["sh", "-c", script],

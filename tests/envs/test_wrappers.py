@@ -279,7 +279,8 @@ def test_own_wrappers(module):
     [
         (
             "skills",
-            "there is no such wrapper; the forms are hide:1,3 z:skill:4 z:uniform:2 module:callable",
+            "there is no such wrapper; the forms are hide:1,3 z:skill:4 z:uniform:2 "
+            "module:callable",
         ),
         ("", "there is no such wrapper"),
         (":same", "there is no such wrapper"),
@@ -288,7 +289,8 @@ def test_own_wrappers(module):
         ("1,3", "there is no such wrapper"),
         (
             "skill:4",
-            "there is no module 'skill' in the current folder or among the installed packages; the forms are hide",
+            "there is no module 'skill' in the current folder or among the installed packages; "
+            "the forms are hide",
         ),
         ("own_wrappers.py:same", "there is no module 'own_wrappers.py'"),
         ("own_package.other:same", "there is no module 'own_package.other'"),
@@ -298,7 +300,8 @@ def test_own_wrappers(module):
         ),
         (
             "own_wrappers:number",
-            "'number' of own_wrappers must be a callable that takes the environment and 0 strings: 3 ",
+            "'number' of own_wrappers must be a callable that takes the environment and 0 "
+            "strings: 3 ",
         ),
         (
             "own_wrappers:same:3",

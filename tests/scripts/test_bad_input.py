@@ -410,7 +410,8 @@ SPACES = {  # observation space, action space, what is said
     "mask too long": (
         spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(4)),
         spaces.Discrete(3),
-        r"'action_mask': a mask MultiBinary\(4\) does not fit Discrete\(3\) with --action-head flat",
+        r"'action_mask': a mask MultiBinary\(4\) does not fit Discrete\(3\) with --action-head "
+        r"flat",
     ),
     "mask of one part": (
         spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3)),
@@ -477,7 +478,10 @@ def test_more_nodes_than_actions(bad, rows):
     """The environment would receive an action outside of its space; both numbers are named."""
     space = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK)
     good, bad = (g | {"action_mask": np.ones(len(g["g"].nodes), np.int8)} for g in (graph(), bad))
-    sentence = rf"env 2, leaf '(g.nodes|action_mask)', step 2: {rows} rows to choose from, the action space has 3"
+    sentence = (
+        rf"env 2, leaf '(g.nodes|action_mask)', step 2: {rows} rows to choose from, the "
+        rf"action space has 3"
+    )
     with pytest.raises(ppo_graph.UsageError, match=sentence):
         walk(make_envs(makers_of(space, spaces.Discrete(3), good, bad)))
 

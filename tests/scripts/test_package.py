@@ -1,5 +1,5 @@
-"""Where a script and the package are found: a script that is copied alone, modules of one's own that
-have the names of ours, an installed package, and a checkout that stays as it was."""
+"""Where a script and the package are found: a script that is copied alone, modules of one's own
+that have the names of ours, an installed package, and a checkout that stays as it was."""
 
 import importlib.util
 import json
@@ -64,7 +64,8 @@ class Env(gym.Env):
     def observe(self):
         self.x = self.np_random.random((self.np_random.integers(1, 7), 1), np.float32)
         mask = np.ones(len(self.x), np.int8)
-        return {"g": gym.spaces.GraphInstance(self.x, None, np.zeros((0, 2), int)), "action_mask": mask}
+        graph = gym.spaces.GraphInstance(self.x, None, np.zeros((0, 2), int))
+        return {"g": graph, "action_mask": mask}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -127,14 +128,29 @@ def test_copied_alone(name, env_id, tmp_path, not_installed):
     assert made == {f"{name}.py", "my_env.py", "runs"}
 
 
-def test_another_version(tmp_path, monkeypatch):
-    """Services of another version are not used, and the run says so once."""
-    flags = dict(env_id="CartPole-v1", checkpoint_every=1, eval_episodes=1)
-    assert RUNS_ALONE not in run(tmp_path / "same", **flags).text
-    assert list(tmp_path.glob("same/*/*.ckpt"))
+@pytest.fixture
+def another_version(monkeypatch):
+    """The package that is found is not the one that the scripts belong to."""
+    forget = getattr(ppo_graph.service, "cache_clear", lambda: None)
     monkeypatch.setattr(cleanrl_graph, "__version__", "0.9")
-    assert run(tmp_path / "other", **flags).text.count(RUNS_ALONE) == 1
-    assert not list(tmp_path.glob("other/*/*.ckpt"))
+    forget()
+    yield
+    forget()
+
+
+FLAGS = dict(env_id="CartPole-v1", checkpoint_every=1, eval_episodes=1)
+
+
+def test_the_same_version(tmp_path):
+    """Services are used, and nothing is said about them."""
+    assert "runs alone" not in run(tmp_path, **FLAGS).text
+    assert list(tmp_path.glob("*/*.ckpt"))
+
+
+def test_another_version(tmp_path, another_version):
+    """Services of another version are not used, and the run says so once."""
+    assert run(tmp_path, **FLAGS).text.count(RUNS_ALONE) == 1
+    assert not list(tmp_path.glob("*/*.ckpt"))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +164,8 @@ def test_another_version(tmp_path, monkeypatch):
         ("capture_video", True, "--eval-suite, --capture-video"),
     ],
 )
-def test_flags_that_need_the_package(flag, value, named, tmp_path, monkeypatch):
+def test_flags_that_need_the_package(flag, value, named, tmp_path, another_version):
     """Where there is none of the same version each of these flags says so in a sentence."""
-    monkeypatch.setattr(cleanrl_graph, "__version__", "0.9")
     with pytest.raises(ppo_graph.UsageError) as error:
         run(tmp_path, env_id="CartPole-v1", **{flag: value})
     sentence = "needs cleanrl_graph 1.0.0.dev0: its folder, or an installed package"

@@ -335,7 +335,8 @@ case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
     command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
     assert result.returncode == fast + slow + style, result.stderr
     assert result.stdout.splitlines() == [
-        f'python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {command} "not slow"',
+        f'python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {command} "not '
+        f'slow"',
         f"{tests} not slow",
         ".venv/bin/ruff format --check .",
         ".venv/bin/ruff check .",

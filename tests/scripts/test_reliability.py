@@ -48,7 +48,9 @@ import numpy as np
 
 
 class Walk(gym.Env):
-    observation_space = gym.spaces.Dict(x=gym.spaces.Box(-99, 99, (2,)), s=gym.spaces.Sequence(gym.spaces.Discrete(9)))
+    observation_space = gym.spaces.Dict(
+        x=gym.spaces.Box(-99, 99, (2,)), s=gym.spaces.Sequence(gym.spaces.Discrete(9))
+    )
     action_space = gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
@@ -592,12 +594,14 @@ def test_the_command_line(tmp_path, own_module):
         (
             "step",
             0,
-            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on fire'",
+            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on "
+            r"fire'",
         ),
         (
             "step",
             2,
-            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on fire'",
+            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on "
+            r"fire'",
         ),
         (
             "reset",

@@ -317,11 +317,13 @@ def put(name, index, value):
         (lambda d: d.pop("values/gear"), r"it has the leaves .*, the environment \[.*'gear'"),
         (
             lambda d: d.update({"values/speed": d["values/speed"].astype(float)}),
-            r"leaf 'speed': dtype float64, shape \(2,\) where the environment has dtype float32, shape \(2,\)",
+            r"leaf 'speed': dtype float64, shape \(2,\) where the environment has dtype float32, "
+            r"shape \(2,\)",
         ),
         (
             lambda d: d.update({"values/g.nodes": d["values/g.nodes"][:, :2]}),
-            r"leaf 'g.nodes': dtype float32, shape \('rows', 2\) where the environment has dtype float32, shape \('rows', ",
+            r"leaf 'g.nodes': dtype float32, shape \('rows', 2\) where the environment has dtype "
+            r"float32, shape \('rows', ",
         ),
         (lambda d: d.pop("counts/g.nodes"), r"leaf 'g.nodes': dtype float32, shape \(3,\) where"),
         (

@@ -141,7 +141,8 @@ class Own(gym.Env):
 gym.register("Own-v0", entry_point=Own)
 
 ERRORS = {
-    "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): KeyError: ',
+    "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): '
+    r"KeyError: ",
     "exit": r"in burn(.|\n)*env 1, step 3, step\(4,\): SystemExit: 7",
     "nan": "env 1, step 3: reward nan is not finite",
     "none": r"env 1, step 3, reward\(None,\): TypeError",

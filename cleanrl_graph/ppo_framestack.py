@@ -1,16 +1,23 @@
-"""PPO whose memory are views on the last steps, of any observation: frame stacking without copies.
+"""PPO whose memory are views on the last steps: frame stacking without copies, of any observation.
 
     python cleanrl_graph/ppo_framestack.py --env-id envs:StatelessCartPole-v1
     python cleanrl_graph/ppo_framestack.py --env-id CartPole-v1 --wrap hide:1,3 --obs-shifts -8,-4,0
     python cleanrl_graph/ppo_framestack.py --env-id envs:LastGraphs-v0 --obs-shifts -2:0 --gamma 0.5
 
-Rooms: Args, observations, environments, storage, encoder, action heads, memory, agent, ranks, run,
-train. The policy sees the observations of steps t - 15 to t, and the actions and rewards of steps
-t - 16 to t - 1. A step is stored once; its views are gathered by index, also from before the
-rollout. The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
+Rooms: Args, observations, environments, storage, encoder, action heads, memory (views), agent,
+ranks, run, train. A leaf is one array of an observation. A dense leaf has one row per step, a
+ragged one any number of rows: the nodes of a graph, its edges, the elements of a set. Both are
+stored flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a
+node, an edge or an element, or there may be one action for each of them.
 
-Papers: frame stacking (Mnih et al. 2015, doi:10.1038/nature14236), PPO (Schulman et al. 2017,
-arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438).
+The policy sees the observations of steps t - 15 to t, and the actions and rewards of steps t - 16
+to t - 1. Each step is stored once. Its views are gathered by index, also from before the rollout.
+The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
+
+Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
+ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
+arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
+al. 2015, arXiv:1506.03134), frame stacking (Mnih et al. 2015, doi:10.1038/nature14236).
 """
 
 import contextlib
@@ -1296,8 +1303,8 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 
 # ---- Memory: views on past steps, each stored once ----
 def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
-    """ "-2:0" -> [-2, -1, 0], "-8,-4" -> [-8, -4], "" -> []. UsageError for others, or for one above
-    `newest`."""
+    """ "-2:0" -> [-2, -1, 0], "-8,-4" -> [-8, -4], "" -> []. UsageError for others, or for one
+    above `newest`."""
     try:
         if ":" in text:
             first, last = text.split(":")
@@ -1308,22 +1315,33 @@ def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"{flag} '{text}': a range such as -3:-1 or a list such as -8,-4 is needed, of numbers up "
-            f"to {newest}"
+            f"{flag} '{text}': a range such as -3:-1 or a list such as -8,-4 is needed, of numbers "
+            f"up to {newest}"
         ) from None
     return shifts.astype(np.int64)
+
+
+def shifts_of(args: Any) -> dict[str, np.ndarray]:
+    """Of the views on observations, on actions and on rewards. UsageError if there are none."""
+    shifts = {
+        "obs": parse_shifts(args.obs_shifts, 0, "--obs-shifts"),
+        "actions": parse_shifts(args.action_shifts, -1, "--action-shifts"),
+        "rewards": parse_shifts(args.reward_shifts, -1, "--reward-shifts"),
+    }
+    if not any(map(len, shifts.values())):
+        raise UsageError("--obs-shifts, --action-shifts, --reward-shifts: not all can be empty")
+    return shifts
 
 
 class Memory:
     """The steps of N environments, each stored once: number t * N + i is step t of env i. From
     number `start` on they are the rollout's, after as many older ones as views reach back to.
 
-    A view with shift s shows step t what step t + s of the same episode had, zeros if there is no
-    such step. The row `number` of `tables` has what views show of a step: its encoded observation,
-    its embedded action, and the reward that came with its observation, earned by the step before.
-    `reads` has the rows that the views of each step of the rollout read, [views], -1 for zeros.
-    With N = 10, obs_shifts "-2,0" and reward_shifts "-1", those of env 7, whose episode begins at
-    step 3, are
+    A view with shift s shows at step t what there was at step t + s of the same episode, or zeros
+    if it had not begun. `tables` have a row per step: its encoded observation, its embedded action,
+    the reward that came with its observation, which is that of the step before. `reads` has for
+    each step of the rollout the rows that its views read, -1 for zeros. With N = 10, obs_shifts
+    "-2,0" and reward_shifts "-1", those of env 7, in which an episode begins at step 3:
 
         step  number  age   reads
         3     37      0     -1  37  -1
@@ -1337,115 +1355,113 @@ class Memory:
         self.device = next(agent.parameters()).device
         self.storage = Storage(leaves, self.device)
         self.images = [k for k, leaf in enumerate(leaves) if key(leaf.path) in agent.cnns]
-        # The views: those on observations, on actions, on rewards
-        self.num_views = [len(shifts) for shifts in agent.shifts.values()]
-        self.shifts = np.concatenate(list(agent.shifts.values()))
+        shifts = list(agent.shifts.values())
+        self.num_views = [len(each) for each in shifts]
+        self.shifts = np.concatenate(shifts)
         later = np.repeat([0, 0, 1], self.num_views)  # a reward comes with the next observation
         self.offsets = (self.shifts + later) * num_envs
         depth = -int(self.shifts.min())
-        self.recent = deque(maxlen=depth)  # (values, counts, reward, action) of the last steps
+        self.recent = deque(maxlen=depth)  # (observations, rewards, actions) of the last steps
         self.age = np.zeros(num_envs, np.int64)  # of the last step, 0 where an episode begins
-        self.tables = {}
         num_rows = (depth + args.num_steps + 1) * num_envs
+        self.tables = {}
         for name, dim in agent.view_dims.items():
             self.tables[name] = torch.zeros(num_rows, dim, device=self.device)
 
     @torch.no_grad()
     def begin(self) -> None:
-        """A rollout begins: what views no longer reach is let go, the rest encoded by the current
-        weights."""
+        """A rollout begins: what was stored is let go; what views still reach is encoded again."""
         self.storage.clear()
-        self.start = len(self.recent) * self.num_envs
-        self.size = self.start
+        self.size = 0
         self.actions = []
-        self.reads = []
         self.finals = []  # the last observations of episodes that were truncated
+        self.reads = []
         self.final_reads = []
-        if not self.recent:
-            return
-        for values, counts, _, action in self.recent:
-            self.storage.blocks.append(Flat(values, counts))
-            self.actions.append(action)
-        obs = self.storage.batch(join(self.storage.blocks, torch.cat))
-        features, elements = self.agent.encode(obs)
-        kept = slice(self.start)
-        self.tables["obs"][kept] = features
-        self.tables["actions"][kept] = self.agent.head.seen(torch.cat(self.actions), elements)
-        self.tables["rewards"][kept] = torch.cat([reward for _, _, reward, _ in self.recent])
+        for obs, reward, action in self.recent:
+            _, elements = self.see(Flat(*obs), reward)
+            self.remember(action.to(self.device), elements)
+        self.start = self.size
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
         stored."""
         self.age = self.next_age(step)
-        reads = self.next_reads(np.arange(self.num_envs), self.age)
-        new = slice(self.size, self.size + self.num_envs)
-        self.size = new.stop
-        obs = self.storage.append(step.obs)
-        features, elements = self.agent.encode(obs)
-        reward = to_device(step.reward, self.device)[:, None]
-        self.tables["obs"][new] = features
-        self.tables["rewards"][new] = reward
-        views = self.views(reads, self.tables, self.last_frames())
+        reads = self.next_reads(self.age)
+        obs, elements = self.see(step.obs, step.reward)
+        views = self.views(reads, self.tables)
         action, log_prob, _, value = self.agent(views, elements, obs, greedy=greedy)
-        self.tables["actions"][new] = self.agent.head.seen(action, elements)
-        self.actions.append(action)
+        self.remember(action, elements)
         self.reads.append(reads)
-        self.recent.append((*self.storage.blocks[-1], reward, action))
+        self.recent.append((tuple(step.obs), step.reward, action))
         return action, log_prob, value
+
+    def see(self, flat: Flat, reward: np.ndarray) -> tuple[Obs, dict[str, Elements]]:
+        """Stores what the next step begins with: (observations, elements)."""
+        obs = self.storage.append(flat)
+        features, elements = self.agent.encode(obs)
+        self.tables["obs"][self.next_rows] = features
+        self.tables["rewards"][self.next_rows] = to_device(reward, self.device)[:, None]
+        return obs, elements
+
+    def remember(self, action: Tensor, elements: dict[str, Elements]) -> None:
+        """Stores the actions of that step, which is then complete."""
+        self.tables["actions"][self.next_rows] = self.agent.head.seen(action, elements)
+        self.actions.append(action)
+        self.size += self.num_envs
 
     def keep(self, step: Step) -> None:
         """Keeps what is needed to value the last observations of episodes that `step` truncated:
         they have the views of the next step had the episode gone on."""
         if step.final is not None:
-            envs = np.flatnonzero(step.truncated)
+            reads = self.next_reads(self.age + 1)
             self.finals.append(step.final)
-            self.final_reads.append(self.next_reads(envs, self.age[envs] + 1))
+            self.final_reads.append(reads[step.truncated])
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
         """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
-        size = self.size
-        reads = self.next_reads(np.arange(self.num_envs), self.next_age(step))
+        reads = self.next_reads(self.next_age(step))
         reads = np.concatenate([reads, *self.final_reads])
-        reads[:, self.shifts == 0] = size + np.arange(len(reads))[:, None]
+        rows = self.size + np.arange(len(reads))
+        reads[:, self.shifts == 0] = rows[:, None]
         flat = self.storage.copy(join([step.obs, *self.finals]))
         features, _ = self.agent.encode(self.storage.batch(flat))
-        reward = to_device(step.reward, self.device)[:, None]
-        self.tables["rewards"][size : size + self.num_envs] = reward
-        tables = self.tables | {"obs": torch.cat([self.tables["obs"][:size], features])}
-        stored = self.storage.whole().values
-        images = {k: torch.cat([stored[k], flat.values[k]]) for k in self.images}
-        return self.agent.value(self.views(reads, tables, self.frames(reads, images)))
+        tables = dict(self.tables)
+        tables["obs"] = torch.cat([tables["obs"][: self.size], features])
+        tables["rewards"][self.next_rows] = to_device(step.reward, self.device)[:, None]
+        values = join([self.storage.whole(), flat], torch.cat).values
+        views = self.views(reads, tables, values)
+        return self.agent.value(views)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The steps of the rollout in `num` random parts: their numbers, inputs of the agent."""
         actions = torch.cat(self.actions)
-        reads = np.concatenate(self.reads)
-        for idx in np.array_split(rng.permutation(len(reads)), num):
-            yield idx, self.inputs(self.start + idx, reads[idx], actions)
+        all_reads = np.concatenate(self.reads)
+        for idx in np.array_split(rng.permutation(len(all_reads)), num):
+            reads = all_reads[idx]
+            steps = self.start + idx
+            obs = self.storage.gather(steps)
+            tables = self.tables
+            elements = {}
+            if self.agent.encoder_learns:
+                tables, elements = self.refresh(steps, reads, actions)
+            views = self.views(reads, tables, self.storage.whole().values)
+            action = self.agent.head.select(actions, obs, steps)
+            yield idx, (views, elements, obs, action)
 
-    def inputs(self, idx: np.ndarray, reads: np.ndarray, actions: Tensor) -> tuple:
-        """(views [B, dim], elements, observations, actions) of the steps `idx`; `actions` are those
-        of all steps."""
-        obs = self.storage.gather(idx)
-        tables = self.tables
-        elements = {}
-        if len(list(self.agent.encoder.parameters())):
-            tables, elements = self.encode(idx, reads, actions)
-        views = self.views(reads, tables, self.frames(reads, self.storage.whole().values))
-        return views, elements, obs, self.agent.head.select(actions, obs, idx)
-
-    def encode(self, idx: np.ndarray, reads: np.ndarray, actions: Tensor) -> tuple[dict, dict]:
-        """The tables, and the elements of the steps `idx`, by an encoder that learns: it encodes
-        each step once, however many views read it."""
+    def refresh(self, idx: np.ndarray, reads: np.ndarray, actions: Tensor) -> tuple[dict, dict]:
+        """The tables by the current weights, in rows that the views of the steps `idx` read, and
+        the elements of `idx`. Each step is encoded once, however many views read it."""
         head = self.agent.head
-        has_choice = any(part.kind == "choice" for part in head.parts)  # which shows an element
+        has_choice = any(part.kind == "choice" for part in head.parts)  # of encoded elements
         num_views = sum(self.num_views[: 2 if has_choice else 1])
-        others = np.setdiff1d(reads[:, :num_views], np.append(idx, -1))
+        read = reads[:, :num_views]
+        others = np.setdiff1d(read, np.append(idx, -1))
         steps = np.append(idx, others)
         rows = to_device(steps, self.device)
-        features, elements = self.agent.encode(self.storage.gather(steps))
+        obs = self.storage.gather(steps)
+        features, elements = self.agent.encode(obs)
         tables = dict(self.tables)
         tables["obs"] = tables["obs"].index_copy(0, rows, features)
         if has_choice:
@@ -1453,43 +1469,54 @@ class Memory:
             tables["actions"] = tables["actions"].index_copy(0, rows, seen)
         counts = self.storage.whole().counts
         for group, found in elements.items():
-            elements[group] = first_of(found, len(idx), counts[group][idx].sum())
+            num_rows = counts[group][idx].sum()
+            elements[group] = first_of(found, len(idx), num_rows)
         return tables, elements
 
     def next_age(self, step: Step) -> np.ndarray:
-        """The age of what `step` has observed, [N]."""
+        """The age of the observations of `step`, [N]."""
         return np.where(step.terminated | step.truncated, 0, self.age + 1)
 
-    def next_reads(self, envs: np.ndarray, age: np.ndarray) -> np.ndarray:
-        """The rows that the views of the next step of `envs` read if it has this age, [envs,
-        views]."""
-        number = self.size + envs
+    @property
+    def next_rows(self) -> slice:
+        """The rows of the next step."""
+        return slice(self.size, self.size + self.num_envs)
+
+    def next_reads(self, age: np.ndarray) -> np.ndarray:
+        """The rows that the views of the next step read if it has this age, [N, views]."""
+        number = self.size + np.arange(self.num_envs)
+        rows = number[:, None] + self.offsets
         exists = age[:, None] >= -self.shifts
-        return np.where(exists, number[:, None] + self.offsets, -1)
+        return np.where(exists, rows, -1)
 
-    def frames(self, reads: np.ndarray, images: list[Tensor]) -> list[Tensor]:
-        """The images that enter as channels, per leaf [B, frames, ...]; for reads of -1 any."""
-        reads = reads[:, : self.num_views[0]]
-        rows = to_device(reads.clip(min=0).ravel(), self.device)
-        return [select_rows(images[k], rows).unflatten(0, reads.shape) for k in self.images]
-
-    def last_frames(self) -> list[Tensor]:
-        """Those of the last step. To gather them, the storage would copy all steps into a block."""
-        blocks = self.storage.blocks
-        steps = [blocks[max(shift - 1, -len(blocks))] for shift in self.agent.shifts["obs"]]
-        return [torch.stack([step.values[k] for step in steps], 1) for k in self.images]
-
-    def views(self, reads: np.ndarray, tables: dict[str, Tensor], frames: list[Tensor]) -> Tensor:
-        """All views side by side, [B, dim], with zeros where reads are -1."""
-        idx = to_device(reads.ravel(), self.device).view(reads.shape).split(self.num_views, 1)
+    def views(self, reads: np.ndarray, tables: dict, values: list | None = None) -> Tensor:
+        """All views side by side, [B, dim]. `values` are those of the leaves of all steps; without
+        them the views are those of the last step."""
+        rows = to_device(reads.ravel(), self.device).view(reads.shape)
+        exists = rows >= 0
+        rows = rows.clamp(min=0).split(self.num_views, 1)
+        exists = exists.split(self.num_views, 1)
         views = []
-        for table, rows in zip(tables.values(), idx):
-            shown = select_rows(table, rows.flatten().clamp(min=0)).unflatten(0, rows.shape)
-            views.append((shown * (rows >= 0)[..., None]).flatten(1))
-        exists = (idx[0] >= 0)[..., None, None, None]
-        for cnn, images in zip(self.agent.cnns.values(), frames):
-            views.append(cnn(images * exists.to(images.dtype)))
+        for k, table in enumerate(tables.values()):
+            shown = rows_of(table, rows[k]) * exists[k][..., None]
+            views.append(shown.flatten(1))
+        for k, cnn in zip(self.images, self.agent.cnns.values()):
+            if values is None:
+                frames = self.last_frames(k)
+            else:
+                frames = rows_of(values[k], rows[0])
+            views.append(cnn(frames * exists[0][..., None, None, None]))
         return torch.cat(views, 1)
+
+    def last_frames(self, k: int) -> Tensor:
+        """The images that views of the last step show, [N, frames, ...]. The storage would copy all
+        steps into one block to gather them."""
+        blocks = self.storage.blocks
+        frames = []
+        for shift in self.agent.shifts["obs"]:
+            t = max(shift - 1, -len(blocks))  # any where there are not as many
+            frames.append(blocks[t].values[k])
+        return torch.stack(frames, 1)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1497,17 +1524,16 @@ class Memory:
 
     def state(self) -> dict:
         """What a checkpoint keeps: what the views of the next rollout will read."""
-        recent = []
-        for values, counts, reward, action in self.recent:
-            values = [rows.cpu() for rows in values]
-            recent.append((values, counts, reward.cpu(), action.cpu()))
-        return {"age": self.age, "recent": recent}
+        return {"age": self.age, "recent": list(self.recent)}
 
     def restore(self, state: dict) -> None:
         self.age = state["age"]
-        for values, counts, reward, action in state["recent"]:
-            values = [rows.to(self.device) for rows in values]
-            self.recent.append((values, counts, reward.to(self.device), action.to(self.device)))
+        self.recent.extend(state["recent"])
+
+
+def rows_of(table: Tensor, rows: Tensor) -> Tensor:
+    """table[rows], [B, views, ...]"""
+    return select_rows(table, rows.flatten()).unflatten(0, rows.shape)
 
 
 def first_of(elements: Elements, num: int, num_rows: int) -> Elements:
@@ -1529,22 +1555,17 @@ class Agent(nn.Module):
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Any):
         super().__init__()
-        self.shifts = {
-            "obs": parse_shifts(args.obs_shifts, 0, "--obs-shifts"),
-            "actions": parse_shifts(args.action_shifts, -1, "--action-shifts"),
-            "rewards": parse_shifts(args.reward_shifts, -1, "--reward-shifts"),
-        }
-        if not any(map(len, self.shifts.values())):
-            raise UsageError("--obs-shifts, --action-shifts, --reward-shifts: not all can be empty")
-        images = []
-        if args.image_views == "channels":
-            images = [leaf for leaf in leaves if leaf.kind == "image" and not leaf.group]
-        self.cnns = nn.ModuleDict()
+        self.shifts = shifts_of(args)
         num_frames = len(self.shifts["obs"])
-        for leaf in images:
-            if num_frames:
+        encoded = []
+        self.cnns = nn.ModuleDict()
+        for leaf in leaves:
+            if leaf.kind != "image" or leaf.group or args.image_views == "encodings":
+                encoded.append(leaf)
+            elif num_frames:
                 self.cnns[key(leaf.path)] = CNN(leaf, num_frames)
-        self.encoder = Encoder([leaf for leaf in leaves if leaf not in images], args)
+        self.encoder = Encoder(encoded, args)
+        self.encoder_learns = len(list(self.encoder.parameters())) > 0
         dims = self.encoder.element_dims
         action_dim = seen_dim(parts_of(action_space, leaves, args.action_head), dims)
         self.view_dims = {"obs": self.encoder.dim, "actions": action_dim, "rewards": 1}

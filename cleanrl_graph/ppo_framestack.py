@@ -455,9 +455,9 @@ class Envs:
 
     def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
-        N = len(self.envs)
-        self.outcome = np.zeros(N, np.float32), np.ones(N, bool), np.zeros(N, bool)
-        for i in range(N):
+        self.outcome = np.zeros((3, len(self.envs)), np.float32)  # reward, terminated, truncated
+        self.outcome[1] = 1
+        for i in range(len(self.envs)):
             self.begin(i, None if seed is None else seed + self.first_env + i)
         return self.latest()
 
@@ -470,15 +470,13 @@ class Envs:
 
     def latest(self, final: Flat | None = None, episodes: Iterable[Episode] = ()) -> Step:
         obs = self.collate(self.observations, range(len(self.envs)))
-        return Step(obs, *self.outcome, final, list(episodes))
+        reward, terminated, truncated = self.outcome
+        return Step(obs, reward, terminated > 0, truncated > 0, final, list(episodes))
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
-        N = len(self.envs)
         self.num_steps += 1
-        rewards = np.zeros(N, np.float32)
-        terminations = np.zeros(N, bool)
-        truncations = np.zeros(N, bool)
+        self.outcome = np.zeros_like(self.outcome)
         finals = {}  # env -> the last observation of an episode that is truncated
         episodes = []
         for i, action in enumerate(actions):
@@ -486,20 +484,18 @@ class Envs:
             info = info or {}
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            rewards[i] = reward
+            self.outcome[0, i] = reward
             self.returns[i] += reward
             self.lengths[i] += 1
             if not (terminated or truncated):
                 self.observations[i] = self.read(i, obs)
                 continue
-            terminations[i] = bool(terminated)
-            truncations[i] = not terminated
+            self.outcome[1 if terminated else 2, i] = 1
             if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.read(i, obs)]
             if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                 episodes.append(self.episode(i, info))
             self.begin(i)
-        self.outcome = rewards, terminations, truncations
         final = self.collate(list(finals.values()), list(finals)) if finals else None
         return self.latest(final, episodes)
 
@@ -788,10 +784,9 @@ class CNN(nn.Module):
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
-    if kind == "gatv2":
-        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim)
-    if kind == "transformer":
-        return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+    if kind in ("gatv2", "transformer"):
+        attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
@@ -1169,8 +1164,7 @@ class ActionHead(nn.Module):
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
         self.dtype = torch.float32 if "normal" in kinds else torch.int64
         self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
-        self.keys = nn.ModuleDict()
-        self.scores = nn.ModuleDict()
+        self.choices = nn.ModuleDict()
         self.log_stds = nn.ParameterDict()
         self.conditions = nn.ModuleDict()
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
@@ -1184,8 +1178,8 @@ class ActionHead(nn.Module):
                 self.log_stds[str(k)] = nn.Parameter(torch.zeros(width))
             self.outputs.append(layer_init(nn.Linear(dim, width), 0.01))  # nearly uniform at first
             if part.kind == "choice":
-                self.scores[str(k)] = layer_init(nn.Linear(width, 1), 0.01)
-                self.keys[str(k)] = nn.Linear(dims[part.group], width)
+                score = layer_init(nn.Linear(width, 1), 0.01)
+                self.choices[str(k)] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
             if args.autoregressive and k != self.order[-1]:
                 self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
         self.per_row = None  # the group of whose rows each has an action
@@ -1243,10 +1237,11 @@ class ActionHead(nn.Module):
                 output, log_std = output.chunk(2, 1)
             return Vector(Normal(output, log_std.exp(), validate_args=False))
         rows = elements[part.group]
-        keys = project(self.keys[str(k)], rows)
+        score, key_layer = self.choices[str(k)]
+        keys = project(key_layer, rows)
         query = select_rows(output, rows.batch)
-        score = self.scores[str(k)](torch.tanh(keys + query)).squeeze(1)
-        return Choice(score + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
+        logits = score(torch.tanh(keys + query)).squeeze(1)
+        return Choice(logits + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
 
     def mask(self, part: Part, obs: Obs) -> Tensor | None:
         """Of a part, nonzero = allowed: [B, size], or per row; None for all."""
@@ -1669,9 +1664,11 @@ class Run(contextlib.ExitStack):
         self.steps = args.batch_size * WORLD_SIZE  # of an update
         self.first = 0  # updates that were made before it was resumed
         self.signals = []
+        self.recent = deque(maxlen=100)  # returns of episodes
         name = args.env_id.split(":")[-1]
         name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
         self.folder = os.path.join(args.run_dir, name)
+        self.more = service("utils.log")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
@@ -1688,56 +1685,40 @@ class Run(contextlib.ExitStack):
             service("utils.policy", "--load-model").load_weights(agent, args)
         if RANK > 0:
             torch.manual_seed(args.seed + RANK)
-        if self.first:
-            step = self.checkpoints.restore(self, agent, optimizer, memory, envs, rng)
         else:
-            step = envs.reset(args.seed)
-        self.start_time = time.time()
-        if RANK == 0:
-            if args.track:
-                service("utils.checkpoint", "--track").track(self)
             done = self.first * self.steps
+            if args.track:
+                service("utils.log", "--track").track(self)
             self.writer = SummaryWriter(self.folder, purge_step=done + 1)
             self.callback(self.writer.close)
-            rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
-            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", done)
+            if self.more:
+                self.more.flags(self, done)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
-            self.recent = deque(maxlen=100)  # returns of episodes
-        return step
+        self.start_time = time.time()
+        if self.first:
+            return self.checkpoints.restore(self, agent, optimizer, memory, envs, rng)
+        return envs.reset(args.seed)
 
     def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
         """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        check = service("utils.check")
-        if check:
-            scalars |= check.sizes(storage.leaves, storage.whole())
+        if self.more:
+            scalars |= self.more.sizes(storage.leaves, storage.whole())
+            self.more.groups(self, episodes)
         num_steps = (iteration - self.first) * self.steps
         scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, iteration * self.steps)
         for global_step, episode in episodes:
             self.recent.append(episode.ret)
-            for suffix in self.suffixes(episode):
-                self.writer.add_scalar(f"charts/episodic_return{suffix}", episode.ret, global_step)
-                self.writer.add_scalar(
-                    f"charts/episodic_length{suffix}", episode.length, global_step
-                )
+            self.writer.add_scalar("charts/episodic_return", episode.ret, global_step)
+            self.writer.add_scalar("charts/episodic_length", episode.length, global_step)
         mean = f"{np.mean(self.recent):.4g}" if self.recent else "-"
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
         self.bar.update(self.steps)
-
-    def suffixes(self, episode: Episode) -> list[str]:
-        """Of the names under which it is logged: for all, its group, its entry of --env-kwargs."""
-        num_tasks = len(tasks_of(self.args))
-        suffixes = [""]
-        if episode.group is not None:
-            suffixes.append(f"/{episode.group}")
-        if num_tasks > 1:
-            suffixes.append(f"/task_{episode.env % num_tasks}")
-        return suffixes
 
     def checkpoint(self, iteration: int, agent, optimizer, memory, envs, rng) -> None:
         """Writes a checkpoint where one is due. SystemExit when a signal came."""

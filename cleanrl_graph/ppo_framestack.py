@@ -443,7 +443,7 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        meanings = [[part.meaning() for part in parts] for parts in self.parts]
+        meanings = [[part[:-1] for part in parts] for parts in self.parts]  # without the size
         if any(meaning != meanings[0] for meaning in meanings):
             raise UsageError(
                 f"--env-kwargs: not all entries have the action space {self.action_space}"
@@ -1002,22 +1002,17 @@ class Vector:
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
-    "bits" or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
+    or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
-    size: int  # options, bits or dimensions
     columns: slice  # of the action [B, columns]
     group: str | None  # whose rows a choice is one of, or those of a Sequence belong to
-    space: gym.Space
-    mask: str | None = None  # path of the mask's leaf
-    entries: slice | None = None  # of the mask
-
-    def meaning(self) -> "Part":
-        """Itself, whatever number of rows a choice can have at most."""
-        space = str(self.space.start) if self.kind == "choice" else self.space
-        return self._replace(size=0, space=space)
+    mask: str | None  # path of the mask's leaf
+    entries: slice  # of the mask
+    values: str  # the space; of a choice, the first number
+    size: int  # options, bits or dimensions; of a choice, at most
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[Part]:
@@ -1026,33 +1021,51 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
     masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
-    heads = [head] * len(factors)
-    if head == "auto":
-        heads = infer_heads(space, factors, leaves)
+    heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
     parts = []
     column = 0
     ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
     for factor, head in zip(factors, heads):
         group = group_of(space, factor, head, leaves)
-        mask = masks.get("action_mask", masks.get(factor.path.replace("action", "action_mask", 1)))
-        kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
-        sizes = [math.prod(factor.shape)]
-        if factor.kind in CATEGORIES:
-            kind = "choice" if group and not per_row else "categorical"
-            sizes = num_options(factor).tolist()
-        for size in sizes:
+        kind = kind_of(factor, group if not per_row else None)
+        values = str(factor.space.start if kind == "choice" else factor.space)
+        mask = mask_of(factor, group, masks)
+        path = mask.path if mask else None
+        for size in sizes_of(factor):
             columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
             column = columns.stop
-            part = Part(factor.path, kind, size, columns, group, factor.space)
-            if mask and factor.kind in CATEGORIES and bool(mask.group) == bool(group):
-                first = ends[mask.path] if mask.shape else 0
-                ends[mask.path] = first + (1 if kind == "choice" else size)
-                part = part._replace(mask=mask.path, entries=slice(first, ends[mask.path]))
-            parts.append(part)
+            entries = slice(0)
+            if mask:
+                first = ends[path] if mask.shape else 0
+                entries = slice(first, first + (1 if kind == "choice" else size))
+                ends[path] = entries.stop
+            parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
     check = service("utils.check")
     if check:
         check.parts(UsageError, space, factors, parts, masks)
     return parts
+
+
+def kind_of(factor: Leaf, group: str | None) -> str:
+    """The kind of a part that chooses one of the rows of a group, or none."""
+    if factor.kind in CATEGORIES:
+        return "choice" if group else "categorical"
+    return "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+
+
+def sizes_of(factor: Leaf) -> list[int]:
+    """The sizes of the parts of a factor: of a MultiDiscrete each entry is one."""
+    if factor.kind in CATEGORIES:
+        return num_options(factor).tolist()
+    return [math.prod(factor.shape)]
+
+
+def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
+    """The mask of a part: the one of the whole action, or of its name."""
+    own = factor.path.replace("action", "action_mask", 1)
+    mask = masks.get("action_mask", masks.get(own))
+    fits = mask and bool(mask.group) == bool(group)
+    return mask if fits and factor.kind in CATEGORIES else None
 
 
 def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
@@ -1169,17 +1182,8 @@ class ActionHead(nn.Module):
         self.conditions = nn.ModuleDict()
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
         for k, part in enumerate(self.parts):
-            width = part.size
-            if part.kind == "choice":
-                width = dims[nodes.get(part.group, part.group)]
-            elif part.kind == "normal" and args.state_dependent_std:
-                width = 2 * part.size
-            elif part.kind == "normal":
-                self.log_stds[str(k)] = nn.Parameter(torch.zeros(width))
-            self.outputs.append(layer_init(nn.Linear(dim, width), 0.01))  # nearly uniform at first
-            if part.kind == "choice":
-                score = layer_init(nn.Linear(width, 1), 0.01)
-                self.choices[str(k)] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
+            width = dims.get(nodes.get(part.group, part.group))  # of queries
+            self.add_layers(str(k), part, dim, width, dims, args.state_dependent_std)
             if args.autoregressive and k != self.order[-1]:
                 self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
         self.per_row = None  # the group of whose rows each has an action
@@ -1187,6 +1191,21 @@ class ActionHead(nn.Module):
             self.per_row = self.parts[0].group
             self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
             self.row = nn.Linear(dims[self.per_row], dim)
+
+    def add_layers(self, name: str, part: Part, dim: int, width: int, dims: dict, wide: bool):
+        """What makes the distribution of a part; `wide` where log-stds are outputs, too."""
+        num_outputs = part.size
+        if part.kind == "choice":
+            num_outputs = width
+        elif part.kind == "normal" and wide:
+            num_outputs = 2 * part.size
+        elif part.kind == "normal":
+            self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
+        output = nn.Linear(dim, num_outputs)
+        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
+        if part.kind == "choice":
+            score = layer_init(nn.Linear(width, 1), 0.01)
+            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
 
     def forward(
         self,
@@ -1392,7 +1411,7 @@ class Memory:
         return action, log_prob, value
 
     def see(self, flat: Flat, reward: np.ndarray) -> tuple[Obs, dict[str, Elements]]:
-        """Stores what the next step begins with: (observations, elements)."""
+        """Stores observations and the rewards that came with them; (batch, its elements)."""
         obs = self.storage.append(flat)
         features, elements = self.agent.encode(obs)
         self.tables["obs"][self.next_rows] = features
@@ -1400,7 +1419,7 @@ class Memory:
         return obs, elements
 
     def remember(self, action: Tensor, elements: dict[str, Elements]) -> None:
-        """Stores the actions of that step, which is then complete."""
+        """Stores the actions that were taken there: the step is complete."""
         self.tables["actions"][self.next_rows] = self.agent.head.seen(action, elements)
         self.actions.append(action)
         self.size += self.num_envs
@@ -1853,10 +1872,13 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             agent.encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
-        for k, column in np.argwhere(~np.isfinite(logs)):
+        bad = np.argwhere(~np.isfinite(logs))
+        if len(bad):
+            k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards and "
-                "observations are finite, so look at their size, the network and --learning-rate"
+                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
+                "and observations are finite, so look at their size, the network and "
+                "--learning-rate"
             )
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()

@@ -395,6 +395,34 @@ def test_each_step_is_encoded_once(monkeypatch):
     assert encoded == [3] * (3 + 7) + [3 + len(part.cut)]
 
 
+class FewRows(gym.Env):
+    """A set that is empty in three of four steps; one action for each element."""
+
+    observation_space = spaces.Sequence(vector(2), stack=True)
+    action_space = spaces.Sequence(spaces.Discrete(2))
+
+    def observe(self):
+        return np.full((int(self.t % 4 == 0), 2), self.t, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert len(action) == (self.t % 4 == 0)
+        self.t += 1
+        return self.observe(), 0.0, False, self.t == 11, {}
+
+
+gym.register("FewRows-v0", entry_point=FewRows)
+
+
+def test_fewer_rows_than_steps(tmp_path):
+    """Actions of a Sequence are found by their rows, of which a rollout has fewer than steps."""
+    result = train(tmp_path, env_id="FewRows-v0", total_timesteps=72)
+    assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
+
+
 def test_gradient_reaches_the_encoder_through_all_views():
     """A graph that is only seen through a view on the past trains the encoder, and so does a chosen
     node."""

@@ -1352,15 +1352,15 @@ class Memory:
     number `start` on they are the rollout's, after as many older ones as views reach back to.
 
     A view with shift s shows at step t what there was at step t + s of the same episode, or zeros
-    if it had not begun. `tables` have a row per step: its encoded observation, its embedded action,
-    the reward that came with its observation, which is that of the step before. `reads` has for
-    each step of the rollout the rows that its views read, -1 for zeros. With N = 10, obs_shifts
-    "-2,0" and reward_shifts "-1", those of env 7, in which an episode begins at step 3:
+    if it had not begun. Row 1 + number of `tables` has the step's encoded observation, its embedded
+    action, and the reward that came with its observation, which is that of the step before. Row 0
+    is zero. `reads` has the rows that the views of each step of the rollout read. With N = 10,
+    obs_shifts "-2,0" and reward_shifts "-1", those of env 6, in which an episode begins at step 3:
 
-        step  number  age   reads
-        3     37      0     -1  37  -1
-        4     47      1     -1  47  47
-        5     57      2     37  57  57
+        step  row  age   reads
+        3     37    0     0  37   0
+        4     47    1     0  47  47
+        5     57    2    37  57  57
     """
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
@@ -1377,7 +1377,7 @@ class Memory:
         depth = -int(self.shifts.min())
         self.recent = deque(maxlen=depth)  # (observations, rewards, actions) of the last steps
         self.age = np.zeros(num_envs, np.int64)  # of the last step, 0 where an episode begins
-        num_rows = (depth + args.num_steps + 1) * num_envs
+        num_rows = 1 + (depth + args.num_steps + 1) * num_envs
         self.tables = {}
         for name, dim in agent.view_dims.items():
             self.tables[name] = torch.zeros(num_rows, dim, device=self.device)
@@ -1437,12 +1437,12 @@ class Memory:
         """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
         reads = self.next_reads(self.next_age(step))
         reads = np.concatenate([reads, *self.final_reads])
-        rows = self.size + np.arange(len(reads))
+        rows = 1 + self.size + np.arange(len(reads))
         reads[:, self.shifts == 0] = rows[:, None]
         flat = self.storage.copy(join([step.obs, *self.finals]))
         features, _ = self.agent.encode(self.storage.batch(flat))
         tables = dict(self.tables)
-        tables["obs"] = torch.cat([tables["obs"][: self.size], features])
+        tables["obs"] = torch.cat([tables["obs"][: 1 + self.size], features])
         tables["rewards"][self.next_rows] = to_device(step.reward, self.device)[:, None]
         values = join([self.storage.whole(), flat], torch.cat).values
         views = self.views(reads, tables, values)
@@ -1470,17 +1470,17 @@ class Memory:
         head = self.agent.head
         has_choice = any(part.kind == "choice" for part in head.parts)  # of encoded elements
         num_views = sum(self.num_views[: 2 if has_choice else 1])
-        read = reads[:, :num_views]
-        others = np.setdiff1d(read, np.append(idx, -1))
-        steps = np.append(idx, others)
-        rows = to_device(steps, self.device)
-        obs = self.storage.gather(steps)
+        own = 1 + idx
+        others = np.setdiff1d(reads[:, :num_views], np.append(0, own))
+        rows = np.append(own, others)
+        obs = self.storage.gather(rows - 1)
         features, elements = self.agent.encode(obs)
+        at = to_device(rows, self.device)
         tables = dict(self.tables)
-        tables["obs"] = tables["obs"].index_copy(0, rows, features)
+        tables["obs"] = tables["obs"].index_copy(0, at, features)
         if has_choice:
-            seen = head.seen(actions[rows], elements)
-            tables["actions"] = tables["actions"].index_copy(0, rows, seen)
+            seen = head.seen(actions[at - 1], elements)
+            tables["actions"] = tables["actions"].index_copy(0, at, seen)
         counts = self.storage.whole().counts
         for group, found in elements.items():
             num_rows = counts[group][idx].sum()
@@ -1494,32 +1494,34 @@ class Memory:
     @property
     def next_rows(self) -> slice:
         """The rows of the next step."""
-        return slice(self.size, self.size + self.num_envs)
+        first = 1 + self.size
+        return slice(first, first + self.num_envs)
 
     def next_reads(self, age: np.ndarray) -> np.ndarray:
         """The rows that the views of the next step read if it has this age, [N, views]."""
-        number = self.size + np.arange(self.num_envs)
-        rows = number[:, None] + self.offsets
+        present = 1 + self.size + np.arange(self.num_envs)
+        rows = present[:, None] + self.offsets
         exists = age[:, None] >= -self.shifts
-        return np.where(exists, rows, -1)
+        return np.where(exists, rows, 0)
 
     def views(self, reads: np.ndarray, tables: dict, values: list | None = None) -> Tensor:
         """All views side by side, [B, dim]. `values` are those of the leaves of all steps; without
         them the views are those of the last step."""
         rows = to_device(reads.ravel(), self.device).view(reads.shape)
-        exists = rows >= 0
-        rows = rows.clamp(min=0).split(self.num_views, 1)
-        exists = exists.split(self.num_views, 1)
+        rows = rows.split(self.num_views, 1)
         views = []
         for k, table in enumerate(tables.values()):
-            shown = rows_of(table, rows[k]) * exists[k][..., None]
-            views.append(shown.flatten(1))
+            shown = select_rows(table, rows[k].flatten())
+            views.append(shown.view(len(reads), -1))
+        exists = (rows[0] > 0)[..., None, None, None]
         for k, cnn in zip(self.images, self.agent.cnns.values()):
             if values is None:
                 frames = self.last_frames(k)
             else:
-                frames = rows_of(values[k], rows[0])
-            views.append(cnn(frames * exists[0][..., None, None, None]))
+                numbers = (rows[0] - 1).clamp(min=0)
+                frames = select_rows(values[k], numbers.flatten())
+                frames = frames.unflatten(0, numbers.shape)
+            views.append(cnn(frames * exists))
         return torch.cat(views, 1)
 
     def last_frames(self, k: int) -> Tensor:
@@ -1543,11 +1545,6 @@ class Memory:
     def restore(self, state: dict) -> None:
         self.age = state["age"]
         self.recent.extend(state["recent"])
-
-
-def rows_of(table: Tensor, rows: Tensor) -> Tensor:
-    """table[rows], [B, views, ...]"""
-    return select_rows(table, rows.flatten()).unflatten(0, rows.shape)
 
 
 def first_of(elements: Elements, num: int, num_rows: int) -> Elements:

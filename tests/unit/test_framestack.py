@@ -276,7 +276,7 @@ def test_views_against_plain_loops(kind, flags):
 )
 @settings(max_examples=40, deadline=None)
 def test_views_never_cross_an_episode(lengths, num_steps, shifts):
-    """The row that a view reads is of the same env and episode, whatever the lengths; there is none
+    """The row that a view reads is of the same env and episode, whatever the lengths; it is row 0
     otherwise."""
     part = play(
         vector(2), lengths, fs_args(num_envs=len(lengths), num_steps=num_steps, obs_shifts=shifts)
@@ -290,7 +290,7 @@ def test_views_never_cross_an_episode(lengths, num_steps, shifts):
         at = 3 * num_steps - memory.size // num_envs + t  # the place in the log
         for shift, late, read in zip(memory.shifts, later, row):
             inside = window(log, at, shift) is not None
-            assert read == ((t + shift + late) * num_envs + env if inside else -1)
+            assert read == (1 + (t + shift + late) * num_envs + env if inside else 0)
 
 
 CASES = [(kind, "discrete", "flat", {}) for kind in OBSERVATIONS]
@@ -372,7 +372,7 @@ def test_each_step_is_stored_once(kind):
     assert all(torch.equal(a, b) for a, b in zip(mine.values, expected.values))
     assert all((mine.counts[group] == expected.counts[group]).all() for group in expected.counts)
     assert len(part.memory.recent) == 4
-    assert {len(table) for table in part.memory.tables.values()} == {(4 + 7 + 1) * 3}
+    assert {len(table) for table in part.memory.tables.values()} == {1 + (4 + 7 + 1) * 3}
 
 
 def test_each_step_is_encoded_once(monkeypatch):
@@ -386,7 +386,7 @@ def test_each_step_is_encoded_once(monkeypatch):
         lambda self, obs: encoded.append(len(obs["obs.nodes"].ptr) - 1) or original(self, obs),
     )
     idx = np.array([18, 9, 6, 20])
-    read = set(np.concatenate(memory.reads)[idx].ravel().tolist()) - {-1}
+    read = set(np.concatenate(memory.reads)[idx].ravel().tolist()) - {0}
     minibatch(memory, idx)
     assert encoded == [len(read)] and len(read) < 4 * len(idx)
     encoded.clear()

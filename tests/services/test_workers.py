@@ -145,12 +145,7 @@ class Own(gym.Env):
 gym.register("Own-v0", entry_point=Own)
 
 ERRORS = {
-<<<<<<< HEAD
-    "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): '
-    r"KeyError: ",
-=======
     "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): KeyError',
->>>>>>> services
     "exit": r"in burn(.|\n)*env 1, step 3, step\(4,\): SystemExit: 7",
     "nan": "env 1, step 3: reward nan is not finite",
     "none": r"env 1, step 3: reward None: TypeError",

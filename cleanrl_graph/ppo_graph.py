@@ -1027,7 +1027,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks)
+        check.parts(UsageError, space, factors, parts, masks, heads)
     return parts
 
 

@@ -41,7 +41,7 @@ import torch.nn as nn
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
@@ -972,18 +972,18 @@ class Vector:
     """Independent bits or real numbers, from a distribution over each of them."""
 
     def __init__(self, each: Bernoulli | Normal):
-        self.dist = Independent(each, 1, validate_args=False)
+        self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
         if greedy:
-            return self.dist.mode
-        return self.dist.rsample() if self.dist.has_rsample else self.dist.sample()
+            return self.each.mode
+        return self.each.rsample() if self.each.has_rsample else self.each.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.dist.log_prob(action.float())
+        return self.each.log_prob(action.float()).sum(1)
 
     def entropy(self) -> Tensor:
-        return self.dist.entropy()
+        return self.each.entropy().sum(1)
 
 
 class Part(NamedTuple):

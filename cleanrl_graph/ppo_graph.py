@@ -1710,6 +1710,8 @@ def main(args: Any) -> list:
         if evaluation:
             global_step = args.num_iterations * run.steps
             return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
+        if not args.eval_episodes:
+            return []
         episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
         print("returns of greedy episodes:", *(episode.ret for episode in episodes))
         return episodes

@@ -634,34 +634,39 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def batch(self, flat: Flat, places: dict[str, Tensor] | None = None) -> Obs:
-        """The observations of a block as the network sees them; `places` are those of their
-        rows."""
-        arrays = []
-        for num in flat.counts.values():
-            ptr = np.append(0, num.cumsum())
-            arrays += [ptr, np.arange(len(num)).repeat(num)]
+    def batch(self, flat: Flat) -> Obs:
+        """The observations of a block as the network sees them."""
+        return self.assemble(flat.values, flat.counts, {})
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
+        values, counts = self.whole()
+        places = {None: idx}  # of dense leaves, and of each group
+        for group, num in counts.items():
+            places[group] = ranges((num.cumsum() - num)[idx], num[idx])
+        counts = {group: num[idx] for group, num in counts.items()}
+        return self.assemble(values, counts, places)
+
+    def assemble(self, values: list[Tensor], counts: dict, places: dict) -> Obs:
+        """A batch of the rows at `places`, or of all; indices reach the device in one copy."""
+        arrays = list(places.values())
+        for num in counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
+        places = dict(zip(places, arrays))
+        arrays = arrays[len(places) :]
         index = {}
-        for group, ptr, batch in zip(flat.counts, arrays[::2], arrays[1::2]):
-            index[group] = Ragged(None, ptr, batch, places and places[group])
+        for group, ptr, batch in zip(counts, arrays[::2], arrays[1::2]):
+            index[group] = Ragged(None, ptr, batch, places.get(group))
         obs = {}
-        for leaf, rows in zip(self.leaves, flat.values):
+        for leaf, rows in zip(self.leaves, values):
+            if places:
+                rows = select_rows(rows, places[leaf.group])
             if leaf.kind == "links":  # from here on they count the nodes of the batch
                 first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
                 rows = rows + first_node[:, None]
             obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
         return obs
-
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
-        values, counts = self.whole()
-        places = [idx]
-        for num in counts.values():
-            places.append(ranges((num.cumsum() - num)[idx], num[idx]))
-        places = dict(zip([None, *counts], pack(places, self.device)))
-        rows = [select_rows(rows, places[leaf.group]) for leaf, rows in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}), places)
 
 
 # --- end shared: storage ---
@@ -987,18 +992,18 @@ class Vector:
     """Independent bits or real numbers, from a distribution over each of them."""
 
     def __init__(self, each: Bernoulli | Normal):
-        self.dist = Independent(each, 1, validate_args=False)
+        self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
         if greedy:
-            return self.dist.mode
-        return self.dist.rsample() if self.dist.has_rsample else self.dist.sample()
+            return self.each.mode
+        return self.each.rsample() if self.each.has_rsample else self.each.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.dist.log_prob(action.float())
+        return self.each.log_prob(action.float()).sum(1)
 
     def entropy(self) -> Tensor:
-        return self.dist.entropy()
+        return self.each.entropy().sum(1)
 
 
 class Part(NamedTuple):
@@ -1042,7 +1047,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks)
+        check.parts(UsageError, space, factors, parts, masks, heads)
     return parts
 
 

@@ -1380,7 +1380,7 @@ class Timeline:
         self.num_envs = len(starts)
         self.num_old = num_old
         keys = known["keys"].numpy()
-        at = self.times.repeat(known["num"])
+        at = self.times.repeat(known["num"].numpy())
         self.names, rank = np.unique(keys, return_inverse=True)
         code = self.first[at] * len(self.names) + rank
         order = np.argsort(code, kind="stable")
@@ -1417,10 +1417,9 @@ class Timeline:
     def edges(self, known: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each edge once: (entries of source and target [E, 2], the step since when it is known
         [E], its place among all [E])."""
-        at = self.times.repeat(known["num_edges"])
-        code = self.first[at, None] * len(self.names) + np.searchsorted(
-            self.names, known["edge_keys"]
-        )
+        at = self.times.repeat(known["num_edges"].numpy())
+        rank = np.searchsorted(self.names, known["edge_keys"].numpy())
+        code = self.first[at, None] * len(self.names) + rank
         ends = np.searchsorted(self.code, code)
         _, places = np.unique(ends @ [len(self.code), 1], return_index=True)
         return ends[places], at[places], places

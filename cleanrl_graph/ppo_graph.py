@@ -26,7 +26,7 @@ import os
 import random
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -201,7 +201,7 @@ class Leaf(NamedTuple):
     space: gym.Space
     getters: tuple[Callable, ...]  # called one after the other: observation -> array
     group: str | None = None
-    nodes: str | None = None  # the group whose rows the values of "links" count
+    nodes: str | None = None  # of links and edges: the group whose rows they connect
 
     @property
     def is_input(self) -> bool:
@@ -214,38 +214,37 @@ class Leaf(NamedTuple):
         return obs
 
 
-def leaves_of(space: gym.Space, path: str = "", getters: tuple = ()) -> list[Leaf]:
+def leaves_of(space: gym.Space, path: str = "") -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
     name = path or "obs"  # of a space that is not inside another
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, name, getters)
+        return graph_leaves(space, name)
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, name, getters)
+        return sequence_leaves(space, name)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return [array_leaf(space, name, getters)]
+        return [array_leaf(space, name)]
     leaves = []
     children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
     for k, child in children:
-        child_path = f"{path}.{k}" if path else str(k)
-        leaves += leaves_of(child, child_path, getters + (itemgetter(k),))
+        for leaf in leaves_of(child, f"{path}.{k}".removeprefix(".")):
+            leaves.append(leaf._replace(getters=(itemgetter(k), *leaf.getters)))
     return leaves
 
 
-def graph_leaves(space: spaces.Graph, path: str, getters: tuple) -> list[Leaf]:
+def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
     """Nodes, edge_links and, if they have features, edges."""
-    nodes = array_leaf(space.node_space, f"{path}.nodes", getters + (attrgetter("nodes"),))
+    nodes = array_leaf(space.node_space, f"{path}.nodes", attrgetter("nodes"))
     nodes = nodes._replace(group=nodes.path)
     name = f"{path}.edge_links"
-    int32 = np.dtype(np.int32)
-    get_links = getters + (attrgetter("edge_links"),)
-    links = Leaf(name, "links", (2,), int32, space, get_links, name, nodes.path)
+    get_links = attrgetter("edge_links")
+    links = Leaf(name, "links", (2,), np.dtype(np.int32), space, (get_links,), name, nodes.path)
     if space.edge_space is None:
         return [nodes, links]
-    edges = array_leaf(space.edge_space, f"{path}.edges", getters + (attrgetter("edges"),))
-    return [nodes, links, edges._replace(group=name)]
+    edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
+    return [nodes, links, edges._replace(group=name, nodes=nodes.path)]
 
 
-def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[Leaf]:
+def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
     """The leaves of a row. Without `stack` the rows are a tuple, each is read on its own."""
     leaves = []
     for leaf in leaves_of(space.feature_space, path):
@@ -253,8 +252,8 @@ def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[L
             raise UsageError(
                 f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
             )
-        of_rows = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=getters + of_rows))
+        getters = leaf.getters if space.stack else (partial(read_rows, leaf),)
+        leaves.append(leaf._replace(group=path, getters=getters))
     return leaves
 
 
@@ -263,7 +262,7 @@ def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
     return [leaf.read(row) for row in rows] or None
 
 
-def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
+def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
     """The leaf of a space whose elements are arrays or numbers."""
     kind = "vector"
     if isinstance(space, spaces.Discrete):
@@ -278,11 +277,11 @@ def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
     elif isinstance(space, spaces.Box) and len(space.shape) == 3:
         pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
         kind = "image" if min(pixels) >= 8 else "vector"
-    dtype = np.dtype(np.int64)  # torch knows no larger unsigned numbers
-    if space.dtype.kind == "f":
+    dtype = space.dtype
+    if dtype.kind == "f":
         dtype = np.dtype(np.float32)
-    elif kind in ("vector", "image") and (space.dtype.kind in "bi" or space.dtype == np.uint8):
-        dtype = space.dtype
+    elif dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
+        dtype = np.dtype(np.int64)
     return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
 
 
@@ -297,22 +296,17 @@ class Group(NamedTuple):
     """The paths of the leaves of a graph, or of a set, which has no edges."""
 
     nodes: list[str]  # with a row per node, or per element
-    links: str | None  # edge_links, which is the name of the group of edges, too
-    edges: list[str]  # with a row per edge
+    edges: list[str]  # with a row per edge: first edge_links, which names the group of edges, too
 
 
 def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
     """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    links = {leaf.nodes: leaf.group for leaf in leaves if leaf.nodes}
-    paths = {}  # group -> its leaves
+    groups = {}
     for leaf in leaves:
         if leaf.group and leaf.is_input:
-            paths.setdefault(leaf.group, []).append(leaf.path)
-    groups = {}
-    for name, nodes in paths.items():
-        if name not in links.values():
-            edges = paths.get(links.get(name), [])
-            groups[name] = Group(nodes, links.get(name), edges[1:])  # the first are the links
+            group = groups.setdefault(leaf.nodes or leaf.group, Group([], []))
+            paths = group.edges if leaf.nodes else group.nodes
+            paths.append(leaf.path)
     return groups
 
 
@@ -320,7 +314,7 @@ def element_groups(leaves: list[Leaf]) -> list[str]:
     """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where
     there is no graph."""
     groups = groups_of(leaves)
-    graphs = [name for name, group in groups.items() if group.links]
+    graphs = [name for name, group in groups.items() if group.edges]
     return graphs or list(groups)
 
 
@@ -683,13 +677,12 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 class Rows(nn.Module):
     """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more
-    than 64). With `norm_obs` Box vectors are normalised by mean and std of all rows that `observe`
+    than 64), of links nothing. With `norm_obs` Box vectors are normalised by mean and std of all rows that `observe`
     was given, and clipped to 10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.axes = len(leaf.shape)
-        self.dim = math.prod(leaf.shape)
+        self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
         self.embedding = None
         self.categorical = leaf.kind in ("discrete", "multidiscrete")
         if self.categorical:
@@ -724,12 +717,12 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.flatten(1) if self.axes else values[:, None]
+        values = values[..., None].flatten(1)
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
         if not self.categorical:
-            return values.float()
+            return values[:, : self.dim].float()
         if self.embedding is not None:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
@@ -794,9 +787,9 @@ class GNN(nn.Module):
             self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         takes = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = "edge_attr" in takes
+        self.takes_edge_attr = edge_dim and "edge_attr" in takes
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
         for conv, norm in zip(self.convs, self.norms):
@@ -835,20 +828,18 @@ class Encoder(nn.Module):
         self.readout = args.readout
         self.rows = nn.ModuleDict()
         for leaf in leaves:
-            if leaf.kind == "image":
-                self.rows[key(leaf.path)] = CNN(leaf)
-            elif leaf.kind != "links":
-                self.rows[key(leaf.path)] = Rows(leaf, args.norm_obs)
+            is_image = leaf.kind == "image"
+            self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()
         self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
         self.dim = self.dim_of(self.dense)
         for name, group in self.groups.items():
             node_dim = self.dim_of(group.nodes)
-            if group.links:
+            if group.edges:
                 edge_dim = self.dim_of(group.edges)
                 self.nets[key(name)] = GNN(node_dim, edge_dim or None, args)
-                self.element_dims[group.links] = 2 * dim + edge_dim
+                self.element_dims[group.edges[0]] = 2 * dim + edge_dim
             else:
                 self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
             self.dim += 2 * dim + 1 if args.readout == "meanmax" else dim + 1
@@ -862,23 +853,21 @@ class Encoder(nn.Module):
         for name, group in self.groups.items():
             _, ptr, batch, _ = obs[group.nodes[0]]
             x = self.features_of(group.nodes, obs)
-            if group.links:
-                links, *edge_index, _ = obs[group.links]
-                edge_attr = self.features_of(group.edges, obs)
-                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
-                if edge_attr is None:
-                    edge_attr = x.new_zeros(len(links), 0)
-                elements[group.links] = Elements(edge_attr, *edge_index, links, x)
+            if group.edges:
+                links, edge_ptr, edge_batch, _ = obs[group.edges[0]]
+                features_of_edges = self.features_of(group.edges, obs)
+                x = self.nets[key(name)](x, links.t().contiguous(), features_of_edges)
+                edges = Elements(features_of_edges, edge_ptr, edge_batch, links, x)
+                elements[group.edges[0]] = edges
             else:
                 x = self.nets[key(name)](x)
             elements[name] = Elements(x, ptr, batch)
             features.append(self.pool(x, ptr))
         return torch.cat(features, 1), elements
 
-    def features_of(self, paths: list[str], obs: Obs) -> Tensor | None:
-        """The leaves of a group side by side, [rows, dim]; None if there are none."""
-        if paths:
-            return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+    def features_of(self, paths: list[str], obs: Obs) -> Tensor:
+        """The leaves of a group side by side, [rows, dim]."""
+        return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
@@ -915,11 +904,9 @@ CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
 
 
 class Categorical:
-    """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
+    """One of n options; logits [B, n], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None):
-        if mask is not None:
-            logits = torch.where(mask != 0, logits, -torch.inf)
+    def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
 
     def draw(self, greedy: bool) -> Tensor:
@@ -943,47 +930,38 @@ class Categorical:
 
 
 class Choice(Categorical):
-    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows, 1] or
-    None."""
+    """One of the rows of each observation; logits [rows], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None, elements: Elements):
-        self.elements = elements
-        ptr = elements.ptr
-        batch = elements.batch
-        if mask is not None:
-            logits = torch.where(mask.squeeze(1) != 0, logits, -torch.inf)
-        logits = logits - segment_max(logits.detach(), ptr)[batch]
-        self.log_probs = logits - segment_sum(logits.exp(), ptr).log().index_select(0, batch)
+    def __init__(self, logits: Tensor, elements: Elements):
+        self.ptr = elements.ptr
+        self.batch = elements.batch
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        log_total = segment_sum(logits.exp(), self.ptr).log()
+        self.log_probs = logits - log_total.index_select(0, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        ptr = self.elements.ptr
-        is_best = score == segment_max(score, ptr)[self.elements.batch]
+        is_best = score == segment_max(score, self.ptr)[self.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        return (segment_max(rows * is_best, ptr).long() - ptr[:-1])[:, None]
+        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs[self.elements.ptr[:-1] + action.long().squeeze(1)]
+        return self.log_probs[self.ptr[:-1] + action.long().squeeze(1)]
 
     def total(self, terms: Tensor) -> Tensor:
-        return segment_sum(terms, self.elements.ptr)
+        return segment_sum(terms, self.ptr)
 
 
-class Vector:
-    """Independent bits or real numbers, from a distribution over each of them."""
-
-    def __init__(self, each: Bernoulli | Normal):
-        self.dist = Independent(each, 1, validate_args=False)
+class Vector(Independent):
+    """Independent bits or real numbers; Vector(distribution of each [B, n], 1)."""
 
     def draw(self, greedy: bool) -> Tensor:
+        """The mode, or a sample, [B, n]."""
         if greedy:
-            return self.dist.mode
-        return self.dist.rsample() if self.dist.has_rsample else self.dist.sample()
+            return self.mode
+        return self.rsample() if self.has_rsample else self.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.dist.log_prob(action.float())
-
-    def entropy(self) -> Tensor:
-        return self.dist.entropy()
+        return super().log_prob(action.float())
 
 
 class Part(NamedTuple):
@@ -1005,88 +983,78 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
-    masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
     heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
     parts = []
     column = 0
-    ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
+    entry = Counter()  # of each mask, the first one that belongs to no part yet
     for factor, head in zip(factors, heads):
         group = group_of(space, factor, head, leaves)
-        kind = kind_of(factor, group if not per_row else None)
-        values = str(factor.space.start if kind == "choice" else factor.space)
-        mask = mask_of(factor, group, masks)
+        kind, sizes = kind_of(factor, group and not per_row)
+        mask = mask_of(factor, group, leaves)
         path = mask.path if mask else None
-        for size in sizes_of(factor):
+        values = str(factor.space.start if kind == "choice" else factor.space)
+        for size in sizes:
             columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
-            column = columns.stop
-            entries = slice(0)
-            if mask:
-                first = ends[path] if mask.shape else 0
-                entries = slice(first, first + (1 if kind == "choice" else size))
-                ends[path] = entries.stop
+            entries = slice(entry[path], entry[path] + (1 if kind == "choice" else size))
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
+            column = columns.stop
+            if mask and mask.shape:  # otherwise its only entry is that of all parts
+                entry[path] = entries.stop
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks)
+        check.parts(UsageError, space, factors, parts, leaves)
     return parts
 
 
-def kind_of(factor: Leaf, group: str | None) -> str:
-    """The kind of a part that chooses one of the rows of a group, or none."""
+def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
+    """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
     if factor.kind in CATEGORIES:
-        return "choice" if group else "categorical"
-    return "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+        return "choice" if is_choice else "categorical", num_options(factor).tolist()
+    kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+    return kind, [math.prod(factor.shape)]
 
 
-def sizes_of(factor: Leaf) -> list[int]:
-    """The sizes of the parts of a factor: of a MultiDiscrete each entry is one."""
-    if factor.kind in CATEGORIES:
-        return num_options(factor).tolist()
-    return [math.prod(factor.shape)]
-
-
-def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
-    """The mask of a part: the one of the whole action, or of its name."""
+def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
+    """The mask of a factor: that of the whole action, or of its name."""
     own = factor.path.replace("action", "action_mask", 1)
-    mask = masks.get("action_mask", masks.get(own))
-    fits = mask and bool(mask.group) == bool(group)
-    return mask if fits and factor.kind in CATEGORIES else None
+    for leaf in leaves:
+        fits = factor.kind in CATEGORIES and bool(leaf.group) == bool(group)
+        if leaf.path in ("action_mask", own) and fits:
+            return leaf
 
 
 def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
-    """What --action-head auto means for each part. In a Dict a Discrete part that is named node,
+    """What --action-head auto means for each factor. In a Dict a Discrete one that is named node,
     edge, or as a set, chooses one."""
-    heads = ["flat"] * len(factors)
-    if isinstance(space, spaces.Dict):
-        for k, factor in enumerate(factors):
-            name = factor.path.removeprefix("action.")
-            if factor.kind in CATEGORIES and groups_named(name, leaves):
-                heads[k] = name
-    default = "flat"
     if isinstance(space, spaces.Sequence):
-        default = "nodes"
-    elif set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+        return ["nodes"] * len(factors)
+    heads = ["flat"] * len(factors)
+    for k, factor in enumerate(factors):
+        name = factor.path.removeprefix("action.")
+        is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
+        if is_named and factor.kind in CATEGORIES:
+            heads[k] = name
+    if set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
         if groups_named("avail_actions", leaves):
-            default = "avail_actions"
-        elif any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
-            default = "nodes"
-    return [default if head == "flat" else head for head in heads]
+            return ["avail_actions"] * len(factors)
+        if any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
+            return ["nodes"] * len(factors)
+    return heads
 
 
 def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
     """The groups of rows that --action-head, or the name of a part of the action, can mean."""
-    groups = groups_of(leaves)
-    edges = [group.links for group in groups.values() if group.links]
     if name in ("node", "nodes"):
         return element_groups(leaves)
     if name in ("edge", "edges"):
-        return edges
-    return [name] if name in [*groups, *edges] else []
+        return [leaf.path for leaf in leaves if leaf.kind == "links"]
+    is_group = any(leaf.group == name and leaf.is_input for leaf in leaves)
+    return [name] if is_group else []
 
 
 def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
-    """The group whose rows a part chooses, or has one action for each of; None for a fixed list of
-    actions. UsageError if the action head does not fit."""
+    """The group whose rows a factor chooses, or has one action for each of; None for a fixed list
+    of actions. UsageError if the action head does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     if head == "flat" and not per_row:
         return None
@@ -1103,11 +1071,8 @@ def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
     """B elements of `space` from actions [B, columns]; those of Box are clipped."""
     if isinstance(space, (spaces.Tuple, spaces.Dict)):
         children = space.values() if isinstance(space, spaces.Dict) else space
-        columns = []
-        for child in children:
-            num = sum(math.prod(leaf.shape) for leaf in leaves_of(child, "action"))
-            columns.append(to_env_actions(child, actions[:, :num]))
-            actions = actions[:, num:]
+        stops = np.cumsum([num_columns(child) for child in children])
+        columns = map(to_env_actions, children, np.split(actions, stops, 1))
         rows = list(zip(*columns))
         return [dict(zip(space, row)) for row in rows] if isinstance(space, spaces.Dict) else rows
     if isinstance(space, spaces.Discrete):
@@ -1119,17 +1084,70 @@ def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
     return list(values.astype(space.dtype) + start)
 
 
+def num_columns(space: gym.Space) -> int:
+    """The width of an action."""
+    return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
+
+
 def to_env_sequences(space: spaces.Sequence, actions: np.ndarray, counts: np.ndarray) -> list:
     """B elements of a Sequence from the actions of all their rows, counts[b] of element b."""
     each = space.feature_space
-    rows = to_env_actions(each, actions)
     elements = []
-    for stop, num in zip(counts.cumsum(), counts):
-        element = tuple(rows[stop - num : stop])
+    for rows in np.split(actions, counts.cumsum()[:-1]):
+        element = tuple(to_env_actions(each, rows))
         if space.stack:
             element = np.array(element, each.dtype).reshape(-1, *each.shape)
         elements.append(element)
     return elements
+
+
+class PartHead(nn.Module):
+    """The distribution of one part of an action, given a latent [B, dim]."""
+
+    def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
+        super().__init__()
+        self.part = part
+        self.log_std = None
+        num_outputs = part.size
+        if part.kind == "choice":
+            num_outputs = query_dim
+        elif part.kind == "normal" and args.state_dependent_std:
+            num_outputs = 2 * part.size
+        elif part.kind == "normal":
+            self.log_std = nn.Parameter(torch.zeros(part.size))
+        self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
+        if part.kind == "choice":
+            self.score = layer_init(nn.Linear(query_dim, 1), 0.01)
+            self.key = nn.Linear(dims[part.group], query_dim)
+        self.condition = None  # with --autoregressive, how the next latent depends on this part
+
+    def forward(self, latent: Tensor, elements: dict[str, Elements], obs: Obs):
+        output = self.output(latent)
+        if self.part.kind == "bits":
+            return Vector(Bernoulli(logits=output, validate_args=False), 1)
+        if self.part.kind == "normal":
+            log_std = self.log_std
+            if log_std is None:
+                output, log_std = output.chunk(2, 1)
+            return Vector(Normal(output, log_std.exp(), validate_args=False), 1)
+        if self.part.kind == "categorical":
+            return Categorical(self.masked(output, obs))
+        rows = elements[self.part.group]
+        keys = project(self.key, rows)
+        query = select_rows(output, rows.batch)
+        logits = self.score(torch.tanh(keys + query)).squeeze(1)
+        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
+        return Choice(self.masked(logits, obs), rows)
+
+    def masked(self, logits: Tensor, obs: Obs) -> Tensor:
+        """-inf where the mask is 0."""
+        if self.part.mask is None:
+            return logits
+        mask = obs[self.part.mask]
+        if self.part.group:
+            mask = mask.values
+        mask = mask[..., None].flatten(1)[:, self.part.entries]
+        return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
 
 def project(linear: nn.Linear, elements: Elements) -> Tensor:
@@ -1161,36 +1179,19 @@ class ActionHead(nn.Module):
         kinds = [part.kind for part in self.parts]
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
         self.dtype = torch.float32 if "normal" in kinds else torch.int64
-        self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
-        self.choices = nn.ModuleDict()
-        self.log_stds = nn.ParameterDict()
-        self.conditions = nn.ModuleDict()
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
+        self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
-            width = dims.get(nodes.get(part.group, part.group))  # of queries
-            self.add_layers(str(k), part, dim, width, dims, args.state_dependent_std)
+            query_dim = dims.get(nodes.get(part.group, part.group))
+            head = PartHead(part, dim, query_dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
-                self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
+                head.condition = nn.Linear(seen_dim([part], dims), dim)
+            self.heads.append(head)
         self.per_row = None  # the group of whose rows each has an action
         if isinstance(space, spaces.Sequence):
             self.per_row = self.parts[0].group
             self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
             self.row = nn.Linear(dims[self.per_row], dim)
-
-    def add_layers(self, name: str, part: Part, dim: int, width: int, dims: dict, wide: bool):
-        """What makes the distribution of a part; `wide` where log-stds are outputs, too."""
-        num_outputs = part.size
-        if part.kind == "choice":
-            num_outputs = width
-        elif part.kind == "normal" and wide:
-            num_outputs = 2 * part.size
-        elif part.kind == "normal":
-            self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
-        output = nn.Linear(dim, num_outputs)
-        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
-        if part.kind == "choice":
-            score = layer_init(nn.Linear(width, 1), 0.01)
-            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
 
     def forward(
         self,
@@ -1210,52 +1211,21 @@ class ActionHead(nn.Module):
         entropy = 0.0
         columns = [None] * len(self.parts)
         for k in self.order:
-            dist = self.distribution(k, latent, elements, obs)
+            part = self.parts[k]
+            dist = self.heads[k](latent, elements, obs)
             if action is None:
                 columns[k] = dist.draw(greedy).to(self.dtype)
             else:
-                columns[k] = action[:, self.parts[k].columns]
+                columns[k] = action[:, part.columns]
             log_prob = log_prob + dist.log_prob(columns[k])
             entropy = entropy + dist.entropy()
-            if str(k) in self.conditions:
-                before = self.embed(self.parts[k], columns[k], elements)
-                latent = torch.tanh(latent + self.conditions[str(k)](before))
+            if self.heads[k].condition:
+                before = self.embed(part, columns[k], elements)
+                latent = torch.tanh(latent + self.heads[k].condition(before))
         if self.per_row:
             log_prob = segment_sum(log_prob.double(), acting.ptr)
             entropy = segment_sum(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
-
-    def distribution(self, k: int, latent: Tensor, elements: dict[str, Elements], obs: Obs):
-        """Of part k, given the latent [B, dim], or [rows, dim] of a Sequence."""
-        part = self.parts[k]
-        output = self.outputs[k](latent)
-        mask = self.mask(part, obs)
-        if part.kind == "categorical":
-            return Categorical(output, mask)
-        if part.kind == "bits":
-            return Vector(Bernoulli(logits=output, validate_args=False))
-        if part.kind == "normal":
-            if str(k) in self.log_stds:
-                log_std = self.log_stds[str(k)].expand_as(output)
-            else:
-                output, log_std = output.chunk(2, 1)
-            return Vector(Normal(output, log_std.exp(), validate_args=False))
-        rows = elements[part.group]
-        score, key_layer = self.choices[str(k)]
-        keys = project(key_layer, rows)
-        query = select_rows(output, rows.batch)
-        logits = score(torch.tanh(keys + query)).squeeze(1)
-        return Choice(logits + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
-
-    def mask(self, part: Part, obs: Obs) -> Tensor | None:
-        """Of a part, nonzero = allowed: [B, size], or per row; None for all."""
-        if part.mask is None:
-            return None
-        mask = obs[part.mask]
-        if part.group:
-            mask = mask.values
-        mask = mask.flatten(1) if mask.dim() > 1 else mask[:, None]
-        return mask[:, part.entries]
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
         """What is seen of one part of an action, [B, ...]."""

@@ -78,7 +78,7 @@ def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any
     return result
 
 
-def parts(error: type, space: Any, factors: list, found: list, masks: dict) -> None:
+def parts(error: type, space: Any, factors: list, found: list, leaves: list) -> None:
     """`error` for an action space without a rule, or a mask that does not fit its parts `found`."""
     known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
     for factor, part in ((factor, part) for factor in factors for part in found):
@@ -88,12 +88,14 @@ def parts(error: type, space: Any, factors: list, found: list, masks: dict) -> N
             continue
         if factor.group or stacked or (is_integer and part.kind != "bits"):
             raise error(f"action space {space} is not supported ({known})")
-    for path, mask in masks.items():
-        masked = [part for part in found if part.mask == path]
+    for mask in leaves:
+        if mask.path.split(".")[0] != "action_mask":
+            continue
+        masked = [part for part in found if part.mask == mask.path]
         num_entries = max((part.entries.stop for part in masked), default=None)
         groups = {part.group for part in masked}
         if num_entries != math.prod(mask.shape) or len(groups) > 1:
-            raise error(f"leaf '{path}': a mask {mask.space} does not fit {space}")
+            raise error(f"leaf '{mask.path}': a mask {mask.space} does not fit {space}")
 
 
 def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> None:

@@ -18,7 +18,6 @@ al. 2015, arXiv:1506.03134).
 
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -31,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -56,7 +56,7 @@ class Args:
     """Experiment, environment (--env-id), network (--hidden-dims), algorithm
     (--total-timesteps)."""
 
-    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    exp_name: str = Path(__file__).stem
     """the name of this experiment"""
     seed: int = 1
     """seed of the experiment; env i has seed + i"""
@@ -376,14 +376,10 @@ def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
     env_id = args.env_id
     where = "or module:Name-v0"
-    if env_id.startswith("envs:"):
-        own = importlib.util.find_spec("envs")
-        env_id = f"cleanrl_graph.{env_id}"
-        if own and own.origin:
-            where = f"of {own.origin}; that of cleanrl_graph is {env_id}"
-            env_id = args.env_id
-    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
+    if wrappers:
+        env_id, where = wrappers.full_id(env_id)
+    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
@@ -456,36 +452,38 @@ class Envs:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
         self.outcome = np.zeros_like(self.outcome)
-        finals = {}  # env -> the last observation of an episode that is truncated
+        finals = []  # the last observations of episodes that are truncated
         episodes = []
         for i, action in enumerate(actions):
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
             info = info or {}
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            self.outcome[0, i] = reward
+            self.outcome[:, i] = (reward, terminated, truncated and not terminated)
             self.returns[i] += reward
             self.lengths[i] += 1
             if not (terminated or truncated):
                 self.observations[i] = self.read(i, obs)
                 continue
-            self.outcome[1 if terminated else 2, i] = 1
-            if not terminated:  # copied: the environment may write into it
-                finals[i] = [array.copy() for array in self.read(i, obs)]
+            if not terminated:  # copied at once: the environment may write into it
+                finals.append(self.collate([self.read(i, obs)], [i]))
             if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                 episodes.append(self.episode(i, info))
             self.begin(i)
-        final = self.collate(list(finals.values()), list(finals)) if finals else None
-        return self.latest(final, episodes)
+        return self.latest(join(finals) if finals else None, episodes)
 
     def episode(self, i: int, info: dict) -> Episode:
         """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        ret = float(whole["r"])
-        length = int(whole["l"])
-        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
+        return Episode(
+            self.first_env + i,
+            float(whole["r"]),
+            int(whole["l"]),
+            info.get("group"),
+            info.get("eval", {}),
+        )
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` of env i returns."""
@@ -706,15 +704,15 @@ class Rows(nn.Module):
         2.1)."""
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
-        spread = ((values - mean) ** 2).sum(0)
-        for num, mean, spread in all_ranks((len(values), mean, spread)):
+        var = ((values - mean) ** 2).sum(0) / max(len(values), 1)
+        for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
-                total = self.count + num
-                delta = mean.to(self.mean) - self.mean
-                spread = spread.to(delta) + delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + spread) / total)
-                self.mean += delta * num / total
+                share = num / (self.count + num)
+                delta = new_mean.to(self.mean) - self.mean
+                change = new_var.to(self.var) - self.var + (1 - share) * delta**2
                 self.count += num
+                self.mean += share * delta
+                self.var += share * change
 
     def forward(self, values: Tensor) -> Tensor:
         values = values[..., None].flatten(1)
@@ -1067,14 +1065,22 @@ def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> s
     )
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
-    """B elements of `space` from actions [B, columns]; those of Box are clipped."""
-    if isinstance(space, (spaces.Tuple, spaces.Dict)):
-        children = space.values() if isinstance(space, spaces.Dict) else space
-        stops = np.cumsum([num_columns(child) for child in children])
-        columns = map(to_env_actions, children, np.split(actions, stops, 1))
-        rows = list(zip(*columns))
-        return [dict(zip(space, row)) for row in rows] if isinstance(space, spaces.Dict) else rows
+def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
+    """B elements of `space` from actions [B, columns]; those of Box are clipped. Of a Sequence from
+    the actions of all their rows, counts[b] of element b."""
+    if isinstance(space, spaces.Sequence):
+        each = space.feature_space
+        rows = np.split(actions, counts.cumsum()[:-1])
+        elements = [tuple(to_env_actions(each, own)) for own in rows]
+        if space.stack:
+            elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
+        return elements
+    if isinstance(space, spaces.Dict):
+        rows = to_env_actions(spaces.Tuple(space.values()), actions)
+        return [dict(zip(space, row)) for row in rows]
+    if isinstance(space, spaces.Tuple):
+        stops = np.cumsum([num_columns(child) for child in space])
+        return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
     if isinstance(space, spaces.Discrete):
         return (actions[:, 0].astype(np.int64) + space.start).tolist()
     values = actions.reshape(-1, *space.shape)
@@ -1087,18 +1093,6 @@ def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
 def num_columns(space: gym.Space) -> int:
     """The width of an action."""
     return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
-
-
-def to_env_sequences(space: spaces.Sequence, actions: np.ndarray, counts: np.ndarray) -> list:
-    """B elements of a Sequence from the actions of all their rows, counts[b] of element b."""
-    each = space.feature_space
-    elements = []
-    for rows in np.split(actions, counts.cumsum()[:-1]):
-        element = tuple(to_env_actions(each, rows))
-        if space.stack:
-            element = np.array(element, each.dtype).reshape(-1, *each.shape)
-        elements.append(element)
-    return elements
 
 
 class PartHead(nn.Module):
@@ -1249,10 +1243,7 @@ class ActionHead(nn.Module):
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        columns = action.cpu().numpy()
-        if self.per_row:
-            return to_env_sequences(self.space, columns, counts[self.per_row])
-        return to_env_actions(self.space, columns)
+        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
 
     def select(self, actions: Tensor, obs: Obs, idx: np.ndarray) -> Tensor:
         """Of the actions of all stored steps those of the steps idx, which the storage gathered as
@@ -1438,6 +1429,7 @@ class Run(contextlib.ExitStack):
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
         """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
         args = self.args
+        self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
             service("utils.policy", "--load-model").load_weights(agent, args)
         if RANK > 0:
@@ -1454,7 +1446,7 @@ class Run(contextlib.ExitStack):
             self.callback(self.bar.close)
         self.start_time = time.time()
         if self.first:
-            return self.checkpoints.restore(self, agent, optimizer, memory, envs, rng)
+            return self.checkpoints.restore(self, *self.trained)
         return envs.reset(args.seed)
 
     def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
@@ -1477,10 +1469,10 @@ class Run(contextlib.ExitStack):
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
         self.bar.update(self.steps)
 
-    def checkpoint(self, iteration: int, agent, optimizer, memory, envs, rng) -> None:
+    def checkpoint(self, iteration: int) -> None:
         """Writes a checkpoint where one is due. SystemExit when a signal came."""
         if self.checkpoints:
-            self.checkpoints.after_update(self, iteration, agent, optimizer, memory, envs, rng)
+            self.checkpoints.after_update(self, iteration, *self.trained)
 
     def save_model(self, agent: nn.Module) -> None:
         """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
@@ -1518,6 +1510,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(params, lr=args.learning_rate, eps=1e-5, fused=True)
     step = run.begin(agent, optimizer, memory, envs, rng)
+    check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
@@ -1610,21 +1603,15 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             agent.encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
-        bad = np.argwhere(~np.isfinite(logs))
-        if len(bad):
-            k, column = bad[0]
-            raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
-                "and observations are finite, so look at their size, the network and "
-                "--learning-rate"
-            )
+        if check:
+            check.losses(UsageError, iteration, LOGGED, logs)
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
         scalars["debug/collection_mismatch"] = logs[0, -1]  # where the weights are those that acted
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         run.log(iteration, scalars, episodes, memory.storage)
-        run.checkpoint(iteration, agent, optimizer, memory, envs, rng)
+        run.checkpoint(iteration)
     return agent
 
 
@@ -1684,9 +1671,9 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    folder = os.path.dirname(os.path.realpath(__file__))
-    if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
-        sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
+        sys.path[0] = str(folder.parent)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for
     try:
         main(tyro.cli(Args))

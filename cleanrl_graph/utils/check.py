@@ -197,3 +197,13 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
         num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
     return np.zeros(values.shape, bool)
+
+
+def losses(error: type, iteration: int, names: tuple, logs: np.ndarray) -> None:
+    """`error` for the first value that is not finite in what an update logged, [minibatches,
+    names]."""
+    for k, column in np.argwhere(~np.isfinite(logs)):
+        raise error(
+            f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; rewards and "
+            "observations are finite, so look at their size, the network and --learning-rate"
+        )

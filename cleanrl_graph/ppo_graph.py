@@ -44,6 +44,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
+from torch_geometric.utils import segment
 from tqdm import tqdm
 
 VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
@@ -709,10 +710,9 @@ class Rows(nn.Module):
             if num > 0:
                 share = num / (self.count + num)
                 delta = new_mean.to(self.mean) - self.mean
-                change = new_var.to(self.var) - self.var + (1 - share) * delta**2
-                self.count += num
+                self.var += share * (new_var.to(delta) - self.var + (1 - share) * delta**2)
                 self.mean += share * delta
-                self.var += share * change
+                self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
         values = values[..., None].flatten(1)
@@ -876,15 +876,9 @@ class Encoder(nn.Module):
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
-        num = ptr.diff()[:, None].float()
-        pooled = []
-        if self.readout == "sum":
-            pooled.append(segment_sum(rows, ptr))
-        if self.readout in ("mean", "meanmax"):
-            pooled.append(segment_sum(rows, ptr) / num.clamp(min=1))
-        if self.readout in ("max", "meanmax"):
-            pooled.append(torch.where(num > 0, segment_max(rows, ptr), 0.0))
-        return torch.cat([*pooled, num.log1p()], 1)
+        kinds = ["mean", "max"] if self.readout == "meanmax" else [self.readout]
+        pooled = [segment(rows, ptr, kind) for kind in kinds]  # zero where there are no rows
+        return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
 def key(path: str) -> str:
@@ -1081,13 +1075,11 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     if isinstance(space, spaces.Tuple):
         stops = np.cumsum([num_columns(child) for child in space])
         return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
-    if isinstance(space, spaces.Discrete):
-        return (actions[:, 0].astype(np.int64) + space.start).tolist()
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        values = values.clip(space.low, space.high)
-    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
-    return list(values.astype(space.dtype) + start)
+        return list(values.clip(space.low, space.high).astype(space.dtype))
+    values = values.astype(space.dtype) + getattr(space, "start", 0)
+    return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
 
 
 def num_columns(space: gym.Space) -> int:
@@ -1135,9 +1127,9 @@ class PartHead(nn.Module):
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
         """-inf where the mask is 0."""
-        if self.part.mask is None:
+        mask = obs.get(self.part.mask)
+        if mask is None:
             return logits
-        mask = obs[self.part.mask]
         if self.part.group:
             mask = mask.values
         mask = mask[..., None].flatten(1)[:, self.part.entries]
@@ -1172,7 +1164,6 @@ class ActionHead(nn.Module):
         self.parts = parts_of(space, leaves, args.action_head)
         kinds = [part.kind for part in self.parts]
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
-        self.dtype = torch.float32 if "normal" in kinds else torch.int64
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
         self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
@@ -1208,7 +1199,7 @@ class ActionHead(nn.Module):
             part = self.parts[k]
             dist = self.heads[k](latent, elements, obs)
             if action is None:
-                columns[k] = dist.draw(greedy).to(self.dtype)
+                columns[k] = dist.draw(greedy)
             else:
                 columns[k] = action[:, part.columns]
             log_prob = log_prob + dist.log_prob(columns[k])
@@ -1416,7 +1407,7 @@ class Run(contextlib.ExitStack):
         name = args.env_id.split(":")[-1]
         name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
         self.folder = os.path.join(args.run_dir, name)
-        self.more = service("utils.log")
+        self.more = service("utils.log", args.track and "--track")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
@@ -1436,12 +1427,10 @@ class Run(contextlib.ExitStack):
             torch.manual_seed(args.seed + RANK)
         else:
             done = self.first * self.steps
-            if args.track:
-                service("utils.log", "--track").track(self)
+            if self.more:
+                self.more.begin(self)
             self.writer = SummaryWriter(self.folder, purge_step=done + 1)
             self.callback(self.writer.close)
-            if self.more:
-                self.more.flags(self, done)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
         self.start_time = time.time()
@@ -1455,8 +1444,7 @@ class Run(contextlib.ExitStack):
         if RANK > 0:
             return
         if self.more:
-            scalars |= self.more.sizes(storage.leaves, storage.whole())
-            self.more.groups(self, episodes)
+            scalars |= self.more.log(self, iteration, episodes, storage)
         num_steps = (iteration - self.first) * self.steps
         scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
         for name, value in scalars.items():

@@ -202,7 +202,9 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
 def losses(error: type, iteration: int, names: tuple, logs: np.ndarray) -> None:
     """`error` for the first value that is not finite in what an update logged, [minibatches,
     names]."""
-    for k, column in np.argwhere(~np.isfinite(logs)):
+    bad = np.argwhere(~np.isfinite(logs))
+    if len(bad):
+        k, column = bad[0]
         raise error(
             f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; rewards and "
             "observations are finite, so look at their size, the network and --learning-rate"

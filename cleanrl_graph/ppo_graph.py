@@ -1,7 +1,7 @@
 """PPO on graphs, sets, images, vectors or any Dict/Tuple of these, without padding.
 
     python cleanrl_graph/ppo_graph.py --env-id envs:PoissonGraph-v0 --total-timesteps 200000
-    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la --save-model
+    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0
 
 Rooms: Args, observations, environments, storage, encoder, action heads, memory (none here), agent,
@@ -196,7 +196,7 @@ class Leaf(NamedTuple):
     (ragged) or of one step (dense)."""
 
     path: str  # "graph.nodes", "position"
-    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
+    kind: str  # "vector", "image", "discrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
     space: gym.Space
@@ -266,10 +266,8 @@ def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
 def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
     """The leaf of a space whose elements are arrays or numbers."""
     kind = "vector"
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         kind = "discrete"
-    elif isinstance(space, spaces.MultiDiscrete):
-        kind = "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(
             f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
@@ -287,10 +285,9 @@ def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each category of a discrete or multidiscrete leaf, int64
-    [entries]."""
-    options = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
-    return np.ravel(options).astype(np.int64)
+    """The number of values of each category of a discrete leaf, int64 [entries]."""
+    is_single = isinstance(leaf.space, spaces.Discrete)
+    return np.ravel(leaf.space.n if is_single else leaf.space.nvec).astype(np.int64)
 
 
 class Group(NamedTuple):
@@ -676,14 +673,14 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 class Rows(nn.Module):
     """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more
-    than 64), of links nothing. With `norm_obs` Box vectors are normalised by mean and std of all rows that `observe`
-    was given, and clipped to 10."""
+    than 64), of links no columns. With `norm_obs` Box vectors are normalised by mean and std of all
+    rows that `observe` was given, and clipped to 10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
         self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
         self.embedding = None
-        self.categorical = leaf.kind in ("discrete", "multidiscrete")
+        self.categorical = leaf.kind == "discrete"
         if self.categorical:
             num = num_options(leaf)
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
@@ -823,7 +820,7 @@ class Encoder(nn.Module):
         leaves = [leaf for leaf in leaves if leaf.is_input]
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         self.groups = groups_of(leaves)
-        self.readout = args.readout
+        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()
         for leaf in leaves:
             is_image = leaf.kind == "image"
@@ -840,7 +837,7 @@ class Encoder(nn.Module):
                 self.element_dims[group.edges[0]] = 2 * dim + edge_dim
             else:
                 self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
-            self.dim += 2 * dim + 1 if args.readout == "meanmax" else dim + 1
+            self.dim += len(self.readouts) * dim + 1
 
     def dim_of(self, paths: list[str]) -> int:
         return sum(self.rows[key(path)].dim for path in paths)
@@ -876,8 +873,7 @@ class Encoder(nn.Module):
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
-        kinds = ["mean", "max"] if self.readout == "meanmax" else [self.readout]
-        pooled = [segment(rows, ptr, kind) for kind in kinds]  # zero where there are no rows
+        pooled = [segment(rows, ptr, kind) for kind in self.readouts]  # zero where there are none
         return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
@@ -892,7 +888,6 @@ def key(path: str) -> str:
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
 LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
-CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
 
 
 class Categorical:
@@ -957,8 +952,8 @@ class Vector(Independent):
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
-    or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
+    "bits" or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
@@ -986,7 +981,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
         path = mask.path if mask else None
         values = str(factor.space.start if kind == "choice" else factor.space)
         for size in sizes:
-            columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
+            columns = slice(column, column + (1 if factor.kind == "discrete" else size))
             entries = slice(entry[path], entry[path] + (1 if kind == "choice" else size))
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
             column = columns.stop
@@ -1000,7 +995,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
 
 def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
     """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
-    if factor.kind in CATEGORIES:
+    if factor.kind == "discrete":
         return "choice" if is_choice else "categorical", num_options(factor).tolist()
     kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
     return kind, [math.prod(factor.shape)]
@@ -1010,7 +1005,7 @@ def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
     """The mask of a factor: that of the whole action, or of its name."""
     own = factor.path.replace("action", "action_mask", 1)
     for leaf in leaves:
-        fits = factor.kind in CATEGORIES and bool(leaf.group) == bool(group)
+        fits = factor.kind == "discrete" and bool(leaf.group) == bool(group)
         if leaf.path in ("action_mask", own) and fits:
             return leaf
 
@@ -1024,9 +1019,9 @@ def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> li
     for k, factor in enumerate(factors):
         name = factor.path.removeprefix("action.")
         is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
-        if is_named and factor.kind in CATEGORIES:
+        if is_named and factor.kind == "discrete":
             heads[k] = name
-    if set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+    if set(heads) == {"flat"} and all(factor.kind == "discrete" for factor in factors):
         if groups_named("avail_actions", leaves):
             return ["avail_actions"] * len(factors)
         if any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
@@ -1051,7 +1046,7 @@ def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> s
     if head == "flat" and not per_row:
         return None
     groups = groups_named(head, leaves)
-    if len(groups) == 1 and (per_row or factor.kind in CATEGORIES):
+    if len(groups) == 1 and (per_row or factor.kind == "discrete"):
         return groups[0]
     raise UsageError(
         f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
@@ -1138,16 +1133,14 @@ class PartHead(nn.Module):
 
 def project(linear: nn.Linear, elements: Elements) -> Tensor:
     """`linear` of each row; of edges a ReLU of (source, target, features), computed per node."""
-    nodes = elements.nodes
-    if nodes is None:
+    if elements.ends is None:
         return linear(elements.values)
-    dim = nodes.shape[1]
-    of_source, of_target, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
-    source, target = elements.ends.unbind(1)
-    from_source = select_rows(nodes @ of_source.t(), source)
-    from_target = select_rows(nodes @ of_target.t(), target)
-    from_features = elements.values @ of_features.t()
-    return torch.relu(from_source + from_target + from_features + linear.bias)
+    dim = elements.nodes.shape[1]
+    *of_ends, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
+    projected = nn.functional.linear(elements.values, of_features, linear.bias)
+    for weight, end in zip(of_ends, elements.ends.unbind(1)):
+        projected = projected + select_rows(elements.nodes @ weight.t(), end)
+    return projected.relu()
 
 
 class ActionHead(nn.Module):

@@ -840,7 +840,7 @@ def test_model_that_cannot_be_written(tmp_path, monkeypatch):
     """A sentence with the path; the evaluation is not reached."""
     monkeypatch.setattr(ppo_graph, "play", lambda *args: pytest.fail("the evaluation began"))
     monkeypatch.setattr(
-        checkpoint.Run, "__enter__", lambda self: os.mkdir(f"{self.folder}/model.pt") or self
+        checkpoint.Folder, "__enter__", lambda self: os.mkdir(f"{self.folder}/model.pt") or self
     )
     fails("model.pt", tmp_path, save_model=True, eval_episodes=1)
 
@@ -849,7 +849,7 @@ def test_model_that_cannot_be_written(tmp_path, monkeypatch):
 def test_two_runs_at_once(tmp_path):
     """--resume auto does not write into the folder of a run that is going on."""
     first = run(tmp_path, env_id="Simple-v0", checkpoint_every=1)
-    with checkpoint.Run(str(first.folder)):
+    with checkpoint.Folder(str(first.folder)):
         fails(
             f"another process writes to {first.folder}", tmp_path, checkpoint_every=1, resume="auto"
         )

@@ -28,7 +28,7 @@ RANGES = [
     ("ent_coef vf_coef", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
-LARGEST = 3e38  # about, of float32
+LARGEST = 3e38  # number in float32, about
 CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
 
 
@@ -49,7 +49,7 @@ def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None
         needed = "an object, or a list of at least one, is needed"
         raise error(f"--env-kwargs {args.env_kwargs}: {needed}")
     if args.num_minibatches > max_minibatches:
-        problem = f"exceeds the {max_minibatches} among which a rollout can be shared out"
+        problem = f"exceeds the {max_minibatches} parts into which a rollout can be divided"
         raise error(f"--num-minibatches {args.num_minibatches} {problem}")
     batch_size = args.num_envs * args.num_steps
     if 0 < args.total_timesteps < batch_size * world_size:
@@ -116,8 +116,8 @@ def parts(
 def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> None:
     """`error(i, sentence)` for a reward that is no finite number, or a mask that comes too late."""
     try:
-        is_finite = bool(abs(reward) < LARGEST)
-    except (TypeError, ValueError):
+        is_finite = math.fabs(reward) < LARGEST
+    except Exception:  # of many kinds
         raise error(i, f"reward {reward!r} is not a number") from None
     if not is_finite:
         raise error(i, f"reward {reward} is not finite")
@@ -182,15 +182,16 @@ def wrong_form(leaf: Any, rows: tuple, counts: dict) -> str | None:
 
 def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) -> str | None:
     """What is wrong with ids, with the number of rows to choose from, or with a mask."""
+    shown = values if leaf.group else values[0]
     if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
-        return f"an id occurs twice: {values.tolist()}"
+        return f"an id occurs twice: {shown.tolist()}"
     for k, part in enumerate(parts[0]):
         if part.kind == "choice" and part.group == leaf.group:
             most = np.array([own[k].size for own in parts])
             if ((num == 0) | (num > most)).any():
                 return f"{num[0]} rows to choose from, the action space has {most[0]}"
         if part.mask == leaf.path and is_all_masked(leaf, values, num, part):
-            return f"all actions are masked: {values.tolist()}"
+            return f"all actions are masked: {shown.tolist()}"
     return None
 
 

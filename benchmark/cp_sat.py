@@ -22,8 +22,8 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs import flexible_job_shop, job_shop  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs import flexible_job_shop, job_shop  # noqa: E402
 
 COLUMNS = (
     "suite",
@@ -187,7 +187,10 @@ def document(rows: list[dict]) -> str:
             )
             cells.append((f"{np.mean(gaps):.1f}" if gaps else "") + unsolved)
         lines.append([suite, *cells])
-    about = "CP-SAT of OR-Tools {}, {}: mean gap (%) to the best known makespan, plain model of benchmark/cp_sat.py."
+    about = (
+        "CP-SAT of OR-Tools {}, {}: mean gap (%) to the best known makespan, plain model of "
+        "benchmark/cp_sat.py."
+    )
     names = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in ("version", "cpu"))
     return (
         about.format(*names)

@@ -1,7 +1,9 @@
 """The table of DagSchedule-v0: mean job completion time of the rules, and of the runs of
 benchmark/dag_schedule.sh.
 
-    python benchmark/dag_schedule.py     # writes rules.csv, table.md and table.csv in benchmark/results/dag_schedule
+    python benchmark/dag_schedule.py
+
+It writes rules.csv, table.md and table.csv in benchmark/results/dag_schedule.
 
 A suite is 100 fixed sets of jobs (workload 0 to 99; task durations are noisy). The exponent of
 "weighted fair" is tuned on the workloads from 1000 on. What stands in rules.csv is not played
@@ -20,8 +22,8 @@ import report
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs.dag_schedule import RULES, DagScheduleEnv, play_rule  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs.dag_schedule import RULES, DagScheduleEnv, play_rule  # noqa: E402
 
 SUITES = ("batch", "continuous")
 ALPHAS = np.arange(-2, 2.25, 0.25).tolist()
@@ -158,19 +160,20 @@ def document(rows: list[dict], runs: list[dict], args: Args) -> str:
         )
     parts = [
         "    bash benchmark/dag_schedule.sh",
-        f"Mean job completion time (JCT) in seconds on {args.episodes} fixed sets of jobs per suite: 20 jobs that "
-        "are all there at the beginning (batch), or 50 that arrive in a Poisson process (continuous, load 0.75); "
-        "50 executors. ± is the standard error over the sets of jobs, of the policy over its seeds. The exponent "
-        f"of weighted fair is tuned on {args.episodes} other sets.",
+        f"Mean job completion time (JCT) in seconds on {args.episodes} fixed sets of jobs per "
+        "suite: 20 jobs that are all there at the beginning (batch), or 50 that arrive in a "
+        "Poisson process (continuous, load 0.75); 50 executors. ± is the standard error over the "
+        "sets of jobs, of the policy over its seeds. The exponent of weighted fair is tuned on "
+        f"{args.episodes} other sets.",
         report.markdown(lines),
     ]
     if runs:
         unique = lambda values: ", ".join(dict.fromkeys(values))
         parts.append(
-            f"Runs: {unique(run['cpu'] for run in runs)}, one core per run that other jobs shared, torch "
-            f"{unique(run['versions']['torch'] for run in runs)}, commit "
-            f"{unique(report.short(run['commit']) for run in runs)}; minutes of training and evaluation: "
-            f"{', '.join(format(run['duration'] / 60, '.0f') for run in runs)}."
+            f"Runs: {unique(run['cpu'] for run in runs)}, one core per run that other jobs shared, "
+            f"torch {unique(run['versions']['torch'] for run in runs)}, commit "
+            f"{unique(report.short(run['commit']) for run in runs)}; minutes of training and "
+            f"evaluation: {', '.join(format(run['duration'] / 60, '.0f') for run in runs)}."
         )
         parts += ["Commands:", "\n".join(f"    {run['command']}" for run in runs)]
     return "\n\n".join(parts) + "\n"

@@ -1,27 +1,45 @@
-"""Do two checkouts compute the same? Loss and clipped gradients of the first minibatches of a
-training, side by side.
+"""Do two checkouts compute the same? Losses and gradients of the first minibatches of a training,
+side by side.
 
     git worktree add ../old COMMIT
-    python benchmark/equal_updates.py --old ../old --out benchmark/results/equal_updates.md
+    python benchmark/equal_updates.py --old ../old --out benchmark/results/rewrite/equal_updates.md
+    python benchmark/equal_updates.py --old ../old --scripts ppo_graph --cases cartpole mixed
 
-Both checkouts train with the same seed, so weights, rollout and minibatches are the same as long as
-everything before them is. A row is one script on one environment: the largest difference of the
-losses, and of the gradients relative to the largest gradient, over the first --minibatches.
-Environments that reach a time limit are among them.
+Both checkouts train with the same seed and draw their weights themselves. So the losses are equal
+as long as weights, rollouts and minibatches are. A row is one script on one environment. It covers
+two updates and more, so what is carried from one rollout to the next is in it: memory, statistics
+of --norm-obs, episodes that go on. Most environments end some episodes by a time limit.
+
+Differences of losses are relative to max(1, |loss|). Gradients are compared by their global norm
+and by the sorted norms of the parameters, both relative to the global norm, so that parameters may
+change their names and order. Weights are compared by the sorted sums of the parameters. The exit
+code is 1 if a difference is above --tolerance, weights differ, or a run failed.
 """
 
+import json
+import multiprocessing
 import os
+import runpy
 import shlex
 import subprocess
 import sys
 import tempfile
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported
+
+import gymnasium  # noqa: F401  imported once here, not in each run
+import numpy as np
 import torch
+import torch.utils.tensorboard  # noqa: F401
+import torch_geometric.nn  # noqa: F401
 import tyro
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+ENVS = str(Path(__file__).resolve().parent)  # the folder of equal_updates_envs.py
 SCRIPTS = (
     "ppo_graph",
     "ppo_framestack",
@@ -29,59 +47,87 @@ SCRIPTS = (
     "ppo_gtrxl",
     "ppo_graph_async",
     "ppo_graph_aux",
+    "ppo_graph_compile",
 )
+SCRIPT_FLAGS = {"ppo_graph_compile": "--compile-mode none"}
 SMALL = (
-    "--num-envs 4 --num-steps 32 --total-timesteps 512 --eval-episodes 0 --no-save-model --no-cuda"
+    "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --total-timesteps 1024 "
+    "--eval-episodes 0 --no-save-model --no-cuda"
 )
-CASES = {  # name -> flags of both
-    "vector (Pendulum, truncated episodes)": "--env-id Pendulum-v1",
-    "graph with a choice of nodes (GraphExplore)": "--env-id envs:GraphExplore-v0",
-    "image (random pixels)": "--env-id pixels:Pixels-v0",
-    "set (BestOfSet)": "--env-id envs:BestOfSet-v0",
+
+
+class Case(NamedTuple):
+    """Flags that both checkouts are given."""
+
+    flags: str
+    scripts: tuple[str, ...] = SCRIPTS
+    before: str = ""  # flags of a run before, such as one that makes a file
+
+
+CASES = {
+    "cartpole": Case("--env-id CartPole-v1 --no-norm-obs"),
+    "pendulum": Case(
+        """--env-id Pendulum-v1 --norm-obs --env-kwargs '{"max_episode_steps": 20}'"""
+    ),
+    "poisson": Case(
+        """--env-id envs:PoissonGraph-v0 --norm-obs --env-kwargs '[{}, {"max_episode_steps": 3}]'"""
+    ),
+    "jobshop": Case(
+        "--env-id envs:JobShop-v0 --gamma 1 "
+        """--env-kwargs '[{"jobs": 3, "machines": 3}, {"max_episode_steps": 20}]'"""
+    ),
+    "best_edge": Case("--env-id envs:BestEdge-v0"),
+    "stateless": Case(
+        "--env-id envs:StatelessCartPole-v1 --wrap z:skill:4 "
+        """--env-kwargs '{"max_episode_steps": 12}'"""
+    ),
+    "explore": Case(
+        """--env-id envs:GraphExplore-v0 --norm-obs --env-kwargs '{"max_episode_steps": 40}'"""
+    ),
+    "best_of_set": Case("--env-id envs:BestOfSet-v0"),
+    "pixels": Case("--env-id equal_updates_envs:Pixels-v0"),
+    "mixed": Case("--env-id equal_updates_envs:Mixed-v0 --autoregressive --norm-obs"),
+    "node_amount": Case("--env-id envs:NodeAmount-v0 --autoregressive"),
+    "colouring": Case("--env-id envs:Colouring-v0 --gnn gatv2 --readout max"),
+    "neighbours": Case(
+        "--env-id envs:NeighbourMean-v0 --gnn sage --readout sum --state-dependent-std "
+        """--env-kwargs '{"max_episode_steps": 5}'"""
+    ),
+    "workers": Case("--env-id envs:MatchGoal-v0 --num-workers 2", ("ppo_graph",)),
+    "views": Case(
+        "--env-id equal_updates_envs:Pixels-v0 --obs-shifts -5,-1,0 --image-views encodings",
+        ("ppo_framestack",),
+    ),
+    "remember_edges": Case(
+        "--env-id envs:GraphExplore-v0 --remember-edges --state-readout sum "
+        """--env-kwargs '{"max_episode_steps": 40}'""",
+        ("ppo_lstm_sparse",),
+    ),
+    "one_state": Case(
+        "--env-id envs:GraphExplore-v0 --no-state-per-node --prev-reward "
+        """--env-kwargs '{"max_episode_steps": 9}'""",
+        ("ppo_lstm_sparse",),
+    ),
+    "layers": Case(
+        "--env-id envs:StatelessCartPole-v1 --num-layers 2 --memory-length 5 --prev-reward "
+        """--env-kwargs '{"max_episode_steps": 12}'""",
+        ("ppo_gtrxl",),
+    ),
+    "no_lag": Case(
+        """--env-id Pendulum-v1 --max-lag 0 --env-kwargs '{"max_episode_steps": 20}'""",
+        ("ppo_graph_async",),
+    ),
+    "reconstruct": Case(
+        "--env-id equal_updates_envs:Mixed-v0 --aux reconstruct", ("ppo_graph_aux",)
+    ),
+    "predict": Case("--env-id envs:GraphExplore-v0 --aux predict", ("ppo_graph_aux",)),
+    "demos": Case(
+        "--env-id envs:GraphExplore-v0 --demos demos.npz --bc-updates 2",
+        ("ppo_graph_aux",),
+        "--env-id envs:GraphExplore-v0 --demos demos.npz --record-episodes 5 "
+        "--record equal_updates_envs:random_policy",
+    ),
 }
-PIXELS = """
-import gymnasium as gym
-import numpy as np
-
-
-class Pixels(gym.Env):
-    observation_space, action_space = gym.spaces.Box(0, 255, (12, 12, 1), np.uint8), gym.spaces.Discrete(3)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = int(self.np_random.integers(2, 12))
-        return self.observation(), {}
-
-    def step(self, action):
-        self.left -= 1
-        return self.observation(), float(action == 1), self.left == 0, False, {}
-
-    def observation(self):
-        return self.np_random.integers(0, 256, (12, 12, 1), np.uint8)
-
-
-gym.register("Pixels-v0", entry_point=Pixels, max_episode_steps=7)
-"""
-RECORD = """
-import runpy, sys, torch
-out, num, script, *flags = sys.argv[1:]
-losses, gradients, backward, step = [], [], torch.Tensor.backward, torch.optim.Adam.step
-def record_loss(self, *args, **kwargs):
-    losses.append(self.item())
-    return backward(self, *args, **kwargs)
-def record_step(self, *args, **kwargs):
-    params = [param for group in self.param_groups for param in group["params"]]
-    gradients.append(torch.cat([param.grad.flatten() for param in params if param.grad is not None]))
-    if len(gradients) == int(num):
-        torch.save((losses, gradients), out)
-        sys.stdout.flush()
-        import os
-        os._exit(0)
-    return step(self, *args, **kwargs)
-torch.Tensor.backward, torch.optim.Adam.step, sys.argv = record_loss, record_step, [script, *flags]
-sys.path[0] = script.rpartition("/")[0]
-runpy.run_path(script, run_name="__main__")
-"""
 
 
 @dataclass
@@ -92,71 +138,228 @@ class Args:
     """this one"""
     scripts: tuple[str, ...] = SCRIPTS
     """names of scripts"""
-    minibatches: int = 4
-    """minibatches that are compared"""
+    cases: tuple[str, ...] = tuple(CASES)
+    """names of cases"""
+    minibatches: int = 8
+    """minibatches that are compared; an update has 4"""
+    tolerance: float = 1e-5
+    """largest difference that is not an error"""
     out: str | None = None
     """file for the table"""
 
 
-def record(
-    checkout: str, script: str, flags: str, num: int, folder: str
-) -> tuple[list[float], list[torch.Tensor]]:
-    """Losses and gradients of the first `num` minibatches."""
-    out = os.path.join(folder, "record.pt")
-    env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=folder)
-    command = [
-        sys.executable,
-        "-c",
-        RECORD,
-        out,
-        str(num),
-        f"{os.path.abspath(checkout)}/cleanrl_graph/{script}.py",
-        *shlex.split(flags),
-        "--run-dir",
-        os.path.join(folder, "runs"),
+class Recording(NamedTuple):
+    """What one training did."""
+
+    weights: list[list[float]]  # (number of elements, sum) of each parameter at first, sorted
+    losses: list[float]  # of each minibatch
+    norms: list[list[float]]  # of each minibatch, the gradients of the parameters, sorted
+    learning_rates: list[float]  # of each minibatch, annealed, so another one in each update
+
+
+class Recorder:
+    """Takes notes of a training: of the optimizer's parameters, of each loss and its gradients. The
+    training ends after `num` minibatches, which are then in the file `out`."""
+
+    def __init__(self, num: int, out: Path):
+        self.num = num
+        self.out = out
+        self.recording = Recording([], [], [], [])
+        self.params = []
+
+    def install(self) -> None:
+        """Puts the recorder's functions in front of PyTorch's own."""
+        adam_init = torch.optim.Adam.__init__
+        adam_step = torch.optim.Adam.step
+        backward = torch.Tensor.backward
+
+        def recorded_init(optimizer, *args, **kwargs):
+            adam_init(optimizer, *args, **kwargs)
+            self.note_weights(optimizer)
+
+        def recorded_backward(loss, *args, **kwargs):
+            backward(loss, *args, **kwargs)
+            self.note_gradients(loss)
+
+        def recorded_step(optimizer, *args, **kwargs):
+            self.recording.learning_rates.append(float(optimizer.param_groups[0]["lr"]))
+            if len(self.recording.losses) == self.num:
+                self.out.write_text(json.dumps(self.recording))
+                raise SystemExit(0)
+            return adam_step(optimizer, *args, **kwargs)
+
+        torch.optim.Adam.__init__ = recorded_init
+        torch.optim.Adam.step = recorded_step
+        torch.Tensor.backward = recorded_backward
+
+    def note_weights(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            self.params.extend(group["params"])
+        for param in self.params:
+            self.recording.weights.append([param.numel(), param.detach().double().sum().item()])
+        self.recording.weights.sort()
+
+    def note_gradients(self, loss: torch.Tensor) -> None:
+        norms = []
+        for param in self.params:
+            if param.grad is not None:
+                norms.append(param.grad.double().norm().item())
+        self.recording.losses.append(loss.item())
+        self.recording.norms.append(sorted(norms))
+
+
+def run_script(path: Path, flags: str, log: Path, recorder: Recorder | None) -> None:
+    """Runs a script as `python path flags` does, in this process, which is one of its own."""
+    with log.open("w") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    os.chdir(log.parent)
+    if recorder:
+        recorder.install()
+    checkout = path.parents[1]
+    # Python puts the script's folder first. The checkout is for scripts that import from a package
+    sys.path[:1] = [str(path.parent), str(checkout)]
+    sys.path.append(ENVS)
+    sys.argv = [str(path), *shlex.split(flags)]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit:
+        check_origins(checkout)
+        raise
+    except BaseException:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+
+
+def check_origins(checkout: Path) -> None:
+    """SystemExit if a module of the project was imported from somewhere else."""
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        is_ours = name.partition(".")[0] in ("cleanrl_graph", "envs", "utils")
+        if is_ours and origin and not Path(origin).is_relative_to(checkout):
+            raise SystemExit(f"{name} is {origin}, not in {checkout}")
+
+
+def run(path: Path, flags: str, folder: Path, recorder: Recorder | None = None) -> None:
+    """Runs a script in a process of its own. RuntimeError with all that it wrote if it fails."""
+    log = folder / "log.txt"
+    context = multiprocessing.get_context("fork")  # torch is imported there
+    process = context.Process(target=run_script, args=(path, flags, log, recorder))
+    process.start()
+    process.join(timeout=600)
+    if process.exitcode != 0:
+        process.kill()
+        raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()}")
+
+
+def record(checkout: str, script: str, case: Case, num: int) -> Recording:
+    """What the first `num` minibatches of a training are. RuntimeError if it fails."""
+    path = Path(checkout).resolve() / "cleanrl_graph" / f"{script}.py"
+    if not path.exists():
+        raise RuntimeError(f"there is no {path}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if case.before:
+            run(path, case.before, folder)
+        recorder = Recorder(num, folder / "recording.json")
+        run(path, f"{SMALL} {SCRIPT_FLAGS.get(script, '')} {case.flags}", folder, recorder)
+        if not recorder.out.exists():
+            raise RuntimeError(f"less than {num} minibatches")
+        return Recording(*json.loads(recorder.out.read_text()))
+
+
+def loss_difference(old: Recording, new: Recording) -> float:
+    """The largest one, relative to max(1, |loss|)."""
+    expected = np.array(old.losses)
+    return float(np.max(np.abs(expected - new.losses) / np.maximum(1.0, np.abs(expected))))
+
+
+def gradient_difference(old: Recording, new: Recording) -> float:
+    """The largest one of global norms and of sorted norms, relative to the global norm. Infinity if
+    the numbers of parameters differ."""
+    largest = 0.0
+    for expected, found in zip(old.norms, new.norms):
+        if len(expected) != len(found):
+            return np.inf
+        total = np.linalg.norm(expected)
+        difference = np.abs(np.subtract(expected, found)).max()
+        difference = max(difference, abs(total - np.linalg.norm(found)))
+        largest = (
+            np.fmax(largest, difference / total) if total > 0 else np.fmax(largest, difference)
+        )
+    return float(largest)
+
+
+def compare(old: Recording, new: Recording, tolerance: float) -> tuple[str, bool]:
+    """The columns of a row, and whether both are equal."""
+    loss = loss_difference(old, new)
+    gradient = gradient_difference(old, new)
+    same_weights = old.weights == new.weights
+    num_updates = len(set(old.learning_rates))
+    cells = [
+        f"{len(old.losses)} of {num_updates}",
+        "equal" if same_weights else "differ",
+        f"{np.abs(old.losses).max():.3g}",
+        f"{loss:.1g}",
+        f"{gradient:.1g}",
     ]
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
-    if not os.path.exists(out):
-        raise RuntimeError(f"{checkout} {script} {flags}: {done.stderr[-2000:]}")
-    losses, gradients = torch.load(out)
-    os.remove(out)
-    return losses, gradients
+    is_equal = same_weights and loss <= tolerance and gradient <= tolerance
+    return " | ".join(cells), is_equal
 
 
-def main(args: Args) -> None:
+def last_words(text: str) -> str:
+    """The last line that has letters in it, as a cell of a table."""
+    words = ""
+    for line in text.splitlines():
+        if any(letter.isalpha() for letter in line):
+            words = line.strip(" │").replace("|", "/")
+    return words
+
+
+def compare_script(args: Args, script: str, case: Case) -> tuple[str, bool]:
+    """The columns of a row, or what failed, and whether both checkouts are equal."""
+    recordings = []
+    for name, checkout in (("old", args.old), ("new", args.new)):
+        try:
+            recordings.append(record(checkout, script, case, args.minibatches))
+        except RuntimeError as error:
+            print(error, file=sys.stderr, flush=True)
+            return f"failed: {name}: {last_words(str(error))} | | | |", False
+    return compare(*recordings, args.tolerance)
+
+
+def commit_of(checkout: str) -> str:
+    command = ["git", "-C", checkout, "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def main(args: Args) -> int:
+    """Prints and writes the table. Returns the exit code."""
     lines = [
-        "| script | observation | largest loss | difference of losses | of gradients, relative |",
-        "| --- | --- | --- | --- | --- |",
+        "| script | case | minibatches of updates | first weights | largest loss "
+        "| difference of losses | of gradients |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "pixels.py").write_text(PIXELS)
-        for script in args.scripts:
-            for name, flags in CASES.items():
-                old, new = (
-                    record(checkout, script, f"{SMALL} {flags}", args.minibatches, folder)
-                    for checkout in (args.old, args.new)
-                )
-                loss = max(abs(a - b) for a, b in zip(old[0], new[0]))
-                gradient = max(
-                    ((a - b).abs().max() / a.abs().max()).item() for a, b in zip(old[1], new[1])
-                )
-                lines.append(
-                    f"| {script}.py | {name} | {max(map(abs, old[0])):.3g} | {loss:.1g} | {gradient:.1g} |"
-                )
-                print(lines[-1], flush=True)
+    print("\n".join(lines))
+    num_rows = 0
+    num_different = 0
+    for script in args.scripts:
+        for name in args.cases:
+            case = CASES[name]
+            if script not in case.scripts:
+                continue
+            cells, is_equal = compare_script(args, script, case)
+            lines.append(f"| {script}.py | {name} | {cells} |")
+            print(lines[-1], flush=True)
+            num_rows += 1
+            num_different += not is_equal
+    print(f"{num_rows} rows, {num_different} of them failed or above {args.tolerance:g}")
     if args.out:
-        command = " ".join(["python", "benchmark/equal_updates.py", *sys.argv[1:]])
-        commits = [
-            subprocess.run(
-                ["git", "-C", checkout, "rev-parse", "--short", "HEAD"],
-                capture_output=True,
-                text=True,
-            ).stdout.strip()
-            for checkout in (args.old, args.new)
-        ]
-        text = f"`{command}`\n\nOld: commit {commits[0]}; new: {commits[1]}. First {args.minibatches} minibatches.\n\n"
-        Path(args.out).write_text(text + "\n".join(lines) + "\n")
+        command = shlex.join(["python", "benchmark/equal_updates.py", *sys.argv[1:]])
+        commits = f"Old: commit {commit_of(args.old)}; new: {commit_of(args.new)}."
+        Path(args.out).write_text("\n".join([f"`{command}`", "", commits, "", *lines]) + "\n")
+    return 1 if num_different else 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    sys.exit(main(tyro.cli(Args)))

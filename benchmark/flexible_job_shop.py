@@ -1,6 +1,8 @@
 """The table of the flexible job shops from the files of `bash benchmark/flexible_job_shop.sh`.
 
-    python benchmark/flexible_job_shop.py     # writes table.md and table.csv in results/flexible_job_shop_suites
+    python benchmark/flexible_job_shop.py
+
+It writes table.md and table.csv in benchmark/results/flexible_job_shop_suites.
 
 Mean gaps (%) per suite: of the random sets to the makespans of OR-Tools with up to 1,800 s, of the
 public instances to the best known ones. Ours are greedy schedules of each seed's model and the best
@@ -20,9 +22,9 @@ import tyro
 RANDOM = ("sd10x5", "sd20x5", "sd15x10", "sd20x10", "sd30x10", "sd40x10")
 PUBLIC = ("mk", "edata", "rdata", "vdata")
 RULES = ("SPT", "MWKR", "MOPNR", "FIFO", "EFT", "random")
-SOURCES = """Sources: [b] Ho et al., Residual Scheduling, arXiv 2309.15517, tables 3 and 4. [e] wrqccc/FJSP-DRL on
-GitHub, test_results; DANIEL is Wang et al. 2023, its rows of the public instances are of the model of 10x5 and are gaps
-to what OR-Tools found."""
+SOURCES = """Sources: [b] Ho et al., Residual Scheduling, arXiv 2309.15517, tables 3 and 4. [e]
+wrqccc/FJSP-DRL on GitHub, test_results; DANIEL is Wang et al. 2023, its rows of the public
+instances are of the model of 10x5 and are gaps to what OR-Tools found."""
 
 
 @dataclass
@@ -119,7 +121,8 @@ def main(args: Args) -> None:
         f"{unique(run['cpu'] for run in runs)}, one core per run, torch "
         f"{unique(run['versions']['torch'] for run in runs)}, commit "
         f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, "
-        f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether, trainings not counted."
+        f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether, trainings not "
+        "counted."
     )
     parts = [
         "    bash benchmark/flexible_job_shop.sh",

@@ -1,6 +1,8 @@
 """The tables and the plot of the job shops from the files of `bash benchmark/job_shop.sh`.
 
-    python benchmark/job_shop.py     # writes table.md, table.csv and gaps.png in benchmark/results/job_shop
+    python benchmark/job_shop.py
+
+It writes table.md, table.csv and gaps.png in benchmark/results/job_shop.
 
 Mean gaps (%) to the best known makespans per group of instances. Ours are of schedules.csv
 (benchmark/schedules.py); the best of n is the mean over the disjoint groups of n among the samples
@@ -20,8 +22,8 @@ import report
 import schedules
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs import job_shop  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs import job_shop  # noqa: E402
 
 GROUPS = (
     "15x15",
@@ -55,9 +57,10 @@ SHORT = (
     "SPN greedy",
     "CP-SAT",
 )  # published rows of the short table
-SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho et al., Residual
-Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub, test_results. [d] ScheduleOpt/benchmarks on
-GitHub, jobshop/solutions. ScheduleNet's figures are those that others quote."""
+SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho
+et al., Residual Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub,
+test_results. [d] ScheduleOpt/benchmarks on GitHub, jobshop/solutions. ScheduleNet's figures are
+those that others quote."""
 
 
 @dataclass
@@ -392,8 +395,8 @@ def main(args: Args) -> None:
         report.markdown(tables[2]),
         "The test sets of L2D:",
         report.markdown(tables[3]),
-        "Random instances, 10 of each family, with times or routes that no training has had (but for uniform), "
-        "gap to the lower bound before the first decision:",
+        "Random instances, 10 of each family, with times or routes that no training has had (but "
+        "for uniform), gap to the lower bound before the first decision:",
         report.markdown(tables[4]),
         "Median seconds of an instance:",
         report.markdown(tables[5]),

@@ -57,13 +57,14 @@ class Args:
     details: str | None = None
     """show what the row that begins so consists of, instead of the table"""
     only: str | None = None
-    """count the scripts of this folder, and print JSON (what this command starts itself)"""
+    """count the scripts of this checkout, and print JSON (what this command starts itself)"""
 
 
-def count(folder: str, details: str | None) -> None:
-    """Prints, as JSON, the figures of each row for the scripts of a folder."""
+def count(checkout: Path, details: str | None) -> None:
+    """Prints, as JSON, the figures of each row for the scripts of a checkout."""
     warnings.filterwarnings("ignore")
-    sys.path.insert(0, folder)
+    is_package = (checkout / "cleanrl_graph" / "__init__.py").exists()  # older ones are a folder
+    sys.path.insert(0, str(checkout if is_package else checkout / "cleanrl_graph"))
     virtual_cuda.install()
     found = {}
     for name, (script, flags) in ROWS.items():
@@ -71,7 +72,7 @@ def count(folder: str, details: str | None) -> None:
             continue
         with contextlib.redirect_stderr(open(os.devnull, "w")):
             rates = virtual_cuda.rates(
-                importlib.import_module(script),
+                importlib.import_module(f"cleanrl_graph.{script}" if is_package else script),
                 steps=(16, 24),
                 minibatches=(2, 4),
                 epochs=2,
@@ -92,11 +93,11 @@ def main(args: Args) -> None:
     if reason := virtual_cuda.reason_not():
         sys.exit(reason)
     if args.only or args.details:
-        count(args.only or str(ROOT / "cleanrl_graph"), args.details)
+        count(Path(args.only or ROOT).resolve(), args.details)
     checkouts = [Path(args.before)] * bool(args.before) + [ROOT]
     tables = []
     for checkout in checkouts:
-        command = [sys.executable, __file__, "--only", checkout / "cleanrl_graph"]
+        command = [sys.executable, __file__, "--only", checkout]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         tables.append(json.loads(done.stdout.splitlines()[-1]))
     figure = lambda value: f"{value:.1f}".removesuffix(".0").replace("-0", "0")

@@ -24,7 +24,9 @@ from gymnasium import spaces
 from minigrid.envs.memory import MemoryEnv
 from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
 
-FRAMES = {}  # (tile size, what the agent sees as MiniGrid encodes it) -> its picture: three times the steps per second
+# (tile size, what the agent sees as MiniGrid encodes it) -> its picture: three times the steps per
+# second
+FRAMES = {}
 
 
 class CachedPixels(RGBImgPartialObsWrapper):

@@ -1,7 +1,8 @@
 """The table and the picture of benchmark/results/TABLE from the files of its runs
 (benchmark/run.py) and nothing else.
 
-    python benchmark/report.py --table stateless_cartpole --target 475 --systems "LSTM=lstm_*" "RLlib=../peers/rllib_*"
+    python benchmark/report.py --table stateless_cartpole --target 475 \
+        --systems "LSTM=lstm_*" "RLlib=../peers/rllib_*"
 
 Writes TABLE/table.md, table.csv (one row per run) and table.png: learning curves against steps
 (sample efficiency) and against wall time, the interquartile mean over seeds with its 95% bootstrap
@@ -337,11 +338,12 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     parts = [f"    bash benchmark/{re.sub('_(quick|long)$', '', args.table)}.sh"]
     if settings:
         parts += [
-            f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per run or rank, "
-            f"torch {unique(entry['versions'].get('torch') for entry in settings)}, commit "
-            f"{unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
-            f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, {seconds / 60:.0f} "
-            "minutes altogether. A csv and a json (command, commit, versions) per run: [runs](runs)."
+            f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per "
+            f"run or rank, torch {unique(entry['versions'].get('torch') for entry in settings)}, "
+            f"commit {unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
+            f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, "
+            f"{seconds / 60:.0f} minutes altogether. A csv and a json (command, commit, versions) "
+            "per run: [runs](runs)."
         ]
     parts += args.note
     main = table(groups, args)

@@ -1,24 +1,29 @@
-"""Runs commands x environments x seeds on the cores of this machine; what is finished is never run again.
+"""Runs commands x environments x seeds on the cores of this machine; what is finished is never run
+again.
 
     python benchmark/run.py --table cartpole --env-ids CartPole-v1 --seeds 1 2 3 --workers 2 \
         --commands "ppo_graph=cleanrl_graph/ppo_graph.py --total-timesteps 100000"
 
-A run is NAME_ENV_sSEED_HASH; the hash is that of its normalised command, environment and seed. When it ends, two files
-appear in benchmark/results/TABLE/runs (each written beside and renamed):
+A run is NAME_ENV_sSEED_HASH; the hash is that of its normalised command, environment and seed. When
+it ends, two files appear in benchmark/results/TABLE/runs (each written beside and renamed):
 
-- .csv: one row per finished episode: step, wall_time (seconds since the training began), return, length, SPS, episodes.
-  Where these are more than --max-rows, a row is the mean of the `episodes` episodes that ended in the same w steps, w
-  the smallest power of two that is enough; `step` and `wall_time` are those of the last of them.
-- .json: command, commit, versions, machine, start, duration, exit code, and of a finished run steps and SPS of its last
-  update, the largest collection_mismatch of all updates, and eval (the columns of the script's eval.csv). A
-  failed run has the end of its stderr and counts as not run. A run is finished when its exit code here is 0.
+- .csv: one row per finished episode: step, wall_time (seconds since the training began), return,
+  length, SPS, episodes. Where these are more than --max-rows, a row is the mean of the `episodes`
+  episodes that ended in the same w steps, w the smallest power of two that is enough; `step` and
+  `wall_time` are those of the last of them.
+- .json: command, commit, versions, machine, start, duration, exit code, and of a finished run steps
+  and SPS of its last update, the largest collection_mismatch of all updates, and eval (the columns
+  of the script's eval.csv). A failed run has the end of its stderr and counts as not run. A run is
+  finished when its exit code here is 0.
 
-The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that was resumed) are
-merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep all that is finished; the same
-command goes on from there. A killed runner (SIGKILL) takes its runs with it on Linux. Exit code: 0 all is
-finished, 1 a run failed, 3 time was up with runs left, 130 interrupted. Each run has one thread and, where the system
-can, cores of its own, as many as there are for each worker: with --workers 1 a command may be
-`-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py`, two ranks on two cores.
+The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that
+was resumed) are merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep
+all that is finished; the same command goes on from there. A killed runner (SIGKILL) takes its runs
+with it on Linux. Exit code: 0 all is finished, 1 a run failed, 3 time was up with runs left, 130
+interrupted. Each run has one thread and, where the system can, cores of its own, as many as there
+are for each worker: with --workers 1 a command may be
+`-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py`, two ranks on
+two cores.
 """
 
 import csv
@@ -382,7 +387,9 @@ def main(args: Args) -> int:
         {},
         list(range(min(args.workers, len(queue)))),
     )  # slot: (run, process, start, bar)
-    signals = []  # noted, so that none is lost while a run starts; also where a shell started this in the background
+    # noted, so that none is lost while a run starts; also where a shell started this in the
+    # background
+    signals = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: signals.append(number))
     try:

@@ -1,7 +1,8 @@
 """What trained job-shop policies find for benchmark instances, greedily and as the best of samples,
 and in which time.
 
-    python benchmark/schedules.py --model model.pt --name quick --seed 1 --suites la ta15x15 --samples 0 128
+    python benchmark/schedules.py --model model.pt --name quick --seed 1 \
+        --suites la ta15x15 --samples 0 128
 
 One instance after the other, one thread: 0 samples is the greedy schedule, others are drawn side by
 side, every other one for the reversed instance, whose jobs run backwards: a schedule that is read
@@ -30,9 +31,9 @@ from cp_sat import cpu_name
 from run import machine
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cleanrl_graph"))
-from envs import job_shop  # noqa: E402
-from utils.policy import Policy, load_policy  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs import job_shop  # noqa: E402
+from cleanrl_graph.utils.policy import Policy, load_policy  # noqa: E402
 
 COLUMNS = (
     "name",
@@ -210,8 +211,8 @@ def main(args: Args) -> None:
         if suite not in known and not suite.startswith("l2d") and not MADE.fullmatch(suite)
     ]:
         raise SystemExit(
-            f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; {', '.join(FAMILIES)} are "
-            "families of instances, named with a size, such as flow15x15"
+            f"--suites {' '.join(unknown)}: JobShop-v0 has {', '.join(known)}; "
+            f"{', '.join(FAMILIES)} are families of instances, named with a size, such as flow15x15"
         )
     if not args.temperature > 0:
         raise SystemExit(
@@ -231,8 +232,8 @@ def main(args: Args) -> None:
     rows = read(path)
     if rows and tuple(rows[0]) != COLUMNS:
         raise SystemExit(
-            f"{path} has the columns {', '.join(rows[0])}, and not {', '.join(COLUMNS)}: move it away, or "
-            "add what is missing (the temperature of samples was 1)"
+            f"{path} has the columns {', '.join(rows[0])}, and not {', '.join(COLUMNS)}: move it "
+            "away, or add what is missing (the temperature of samples was 1)"
         )
     done = {key_of(row) for row in rows}
     todo = [

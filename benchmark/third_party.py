@@ -1,7 +1,9 @@
 """The table of benchmark/third_party.sh from the files of its runs: environments that nobody of
 this project wrote.
 
-    python benchmark/third_party.py     # writes table.md, table.csv and table.png in benchmark/results/third_party
+    python benchmark/third_party.py
+
+It writes table.md, table.csv and table.png in benchmark/results/third_party.
 
 A training has a return at its start (mean of the first --episodes episodes) and at its end (of the
 last ones, with sampled actions). The short runs, one update each, show that an environment
@@ -59,30 +61,32 @@ PACKAGES = (
         "jobshoplib_*",
         1,
         True,
-        "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is allowed in info; "
-        "[job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes a Graph, an `action_mask` and "
-        "the choice of a node of it. The action space lacks the last machine (start -1, but as many values as "
-        "machines), so machine -1, which stands for the only one of an operation, is given. "
-        "`MultiJobShopGraphEnv.reset(seed=...)` does not seed the instances; the adapter does.",
+        "1.7.2 has arrays as large as the instance, pairs (job, machine) as actions, and what is "
+        "allowed in info; [job_shop_lib_graphs.py](../../third_party/job_shop_lib_graphs.py) makes "
+        "a Graph, an `action_mask` and the choice of a node of it. The action space lacks the last "
+        "machine (start -1, but as many values as machines), so machine -1, which stands for the "
+        "only one of an operation, is given. `MultiJobShopGraphEnv.reset(seed=...)` does not seed "
+        "the instances; the adapter does.",
     ),
     Package(
         "graph-jsp-env",
         "graphjsp_*",
         1,
         True,
-        '1.1.1 as it is, with the mask that `env_transform="mask"` offers, on ft06 (optimum 55; the return is '
+        '1.1.1 as it is, with the mask that `env_transform="mask"` offers, on ft06 (optimum 55; '
+        "the return is "
         "minus the makespan); its constructor wants arrays, so "
-        "[graph_jsp.py](../../third_party/graph_jsp.py) registers it. It calls what matplotlib 3.9 removed, hence "
-        "matplotlib 3.8. Its observation is a matrix.",
+        "[graph_jsp.py](../../third_party/graph_jsp.py) registers it. It calls what matplotlib 3.9 "
+        "removed, hence matplotlib 3.8. Its observation is a matrix.",
     ),
     Package(
         "minigrid",
         "minigrid_*",
         3,
         True,
-        "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with \"leaf 'mission': "
-        "MissionSpace(...) is not supported\". Its own ImgObsWrapper and gymnasium's "
-        "FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
+        "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with "
+        "\"leaf 'mission': MissionSpace(...) is not supported\". Its own ImgObsWrapper and "
+        "gymnasium's FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
         "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py)).",
     ),
     Package(
@@ -90,27 +94,28 @@ PACKAGES = (
         "nasim_*",
         1,
         True,
-        "0.12.0 as it is: `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and its `step` refuses "
-        "NumPy's integers; the scripts hand out Python's. It is partially observed: the greedy policy without a "
-        "memory repeats an action that changes nothing until the step limit, sampled it wins.",
+        "0.12.0 as it is: `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and "
+        "its `step` refuses NumPy's integers; the scripts hand out Python's. It is partially "
+        "observed: the greedy policy without a memory repeats an action that changes nothing until "
+        "the step limit, sampled it wins.",
     ),
     Package(
         "ale-py",
         "atari_*",
         1,
         True,
-        "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs opencv too. Return "
-        "and length are those of whole games; the reward that is learned from is its sign, and a life is an "
-        "episode. `--obs-shifts -3:0` stores each frame once, 7,056 bytes a step; four frames in one observation "
-        "(`frames`) take 28,224.",
+        "0.12.1 brings the games along; [atari.py](../../../cleanrl_graph/envs/atari.py) needs "
+        "opencv too. Return and length are those of whole games; the reward that is learned from "
+        "is its sign, and a life is an episode. `--obs-shifts -3:0` stores each frame once, 7,056 "
+        "bytes a step; four frames in one observation (`frames`) take 28,224.",
     ),
     Package(
         "popgym",
         "popgym_*",
         48,
         False,
-        "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, and spells "
-        "VelocityOnlyCartpole unlike its other CartPoles.",
+        "1.0.7 registers 48 environments with mazelib (`popgym[navigation]`) and 42 without, and "
+        "spells VelocityOnlyCartpole unlike its other CartPoles.",
     ),
 )
 
@@ -187,8 +192,8 @@ def gaps(rows: list[dict]) -> list[str]:
                 if name not in ("instance", "group", "best_known")
             }
             lines.append(
-                f"{row['environment']}, mean gap to the best known makespan of {len(table['instance'])} "
-                "benchmark instances: "
+                f"{row['environment']}, mean gap to the best known makespan of "
+                f"{len(table['instance'])} benchmark instances: "
                 + ", ".join(f"{name} {gap:.1f}%" for name, gap in mean.items())
                 + "."
             )
@@ -214,15 +219,16 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         f"{unique(entry['versions'].get('torch') for entry in about)}, gymnasium "
         f"{unique(entry['versions'].get('gymnasium') for entry in about)}, commit "
         f"{unique(report.short(entry.get('commit', '')) for entry in about)}; {len(rows)} runs, "
-        f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A csv and a json "
-        "(command, commit, versions) per run: [runs](runs). The packages come from PyPI into a virtual environment of "
-        "their own.",
+        f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A "
+        "csv and a json (command, commit, versions) per run: [runs](runs). The packages come from "
+        "PyPI into a virtual environment of their own.",
         *([note.read_text().strip()] if note.exists() else []),
         "Trainings, one seed each:",
         markdown(trained, COLUMNS),
-        "SPS: steps per second of the training, everything included; collection mismatch: the largest |ratio - 1| of "
-        f"all updates; return: mean of the first and of the last {args.episodes} episodes of the training (sampled "
-        "actions); greedy: mean of the evaluation after it.",
+        "SPS: steps per second of the training, everything included; collection mismatch: the "
+        "largest |ratio - 1| of all updates; return: mean of the first and of the last "
+        f"{args.episodes} episodes of the training (sampled actions); greedy: mean of the "
+        "evaluation after it.",
         *gaps(trained),
     ]
     if args.plot:

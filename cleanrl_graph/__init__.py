@@ -1,3 +1,3 @@
-"""Single-file PPO on graphs, sets and memory: scripts, environments and services."""
+"""Single-file PPO for observations that are graphs, sets or anything else that changes its size."""
 
 __version__ = "1.0.0.dev0"

@@ -26,11 +26,10 @@ import os
 import random
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -49,16 +48,7 @@ from tqdm import tqdm
 
 VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
 
-Json = Annotated[
-    dict | list,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda args: json.loads(args[0]),
-        is_instance=lambda value: isinstance(value, (dict, list)),
-        str_from_instance=lambda value: [json.dumps(value)],
-    ),
-]
+Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
 @dataclass
@@ -208,10 +198,10 @@ class Leaf(NamedTuple):
     kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
-    group: str | None
-    nodes: str | None  # the group whose rows the values of "links" count
     space: gym.Space
     getters: tuple[Callable, ...]  # called one after the other: observation -> array
+    group: str | None = None
+    nodes: str | None = None  # the group whose rows the values of "links" count
 
     @property
     def is_input(self) -> bool:
@@ -226,33 +216,33 @@ class Leaf(NamedTuple):
 
 def leaves_of(space: gym.Space, path: str = "", getters: tuple = ()) -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        leaves = []
-        for k, child in children:
-            child_path = f"{path}.{k}" if path else str(k)
-            leaves += leaves_of(child, child_path, (*getters, itemgetter(k)))
-        return leaves
-    path = path or "obs"  # of a space that is not inside another
+    name = path or "obs"  # of a space that is not inside another
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, path, getters)
+        return graph_leaves(space, name, getters)
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, path, getters)
-    return [array_leaf(space, path, getters)]
+        return sequence_leaves(space, name, getters)
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [array_leaf(space, name, getters)]
+    leaves = []
+    children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+    for k, child in children:
+        child_path = f"{path}.{k}" if path else str(k)
+        leaves += leaves_of(child, child_path, getters + (itemgetter(k),))
+    return leaves
 
 
 def graph_leaves(space: spaces.Graph, path: str, getters: tuple) -> list[Leaf]:
     """Nodes, edge_links and, if they have features, edges."""
-    nodes = array_leaf(space.node_space, f"{path}.nodes", (*getters, attrgetter("nodes")))
+    nodes = array_leaf(space.node_space, f"{path}.nodes", getters + (attrgetter("nodes"),))
     nodes = nodes._replace(group=nodes.path)
-    edges = f"{path}.edge_links"
-    get_links = (*getters, attrgetter("edge_links"))
+    name = f"{path}.edge_links"
     int32 = np.dtype(np.int32)
-    links = Leaf(edges, "links", (2,), int32, edges, nodes.path, space, get_links)
+    get_links = getters + (attrgetter("edge_links"),)
+    links = Leaf(name, "links", (2,), int32, space, get_links, name, nodes.path)
     if space.edge_space is None:
         return [nodes, links]
-    features = array_leaf(space.edge_space, f"{path}.edges", (*getters, attrgetter("edges")))
-    return [nodes, links, features._replace(group=edges)]
+    edges = array_leaf(space.edge_space, f"{path}.edges", getters + (attrgetter("edges"),))
+    return [nodes, links, edges._replace(group=name)]
 
 
 def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[Leaf]:
@@ -260,10 +250,11 @@ def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[L
     leaves = []
     for leaf in leaves_of(space.feature_space, path):
         if leaf.group:
-            problem = f"{space} is not supported, its rows must have a fixed shape"
-            raise UsageError(f"leaf '{path}': {problem}")
+            raise UsageError(
+                f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
+            )
         of_rows = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=(*getters, *of_rows)))
+        leaves.append(leaf._replace(group=path, getters=getters + of_rows))
     return leaves
 
 
@@ -280,18 +271,19 @@ def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
     elif isinstance(space, spaces.MultiDiscrete):
         kind = "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        known = "Box, Discrete, MultiDiscrete, MultiBinary, Graph, Sequence, Dict and Tuple are"
-        raise UsageError(f"leaf '{path}': {space} is not supported ({known})")
-    elif len(space.shape) == 3:
-        height, *_, channels = space.shape
-        pixels = space.shape[:2] if channels < height else space.shape[1:]
-        kind = "image" if isinstance(space, spaces.Box) and min(pixels) >= 8 else "vector"
+        raise UsageError(
+            f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
+            "Graph, Sequence, Dict and Tuple are)"
+        )
+    elif isinstance(space, spaces.Box) and len(space.shape) == 3:
+        pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
+        kind = "image" if min(pixels) >= 8 else "vector"
     dtype = np.dtype(np.int64)  # torch knows no larger unsigned numbers
     if space.dtype.kind == "f":
         dtype = np.dtype(np.float32)
     elif kind in ("vector", "image") and (space.dtype.kind in "bi" or space.dtype == np.uint8):
         dtype = space.dtype
-    return Leaf(path, kind, tuple(space.shape), dtype, None, None, space, getters)
+    return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
@@ -311,18 +303,16 @@ class Group(NamedTuple):
 
 def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
     """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    inputs = [leaf for leaf in leaves if leaf.is_input and leaf.group]
-    graphs = {leaf.nodes: leaf.path for leaf in inputs if leaf.kind == "links"}
-    paths = {}
-    for leaf in inputs:
-        of_group = paths.setdefault(leaf.group, [])
-        if leaf.kind != "links":
-            of_group.append(leaf.path)
+    links = {leaf.nodes: leaf.group for leaf in leaves if leaf.nodes}
+    paths = {}  # group -> its leaves
+    for leaf in leaves:
+        if leaf.group and leaf.is_input:
+            paths.setdefault(leaf.group, []).append(leaf.path)
     groups = {}
-    for name, of_group in paths.items():
-        if name not in graphs.values():
-            links = graphs.get(name)
-            groups[name] = Group(of_group, links, paths.get(links, []))
+    for name, nodes in paths.items():
+        if name not in links.values():
+            edges = paths.get(links.get(name), [])
+            groups[name] = Group(nodes, links.get(name), edges[1:])  # the first are the links
     return groups
 
 
@@ -358,6 +348,7 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
+@cache
 def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
@@ -369,25 +360,14 @@ def service(name: str, flag: str | None = None):
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
         )
-    return None
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). An exception becomes a UsageError: the frames of others' code,
-    then a sentence."""
-    try:
-        return function(*args, **kwargs)
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        frames = ""
-        if not isinstance(
-            error, (gym.error.Error, OSError, ModuleNotFoundError)
-        ):  # these say enough
-            trace = error.__traceback__.tb_next
-            frames = "".join(traceback.format_exception(type(error), error, trace))
-        problem = f"{frames}{doing}{args or ''}: {type(error).__name__}: {error}"
-        raise UsageError(problem) from None
+    """function(*args, **kwargs). utils/check.py makes sentences of its exceptions."""
+    check = service("utils.check")
+    if check:
+        return check.guarded(UsageError, doing, function, *args, **kwargs)
+    return function(*args, **kwargs)
 
 
 def tasks_of(args: Any) -> list[dict]:
@@ -395,19 +375,20 @@ def tasks_of(args: Any) -> list[dict]:
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
 
 
-def full_id(env_id: str) -> str:
-    """`envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
-    if env_id.startswith("envs:") and importlib.util.find_spec("envs") is None:
-        return f"cleanrl_graph.{env_id}"
-    return env_id
-
-
 def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
-    """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
+    """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers. An id
+    `envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
     tasks = tasks_of(args)
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
-    make = partial(gym.make, full_id(args.env_id), **kwargs)
-    env = guarded(f"--env-id {args.env_id} (or module:Name-v0)", make)
+    env_id = args.env_id
+    where = "or module:Name-v0"
+    if env_id.startswith("envs:"):
+        own = importlib.util.find_spec("envs")
+        env_id = f"cleanrl_graph.{env_id}"
+        if own and own.origin:
+            where = f"of {own.origin}; that of cleanrl_graph is {env_id}"
+            env_id = args.env_id
+    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
@@ -447,7 +428,7 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        meanings = [[part.meaning() for part in parts] for parts in self.parts]
+        meanings = [[part[:-1] for part in parts] for parts in self.parts]  # without the size
         if any(meaning != meanings[0] for meaning in meanings):
             raise UsageError(
                 f"--env-kwargs: not all entries have the action space {self.action_space}"
@@ -459,51 +440,47 @@ class Envs:
 
     def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
-        N = len(self.envs)
-        self.outcome = np.zeros(N, np.float32), np.ones(N, bool), np.zeros(N, bool)
-        for i in range(N):
+        self.outcome = np.zeros((3, len(self.envs)), np.float32)  # reward, terminated, truncated
+        self.outcome[1] = 1
+        for i in range(len(self.envs)):
             self.begin(i, None if seed is None else seed + self.first_env + i)
         return self.latest()
 
     def begin(self, i: int, seed: int | None = None) -> None:
         """Starts an episode of env i."""
-        obs, _ = self.call(i, 2, "reset", seed=seed)
+        obs, _ = self.call(i, "reset", seed=seed)
         self.returns[i] = 0.0
         self.lengths[i] = 0
         self.observations[i] = self.read(i, obs)
 
     def latest(self, final: Flat | None = None, episodes: Iterable[Episode] = ()) -> Step:
         obs = self.collate(self.observations, range(len(self.envs)))
-        return Step(obs, *self.outcome, final, list(episodes))
+        reward, terminated, truncated = self.outcome
+        return Step(obs, reward, terminated > 0, truncated > 0, final, list(episodes))
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
-        N = len(self.envs)
         self.num_steps += 1
-        rewards = np.zeros(N, np.float32)
-        terminations = np.zeros(N, bool)
-        truncations = np.zeros(N, bool)
+        self.outcome = np.zeros_like(self.outcome)
         finals = {}  # env -> the last observation of an episode that is truncated
         episodes = []
         for i, action in enumerate(actions):
-            obs, reward, terminated, truncated, info = self.call(i, 5, "step", action)
+            obs, reward, terminated, truncated, info = self.call(i, "step", action)
             info = info or {}
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            rewards[i] = reward
+            self.outcome[0, i] = reward
             self.returns[i] += reward
             self.lengths[i] += 1
             if not (terminated or truncated):
                 self.observations[i] = self.read(i, obs)
                 continue
-            terminations[i] = bool(terminated)
-            truncations[i] = not terminated
+            self.outcome[1 if terminated else 2, i] = 1
             if not terminated:  # copied: the environment may write into it
                 finals[i] = [array.copy() for array in self.read(i, obs)]
             if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                 episodes.append(self.episode(i, info))
             self.begin(i)
-        self.outcome = rewards, terminations, truncations
         final = self.collate(list(finals.values()), list(finals)) if finals else None
         return self.latest(final, episodes)
 
@@ -512,19 +489,14 @@ class Envs:
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        env = self.first_env + i
-        group = info.get("group")
-        return Episode(env, float(whole["r"]), int(whole["l"]), group, info.get("eval", {}))
+        ret = float(whole["r"])
+        length = int(whole["l"])
+        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
-    def call(self, i: int, length: int, method: str, *args, **kwargs) -> tuple:
-        """The `length` values that a method of env i returns."""
+    def call(self, i: int, method: str, *args, **kwargs) -> tuple:
+        """What `reset` or `step` of env i returns."""
         doing = f"env {self.first_env + i}, step {self.num_steps}, {method}"
-        result = guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
-        if not isinstance(result, tuple) or len(result) != length:
-            raise UsageError(
-                f"{doing}: gymnasium's environments return {length} values, not {str(result)[:200]}"
-            )
-        return result
+        return guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
 
     def read(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
@@ -535,7 +507,7 @@ class Envs:
                 if array is None and leaf.group:
                     array = np.zeros((0, *leaf.shape), leaf.dtype)
                 arrays.append(np.asarray(array))
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
+            except Exception as error:
                 problem = f"cannot be read: {type(error).__name__} {error}"
                 raise self.error(i, problem, leaf) from None
         return arrays
@@ -797,10 +769,9 @@ class CNN(nn.Module):
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
-    if kind == "gatv2":
-        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim)
-    if kind == "transformer":
-        return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
+    if kind in ("gatv2", "transformer"):
+        attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
@@ -1016,22 +987,17 @@ class Vector:
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
-    "bits" or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
+    or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
-    size: int  # options, bits or dimensions
     columns: slice  # of the action [B, columns]
     group: str | None  # whose rows a choice is one of, or those of a Sequence belong to
     mask: str | None  # path of the mask's leaf
     entries: slice  # of the mask
-    space: gym.Space
-
-    def meaning(self) -> "Part":
-        """Itself, whatever number of rows a choice can have at most."""
-        space = str(self.space.start) if self.kind == "choice" else self.space
-        return self._replace(size=0, space=space)
+    values: str  # the space; of a choice, the first number
+    size: int  # options, bits or dimensions; of a choice, at most
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[Part]:
@@ -1040,87 +1006,97 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
     masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
-    rows = choosable(leaves)
-    heads = [head] * len(factors)
-    if head == "auto":
-        heads = infer_heads(space, factors, rows, list(masks.values()))
+    heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
     parts = []
     column = 0
     ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
     for factor, head in zip(factors, heads):
-        group = row_group(space, factor, head, rows)
+        group = group_of(space, factor, head, leaves)
+        kind = kind_of(factor, group if not per_row else None)
+        values = str(factor.space.start if kind == "choice" else factor.space)
         mask = mask_of(factor, group, masks)
-        kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
-        sizes = [math.prod(factor.shape)]
-        if factor.kind in CATEGORIES:
-            kind = "choice" if group and not per_row else "categorical"
-            sizes = num_options(factor).tolist()
-        for size in sizes:
+        path = mask.path if mask else None
+        for size in sizes_of(factor):
             columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
             column = columns.stop
-            entries = slice(0, 0)
+            entries = slice(0)
             if mask:
-                start = ends[mask.path] if mask.shape else 0
-                entries = slice(start, start + (1 if kind == "choice" else size))
-                ends[mask.path] = entries.stop
-            path = mask.path if mask else None
-            parts.append(Part(factor.path, kind, size, columns, group, path, entries, factor.space))
+                first = ends[path] if mask.shape else 0
+                entries = slice(first, first + (1 if kind == "choice" else size))
+                ends[path] = entries.stop
+            parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
     check = service("utils.check")
     if check:
-        check.parts(space, factors, parts, masks, UsageError)
+        check.parts(UsageError, space, factors, parts, masks)
     return parts
 
 
-def choosable(leaves: list[Leaf]) -> dict[str, list[str]]:
-    """What --action-head can name -> the groups of rows that are meant, of which there must be
-    one."""
-    groups = groups_of(leaves)
-    edges = [group.links for group in groups.values() if group.links]
-    rows = {name: [name] for name in [*groups, *edges]}
-    return rows | {"nodes": element_groups(leaves), "edges": edges}
+def kind_of(factor: Leaf, group: str | None) -> str:
+    """The kind of a part that chooses one of the rows of a group, or none."""
+    if factor.kind in CATEGORIES:
+        return "choice" if group else "categorical"
+    return "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
 
 
-def infer_heads(space: gym.Space, factors: list[Leaf], rows: dict, masks: list[Leaf]) -> list[str]:
+def sizes_of(factor: Leaf) -> list[int]:
+    """The sizes of the parts of a factor: of a MultiDiscrete each entry is one."""
+    if factor.kind in CATEGORIES:
+        return num_options(factor).tolist()
+    return [math.prod(factor.shape)]
+
+
+def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
+    """The mask of a part: the one of the whole action, or of its name."""
+    own = factor.path.replace("action", "action_mask", 1)
+    mask = masks.get("action_mask", masks.get(own))
+    fits = mask and bool(mask.group) == bool(group)
+    return mask if fits and factor.kind in CATEGORIES else None
+
+
+def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
     """What --action-head auto means for each part. In a Dict a Discrete part that is named node,
     edge, or as a set, chooses one."""
-    if isinstance(space, spaces.Sequence):
-        return ["nodes"] * len(factors)
     heads = ["flat"] * len(factors)
-    is_categorical = [factor.kind in CATEGORIES for factor in factors]
     if isinstance(space, spaces.Dict):
         for k, factor in enumerate(factors):
             name = factor.path.removeprefix("action.")
-            name = {"node": "nodes", "edge": "edges"}.get(name, name)
-            if is_categorical[k] and rows.get(name):
+            if factor.kind in CATEGORIES and groups_named(name, leaves):
                 heads[k] = name
-    if all(is_categorical) and set(heads) == {"flat"}:
-        if "avail_actions" in rows:
-            return ["avail_actions"] * len(factors)
-        if any(mask.group for mask in masks):
-            return ["nodes"] * len(factors)
-    return heads
+    default = "flat"
+    if isinstance(space, spaces.Sequence):
+        default = "nodes"
+    elif set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+        if groups_named("avail_actions", leaves):
+            default = "avail_actions"
+        elif any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
+            default = "nodes"
+    return [default if head == "flat" else head for head in heads]
 
 
-def row_group(space: gym.Space, factor: Leaf, head: str, rows: dict[str, list[str]]) -> str | None:
+def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
+    """The groups of rows that --action-head, or the name of a part of the action, can mean."""
+    groups = groups_of(leaves)
+    edges = [group.links for group in groups.values() if group.links]
+    if name in ("node", "nodes"):
+        return element_groups(leaves)
+    if name in ("edge", "edges"):
+        return edges
+    return [name] if name in [*groups, *edges] else []
+
+
+def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
     """The group whose rows a part chooses, or has one action for each of; None for a fixed list of
     actions. UsageError if the action head does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     if head == "flat" and not per_row:
         return None
-    groups = rows.get(head, [])
+    groups = groups_named(head, leaves)
     if len(groups) == 1 and (per_row or factor.kind in CATEGORIES):
         return groups[0]
     raise UsageError(
         f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
-        f"{space} and {[*rows, 'flat']}"
+        f"{space} and {list(groups_of(leaves))}"
     )
-
-
-def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
-    """The mask of a part: the one of the whole action, or of its name."""
-    mask = masks.get("action_mask", masks.get(factor.path.replace("action", "action_mask", 1)))
-    fits = mask is not None and bool(mask.group) == bool(group)
-    return mask if fits and factor.kind in CATEGORIES else None
 
 
 def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
@@ -1186,23 +1162,13 @@ class ActionHead(nn.Module):
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
         self.dtype = torch.float32 if "normal" in kinds else torch.int64
         self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
-        self.keys = nn.ModuleDict()
-        self.scores = nn.ModuleDict()
+        self.choices = nn.ModuleDict()
         self.log_stds = nn.ParameterDict()
         self.conditions = nn.ModuleDict()
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
         for k, part in enumerate(self.parts):
-            width = part.size
-            if part.kind == "choice":
-                width = dims[nodes.get(part.group, part.group)]
-            elif part.kind == "normal" and args.state_dependent_std:
-                width = 2 * part.size
-            elif part.kind == "normal":
-                self.log_stds[str(k)] = nn.Parameter(torch.zeros(width))
-            self.outputs.append(layer_init(nn.Linear(dim, width), 0.01))  # nearly uniform at first
-            if part.kind == "choice":
-                self.scores[str(k)] = layer_init(nn.Linear(width, 1), 0.01)
-                self.keys[str(k)] = nn.Linear(dims[part.group], width)
+            width = dims.get(nodes.get(part.group, part.group))  # of queries
+            self.add_layers(str(k), part, dim, width, dims, args.state_dependent_std)
             if args.autoregressive and k != self.order[-1]:
                 self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
         self.per_row = None  # the group of whose rows each has an action
@@ -1210,6 +1176,21 @@ class ActionHead(nn.Module):
             self.per_row = self.parts[0].group
             self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
             self.row = nn.Linear(dims[self.per_row], dim)
+
+    def add_layers(self, name: str, part: Part, dim: int, width: int, dims: dict, wide: bool):
+        """What makes the distribution of a part; `wide` where log-stds are outputs, too."""
+        num_outputs = part.size
+        if part.kind == "choice":
+            num_outputs = width
+        elif part.kind == "normal" and wide:
+            num_outputs = 2 * part.size
+        elif part.kind == "normal":
+            self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
+        output = nn.Linear(dim, num_outputs)
+        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
+        if part.kind == "choice":
+            score = layer_init(nn.Linear(width, 1), 0.01)
+            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
 
     def forward(
         self,
@@ -1260,10 +1241,11 @@ class ActionHead(nn.Module):
                 output, log_std = output.chunk(2, 1)
             return Vector(Normal(output, log_std.exp(), validate_args=False))
         rows = elements[part.group]
-        keys = project(self.keys[str(k)], rows)
+        score, key_layer = self.choices[str(k)]
+        keys = project(key_layer, rows)
         query = select_rows(output, rows.batch)
-        score = self.scores[str(k)](torch.tanh(keys + query)).squeeze(1)
-        return Choice(score + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
+        logits = score(torch.tanh(keys + query)).squeeze(1)
+        return Choice(logits + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
 
     def mask(self, part: Part, obs: Obs) -> Tensor | None:
         """Of a part, nonzero = allowed: [B, size], or per row; None for all."""
@@ -1469,14 +1451,19 @@ class Run(contextlib.ExitStack):
         self.steps = args.batch_size * WORLD_SIZE  # of an update
         self.first = 0  # updates that were made before it was resumed
         self.signals = []
+        self.recent = deque(maxlen=100)  # returns of episodes
         name = args.env_id.split(":")[-1]
         name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
         self.folder = os.path.join(args.run_dir, name)
+        self.more = service("utils.log")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
         else:
-            print(f"runs alone, without cleanrl_graph {VERSION}: no checkpoints, no checks")
+            print(
+                f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
+                "evaluation tables"
+            )
 
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
         """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
@@ -1485,56 +1472,40 @@ class Run(contextlib.ExitStack):
             service("utils.policy", "--load-model").load_weights(agent, args)
         if RANK > 0:
             torch.manual_seed(args.seed + RANK)
-        if self.first:
-            step = self.checkpoints.restore(self, agent, optimizer, memory, envs, rng)
         else:
-            step = envs.reset(args.seed)
-        self.start_time = time.time()
-        if RANK == 0:
-            if args.track:
-                service("utils.checkpoint", "--track").track(self)
             done = self.first * self.steps
+            if args.track:
+                service("utils.log", "--track").track(self)
             self.writer = SummaryWriter(self.folder, purge_step=done + 1)
             self.callback(self.writer.close)
-            rows = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
-            self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", done)
+            if self.more:
+                self.more.flags(self, done)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
-            self.recent = deque(maxlen=100)  # returns of episodes
-        return step
+        self.start_time = time.time()
+        if self.first:
+            return self.checkpoints.restore(self, agent, optimizer, memory, envs, rng)
+        return envs.reset(args.seed)
 
     def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
         """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        check = service("utils.check")
-        if check:
-            scalars |= check.sizes(storage.leaves, storage.whole())
+        if self.more:
+            scalars |= self.more.sizes(storage.leaves, storage.whole())
+            self.more.groups(self, episodes)
         num_steps = (iteration - self.first) * self.steps
         scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, iteration * self.steps)
         for global_step, episode in episodes:
             self.recent.append(episode.ret)
-            for suffix in self.suffixes(episode):
-                self.writer.add_scalar(f"charts/episodic_return{suffix}", episode.ret, global_step)
-                self.writer.add_scalar(
-                    f"charts/episodic_length{suffix}", episode.length, global_step
-                )
+            self.writer.add_scalar("charts/episodic_return", episode.ret, global_step)
+            self.writer.add_scalar("charts/episodic_length", episode.length, global_step)
         mean = f"{np.mean(self.recent):.4g}" if self.recent else "-"
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
         self.bar.update(self.steps)
-
-    def suffixes(self, episode: Episode) -> list[str]:
-        """Of the names under which it is logged: for all, its group, its entry of --env-kwargs."""
-        num_tasks = len(tasks_of(self.args))
-        suffixes = [""]
-        if episode.group is not None:
-            suffixes.append(f"/{episode.group}")
-        if num_tasks > 1:
-            suffixes.append(f"/task_{episode.env % num_tasks}")
-        return suffixes
 
     def checkpoint(self, iteration: int, agent, optimizer, memory, envs, rng) -> None:
         """Writes a checkpoint where one is due. SystemExit when a signal came."""
@@ -1669,10 +1640,13 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             agent.encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
-        for k, column in np.argwhere(~np.isfinite(logs)):
+        bad = np.argwhere(~np.isfinite(logs))
+        if len(bad):
+            k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards and "
-                "observations are finite, so look at their size, the network and --learning-rate"
+                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
+                "and observations are finite, so look at their size, the network and "
+                "--learning-rate"
             )
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
@@ -1709,7 +1683,7 @@ def main(args: Any) -> list:
         service("utils.policy", "--load-model").take_flags(args)
     check = service("utils.check")
     if check:
-        check.flags(args, max_minibatches(args), WORLD_SIZE, UsageError)
+        check.flags(UsageError, args, max_minibatches(args), WORLD_SIZE)
     args.world_size = WORLD_SIZE
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
@@ -1740,7 +1714,7 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    folder = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(os.path.realpath(__file__))
     if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
         sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for

@@ -24,7 +24,7 @@ Flags, weights and model.pt are those of ppo_graph.py.
 """
 
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import json
 import math
@@ -318,20 +318,36 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
+VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
+
+
 def service(name: str, flag: str | None = None):
-    """A module beside the scripts; where this script was copied alone None, or a UsageError if a
-    flag needs it."""
+    """The module cleanrl_graph.NAME; None, or a UsageError if a flag needs it, where this script
+    was copied alone or another version of the package is installed."""
     try:
-        module = importlib.import_module(name)
-        if "cleanrl_graph" in (module.__doc__ or ""):  # not a user's own of that name
-            return module
-    except ModuleNotFoundError as error:
-        if error.name not in (name, name.split(".")[0]):
-            raise
+        package = importlib.import_module("cleanrl_graph")
+    except ModuleNotFoundError:
+        package = None
+    if getattr(package, "__version__", None) == VERSION:
+        return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
-            f"{flag} needs {name.replace('.', '/')}.py of cleanrl_graph beside this script"
+            f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
         )
+    return None
+
+
+def own_envs() -> str | None:
+    """The file of an `envs` that is not this project's; a folder without __init__.py has no ids."""
+    spec = importlib.util.find_spec("envs")
+    return spec.origin if spec else None
+
+
+def full_id(env_id: str) -> str:
+    """`envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
+    if env_id.startswith("envs:") and own_envs() is None:
+        return f"cleanrl_graph.{env_id}"
+    return env_id
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
@@ -361,9 +377,11 @@ def tasks_of(args) -> list[dict]:  # the entries of --env-kwargs
 def make_env(args, i: int = 0, more: dict | None = None) -> gym.Env:
     """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
     kwargs = {"disable_env_checker": True} | tasks_of(args)[i % len(tasks_of(args))] | (more or {})
-    env = guarded(
-        f"--env-id {args.env_id} (or module:Name-v0)", partial(gym.make, args.env_id, **kwargs)
-    )
+    env_id = full_id(args.env_id)
+    where = "or module:Name-v0"
+    if env_id.startswith("envs:"):
+        where = f"of {own_envs()}; that of cleanrl_graph is cleanrl_graph.{env_id}"
+    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
@@ -1535,7 +1553,10 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
         )
     checkpoint = service("utils.checkpoint", args.resume and "--resume")
     if not checkpoint:
-        print("no utils/checkpoint.py beside this script: no checkpoints")
+        print(
+            f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
+            "evaluation tables"
+        )
     evaluate = service(
         "utils.evaluate",
         (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video",
@@ -1767,6 +1788,9 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
 
 
 if __name__ == "__main__":
+    folder = os.path.dirname(os.path.realpath(__file__))
+    if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
+        sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for
     try:
         main(tyro.cli(Args))

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import ppo_graph
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from utils.workers import WorkerEnvs
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils.workers import WorkerEnvs
 
 
 def vector(*shape, low=-1.0, high=1.0):
@@ -44,6 +45,31 @@ def small_args(script=ppo_graph, **kwargs):
         {"compile_mode": "none"} if hasattr(script.Args, "compile_mode") else {}
     )  # compiling takes long
     return script.Args(**small | kwargs)
+
+
+# what every run of a graph observation logs, beside episodes
+LOGGED = [
+    "charts/SPS",
+    "charts/learning_rate",
+    "charts/obs_bytes_per_step",
+    "charts/padding_avoided",
+    "charts/rows/graph.nodes",
+    "charts/rows/graph.edge_links",
+    "debug/collection_mismatch",
+    *(
+        f"losses/{name}"
+        for name in (
+            "value_loss",
+            "policy_loss",
+            "entropy",
+            "approx_kl",
+            "old_approx_kl",
+            "clipfrac",
+            "explained_variance",
+            "grad_norm",
+        )
+    ),
+]
 
 
 class Run(NamedTuple):

@@ -1,8 +1,11 @@
 """Blocks that several scripts share are byte-identical.
 
-    python tests/shared_blocks.py                          lists the blocks that differ from ppo_graph.py, exit code 1
-    python tests/shared_blocks.py --write                  copies ppo_graph.py's blocks into the other scripts
-    python tests/shared_blocks.py --write ppo_gtrxl.py     into this one alone
+    python tests/shared_blocks.py
+    python tests/shared_blocks.py --write
+    python tests/shared_blocks.py --write ppo_gtrxl.py
+
+The first command lists the blocks that differ from ppo_graph.py, and its exit code is then 1. The
+second one copies ppo_graph.py's blocks into the other scripts, the third one into this one alone.
 
 A block stands between the lines `# --- shared: NAME ---` and `# --- end shared: NAME ---`. Scripts
 without the one that is named observations are left out.
@@ -63,7 +66,8 @@ if __name__ == "__main__":
     names = [Path(name).name for name in sys.argv[1:] if name != "--write"]
     if unknown := set(names) - {script.name for script in scripts()}:
         sys.exit(
-            f"{', '.join(sorted(unknown))}: no such script in {SCRIPTS}, or it has no block 'observations'"
+            f"{', '.join(sorted(unknown))}: no such script in {SCRIPTS}, or it has no block "
+            f"'observations'"
         )
     lines = compare(SCRIPTS, "--write" in sys.argv, names)
     print("\n".join(lines) or "all shared blocks are identical")

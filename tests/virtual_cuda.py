@@ -97,7 +97,8 @@ class Log:
             Counter(),
             Counter(),
         )
-        self.to_device = []  # under way: (begin, end, bytes when it began, line, the memory's owner)
+        # under way: (begin, end, bytes when it began, line, the memory's owner)
+        self.to_device = []
         self.to_host = []  # under way: functions that complete them
 
     def copy(self, kind: str) -> None:
@@ -271,7 +272,8 @@ class LSTM(torch.autograd.Function):
     def forward(ctx, op, num_states, batch_sizes, rest, *tensors):
         if any(not t.is_cuda for t in tensors) or any(b.is_cuda for b in batch_sizes):
             raise RuntimeError(
-                f"LSTM: input, state and weights are needed on the device, batch_sizes not: {where()}"
+                f"LSTM: input, state and weights are needed on the device, batch_sizes not: "
+                f"{where()}"
             )
         log.launches["cudnn_rnn"] += 1
         ctx.low = [

@@ -1,7 +1,8 @@
 """A training of one of the scripts in a process of its own, with what benchmark/gpu.sh wants to
 know about it.
 
-    python benchmark/gpu/child.py '{"mode": "sps", "result": "FILE", "seconds": 5}' ppo_graph --env-id CartPole-v1 ...
+    python benchmark/gpu/child.py '{"mode": "sps", "result": "FILE", "seconds": 5}' \
+        ppo_graph --env-id CartPole-v1 ...
 
 mode "train" runs the script as it is; "sps" notes when updates end and stops `seconds` after the
 first one; "profile" makes `warmup` updates, times `plain` ones and has torch.profiler watch
@@ -22,7 +23,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "cleanrl_graph"), str(ROOT / "benchmark")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
 
 import torch  # noqa: E402
 import tyro  # noqa: E402
@@ -109,7 +110,7 @@ def named(function, name: str):
 
 def profiled(script, flags: list[str], warmup: int, plain: int, watched: int) -> dict:
     """`summary` of the watched updates, and the seconds and steps of the plain ones."""
-    workers = importlib.import_module("utils.workers").WorkerEnvs
+    workers = importlib.import_module("cleanrl_graph.utils.workers").WorkerEnvs
     for owner, method, name in (
         (script.Envs, "step", "step"),
         (workers, "step", "step"),
@@ -253,9 +254,9 @@ def main(arguments: list[str]) -> None:
     settings, name, *flags = arguments
     settings = json.loads(settings)
     mode, result = settings.pop("mode"), Path(settings.pop("result"))
-    script = importlib.import_module(name)
+    script = importlib.import_module(f"cleanrl_graph.{name}")
     if num := settings.pop("num_instances", None):  # of each suite, for a dry run
-        from envs.job_shop import JobShopEnv
+        from cleanrl_graph.envs.job_shop import JobShopEnv
 
         JobShopEnv.eval_suites = {
             suite: entries[:num] for suite, entries in JobShopEnv.eval_suites.items()

@@ -92,7 +92,7 @@ def files() -> list[str]:
     """The test files that hold a test for a CUDA device."""
     return [
         str(path)
-        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if "mark.cuda" in path.read_text() and path.name != "test_gpu_kit.py"
     ]
 

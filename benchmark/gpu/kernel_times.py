@@ -17,7 +17,7 @@ import torch.nn as nn
 from kit import Row
 from torch import Tensor
 
-sys.path.insert(0, str(kit.SCRIPTS))
+sys.path.insert(0, str(kit.ROOT))
 
 T = 128  # steps of an environment in a minibatch of the LSTM
 
@@ -79,7 +79,7 @@ def ratio(a: float | str, b: float | str) -> float | None:
 def run_lstm_as(is_cuda: bool) -> Callable:
     """run_lstm of ppo_lstm_sparse.py that takes the path of the CPU (the staircase) or of CUDA (the
     PackedSequence), whatever the device is."""
-    import ppo_lstm_sparse as script
+    from cleanrl_graph import ppo_lstm_sparse as script
 
     source = inspect.getsource(script.run_lstm)
     if source.count("x.is_cuda") != 2:
@@ -165,7 +165,7 @@ def attention(
 ) -> dict:
     """Through GTrXL, two layers, as Memory.minibatch of ppo_gtrxl.py calls it, with full
     memories."""
-    import ppo_gtrxl
+    from cleanrl_graph import ppo_gtrxl
 
     device, result, expected = device_of(args), {}, None
     torch.manual_seed(0)
@@ -233,7 +233,7 @@ def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
     """Seconds of the first FlexAttention, forward and backward, over each of these windows, one
     after the other, as they grow with the episodes of a training: what is compiled again takes
     seconds."""
-    import ppo_gtrxl
+    from cleanrl_graph import ppo_gtrxl
 
     device, figures, (T, B, H, d) = device_of(args), {}, (16, 2, 2, 16)
     for W in windows:
@@ -261,9 +261,10 @@ def graphs(num: int):
     """(Envs of PoissonGraph, leaf arrays of `num` observations, the same as Data)."""
     import gymnasium as gym
     from layout import to_data
-    from ppo_graph import Envs
 
-    env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True)
+    from cleanrl_graph.ppo_graph import Envs
+
+    env = gym.make("cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True)
     observations = [env.reset(seed=0)[0]]
     while len(observations) < num:
         observation, _, terminated, _, _ = env.step(0)
@@ -277,8 +278,9 @@ def graphs(num: int):
 
 
 def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> dict:
-    from ppo_graph import Storage
     from torch_geometric.data import Batch
+
+    from cleanrl_graph.ppo_graph import Storage
 
     (envs, arrays, data), device = graphs(num), device_of(args)
     if what == "collate a step":
@@ -321,7 +323,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
 # ---- Precision of graph networks ----
 def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float) -> dict:
     """Encoder of ppo_graph.py, forward and backward."""
-    import ppo_graph
+    from cleanrl_graph import ppo_graph
 
     (envs, arrays, _), device = graphs(size), device_of(args)
     torch.manual_seed(0)
@@ -432,9 +434,10 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     return rows
 
 
-NOTES = """Milliseconds are medians of up to 30 turns in which the systems of a row follow each other, between two CUDA
-events around the call with the device idle before it, so that they hold what the host needs for its launches. "First
-call" is the compilation of FlexAttention and its backward pass. Differences are the largest by the largest number."""
+NOTES = """Milliseconds are medians of up to 30 turns in which the systems of a row follow each
+other, between two CUDA events around the call with the device idle before it, so that they hold
+what the host needs for its launches. "First call" is the compilation of FlexAttention and its
+backward pass. Differences are the largest by the largest number."""
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:

@@ -91,7 +91,8 @@ def check(args: Args) -> None:
         )
     if not args.dry and not torch.cuda.is_available():
         raise SystemExit(
-            "no CUDA device is available here, so nothing is measured; --dry tries all parts on the CPU"
+            "no CUDA device is available here, so nothing is measured; --dry tries all parts on "
+            "the CPU"
         )
 
 
@@ -192,7 +193,8 @@ class Results:
         if any(other["dry"] != about["dry"] for other in self.content["machines"]):
             kind = "a dry run" if args.dry else "a measurement"
             raise SystemExit(
-                f"{self.path} is not of {kind}, and both do not go into one table; give another --out"
+                f"{self.path} is not of {kind}, and both do not go into one table; give another "
+                "--out"
             )
         self.about = about
 
@@ -363,8 +365,8 @@ def in_child(args: Args, arguments: list[str], log: Path, deadline: float) -> No
             [sys.executable, str(Path(__file__).with_name("child.py")), *arguments], log, deadline
         )
         return
-    sys.path.insert(0, str(SCRIPTS))
-    import ppo_graph  # noqa: F401  once, before the forks
+    sys.path.insert(0, str(ROOT))
+    from cleanrl_graph import ppo_graph  # noqa: F401  once, before the forks
 
     process = mp.get_context("fork").Process(target=forked, args=(arguments, log))
     process.start()

@@ -1,7 +1,8 @@
 """Parts of benchmark/gpu.sh, which starts each with a time limit, and in a dry run all of them in
 one process.
 
-    python benchmark/gpu/part.py sps --out DIR [--dry] [--minutes 7] [--only REGEX] [--peers DIR] [--commit NAME]
+    python benchmark/gpu/part.py sps --out DIR [--dry] [--minutes 7] [--only REGEX] \
+        [--peers DIR] [--commit NAME]
 
 Exit code: 0 all rows are there, 1 a row failed, 2 it cannot run here, 3 time was up with rows left.
 """

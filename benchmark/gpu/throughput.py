@@ -388,12 +388,14 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     )
 
 
-NOTES = """SPS: environment steps per second in the second half of the time between the end of the first update and
-the end of the run, some seconds later. Rollouts of 128, 32 and 8 steps with 64, 512 and 4,096 environments, 4
-minibatches, 4 epochs. Workers are processes that step the environments; the peers have none. CleanRL's ppo.py has the
-two changes of benchmark/speed/cartpole_vs_cleanrl.py, ppo_trxl.py is as it is, and LeanRL's network that acts has no
-gradients, as was so with the tensordict it was written for. LeanRL has no compiled PPO for vectors and discrete
-actions, so Pendulum-v1 is there for it; its figure is the one that it prints itself, from its third update on."""
+NOTES = """SPS: environment steps per second in the second half of the time between the end of the
+first update and the end of the run, some seconds later. Rollouts of 128, 32 and 8 steps with 64,
+512 and 4,096 environments, 4 minibatches, 4 epochs. Workers are processes that step the
+environments; the peers have none. CleanRL's ppo.py has the two changes of
+benchmark/speed/cartpole_vs_cleanrl.py, ppo_trxl.py is as it is, and LeanRL's network that acts has
+no gradients, as was so with the tensordict it was written for. LeanRL has no compiled PPO for
+vectors and discrete actions, so Pendulum-v1 is there for it; its figure is the one that it prints
+itself, from its third update on."""
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:

@@ -40,14 +40,17 @@ class Training(NamedTuple):
     target: float | None = None  # return after which steps are counted
 
 
-JOBS = """--env-id envs:JobShop-v0 --num-envs 512 --num-steps 64 --num-minibatches 32 --update-epochs 3
-    --learning-rate 1e-3 --gamma 1 --gae-lambda 0.98 --gnn-dim 128 --hidden-dims 256 256 --num-workers WORKERS
+JOBS = """--env-id envs:JobShop-v0 --num-envs 512 --num-steps 64 --num-minibatches 32
+    --update-epochs 3 --learning-rate 1e-3 --gamma 1 --gae-lambda 0.98 --gnn-dim 128
+    --hidden-dims 256 256 --num-workers WORKERS
     --env-kwargs '{"jobs": [5, 15], "machines": [5, 15]}'"""
-RECALL = """--env-id envs:Recall-v0 --env-kwargs '{"length": 1000}' --num-envs 64 --num-steps 1024 --num-minibatches 16
-    --learning-rate 1e-3 --no-clip-vloss --gamma 0 --gae-lambda 0 --gate none --num-layers 1 --hidden-dims 64
+RECALL = """--env-id envs:Recall-v0 --env-kwargs '{"length": 1000}' --num-envs 64
+    --num-steps 1024 --num-minibatches 16 --learning-rate 1e-3 --no-clip-vloss --gamma 0
+    --gae-lambda 0 --gate none --num-layers 1 --hidden-dims 64
     --memory-length 1002 --eval-episodes 200"""
-PIXELS = """--env-id pixel_memory:PixelMemory-v0 --num-envs 32 --num-steps 64 --num-minibatches 8 --learning-rate 1e-3
-    --activation relu --gae-lambda 1 --ent-coef 0.05 --vf-coef 1 --no-clip-vloss --eval-episodes 200 --num-layers 1
+PIXELS = """--env-id pixel_memory:PixelMemory-v0 --num-envs 32 --num-steps 64
+    --num-minibatches 8 --learning-rate 1e-3 --activation relu --gae-lambda 1 --ent-coef 0.05
+    --vf-coef 1 --no-clip-vloss --eval-episodes 200 --num-layers 1
     --memory-length 32 --gate none"""
 TRAININGS = {
     "jobshop": [
@@ -55,8 +58,8 @@ TRAININGS = {
             "jobshop",
             ("ppo_graph", "ppo_graph_compile"),
             JOBS,
-            """--num-envs 4 --num-steps 16
-        --num-minibatches 2 --gnn-dim 8 --hidden-dims 8 --num-workers 0 --env-kwargs '{"jobs": 2, "machines": 2}'""",
+            """--num-envs 4 --num-steps 16 --num-minibatches 2 --gnn-dim 8 --hidden-dims 8
+            --num-workers 0 --env-kwargs '{"jobs": 2, "machines": 2}'""",
             seconds=220,
             suites=("la", "ta15x15"),
         )

@@ -79,7 +79,8 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
         case = Case(task, script, num_envs, num_steps, num_workers)
         rows.append(
             Row(
-                f"{num_envs} environments, rollouts of {num_steps} steps, 4 epochs of 4 minibatches",
+                f"{num_envs} environments, rollouts of {num_steps} steps, 4 epochs of 4 "
+                "minibatches",
                 {"environment": task, "script": f"{script}.py", "workers": num_workers},
                 functools.partial(profile, case, args),
                 5 if args.dry else 45,
@@ -88,11 +89,12 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
     return rows
 
 
-NOTES = """A step is one of all environments: the observations go to the device, the actions come back. Bytes, copies,
-waits (cudaStreamSynchronize, cudaDeviceSynchronize, cudaEventSynchronize, cudaMemcpy) and launches (a CUDA graph is
-one) are those of torch.profiler's trace of one update. The profiler slows the host, so the device is busy for a smaller
-share of that time than of an update without it: "device busy, %" is the device's time in the trace by the time that
-updates took before the profiler was started."""
+NOTES = """A step is one of all environments: the observations go to the device, the actions come
+back. Bytes, copies, waits (cudaStreamSynchronize, cudaDeviceSynchronize, cudaEventSynchronize,
+cudaMemcpy) and launches (a CUDA graph is one) are those of torch.profiler's trace of one update.
+The profiler slows the host, so the device is busy for a smaller share of that time than of an
+update without it: "device busy, %" is the device's time in the trace by the time that updates took
+before the profiler was started."""
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:

@@ -1,7 +1,8 @@
 """MPE2's simple_spread (agents that should cover as many landmarks) for --env-id: one action for
 all agents at once.
 
-    PYTHONPATH=benchmark/multi_agent python cleanrl_graph/ppo_graph.py --env-id simple_spread:SimpleSpread-v0
+    PYTHONPATH=benchmark/multi_agent python cleanrl_graph/ppo_graph.py \
+        --env-id simple_spread:SimpleSpread-v0
 
 The agents are the nodes of a graph with all links among them, a node has what its agent observes,
 and the action is a Sequence of one of 5 moves for each. The reward is the mean of the agents'

@@ -2,7 +2,8 @@
 to compare with.
 
     pip install -r benchmark/peers/requirements-trxl.txt    # in a virtual environment of its own
-    python benchmark/peers/cleanrl_trxl.py --script PATH/ppo_trxl.py --task cartpole --max-seconds 60 --out FILE.csv
+    python benchmark/peers/cleanrl_trxl.py --script PATH/ppo_trxl.py --task cartpole \
+        --max-seconds 60 --out FILE.csv
 
 cleanrl/ppo_trxl/ppo_trxl.py of github.com/vwxyzjn/cleanrl is not part of this repository; its
 neighbour pom_env.py must lie beside it. It runs as it is: here its environment is registered, its
@@ -32,14 +33,18 @@ import numpy as np
 import tyro
 
 # the flags that docs/rl-algorithms/ppo-trxl.md of CleanRL gives for ProofofMemory-v0
-FLAGS = """--env-id ProofofMemory-v0 --num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 4
-    --trxl-num-layers 4 --trxl-num-heads 1 --trxl-dim 64 --trxl-memory-length 16 --trxl-positional-encoding none
-    --vf-coef 0.1 --max-grad-norm 0.5 --init-lr 3e-4 --init-ent-coef 0.001 --clip-coef 0.2""".split()
+FLAGS = """
+    --env-id ProofofMemory-v0 --num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 4
+    --trxl-num-layers 4 --trxl-num-heads 1 --trxl-dim 64 --trxl-memory-length 16
+    --trxl-positional-encoding none --vf-coef 0.1 --max-grad-norm 0.5 --init-lr 3e-4
+    --init-ent-coef 0.001 --clip-coef 0.2
+""".split()
 # of two equal flags the last one counts
 CARTPOLE_FLAGS = (
     FLAGS
     + """--env-id MaskedCartPole-v1 --num-steps 256 --trxl-num-heads 4 --trxl-dim 128
-    --trxl-memory-length 32 --trxl-positional-encoding absolute --gamma 0.99 --norm-adv --no-clip-vloss""".split()
+    --trxl-memory-length 32 --trxl-positional-encoding absolute --gamma 0.99 --norm-adv
+    --no-clip-vloss""".split()
 )
 
 

@@ -2,7 +2,8 @@
 to compare with.
 
     pip install -r benchmark/peers/requirements-sb3.txt    # in a virtual environment of its own
-    python benchmark/peers/list_of_data_ppo.py --env-id envs:PoissonGraph-v0 --total-timesteps 100000
+    python benchmark/peers/list_of_data_ppo.py --env-id envs:PoissonGraph-v0 \
+        --total-timesteps 100000
 
 The usual way to train on graphs of any size today: each observation becomes one Data, a rollout is
 a list of them, and each step of collection and each minibatch builds its Batch. The network is that
@@ -27,7 +28,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GINConv, GINEConv
 from torch_geometric.utils import segment, softmax
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))  # for the module `envs`
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for cleanrl_graph.envs
 
 
 @dataclass
@@ -148,6 +149,11 @@ def get_action_and_value(agent, batch, action=None):
     return action, log_prob[start + action], entropy, value
 
 
+def full_id(env_id: str) -> str:
+    """`envs:NAME` is cleanrl_graph's, as in the scripts."""
+    return f"cleanrl_graph.{env_id}" if env_id.startswith("envs:") else env_id
+
+
 def main(args):
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
@@ -157,7 +163,7 @@ def main(args):
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
 
-    envs = [gym.make(args.env_id, disable_env_checker=True) for _ in range(args.num_envs)]
+    envs = [gym.make(full_id(args.env_id), disable_env_checker=True) for _ in range(args.num_envs)]
     space = envs[0].observation_space["graph"]
     edge_dim = space.edge_space.shape[0] if space.edge_space is not None else None
     agent = GraphAgent(space.node_space.shape[0], edge_dim, args).to(device)

@@ -1,8 +1,10 @@
 """PPO with an LSTM as one writes it in an afternoon: the bar of common sense for
 ppo_lstm_sparse.py.
 
-    python benchmark/peers/plain_ppo_lstm.py --env-id popgym:popgym-RepeatPreviousEasy-v0 --total-timesteps 500000
-    python benchmark/run.py --table TABLE --commands "plain=benchmark/peers/plain_ppo_lstm.py" --env-ids ENV_IDS
+    python benchmark/peers/plain_ppo_lstm.py --env-id popgym:popgym-RepeatPreviousEasy-v0 \
+        --total-timesteps 500000
+    python benchmark/run.py --table TABLE --commands "plain=benchmark/peers/plain_ppo_lstm.py" \
+        --env-ids ENV_IDS
 
 The input is the flattened observation, the previous action as one-hot vectors and a flag for an
 episode's first step; then a linear layer of 128 with ReLU, an LSTM of 128, and a linear layer each
@@ -194,5 +196,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[2] / "cleanrl_graph"))  # for `envs:Name-v0`
+    sys.path.append(str(Path(__file__).parents[2]))  # for `cleanrl_graph.envs:Name-v0`
     main(tyro.cli(Args))

@@ -1,7 +1,8 @@
 """RLlib 2.40 (old API stack, PPO) on CartPole-v1 without its velocities: a system to compare with.
 
     pip install -r benchmark/peers/requirements-rllib.txt    # in a virtual environment of its own
-    python benchmark/peers/rllib_stateless_cartpole.py --model attention --seed 1 --max-seconds 600 --out FILE.csv
+    python benchmark/peers/rllib_stateless_cartpole.py --model attention --seed 1 \
+        --max-seconds 600 --out FILE.csv
 
 RLlib's three memories, each with a core of two hidden layers of 256: the last 16 observations,
 actions and rewards (`framestack`, RLlib's own example model), an LSTM of 256 that also sees the
@@ -139,7 +140,8 @@ def main(args):
     algorithm.stop()
     print(f"SPS {step / seconds:.0f}")
     print(
-        f"mean return {mean_return:.3f} (last {len(returns)} episodes) after {step} steps, {seconds:.1f} s"
+        f"mean return {mean_return:.3f} (last {len(returns)} episodes) after {step} steps, "
+        f"{seconds:.1f} s"
     )
     print(f"memory of all processes {peak_mb:.0f} MB")
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 import tyro
 from gymnasium import spaces
-from list_of_data_ppo import Args, GraphAgent
+from list_of_data_ppo import Args, GraphAgent, full_id
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
 from stable_baselines3.common.monitor import Monitor
@@ -133,7 +133,7 @@ class NodePolicy(MaskableMultiInputActorCriticPolicy):
 
 def main(args):
     batch_size = args.num_envs * args.num_steps
-    make = lambda: Monitor(PadGraph(gym.make(args.env_id, disable_env_checker=True)))  # noqa: E731
+    make = lambda: Monitor(PadGraph(gym.make(full_id(args.env_id), disable_env_checker=True)))  # noqa: E731
     model = MaskablePPO(
         NodePolicy,
         DummyVecEnv([make] * args.num_envs),

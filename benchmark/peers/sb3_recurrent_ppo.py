@@ -105,7 +105,8 @@ def main(args):
     seconds, step = time.perf_counter() - curve.start_time, model.num_timesteps
     print(f"SPS {step / seconds:.0f}")
     print(
-        f"mean return {curve.mean_return:.3f} (last {curve.episodes} episodes) after {step} steps, {seconds:.1f} s"
+        f"mean return {curve.mean_return:.3f} (last {curve.episodes} episodes) after {step} steps, "
+        f"{seconds:.1f} s"
     )
     print(f"memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
 
 def start(run_dir: Path, script: str, flags: dict) -> mp.Process:
     """The process of a run, in a group of its own; what it prints is in the file `run_dir`.err."""
-    module = importlib.import_module(script)
+    module = importlib.import_module(f"cleanrl_graph.{script}")
 
     def target():
         os.setpgid(0, 0)
@@ -286,21 +286,22 @@ def main(args) -> bool:
     )
     text = "\n".join(
         [
-            f"    python benchmark/reliability/kill.py --times {args.times} --seed {args.seed} --total-timesteps "
-            f"{args.total_timesteps}",
+            f"    python benchmark/reliability/kill.py --times {args.times} --seed {args.seed} "
+            f"--total-timesteps {args.total_timesteps}",
             "",
-            f"Runs of {args.total_timesteps // 24} updates with a checkpoint after every fifth one, hit at a random "
-            f"moment, continued with `--resume auto`, and compared with a whole run: **{sum(o.equal for o in kills)} of "
-            f"{len(kills)} killed ones ended bitwise equal**, in every weight and every entry of the log but SPS. "
+            f"Runs of {args.total_timesteps // 24} updates with a checkpoint after every fifth "
+            "one, hit at a random moment, continued with `--resume auto`, and compared with a "
+            f"whole run: **{sum(o.equal for o in kills)} of {len(kills)} killed ones ended bitwise "
+            "equal**, in every weight and every entry of the log but SPS. "
             f"{sum(o.updates == 0 for o in kills)} of them had no checkpoint yet and began anew.",
             "",
-            "| what happened | times | bitwise equal | right exit code (-9, 143, 130) | no process stayed behind |",
+            "| what happened | times | bitwise equal | right exit code (-9, 143, 130) | no process "
+            "stayed behind |",
             "|---|---|---|---|---|",
             *rows,
             "",
-            "A damaged checkpoint: after a kill -9 the newest one is cut off, or one of its bits is flipped. The runs: "
-            + "; ".join(names)
-            + ".",
+            "A damaged checkpoint: after a kill -9 the newest one is cut off, or one of its bits "
+            "is flipped. The runs: " + "; ".join(names) + ".",
             "",
             f"{time.time() - begin:.0f} s, {os.cpu_count()} cores, torch {torch.__version__}",
             "",

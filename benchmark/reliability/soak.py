@@ -1,6 +1,7 @@
 """Memory, open files and threads of a long run of ppo_graph.py on PoissonGraph-v0.
 
-    python benchmark/reliability/soak.py --total-timesteps 2000000 --out benchmark/results/reliability/soak.md
+    python benchmark/reliability/soak.py --total-timesteps 2000000 \
+        --out benchmark/results/reliability/soak.md
 
 Every update is sampled; the table shows ten of them. Exit code 1 if the resident memory grew by 2%
 or more after the warm-up (the first tenth of the run), or if the number of open files or threads
@@ -13,10 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import ppo_graph  # noqa: E402
 import torch  # noqa: E402
+
+from cleanrl_graph import ppo_graph  # noqa: E402
 
 
 def sample(step: int) -> dict:
@@ -72,13 +74,14 @@ def table(samples: list[dict], args) -> tuple[str, bool]:
     constant = all(len({row[name] for row in warm}) == 1 for name in ("threads", "open files"))
     names = ["step", "RSS MiB", "threads", "open files"]
     lines = [
-        f"    python benchmark/reliability/soak.py --total-timesteps {args.total_timesteps} --num-envs "
-        f"{args.num_envs} --num-workers {args.num_workers}",
+        f"    python benchmark/reliability/soak.py --total-timesteps {args.total_timesteps} "
+        f"--num-envs {args.num_envs} --num-workers {args.num_workers}",
         "",
         f"{samples[-1]['step']} steps, {len(samples)} updates with a checkpoint every 20, in "
-        f"{samples[-1]['seconds'] - samples[0]['seconds']:.0f} s. After the warm-up, a tenth of the run, the "
-        f"resident memory grew by {100 * growth:.2f}%: the mean of the last tenth against that of the first. Open "
-        f"files and threads were {'the same at every update' if constant else 'not constant'}.",
+        f"{samples[-1]['seconds'] - samples[0]['seconds']:.0f} s. After the warm-up, a tenth of "
+        f"the run, the resident memory grew by {100 * growth:.2f}%: the mean of the last tenth "
+        "against that of the first. Open files and threads were "
+        f"{'the same at every update' if constant else 'not constant'}.",
         "",
         "| " + " | ".join(names) + " |",
         "|" + "---|" * len(names),

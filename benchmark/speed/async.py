@@ -2,16 +2,17 @@
 ppo_graph.py.
 
     python benchmark/speed/async.py --out benchmark/results/speed/async
-    python benchmark/speed/async.py --cases 0.1 --rounds 1 --num-updates 4 --curve-steps 0          # does it run?
+    # does it run?
+    python benchmark/speed/async.py --cases 0.1 --rounds 1 --num-updates 4 --curve-steps 0
 
 1. Wall time of the same number of steps, in turns A B A B ..., where collection and update take
-about as long:
-   PoissonGraph whose steps cost 0.1 or 1 ms more of the CPU, 1 ms asleep (as one that waits for a simulator), or 5 ms
-   asleep in 8 worker processes. "thread" is ppo_graph_async.py with its collector in a thread of the learner's process
-   instead of a process of its own; everything else is the same.
+   about as long: PoissonGraph whose steps cost 0.1 or 1 ms more of the CPU, 1 ms asleep (as one
+   that waits for a simulator), or 5 ms asleep in 8 worker processes. "thread" is
+   ppo_graph_async.py with its collector in a thread of the learner's process instead of a process
+   of its own; everything else is the same.
 2. Learning curves of PoissonGraph without extra cost over steps: no lag, one update, four updates,
-and four updates
-   without correction (advantages without rho, the ratio taken to the policy that collected).
+   and four updates without correction (advantages without rho, the ratio taken to the policy that
+   collected).
 
 Why a process: a thread shares the interpreter's lock with the update. On two idle cores,
 ppo_graph.py / the thread is 0.98, 0.98, 1.55 and 1.42 in the four cases and ppo_graph.py / the
@@ -41,7 +42,7 @@ import tyro
 from common import ROOT, report
 from tqdm import tqdm
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+sys.path.insert(0, str(ROOT))
 
 # milliseconds of a step -> flags with which collection and update take about as long
 CASES = {
@@ -109,7 +110,9 @@ class Costly(gym.Wrapper):
     """PoissonGraph whose step takes `ms` milliseconds longer, of the CPU or asleep."""
 
     def __init__(self, ms: float = 1.0, asleep: bool = False, **kwargs):
-        super().__init__(gym.make("envs:PoissonGraph-v0", disable_env_checker=True, **kwargs))
+        super().__init__(
+            gym.make("cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True, **kwargs)
+        )
         self.seconds, self.asleep = ms / 1000, asleep
 
     def step(self, action):
@@ -242,7 +245,8 @@ def train(pipe, system: str, flags: dict) -> None:
         if system == "uncorrected":
             script = without_correction(folder)
         else:
-            script = __import__("ppo_graph" if system == "ppo_graph" else "ppo_graph_async")
+            name = "ppo_graph" if system == "ppo_graph" else "ppo_graph_async"
+            script = importlib.import_module(f"cleanrl_graph.{name}")
         if system == "thread":
             script.Collector = thread_collector(script)
         (seconds, curve), before = watch(script), time.process_time()
@@ -275,8 +279,8 @@ def wall_time(args) -> tuple[list[str], list[list]]:
     lines = [
         "## Wall time",
         "",
-        "| ms of a step | system | training, s (least to most) | collection, s | update, s | waiting, s | "
-        "CPU: this process + others, s | ppo_graph / this | by CPU | bound |",
+        "| ms of a step | system | training, s (least to most) | collection, s | update, s | "
+        "waiting, s | CPU: this process + others, s | ppo_graph / this | by CPU | bound |",
         "| " + "--- | " * 10,
     ]
     rows = []
@@ -332,11 +336,11 @@ def wall_time(args) -> tuple[list[str], list[list]]:
             )
     lines += [
         "",
-        f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in each "
-        "process. The bound is (collection + update) / the larger of both in ppo_graph.py. CPU seconds are "
-        "without imports; those of others are of the collector and of workers. By CPU: the CPU seconds of "
-        "ppo_graph.py / those of the busier of the two processes, an estimate for two "
-        "idle cores.",
+        f"Medians of {args.rounds} rounds, {args.num_updates} updates each, one thread of torch in "
+        "each process. The bound is (collection + update) / the larger of both in ppo_graph.py. "
+        "CPU seconds are without imports; those of others are of the collector and of workers. By "
+        "CPU: the CPU seconds of ppo_graph.py / those of the busier of the two processes, an "
+        "estimate for two idle cores.",
     ]
     return lines, rows
 
@@ -382,8 +386,8 @@ def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
         )
     lines += [
         "",
-        f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate 1e-3; the "
-        "optimum is 16. Lines are means over the seeds, bands their range.",
+        f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate "
+        "1e-3; the optimum is 16. Lines are means over the seeds, bands their range.",
     ]
     ax.set_xlabel("steps")
     ax.set_ylabel("mean return of 100 episodes")
@@ -405,7 +409,8 @@ def main(args):
     heading = [
         "# Acting and learning at the same time",
         "",
-        f"Load average of the machine when this began {load:.1f}, when it ended {os.getloadavg()[0]:.1f}; this "
+        f"Load average of the machine when this began {load:.1f}, when it ended "
+        f"{os.getloadavg()[0]:.1f}; this "
         f"benchmark alone makes 1 to 2. {args.note}".strip(),
         "",
     ]

@@ -2,17 +2,18 @@
 trainings.
 
     python benchmark/speed/attention.py --out benchmark/results/speed/attention
-    python benchmark/speed/attention.py --parts sps --peer-script PATH/ppo_trxl.py --out benchmark/results/speed/trxl
+    python benchmark/speed/attention.py --parts sps --peer-script PATH/ppo_trxl.py \
+        --out benchmark/results/speed/trxl
 
 1. Forward and backward through the memory of one minibatch, per step of it: the segment of
-ppo_gtrxl.py against one
-   window of cached layer inputs per step, whose keys and values every sample projects again (the way of most attention
-   PPOs; here with the same layers, weights and results, checked before the clock starts). The window way is left out
-   where what it must save for the backward pass would exceed --max-gb.
+   ppo_gtrxl.py against one window of cached layer inputs per step, whose keys and values every
+   sample projects again (the way of most attention PPOs; here with the same layers, weights and
+   results, checked before the clock starts). The window way is left out where what it must save for
+   the backward pass would exceed --max-gb.
 2. Whole trainings on CartPole without velocities, 16 envs x 256 steps, 4 layers of 128 with 4
-heads, memory 32,
-   8 minibatches, 4 epochs, episodes of at most 500 and 100 steps; with gates and without (CleanRL's ppo_trxl.py has
-   none). Beside it CleanRL's own script, if --peer-script is given; see benchmark/peers/cleanrl_trxl.py.
+   heads, memory 32, 8 minibatches, 4 epochs, episodes of at most 500 and 100 steps; with gates and
+   without (CleanRL's ppo_trxl.py has none). Beside it CleanRL's own script, if --peer-script is
+   given; see benchmark/peers/cleanrl_trxl.py.
 
 Writes OUT.md, OUT.csv and OUT.png.
 """
@@ -32,9 +33,9 @@ import tyro
 from common import ROOT, in_turns, report
 from torch import Tensor
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+sys.path.insert(0, str(ROOT))
 
-import ppo_gtrxl  # noqa: E402
+from cleanrl_graph import ppo_gtrxl  # noqa: E402
 
 
 @dataclass
@@ -175,10 +176,11 @@ def memory_part(args: Args) -> list[dict]:
 
 def memory_table(rows: list[dict], args: Args) -> list[str]:
     lines = [
-        f"## Forward and backward of {args.num_envs} envs x {args.num_steps} steps, {args.num_layers} layers of "
-        f"{args.dim}, {args.num_threads} thread(s)",
+        f"## Forward and backward of {args.num_envs} envs x {args.num_steps} steps, "
+        f"{args.num_layers} layers of {args.dim}, {args.num_threads} thread(s)",
         "",
-        "| memory | segment, us per step | windows, us per step | windows / segment | memory of the windows, GB |",
+        "| memory | segment, us per step | windows, us per step | windows / segment | memory of "
+        "the windows, GB |",
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
@@ -227,15 +229,16 @@ def sps_part(args: Args) -> list[str]:
         "## Whole trainings on CartPole-v1 without velocities",
         "",
         "16 envs x 256 steps, 4 layers of 128, 4 heads, memory 32, 8 minibatches, 4 epochs; "
-        f"{args.total_timesteps} steps, {args.num_threads} thread(s), {args.rounds} runs each: median (range)",
+        f"{args.total_timesteps} steps, {args.num_threads} thread(s), {args.rounds} runs each: "
+        "median (range)",
         "",
         "| system | episodes up to | SPS | peak memory, MB | SPS / CleanRL's |",
         "| --- | --- | --- | --- | --- |",
     ]
     flags = (
-        "--env-id CartPole-v1 --wrap hide:1,3 --num-envs 16 --num-steps 256 --num-layers 4 --num-heads 4 "
-        "--dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 --no-prev-action "
-        "--hidden-dims 128 --eval-episodes 0 "
+        "--env-id CartPole-v1 --wrap hide:1,3 --num-envs 16 --num-steps 256 --num-layers 4 "
+        "--num-heads 4 --dim 128 --memory-length 32 --num-minibatches 8 --update-epochs 4 "
+        "--no-prev-action --hidden-dims 128 --eval-episodes 0 "
         f"--no-cuda --total-timesteps {args.total_timesteps}"
     )
     for steps in (500, 100):
@@ -272,8 +275,8 @@ def sps_part(args: Args) -> list[str]:
             sps = np.array([run.sps for run in column])
             ratio = f"{np.median(sps) / peer:.1f}" if args.peer_script else "not run"
             lines.append(
-                f"| {name} | {steps} | {np.median(sps):,.0f} ({sps.min():,.0f} to {sps.max():,.0f}) | "
-                f"{np.median([run.peak_mb for run in column]):,.0f} | {ratio} |"
+                f"| {name} | {steps} | {np.median(sps):,.0f} ({sps.min():,.0f} to "
+                f"{sps.max():,.0f}) | {np.median([run.peak_mb for run in column]):,.0f} | {ratio} |"
             )
     return lines
 

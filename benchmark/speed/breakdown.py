@@ -27,7 +27,7 @@ import tyro
 from common import report
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 CARTPOLE = dict(env_id="envs:StatelessCartPole-v1", num_envs=16, num_minibatches=4, update_epochs=4)
 TASKS = {  # name: (script, steps of each of the two trainings, flags)
@@ -123,7 +123,8 @@ class Clock:
     the first call of the function that is the root to the end of the last timed one."""
 
     def __init__(self):
-        self.stack = []  # of open sections: [name, seconds of the timed calls below, number of these]
+        # of open sections: [name, seconds of the timed calls below, number of these]
+        self.stack = []
         self.seconds, self.calls, self.calls_below = Counter(), Counter(), Counter()
         self.begin = self.end = None
         self.inside = self.outside = (
@@ -218,10 +219,10 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
     """Markdown: one table of the training loop's seconds by section, and a row for the table of all
     tasks."""
     plain, clock = Clock(), Clock()
-    script, num_steps, flags = TASKS[name]
+    script_name, num_steps, flags = TASKS[name]
     task = {"num_steps": 128} | flags
     task["total_timesteps"] = max(int(num_steps * scale), task["num_envs"] * task["num_steps"])
-    script = importlib.import_module(script)
+    script = importlib.import_module(f"cleanrl_graph.{script_name}")
     with tempfile.TemporaryDirectory() as run_dir:
         run(
             script,
@@ -240,7 +241,7 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
 
     flags = ", ".join(f"{key} {value}" for key, value in task.items())
     lines = [
-        f"## {name}: {script.__name__}.py, {flags}",
+        f"## {name}: {script_name}.py, {flags}",
         "",
         "| section | calls | us per call | seconds | share |",
         "| --- | --- | --- | --- | --- |",
@@ -257,13 +258,14 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
     num_steps = task["total_timesteps"] // rollout * rollout
     lines += [
         "",
-        f"Training loop: {num_steps:,} steps in {wall:.2f} s after subtracting {overhead:.2f} s of timers "
-        f"({sum(clock.calls.values()):,} calls of {1e6 * (clock.inside + clock.outside):.2f} us); without "
-        f"timers {plain_wall:.2f} s, {num_steps / plain_wall:,.0f} steps per second.",
+        f"Training loop: {num_steps:,} steps in {wall:.2f} s after subtracting {overhead:.2f} s of "
+        f"timers ({sum(clock.calls.values()):,} calls of "
+        f"{1e6 * (clock.inside + clock.outside):.2f} us); without timers {plain_wall:.2f} s, "
+        f"{num_steps / plain_wall:,.0f} steps per second.",
         "",
     ]
     inside = 1 - sum(map(seconds.get, others)) / wall
-    return lines, f"| {name} | {script.__name__}.py | {task['env_id']} | {inside:.1%} |"
+    return lines, f"| {name} | {script_name}.py | {task['env_id']} | {inside:.1%} |"
 
 
 def main(args):
@@ -271,7 +273,8 @@ def main(args):
     lines = [
         "# Where the time of a training goes",
         "",
-        f'One training each, {args.num_threads} thread(s). The rows below "everything else" add up to it.',
+        f'One training each, {args.num_threads} thread(s). The rows below "everything else" add up '
+        "to it.",
         "",
     ]
     rows = [

@@ -1,7 +1,8 @@
 """CleanRL's ppo.py and ppo_graph.py on CartPole-v1 at CleanRL's defaults: steps per second and
 return.
 
-    python benchmark/speed/cartpole_vs_cleanrl.py --cleanrl PATH/ppo.py --out benchmark/results/speed/cartpole.md
+    python benchmark/speed/cartpole_vs_cleanrl.py --cleanrl PATH/ppo.py \
+        --out benchmark/results/speed/cartpole.md
 
 ppo.py of github.com/vwxyzjn/cleanrl is not part of this repository. It was written for gymnasium
 0.29: gymnasium 1.x resets an environment one step later than 0.29 did and reports ended episodes in
@@ -23,7 +24,8 @@ from common import PPO_GRAPH, in_turns, report, table_of
 CHANGES = [
     (
         "for i in range(args.num_envs)],\n",
-        "for i in range(args.num_envs)],\n        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,\n",
+        "for i in range(args.num_envs)],\n"
+        "        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,\n",
     ),
     (
         'for info in infos["final_info"]:',
@@ -88,8 +90,9 @@ def main(args):
         "",
         *table_of(runs, "ppo_graph.py"),
         "",
-        f"Medians of {args.rounds} round(s) of {args.total_timesteps:,} steps, {args.num_threads} thread(s). The "
-        "return is the mean of the last 100 episodes of training, with a sampled policy.",
+        f"Medians of {args.rounds} round(s) of {args.total_timesteps:,} steps, {args.num_threads} "
+        "thread(s). The return is the mean of the last 100 episodes of training, with a sampled "
+        "policy.",
     ]
     report("\n".join(lines), args.out)
 

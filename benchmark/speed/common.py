@@ -27,8 +27,8 @@ def report(markdown: str, out: str | None) -> None:
         flags = [os.path.basename(flag) if os.path.isabs(flag) else flag for flag in sys.argv[1:]]
         command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
         machine = (
-            f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python {platform.python_version()}, "
-            f"torch {torch.__version__}, commit {commit_of(ROOT)}"
+            f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
+            f"{platform.python_version()}, torch {torch.__version__}, commit {commit_of(ROOT)}"
         )
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(f"    {command}\n\n{machine}\n\n{markdown}\n")
@@ -129,7 +129,8 @@ def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
     """Markdown rows with medians over the rounds, and the ratio of `ours` to each system (its range
     in brackets)."""
     lines = [
-        "| system | SPS (least to most) | ours / this | process, s | peak memory, MB | mean return |",
+        "| system | SPS (least to most) | ours / this "
+        "| process, s | peak memory, MB | mean return |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, column in runs.items():

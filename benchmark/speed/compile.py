@@ -4,13 +4,12 @@
     python benchmark/speed/compile.py --repeats 2 --rounds 1 --scale 0.05          # does it run?
 
 1. In this process, in turns A B A B ..., with the same weights and observations: a step of the
-policy (from the
-   environments' arrays to actions) and a minibatch (gathered, loss, gradients, clipped, Adam). Each turn has other
-   observations, so sizes differ. Compilation takes the seconds of the CPU, of this process and of g++, that the first
-   calls take with an empty cache; the first task also pays for precompiled headers.
+   policy (from the environments' arrays to actions) and a minibatch (gathered, loss, gradients,
+   clipped, Adam). Each turn has other observations, so sizes differ. Compilation takes the seconds
+   of the CPU, of this process and of g++, that the first calls take with an empty cache; the first
+   task also pays for precompiled headers.
 2. Whole trainings as processes, in turns, which find what part 1 has compiled: steps per second
-over all of the run,
-   and over its second half.
+   over all of the run, and over its second half.
 """
 
 import os
@@ -28,8 +27,8 @@ from common import ROOT, report, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
-import ppo_graph_compile as script  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from cleanrl_graph import ppo_graph_compile as script  # noqa: E402
 
 CASES = {
     "CartPole-v1": dict(env_id="CartPole-v1", num_envs=8, num_steps=128, total_timesteps=61_440),
@@ -168,10 +167,10 @@ def parts(args, name: str) -> str:
     )
     stats, count = systems[1].buckets.stats(), script.num_compilations() - before
     return (
-        f"| {name} | {act[0]:.2f} | {act[1]:.2f} | {act_ratio:.2f} ({act_range[0]:.2f} to {act_range[1]:.2f}) | "
-        f"{learn[0]:.1f} | {learn[1]:.1f} | {learn_ratio:.2f} ({learn_range[0]:.2f} to {learn_range[1]:.2f}) | "
-        f"{act_seconds:.0f} + {learn_seconds:.0f} | {count} | {stats['charts/batch_sizes']} | "
-        f"{stats['charts/spare_rows']:.1%} |"
+        f"| {name} | {act[0]:.2f} | {act[1]:.2f} | {act_ratio:.2f} ({act_range[0]:.2f} to "
+        f"{act_range[1]:.2f}) | {learn[0]:.1f} | {learn[1]:.1f} | {learn_ratio:.2f} "
+        f"({learn_range[0]:.2f} to {learn_range[1]:.2f}) | {act_seconds:.0f} + {learn_seconds:.0f} "
+        f"| {count} | {stats['charts/batch_sizes']} | {stats['charts/spare_rows']:.1%} |"
     )
 
 
@@ -234,7 +233,8 @@ def main(args):
     lines = [
         "# ppo_graph_compile.py beside ppo_graph.py",
         "",
-        f"Medians of {args.repeats} turns on {device}, and the ratios of turns (quartiles). {args.note}",
+        f"Medians of {args.repeats} turns on {device}, and the ratios of turns (quartiles). "
+        f"{args.note}",
         "",
         "| task | policy step, ms | compiled | ratio | minibatch, ms | compiled | ratio "
         "| compilation, s of the CPU | compilations | sizes of batches | spare rows |",
@@ -244,7 +244,8 @@ def main(args):
     if args.rounds:
         lines += [
             "",
-            f"Whole trainings that find compiled code in the cache, medians of {args.rounds} rounds.",
+            f"Whole trainings that find compiled code in the cache, medians of {args.rounds} "
+            "rounds.",
             "",
             "| task | script | SPS | SPS, second half of the run | compiled / this, second half | "
             "return at the end |",

@@ -21,9 +21,9 @@ import torch
 import tyro
 from common import ROOT, report
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+sys.path.insert(0, str(ROOT))
 
-import ppo_graph  # noqa: E402
+from cleanrl_graph import ppo_graph  # noqa: E402
 
 TABLES = ROOT / "benchmark" / "results" / "gnn_layers"
 JOB_SHOP = ppo_graph.Args(
@@ -109,8 +109,8 @@ def main(args: Args) -> None:
         lines.append(f"| {name} | {', '.join(gaps)} | {ms:.1f} |")
     lines += [
         "",
-        "GINE is the default: it ends within one point of the best, costs less than the attention layers, "
-        "and, unlike SAGE, it sees the edge features.",
+        "GINE is the default: it ends within one point of the best, costs less than the attention "
+        "layers, and, unlike SAGE, it sees the edge features.",
     ]
     report("\n".join(lines), args.out)
 

@@ -2,7 +2,7 @@
 zero-padded.
 
     python benchmark/speed/layout.py --out benchmark/results/speed/layout.md
-    python benchmark/speed/layout.py --tenfold        # the same with a ten times larger declared maximum
+    python benchmark/speed/layout.py --tenfold  # with a ten times larger declared maximum
 
 Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8
 features; 4 edges per node). "collate B" makes one batch of B observations, as at a step of B
@@ -24,9 +24,9 @@ import tyro
 from common import report
 from torch_geometric.data import Batch, Data
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from ppo_graph import Envs, Storage  # noqa: E402
+from cleanrl_graph.ppo_graph import Envs, Storage  # noqa: E402
 
 EDGES_PER_NODE = 4
 
@@ -120,7 +120,9 @@ def median_us(functions, repeats, calls=20):
 def measure(declared_max, args):
     """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None),
     and a note."""
-    env = gym.make("envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max)
+    env = gym.make(
+        "cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max
+    )
     observations = [env.reset(seed=args.seed)[0]]
     while len(observations) < args.num_stored:
         observation, _, terminated, _, _ = env.step(0)
@@ -198,9 +200,10 @@ def measure(declared_max, args):
     ratios = [micro[2:4] / micro[:2] for micro in collate_us] + [gather[2] / gather[0]]
     sizes_note = f"Graphs of {np.mean(sizes):.1f} nodes on average, the largest of {max(sizes)}."
     note = (
-        f"List of Data / flat: collate 64 {ratios[0][0]:.1f} (prebuilt), {ratios[0][1]:.1f} (from observations); "
-        f"collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather {ratios[2]:.1f}. {sizes_note} Bytes are "
-        f"those of the tensors; flat storage adds {count_bytes / args.num_stored:.0f} bytes of row counts each."
+        f"List of Data / flat: collate 64 {ratios[0][0]:.1f} (prebuilt), {ratios[0][1]:.1f} (from "
+        f"observations); collate 512 {ratios[1][0]:.1f}, {ratios[1][1]:.1f}; gather "
+        f"{ratios[2]:.1f}. {sizes_note} Bytes are those of the tensors; flat storage adds "
+        f"{count_bytes / args.num_stored:.0f} bytes of row counts each."
     )
     return list(zip(names, num_bytes, *collate_us, gather)), note
 
@@ -208,8 +211,8 @@ def measure(declared_max, args):
 def main(args):
     torch.set_num_threads(args.num_threads)
     header = (
-        f"| layout | declared maximum | bytes per observation | collate 64, us | collate 512, us | gather "
-        f"{args.num_stored // 4:,} of {args.num_stored:,}, us |"
+        "| layout | declared maximum | bytes per observation | collate 64, us | collate 512, us | "
+        f"gather {args.num_stored // 4:,} of {args.num_stored:,}, us |"
     )
     lines = [header, "| --- | --- | --- | --- | --- | --- |"]
     notes = []

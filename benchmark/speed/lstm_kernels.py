@@ -30,9 +30,9 @@ from common import report
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import ppo_lstm_sparse as script  # noqa: E402
+from cleanrl_graph import ppo_lstm_sparse as script  # noqa: E402
 
 N, T, NODES, D = 16, 128, 200, 32  # envs, steps, possible nodes, inputs
 
@@ -283,7 +283,8 @@ def state_tables(args: Args, rng: np.random.Generator) -> tuple[list[str], list[
     lines = [
         f"State on {NODES} possible nodes, H = {args.lstm_dim}, {N} envs x {T} steps:",
         "",
-        "| remembered | seen per step | layout | ms | x ours | state, bytes | x ours | saved for backward, MB |",
+        "| remembered | seen per step | layout | ms | x ours | state, bytes | x ours | saved for "
+        "backward, MB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     rows = []
@@ -319,7 +320,8 @@ def graph_table(args: Args, rng: np.random.Generator) -> list[str]:
         "| layout | ms | x ours | graphs kept for training, bytes | x ours |",
         "| --- | --- | --- | --- | --- |",
         *[
-            f"| {name} | {ms:.2f} | {ms / ours[0][0]:.0f} | {kept[name]:,} | {kept[name] / ours[1]:.0f} |"
+            f"| {name} | {ms:.2f} | {ms / ours[0][0]:.0f} | {kept[name]:,} | "
+            f"{kept[name] / ours[1]:.0f} |"
             for name, (ms, _) in result.items()
         ],
     ]
@@ -332,7 +334,8 @@ def kernel_table(args: Args, rng: np.random.Generator) -> list[str]:
             systems, parameters, lengths = kernel_systems(H, num_envs, rng)
             columns[f"H {H}, {num_envs} envs"] = measure(systems, parameters, args.repeats)
     return [
-        f"One LSTM per env over {T} steps with long-tailed episode ends, ms / MB saved for backward:",
+        f"One LSTM per env over {T} steps with long-tailed episode ends, ms / MB saved for "
+        "backward:",
         "",
         "| kernel | " + " | ".join(columns) + " |",
         "| --- |" + " --- |" * len(columns),
@@ -343,7 +346,8 @@ def kernel_table(args: Args, rng: np.random.Generator) -> list[str]:
             for name in systems
         ],
         "",
-        f"Fragments of the last column: {lengths.mean():.1f} steps on average, the longest {lengths.max()}.",
+        f"Fragments of the last column: {lengths.mean():.1f} steps on average, the longest "
+        f"{lengths.max()}.",
     ]
 
 

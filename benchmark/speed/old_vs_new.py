@@ -1,8 +1,11 @@
 """Steps per second of whole trainings in two checkouts of this repository, in turns A B A B.
 
     git worktree add ../old 757e72c
-    python benchmark/speed/old_vs_new.py --old ../old --new . --out benchmark/results/speed/old_vs_new.md
-    python benchmark/speed/old_vs_new.py --old ../old --new . --cases cartpole help --rounds 1 --scale 0.1   # a try
+    python benchmark/speed/old_vs_new.py --old ../old --new . \
+        --out benchmark/results/speed/old_vs_new.md
+    # a try
+    python benchmark/speed/old_vs_new.py --old ../old --new . --cases cartpole help --rounds 1 \
+        --scale 0.1
 
 Each run is a process of its own with one thread of torch. Steps per second are those of the
 script's own log, without imports and set-up; of --help the seconds of the process are given. A
@@ -25,7 +28,10 @@ import tyro
 from common import commit_of, report, train
 from tqdm import tqdm
 
-CARTPOLE = "--env-id envs:StatelessCartPole-v1 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss --norm-obs"
+CARTPOLE = (
+    "--env-id envs:StatelessCartPole-v1 --learning-rate 1e-3 --ent-coef 0 --no-clip-vloss "
+    "--norm-obs"
+)
 MEMORY = "--num-envs 16 --update-epochs 4"  # the defaults of the memory scripts were others
 CASES = {  # name: (script, steps of a run, flags)
     "cartpole": (
@@ -132,10 +138,12 @@ def main(args: Args) -> None:
     lines = [
         "# Two checkouts",
         "",
-        f"Old: commit {commit_of(args.old)}. New: commit {commit_of(args.new)}. Medians of {args.rounds} rounds; "
-        "the ratio is new / old in speed, of the two runs of a round (least to most).",
+        f"Old: commit {commit_of(args.old)}. New: commit {commit_of(args.new)}. Medians of "
+        f"{args.rounds} rounds; the ratio is new / old in speed, of the two runs of a round (least "
+        "to most).",
         "",
-        "| case | script | old, steps per second | new | ratio | by CPU | old, peak memory, MB | new |",
+        "| case | script | old, steps per second | new | ratio | by CPU | old, peak memory, MB | "
+        "new |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in tqdm(args.cases, unit="case"):

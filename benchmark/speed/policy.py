@@ -23,7 +23,7 @@ import torch
 import tyro
 from common import ROOT, report
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
+sys.path.insert(0, str(ROOT))
 
 
 @dataclass
@@ -62,7 +62,7 @@ def history(policy, num: int, num_steps: int) -> list[tuple]:
 
 def measure(path: str, batch: int, args: Args) -> np.ndarray:
     """Decisions per second, and per second of the CPU, of each round, [rounds, 2]."""
-    from utils.policy import load_policy
+    from cleanrl_graph.utils.policy import load_policy
 
     policy, rates = load_policy(path, num_envs=batch or None), []
     calls = history(policy, max(batch, 1), args.num_steps)
@@ -92,7 +92,7 @@ def main(args: Args) -> None:
         "| --- | --- | --- | --- |",
     ]
     for name in args.scripts:
-        script = importlib.import_module(name)
+        script = importlib.import_module(f"cleanrl_graph.{name}")
         flags = script.Args(
             env_id="envs:JobShop-v0", env_kwargs={"jobs": args.jobs, "machines": args.jobs}
         )
@@ -104,14 +104,15 @@ def main(args: Args) -> None:
             for batch in args.batches:
                 wall, cpu = measure(path, batch, args).T
                 lines.append(
-                    f"| {name}.py | {batch or 'one observation'} | {np.median(wall):,.0f} ({wall.min():,.0f} "
-                    f"to {wall.max():,.0f}) | {np.median(cpu):,.0f} |"
+                    f"| {name}.py | {batch or 'one observation'} | {np.median(wall):,.0f} "
+                    f"({wall.min():,.0f} to {wall.max():,.0f}) | {np.median(cpu):,.0f} |"
                 )
                 print(lines[-1], file=sys.stderr)
     lines += [
         "",
-        f"Medians of {args.rounds} rounds of {args.num_steps} calls, {args.torch_threads} thread(s). "
-        f"Processes that wanted to run on the machine in the last minute: {os.getloadavg()[0]:.1f}.",
+        f"Medians of {args.rounds} rounds of {args.num_steps} calls, {args.torch_threads} "
+        "thread(s). Processes that wanted to run on the machine in the last minute: "
+        f"{os.getloadavg()[0]:.1f}.",
     ]
     report("\n".join(lines), args.out)
 

@@ -1,12 +1,14 @@
-"""ppo_gtrxl.py beside CleanRL's ppo_trxl.py on CleanRL's ProofofMemory-v0: return and steps per second.
+"""ppo_gtrxl.py beside CleanRL's ppo_trxl.py on CleanRL's ProofofMemory-v0: return and steps per
+second.
 
-    python benchmark/speed/proof_of_memory.py --peer-script PATH/ppo_trxl.py --peer-python .venv-trxl/bin/python \\
-        --out benchmark/results/speed/proof_of_memory.md
+    python benchmark/speed/proof_of_memory.py --peer-script PATH/ppo_trxl.py \
+        --peer-python .venv-trxl/bin/python --out benchmark/results/speed/proof_of_memory.md
 
-The agent sees at which end of a line the reward is, and walks once this is hidden: 1.6 at that end, -1.6 at the other,
--0.1 per move on the way. Both scripts read the environment from CleanRL's pom_env.py, which lies beside ppo_trxl.py and
-is not part of this repository; CleanRL's flags are its documented ones (see benchmark/peers/cleanrl_trxl.py). Ours runs
-with the same network, with a smaller one, and without memory (control). Runs take turns, --seed is the round.
+The agent sees at which end of a line the reward is, and walks once this is hidden: 1.6 at that end,
+-1.6 at the other, -0.1 per move on the way. Both scripts read the environment from CleanRL's
+pom_env.py, which lies beside ppo_trxl.py and is not part of this repository; CleanRL's flags are
+its documented ones (see benchmark/peers/cleanrl_trxl.py). Ours runs with the same network, with a
+smaller one, and without memory (control). Runs take turns, --seed is the round.
 """
 
 import os
@@ -19,14 +21,21 @@ import tyro
 from common import ROOT, Run, in_turns, report
 
 FLAGS = (
-    "--env-id pom_env:ProofofMemory-v0 --num-envs 16 --num-minibatches 8 --vf-coef 0.1 --ent-coef 0.001 "
-    "--update-epochs 4 --clip-vloss --no-prev-action --hidden-dims 64 --eval-episodes 0 --no-cuda"
+    "--env-id pom_env:ProofofMemory-v0 --num-envs 16 --num-minibatches 8 --vf-coef 0.1 --ent-coef "
+    "0.001 --update-epochs 4 --clip-vloss --no-prev-action --hidden-dims 64 --eval-episodes 0 "
+    "--no-cuda"
 )
 VARIANTS = {
-    "4 layers of 64, 1 head, memory 16, as CleanRL's": "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3",
-    "the same, --gate none": "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3 --gate none",
+    "4 layers of 64, 1 head, memory 16, as CleanRL's": (
+        "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3"
+    ),
+    "the same, --gate none": (
+        "--num-layers 4 --num-heads 1 --memory-length 16 --learning-rate 1e-3 --gate none"
+    ),
     "1 layer of 64, 4 heads, memory 16": "--num-layers 1 --memory-length 16 --learning-rate 1e-3",
-    "the same, --memory-length 0 (control)": "--num-layers 1 --memory-length 0 --learning-rate 1e-3",
+    "the same, --memory-length 0 (control)": (
+        "--num-layers 1 --memory-length 0 --learning-rate 1e-3"
+    ),
 }
 
 
@@ -91,8 +100,9 @@ def main(args: Args) -> None:
     ]
     runs = in_turns(systems, args.rounds, args.num_threads)
     lines = [
-        f"ProofofMemory-v0, {args.total_timesteps} steps in 16 envs x 128, {args.num_threads} thread(s), "
-        f"{args.rounds} runs each in turns: mean return of the last 100 episodes per seed, median SPS (range)",
+        f"ProofofMemory-v0, {args.total_timesteps} steps in 16 envs x 128, {args.num_threads} "
+        f"thread(s), {args.rounds} runs each in turns: mean return of the last 100 episodes per "
+        "seed, median SPS (range)",
         "",
         "| system | return | SPS | SPS / CleanRL's | peak memory, MB |",
         "| --- | --- | --- | --- | --- |",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import gymnasium as gym
 
-sys.path.append(str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.append(str(Path(__file__).parents[2]))
 
-from envs.toy import PoissonGraphEnv  # noqa: E402
+from cleanrl_graph.envs.toy import PoissonGraphEnv  # noqa: E402
 
 
 class SlowEnv(PoissonGraphEnv):

@@ -2,7 +2,7 @@
 systems of today.
 
     python benchmark/speed/sps.py --out benchmark/results/speed/sps.md
-    python benchmark/speed/sps.py --total-timesteps 4096 --rounds 1 --num-envs 8          # does it run?
+    python benchmark/speed/sps.py --total-timesteps 4096 --rounds 1 --num-envs 8  # does it run?
 
 ppo_graph.py, list_of_data_ppo.py (torch_geometric's Batch.from_data_list) and sb3_padded_ppo.py
 (Stable-Baselines3's MaskablePPO on padded graphs) train the same network with the same settings of
@@ -53,8 +53,9 @@ def main(args):
     lines = ["# Steps per second of a whole training on PoissonGraph-v0"]
     for gnn_dim, num_envs in itertools.product(args.gnn_dim, args.num_envs):
         flags = (
-            f"--env-id envs:PoissonGraph-v0 --total-timesteps {args.total_timesteps} --num-envs {num_envs} "
-            f"--num-steps {args.num_steps} --gnn-layers 2 --gnn-dim {gnn_dim} --hidden-dims 64 64 --no-cuda"
+            f"--env-id envs:PoissonGraph-v0 --total-timesteps {args.total_timesteps} --num-envs "
+            f"{num_envs} --num-steps {args.num_steps} --gnn-layers 2 --gnn-dim {gnn_dim} "
+            "--hidden-dims 64 64 --no-cuda"
         )
         peers = ROOT / "benchmark" / "peers"
         systems = {

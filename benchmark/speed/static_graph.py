@@ -71,7 +71,8 @@ def main(args: Args) -> None:
     )
     size = args.num_envs * args.num_steps
     lines = [
-        "| links | bytes per step | of which links | rollout, MB | of which links | peak memory, MB |",
+        "| links | bytes per step | of which links | rollout, MB | of which links | peak memory, "
+        "MB |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for num in args.edges:
@@ -104,8 +105,8 @@ def main(args: Args) -> None:
                 cwd,
             )
         lines.append(
-            f"| {num:,} | {stored:,} | {links:,} | {stored * size / 1e6:.0f} | {links * size / 1e6:.0f} | "
-            f"{run.peak_mb:,.0f} |"
+            f"| {num:,} | {stored:,} | {links:,} | {stored * size / 1e6:.0f} | "
+            f"{links * size / 1e6:.0f} | {run.peak_mb:,.0f} |"
         )
     report(
         "\n".join(
@@ -114,10 +115,11 @@ def main(args: Args) -> None:
                 "",
                 *lines,
                 "",
-                f"100 nodes with 8 features; {args.num_envs} environments x {args.num_steps} steps, minibatches "
-                f"of {size // args.num_minibatches}, default network, two updates. Links are stored with every "
-                "step; shared between steps they would take no memory, which is all that sharing saves. Peak "
-                "memory: largest resident memory of the process.",
+                f"100 nodes with 8 features; {args.num_envs} environments x {args.num_steps} "
+                f"steps, minibatches of {size // args.num_minibatches}, default network, two "
+                "updates. Links are stored with every step; shared between steps they would take "
+                "no memory, which is all that sharing saves. Peak memory: largest resident memory "
+                "of the process.",
             ]
         ),
         args.out,

@@ -1,8 +1,8 @@
 """Threads of torch on the CPU: policy step, update and whole trainings, alone and beside busy
 processes.
 
-    python benchmark/speed/threads.py --out benchmark/results/speed/threads.md       # on an idle machine
-    python benchmark/speed/threads.py --parts steps --repeats 3                      # does it run?
+    python benchmark/speed/threads.py --out benchmark/results/speed/threads.md  # on an idle machine
+    python benchmark/speed/threads.py --parts steps --repeats 3  # does it run?
 
 The threads of a parallel region wait for each other in a loop. Where one of them has no core, since
 another process runs there, all wait until the system gives it one: a few milliseconds, in each of
@@ -27,8 +27,8 @@ import torch
 import tyro
 from common import PPO_GRAPH, ROOT, report, train
 
-sys.path.insert(0, str(ROOT / "cleanrl_graph"))
-import ppo_graph  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from cleanrl_graph import ppo_graph  # noqa: E402
 
 NETWORKS = {
     "small": dict(gnn_dim=16, hidden_dims=(64, 64)),
@@ -109,9 +109,11 @@ def work_of(network: str, num_envs: int) -> dict:
 def steps(args: Args) -> list[str]:
     """Markdown: milliseconds of each kind of step, medians over the repeats."""
     lines = [
-        f"## A policy step of {args.num_envs} observations, a gradient step of {8 * args.num_envs}, ms",
+        f"## A policy step of {args.num_envs} observations, a gradient step of "
+        f"{8 * args.num_envs}, ms",
         "",
-        f"| networks | step | busy processes | {' | '.join(f'threads: {num}' for num in args.threads)} |",
+        "| networks | step | busy processes | "
+        f"{' | '.join(f'threads: {num}' for num in args.threads)} |",
         "| --- | --- | --- |" + " --- |" * len(args.threads),
     ]
     for network in args.networks:
@@ -145,7 +147,8 @@ def trainings(args: Args) -> list[str]:
     """Markdown: steps per second of whole trainings."""
     flags = (
         '--env-id envs:JobShop-v0 --env-kwargs {"jobs":[3,10],"machines":[3,10]} --num-envs 64 '
-        "--num-steps 64 --num-minibatches 8 --update-epochs 3 --eval-episodes 0 --checkpoint-every 0 --no-cuda"
+        "--num-steps 64 --num-minibatches 8 --update-epochs 3 --eval-episodes 0 --checkpoint-every "
+        "0 --no-cuda"
     )
     command = [
         sys.executable,

@@ -1,7 +1,8 @@
 """Seconds of training until CartPole-v1 returns 475: ppo_graph.py at a setting of its own against
 CleanRL's ppo.py.
 
-    python benchmark/speed/time_to_475.py --cleanrl PATH/ppo.py --out benchmark/results/speed/time_to_475.md
+    python benchmark/speed/time_to_475.py --cleanrl PATH/ppo.py \
+        --out benchmark/results/speed/time_to_475.md
 
 Both in turns A B A B, one seed a round, each as a process of its own. The time is that in the
 TensorBoard log, from its first entry (the hyperparameters) to the first episode at which the mean
@@ -24,8 +25,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tqdm import tqdm
 
 FLAGS = (
-    "--num-envs 32 --num-steps 32 --num-minibatches 4 --update-epochs 6 --learning-rate 3e-3 --gamma 0.98 "
-    "--gae-lambda 0.8 --ent-coef 0 --no-clip-vloss --hidden-dims 64 64 --eval-episodes 0"
+    "--num-envs 32 --num-steps 32 --num-minibatches 4 --update-epochs 6 --learning-rate 3e-3 "
+    "--gamma 0.98 --gae-lambda 0.8 --ent-coef 0 --no-clip-vloss --hidden-dims 64 64 "
+    "--eval-episodes 0"
 )
 
 

@@ -25,9 +25,9 @@ from common import report
 from gymnasium import spaces
 from layout import median_us
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_graph"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import ppo_framestack  # noqa: E402
+from cleanrl_graph import ppo_framestack  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -80,7 +80,9 @@ ENVS = {
     ),
     "graph (10 nodes on average)": lambda args: (
         gym.make(
-            "envs:PoissonGraph-v0", disable_env_checker=True, episode_length=args.episode_length
+            "cleanrl_graph.envs:PoissonGraph-v0",
+            disable_env_checker=True,
+            episode_length=args.episode_length,
         ).unwrapped
     ),
 }
@@ -167,11 +169,11 @@ def measure(name, args):
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
     lines = [
-        f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a quarter, "
-        f"{args.num_threads} thread(s).",
+        f"{args.num_envs} environments x {args.num_steps} steps, 16 views, a minibatch of a "
+        f"quarter, {args.num_threads} thread(s).",
         "",
-        "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views | "
-        "gather views, us | gather stacked, us | stacked / views |",
+        "| observation | bytes per step, no memory | views | encodings | stacked | stacked / views "
+        "| gather views, us | gather stacked, us | stacked / views |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in ENVS:

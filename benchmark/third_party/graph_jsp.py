@@ -1,7 +1,8 @@
 """graph-jsp-env's disjunctive graph of a job shop for --env-id, as it is: the instance ft06, with
 the mask it offers.
 
-    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_graph.py --env-id graph_jsp:GraphJsp-v0
+    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_graph.py \
+        --env-id graph_jsp:GraphJsp-v0
 
 Its constructor wants arrays, which --env-kwargs cannot give; so the instance is registered here.
 """

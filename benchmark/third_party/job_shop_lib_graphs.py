@@ -1,6 +1,7 @@
 """job-shop-lib's reinforcement learning environments for --env-id.
 
-    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_graph.py --env-id job_shop_lib_graphs:JobShopLib-v0
+    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_graph.py \
+        --env-id job_shop_lib_graphs:JobShopLib-v0
 
 Theirs: a Dict of arrays as large as the instance, with a binary vector of the nodes that are
 removed already, an action (job, machine), and what is allowed in info. Here: a Graph of the nodes

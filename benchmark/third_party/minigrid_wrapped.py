@@ -1,6 +1,7 @@
 """MiniGrid without its text, for --env-id: its own wrappers, as its users put them on.
 
-    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_lstm_sparse.py --env-id minigrid_wrapped:MiniGridImage-v0
+    PYTHONPATH=benchmark/third_party python cleanrl_graph/ppo_lstm_sparse.py \
+        --env-id minigrid_wrapped:MiniGridImage-v0
 
 MiniGrid's observation is a Dict of direction, image and mission, and the mission is a Text, which
 no script reads. --env-kwargs '{"env_id": "MiniGrid-DoorKey-5x5-v0"}' takes another of its
@@ -14,8 +15,10 @@ import minigrid  # noqa: F401  registers its environments
 from minigrid.wrappers import FlatObsWrapper, ImgObsWrapper
 
 WRAPPERS = {
-    "MiniGridImage-v0": ImgObsWrapper,  # uint8 [7, 7, 3]: object, colour and state of the tiles that it sees
-    "MiniGridFlat-v0": FlatObsWrapper,  # uint8 [2835]: the same and the letters of the mission, one-hot
+    # uint8 [7, 7, 3]: object, colour and state of the tiles that it sees
+    "MiniGridImage-v0": ImgObsWrapper,
+    # uint8 [2835]: the same and the letters of the mission, one-hot
+    "MiniGridFlat-v0": FlatObsWrapper,
     "MiniGridDict-v0": partial(gym.wrappers.FilterObservation, filter_keys=["direction", "image"]),
 }
 

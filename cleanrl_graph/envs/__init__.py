@@ -1,30 +1,39 @@
-"""Environments of this repository. With cleanrl_graph/ on sys.path:
-`gym.make("envs:PoissonGraph-v0")`."""
+"""Environments of this project: `gym.make("cleanrl_graph.envs:PoissonGraph-v0")`. An id that
+somebody else registered before stays theirs."""
+
+from typing import Any
 
 import gymnasium as gym
 
-gym.register("FlexibleJobShop-v0", entry_point=f"{__name__}.flexible_job_shop:FlexibleJobShopEnv")
-gym.register("GraphExplore-v0", entry_point=f"{__name__}.graph_explore:GraphExploreEnv")
-gym.register("DagSchedule-v0", entry_point=f"{__name__}.dag_schedule:DagScheduleEnv")
-gym.register("JobShop-v0", entry_point=f"{__name__}.job_shop:JobShopEnv")
-gym.register("PoissonGraph-v0", entry_point=f"{__name__}.toy:PoissonGraphEnv")
-gym.register("BestOfSet-v0", entry_point=f"{__name__}.toy:BestOfSetEnv")
-gym.register(
+
+def register(env_id: str, entry_point: str, **kwargs: Any) -> None:
+    """Makes an environment of this package known to gymnasium."""
+    if env_id not in gym.registry:
+        gym.register(env_id, entry_point=f"{__name__}.{entry_point}", **kwargs)
+
+
+register("FlexibleJobShop-v0", "flexible_job_shop:FlexibleJobShopEnv")
+register("GraphExplore-v0", "graph_explore:GraphExploreEnv")
+register("DagSchedule-v0", "dag_schedule:DagScheduleEnv")
+register("JobShop-v0", "job_shop:JobShopEnv")
+register("PoissonGraph-v0", "toy:PoissonGraphEnv")
+register("BestOfSet-v0", "toy:BestOfSetEnv")
+register(
     "MatchGoal-v0",
-    entry_point=f"{__name__}.toy:BestOfSetEnv",
+    "toy:BestOfSetEnv",
     kwargs={"key": "avail_actions", "max_size": 60, "uniform_sizes": True, "episode_length": 12},
 )
-gym.register("PairNodes-v0", entry_point=f"{__name__}.toy:PairNodesEnv")
-gym.register("SkillGraph-v0", entry_point=f"{__name__}.toy:SkillGraphEnv")
-gym.register(
+register("PairNodes-v0", "toy:PairNodesEnv")
+register("SkillGraph-v0", "toy:SkillGraphEnv")
+register(
     "StatelessCartPole-v1",
-    entry_point=f"{__name__}.memory:StatelessCartPoleEnv",
+    "memory:StatelessCartPoleEnv",
     max_episode_steps=500,
 )
-gym.register("Recall-v0", entry_point=f"{__name__}.memory:RecallEnv")
-gym.register("LastGraphs-v0", entry_point=f"{__name__}.memory:LastGraphsEnv")
-gym.register("Atari-v0", entry_point=f"{__name__}.atari:AtariEnv")
-gym.register("BestEdge-v0", entry_point=f"{__name__}.actions:BestEdgeEnv")
-gym.register("Colouring-v0", entry_point=f"{__name__}.actions:ColouringEnv")
-gym.register("NeighbourMean-v0", entry_point=f"{__name__}.actions:NeighbourMeanEnv")
-gym.register("NodeAmount-v0", entry_point=f"{__name__}.actions:NodeAmountEnv")
+register("Recall-v0", "memory:RecallEnv")
+register("LastGraphs-v0", "memory:LastGraphsEnv")
+register("Atari-v0", "atari:AtariEnv")
+register("BestEdge-v0", "actions:BestEdgeEnv")
+register("Colouring-v0", "actions:ColouringEnv")
+register("NeighbourMean-v0", "actions:NeighbourMeanEnv")
+register("NodeAmount-v0", "actions:NodeAmountEnv")

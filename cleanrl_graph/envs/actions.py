@@ -1,7 +1,7 @@
 """Cheap synthetic tasks whose actions are edges, one per node, or mixed, each with a known optimum.
 
-BestEdge-v0        choose the edge with the largest feature among those whose ends have the same
-colour Colouring-v0       colour all nodes of a tree at once, so that the ends of each edge differ
+BestEdge-v0        choose the edge with the largest feature among those whose ends have one colour
+Colouring-v0       colour all nodes of a tree at once, so that the ends of each edge differ
 NeighbourMean-v0   a number for each node at once: the mean of its neighbours' features
 NodeAmount-v0      choose a node and the amount that it wants; independent heads cannot solve it
 
@@ -17,8 +17,11 @@ from .toy import LinkGraph, mask_space
 
 
 class StepsEnv(gym.Env):
-    """Episodes of `episode_length` steps; `draw` makes what the next observation shows, `reward`
-    the reward."""
+    """Base of the tasks below: episodes of `episode_length` steps.
+
+    A subclass defines draw(), which draws what the next observation shows; observation(), which
+    returns it; and reward(action), the reward for what the last observation showed.
+    """
 
     def __init__(self, episode_length):
         self.episode_length = episode_length
@@ -34,8 +37,9 @@ class StepsEnv(gym.Env):
         """Return the next observation, reward, terminated, False and {}."""
         reward = float(self.reward(action))
         self.num_steps += 1
+        terminated = self.num_steps >= self.episode_length
         self.draw()
-        return self.observation(), reward, self.num_steps >= self.episode_length, False, {}
+        return self.observation(), reward, terminated, False, {}
 
 
 class BestEdgeEnv(StepsEnv):
@@ -47,33 +51,51 @@ class BestEdgeEnv(StepsEnv):
     index}. Reward 1 for the best edge, otherwise 0: the optimal return is T.
     """
 
-    def __init__(self, max_nodes=10, max_edges=20, num_colours=3, forbidden=0.2, episode_length=8):
+    def __init__(
+        self,
+        max_nodes=10,
+        max_edges=20,
+        num_colours=3,
+        forbidden=0.2,
+        episode_length=8,
+    ):
         super().__init__(episode_length)
-        self.max_nodes, self.max_edges, self.num_colours = max_nodes, max_edges, num_colours
+        self.max_nodes = max_nodes
+        self.max_edges = max_edges
+        self.num_colours = num_colours
         self.forbidden = forbidden
-        graph = spaces.Graph(
-            spaces.Box(0, 1, (num_colours,), np.float32), spaces.Box(0, 1, (1,), np.float32)
-        )
+        node_space = spaces.Box(0, 1, (num_colours,), np.float32)
+        edge_space = spaces.Box(0, 1, (1,), np.float32)
         self.observation_space = spaces.Dict(
-            {"graph": graph, "action_mask": spaces.Dict({"edge": mask_space()})}
+            {
+                "graph": spaces.Graph(node_space, edge_space),
+                "action_mask": spaces.Dict({"edge": mask_space()}),
+            }
         )
         self.action_space = spaces.Dict({"edge": spaces.Discrete(max_edges)})
 
     def draw(self):
         rng = self.np_random
-        num, num_edges = rng.integers(2, self.max_nodes + 1), rng.integers(1, self.max_edges + 1)
-        colour = rng.integers(self.num_colours, size=num)
-        self.links = rng.integers(num, size=(num_edges, 2))
-        self.mask = (rng.random(num_edges) >= self.forbidden).astype(np.int8)
-        fits = rng.integers(num_edges)  # one that does
-        self.links[fits, 1], self.mask[fits] = (
-            rng.choice(np.flatnonzero(colour == colour[self.links[fits, 0]])),
-            1,
-        )
+        num_nodes = rng.integers(2, self.max_nodes + 1)
+        num_edges = rng.integers(1, self.max_edges + 1)
+        colour = rng.integers(self.num_colours, size=num_nodes)
+        self.links = rng.integers(num_nodes, size=(num_edges, 2))
+        is_allowed = rng.random(num_edges) >= self.forbidden
+        self.mask = is_allowed.astype(np.int8)
+
+        # At least this edge is allowed, and its ends have the same colour.
+        fitting = rng.integers(num_edges)
+        source_colour = colour[self.links[fitting, 0]]
+        same_colour = np.flatnonzero(colour == source_colour)
+        self.links[fitting, 1] = rng.choice(same_colour)
+        self.mask[fitting] = 1
+
         self.nodes = np.eye(self.num_colours, dtype=np.float32)[colour]
         self.edges = rng.random((num_edges, 1)).astype(np.float32)
-        same = colour[self.links[:, 0]] == colour[self.links[:, 1]]
-        self.best = int(np.argmax(self.edges[:, 0] + 2 * (same & (self.mask > 0))))
+        source, target = self.links.T
+        is_fitting = (colour[source] == colour[target]) & (self.mask > 0)
+        score = self.edges[:, 0] + 2 * is_fitting
+        self.best = int(np.argmax(score))
 
     def observation(self):
         graph = spaces.GraphInstance(self.nodes, self.edges, self.links)
@@ -96,36 +118,50 @@ class ColouringEnv(StepsEnv):
 
     def __init__(self, max_nodes=8, depth=2, episode_length=8):
         super().__init__(episode_length)
-        self.max_nodes, self.depth = max_nodes, depth
-        graph = LinkGraph(spaces.Box(0, 1, (3,), np.float32), edge_space=None)
-        self.observation_space = spaces.Dict({"graph": graph, "action_mask": mask_space(2)})
+        self.max_nodes = max_nodes
+        self.depth = depth
+        node_space = spaces.Box(0, 1, (3,), np.float32)
+        self.observation_space = spaces.Dict(
+            {
+                "graph": LinkGraph(node_space, edge_space=None),
+                "action_mask": mask_space(2),
+            }
+        )
         self.action_space = spaces.Sequence(spaces.Discrete(2))
 
     def draw(self):
         rng = self.np_random
-        num, far, parent = int(rng.integers(2, self.max_nodes + 1)), [0], []
-        for _ in range(1, num):
-            parent.append(int(rng.choice([i for i, d in enumerate(far) if d < self.depth])))
-            far.append(far[parent[-1]] + 1)
-        order, colour = rng.permutation(num), int(rng.integers(2))  # node i of the tree is order[i]
-        links = np.stack([order[1:], order[np.array(parent)]], 1)
+        num_nodes = int(rng.integers(2, self.max_nodes + 1))
+        depths = [0]  # of the root, then of the other nodes
+        parents = []  # of the nodes from 1 on
+        for _ in range(1, num_nodes):
+            possible = [i for i, depth in enumerate(depths) if depth < self.depth]
+            parent = int(rng.choice(possible))
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+        order = rng.permutation(num_nodes)  # node i of the tree is row order[i]
+        links = np.stack([order[1:], order[parents]], 1)
         self.links = np.concatenate([links, links[:, ::-1]])
-        self.nodes = np.tile(np.array([0, 0, 1], np.float32), (num, 1))
-        self.nodes[order[0]] = np.eye(3)[colour]
-        self.mask = np.ones((num, 2), np.int8)
-        self.mask[order[0], 1 - colour] = 0
-        self.colours = np.empty(num, np.int64)  # the best ones
-        self.colours[order] = (np.array(far) + colour) % 2
+
+        root = order[0]
+        root_colour = int(rng.integers(2))
+        self.nodes = np.zeros((num_nodes, 3), np.float32)
+        self.nodes[:, 2] = 1
+        self.nodes[root, 2] = 0
+        self.nodes[root, root_colour] = 1
+        self.mask = np.ones((num_nodes, 2), np.int8)
+        self.mask[root, 1 - root_colour] = 0
+        self.colours = np.empty(num_nodes, np.int64)  # the best ones
+        self.colours[order] = (np.array(depths) + root_colour) % 2
 
     def observation(self):
-        return {
-            "graph": spaces.GraphInstance(self.nodes, None, self.links),
-            "action_mask": self.mask,
-        }
+        graph = spaces.GraphInstance(self.nodes, None, self.links)
+        return {"graph": graph, "action_mask": self.mask}
 
     def reward(self, action):
         colours = np.array(action)
-        return (colours[self.links[:, 0]] != colours[self.links[:, 1]]).mean()
+        source, target = self.links.T
+        return (colours[source] != colours[target]).mean()
 
 
 class NeighbourMeanEnv(StepsEnv):
@@ -140,24 +176,32 @@ class NeighbourMeanEnv(StepsEnv):
     def __init__(self, max_nodes=8, episode_length=8):
         super().__init__(episode_length)
         self.max_nodes = max_nodes
-        self.observation_space = LinkGraph(spaces.Box(-1, 1, (1,), np.float32), edge_space=None)
-        self.action_space = spaces.Sequence(spaces.Box(-1, 1, (1,), np.float32), stack=True)
+        node_space = spaces.Box(-1, 1, (1,), np.float32)
+        answer_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.observation_space = LinkGraph(node_space, edge_space=None)
+        self.action_space = spaces.Sequence(answer_space, stack=True)
 
     def draw(self):
         rng = self.np_random
-        num = int(rng.integers(self.max_nodes + 1))
-        self.nodes = rng.uniform(-1, 1, (num, 1)).astype(np.float32)
-        self.links = rng.integers(max(num, 1), size=(rng.integers(3 * num + 1), 2))
-        total = np.bincount(self.links[:, 1], self.nodes[self.links[:, 0], 0], minlength=num)
-        self.best = (total / np.bincount(self.links[:, 1], minlength=num).clip(1)).astype(
-            np.float32
-        )[:, None]
+        num_nodes = int(rng.integers(self.max_nodes + 1))
+        nodes = rng.uniform(-1, 1, (num_nodes, 1))
+        self.nodes = nodes.astype(np.float32)
+        num_edges = rng.integers(3 * num_nodes + 1)
+        self.links = rng.integers(max(num_nodes, 1), size=(num_edges, 2))
+        source, target = self.links.T
+        total = np.bincount(target, self.nodes[source, 0], minlength=num_nodes)
+        count = np.bincount(target, minlength=num_nodes)
+        mean = total / count.clip(1)
+        self.best = mean.astype(np.float32)[:, None]
 
     def observation(self):
         return spaces.GraphInstance(self.nodes, None, self.links)
 
     def reward(self, action):
-        return 1 - 4 * np.square(action - self.best).mean() if len(self.best) else 1.0
+        if len(self.best) == 0:
+            return 1.0
+        error = action - self.best
+        return 1 - 4 * np.square(error).mean()
 
 
 class NodeAmountEnv(StepsEnv):
@@ -176,39 +220,61 @@ class NodeAmountEnv(StepsEnv):
     `best_independent_return` = T^2 / (4 (T - 1)).
     """
 
-    def __init__(self, num_wanting=4, num_amounts=6, mean_others=3, episode_length=8):
+    def __init__(
+        self,
+        num_wanting=4,
+        num_amounts=6,
+        mean_others=3,
+        episode_length=8,
+    ):
         super().__init__(episode_length)
-        self.num_wanting, self.num_amounts, self.mean_others = num_wanting, num_amounts, mean_others
+        self.num_wanting = num_wanting
+        self.num_amounts = num_amounts
+        self.mean_others = mean_others
         self.best_chain_return = 1 + (episode_length - 1) * (1 - 1 / num_wanting)
         self.best_independent_return = episode_length**2 / (4 * (episode_length - 1))
-        masks = spaces.Dict({"node": mask_space(), "amount": spaces.MultiBinary(num_amounts)})
-        graph = LinkGraph(spaces.Box(0, 1, (num_amounts + 1,), np.float32), edge_space=None)
-        self.observation_space = spaces.Dict({"graph": graph, "action_mask": masks})
-        most = num_wanting + 4 * mean_others
+        node_space = spaces.Box(0, 1, (num_amounts + 1,), np.float32)
+        masks = {"node": mask_space(), "amount": spaces.MultiBinary(num_amounts)}
+        self.observation_space = spaces.Dict(
+            {
+                "graph": LinkGraph(node_space, edge_space=None),
+                "action_mask": spaces.Dict(masks),
+            }
+        )
+        max_nodes = num_wanting + 4 * mean_others
         self.action_space = spaces.Dict(
-            {"node": spaces.Discrete(most), "amount": spaces.Discrete(num_amounts)}
+            {
+                "node": spaces.Discrete(max_nodes),
+                "amount": spaces.Discrete(num_amounts),
+            }
         )
 
     def draw(self):
-        if self.num_steps:
-            return
+        if self.num_steps > 0:
+            return  # the graph stays the same
         rng = self.np_random
-        num_others = min(rng.poisson(self.mean_others), 4 * self.mean_others)
+        num_others = rng.poisson(self.mean_others)
+        num_others = min(num_others, 4 * self.mean_others)
         wanted = rng.permutation(self.num_amounts)[: self.num_wanting]
-        self.wants = rng.permutation(np.append(wanted, np.full(num_others, self.num_amounts)))
-        self.links = rng.integers(len(self.wants), size=(len(self.wants), 2))
-        self.mask = (self.wants < self.num_amounts).astype(np.int8)
-        self.amounts, self.last = np.isin(np.arange(self.num_amounts), wanted).astype(np.int8), -1
+        wanted_by_others = np.full(num_others, self.num_amounts)  # none
+        self.wants = rng.permutation(np.append(wanted, wanted_by_others))
+        num_nodes = len(self.wants)
+        self.links = rng.integers(num_nodes, size=(num_nodes, 2))
+        wants_any = self.wants < self.num_amounts
+        self.mask = wants_any.astype(np.int8)
+        self.amounts = np.zeros(self.num_amounts, np.int8)
+        self.amounts[wanted] = 1
+        self.last = -1
 
     def observation(self):
         nodes = np.eye(self.num_amounts + 1, dtype=np.float32)[self.wants]
         graph = spaces.GraphInstance(nodes, None, self.links)
-        return {
-            "graph": graph,
-            "action_mask": {"node": self.mask.copy(), "amount": self.amounts.copy()},
-        }
+        masks = {"node": self.mask.copy(), "amount": self.amounts.copy()}
+        return {"graph": graph, "action_mask": masks}
 
     def reward(self, action):
-        right = self.wants[action["node"]] == action["amount"] and action["node"] != self.last
-        self.last = action["node"]
-        return right
+        node = action["node"]
+        wants_it = self.wants[node] == action["amount"]
+        is_another = node != self.last
+        self.last = node
+        return wants_it and is_another

@@ -1,13 +1,14 @@
 """Atari-v0: a game of the Arcade Learning Environment, prepared as by CleanRL's ppo_atari.py.
 
     python cleanrl_graph/ppo_framestack.py --env-id envs:Atari-v0 --env-kwargs '{"game": "Pong"}' \
-        --obs-shifts -3:0 --action-shifts "" --reward-shifts "" --hidden-dims --num-envs 8 --clip-coef 0.1
+        --obs-shifts -3:0 --action-shifts "" --reward-shifts "" --hidden-dims --num-envs 8 \
+        --clip-coef 0.1
 
 Needs two packages beside requirements.txt, which are imported when an environment is made:
 `pip install ale-py opencv-python-headless`.
 
-Bellemare et al. 2013 (arXiv:1207.4708), Mnih et al. 2015 (doi:10.1038/nature14236), Machado et al. 2018
-(arXiv:1709.06009).
+Bellemare et al. 2013 (arXiv:1207.4708), Mnih et al. 2015 (doi:10.1038/nature14236), Machado et al.
+2018 (arXiv:1709.06009).
 """
 
 from collections import deque
@@ -59,10 +60,13 @@ class AtariEnv(gym.Env):
 
     Args:
         game: the name in ale-py, such as "Breakout", "Pong" or "SpaceInvaders".
-        frames: frames in an observation. 1 is right for scripts with a memory: ppo_framestack.py --obs-shifts -3:0 sees
-            four frames and stores each once; 4 is for ppo_graph.py, which stores each four times.
-        episodic_life, clip_reward: see above; without both the return that is learned from is the score.
-        repeat_action_probability: of "sticky actions"; 0 as in CleanRL, 0.25 recommended by Machado et al. 2018.
+        frames: frames in an observation. 1 is right for scripts with a memory: ppo_framestack.py
+            --obs-shifts -3:0 sees four frames and stores each once; 4 is for ppo_graph.py, which
+            stores each four times.
+        episodic_life, clip_reward: see above; without both the return that is learned from is the
+            score.
+        repeat_action_probability: of "sticky actions"; 0 as in CleanRL, 0.25 recommended by Machado
+            et al. 2018.
         render_mode: None, "rgb_array" or "human".
     """
 
@@ -80,11 +84,16 @@ class AtariEnv(gym.Env):
         if frames < 1:
             raise ValueError(f"frames {frames} must be at least 1")
         self.env = make_game(game, repeat_action_probability, render_mode)
-        self.game, self.render_mode = self.env.unwrapped, render_mode
-        self.episodic_life, self.clip_reward = episodic_life, clip_reward
-        self.frames, self.action_space = deque(maxlen=frames), self.env.action_space
+        self.game = self.env.unwrapped
+        self.render_mode = render_mode
+        self.episodic_life = episodic_life
+        self.clip_reward = clip_reward
+        self.frames = deque(maxlen=frames)
+        self.action_space = self.env.action_space
         self.observation_space = spaces.Box(0, 255, (84, 84, frames), np.uint8)
-        self.first_actions = [1, 2] if "FIRE" in self.game.get_action_meanings() else []
+        self.first_actions = []
+        if "FIRE" in self.game.get_action_meanings():
+            self.first_actions = [1, 2]
         self.sticky = repeat_action_probability > 0
         self.over = True  # the game, and not just a life
 
@@ -92,12 +101,12 @@ class AtariEnv(gym.Env):
         """Return the first observation and info. A seed, and the end of a game, begin a new game;
         the end of a life does not."""
         super().reset(seed=seed)
-        going_on = seed is None and not self.over
-        frame, info = (None, {}) if going_on else self._new_game(seed)
-        for action in [0] * going_on + self.first_actions:
-            frame, _, _, _, info = self._play(action)
-            if self.over:
-                frame, info = self._new_game()
+        if seed is None and not self.over:
+            frame, info = self._press(0)
+        else:
+            frame, info = self._new_game(seed)
+        for action in self.first_actions:
+            frame, info = self._press(action)
         self.frames.extend([frame] * self.frames.maxlen)
         return self._observation(), info
 
@@ -110,24 +119,33 @@ class AtariEnv(gym.Env):
         if self.over:
             info["episode"] = {"r": self.score, "l": self.num_steps}
         elif self.episodic_life and 0 < self.lives < lives:
-            terminated, info["episode"] = True, None
-        return (
-            self._observation(),
-            float(np.sign(reward)) if self.clip_reward else reward,
-            terminated,
-            truncated,
-            info,
-        )
+            terminated = True
+            info["episode"] = None
+        if self.clip_reward:
+            reward = float(np.sign(reward))
+        return self._observation(), reward, terminated, truncated, info
 
     def _new_game(self, seed=None):
         frame, info = self.env.reset(seed=seed)
-        self.over, self.score, self.num_steps, self.lives = False, 0.0, 0, self.game.ale.lives()
+        self.over = False
+        self.score = 0.0
+        self.num_steps = 0
+        self.lives = self.game.ale.lives()
+        return frame, info
+
+    def _press(self, action):
+        """One of the first actions of an episode; a new game where it ends the game."""
+        frame, _, _, _, info = self._play(action)
+        if self.over:
+            return self._new_game()
         return frame, info
 
     def _play(self, action):
         frame, reward, terminated, truncated, info = self.env.step(action)
-        self.over, self.lives = terminated or truncated, self.game.ale.lives()
-        self.score, self.num_steps = self.score + reward, self.num_steps + 1
+        self.over = terminated or truncated
+        self.lives = self.game.ale.lives()
+        self.score += reward
+        self.num_steps += 1
         return frame, reward, terminated, truncated, info
 
     def _observation(self):
@@ -145,12 +163,11 @@ class AtariEnv(gym.Env):
         state."""
         if self.sticky:
             raise TypeError(
-                "an Atari game with repeat_action_probability above 0 cannot be pickled in the middle"
+                "an Atari game with repeat_action_probability above 0 "
+                "cannot be pickled in the middle"
             )
-        return {
-            **self.__dict__,
-            "emulator": (self.game.ale.cloneState(include_rng=True), self.game.np_random),
-        }
+        emulator_state = self.game.ale.cloneState(include_rng=True)
+        return {**self.__dict__, "emulator": (emulator_state, self.game.np_random)}
 
     def __setstate__(self, state):
         ale_state, rng = state.pop("emulator")

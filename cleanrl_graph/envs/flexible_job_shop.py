@@ -8,11 +8,10 @@ makespan is to be small. Which pairs (operation, machine) are offered, of the ne
 jobs, is the schedule builder (`dispatch`):
 
 - "nondelay": those that can start at the earliest time. No machine waits while it has work, so the
-  optimum may be out
-  of reach, but fewer choices are bad ones.
+  optimum may be out of reach, but fewer choices are bad ones.
 - "active": all that could start before the earliest completion of any of them. Some sequence of
-  these choices is an
-  optimal schedule: where an optimal one starts all that is left later, what could complete first can be moved there.
+  these choices is an optimal schedule: where an optimal one starts all that is left later, what
+  could complete first can be moved there.
 
 "nondelay" is the default; what policies reach with it is in
 benchmark/results/flexible_job_shop_suites.
@@ -48,7 +47,8 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 
-from .job_shop import BIG, FEATURE_LIMIT, DispatchEnv, size_range
+from .job_shop import BIG, FEATURE_LIMIT, DispatchEnv, instance_suites, numbered, size_range
+from .toy import mask_space
 
 NODE_FEATURES = [
     "is_op: 1 for an operation",
@@ -61,7 +61,7 @@ NODE_FEATURES = [
     "start_rel: (earliest start - now) / horizon, where horizon = lower bound - now",
     "wait: (earliest completion - earliest start - least time) / mean time",
     "tail: least work of the job after this operation / horizon",
-    "slack: (lower bound - earliest completion - tail) / mean time; machine: lower bound - machine's bound",
+    "slack: (lower bound - earliest finish - tail) / mean time; machine: lower bound - its bound",
     "slack_rel: the same / horizon",
     "job_work: least work of the job from this operation on / largest of a job",
     "ops_left: operations of the job from this one on / largest number of a job of the instance",
@@ -69,7 +69,7 @@ NODE_FEATURES = [
     "legal: 1 if it has an edge that may be chosen now",
     "free: (time the machine is free - now) / mean time, at least 0",
     "free_rel: the same / horizon",
-    "load: work of the machine, where each operation left is shared evenly by its machines, / horizon",
+    "load: work of the machine, if each operation is shared evenly by its machines, / horizon",
     "load_share: the same / largest load of a machine",
     "forced: work of the operations that no other machine can take / horizon",
     "machine_ops: operations left that the machine can take / all that are left",
@@ -96,9 +96,7 @@ EDGE_FEATURES = [
 ]
 RULES = ["SPT", "MWKR", "MOPNR", "FIFO", "EFT", "random"]
 FILE = Path(__file__).with_name("flexible_job_shop_instances.npz")
-SETS = {f"sd{size}": 100 for size in ("10x5", "20x5", "15x10", "20x10", "30x10", "40x10")} | {
-    "mk": 10
-}
+RANDOM_SETS = ["sd10x5", "sd20x5", "sd15x10", "sd20x10", "sd30x10", "sd40x10"]
 
 
 @lru_cache(maxsize=1)
@@ -107,13 +105,21 @@ def read_data_file():
     known lower bound)."""
     with np.load(FILE) as file:
         data = {key: file[key] for key in file.files}
-    instances, job, entry = {}, 0, 0
+    instances = {}
+    job = 0  # where the instance begins in the numbers of operations of all jobs
+    entry = 0  # and in all times
     for i, name in enumerate(data["names"].tolist()):
-        lengths = data["job_lengths"][job : job + int(data["num_jobs"][i])].astype(np.int64)
-        shape = int(lengths.sum()), int(data["num_machines"][i])
-        times = data["times"][entry : entry + shape[0] * shape[1]].astype(np.int64).reshape(shape)
-        instances[name] = times, lengths, int(data["best_known"][i]), int(data["lower_bound"][i])
-        job, entry = job + len(lengths), entry + times.size
+        num_jobs = int(data["num_jobs"][i])
+        num_machines = int(data["num_machines"][i])
+        operations = data["job_lengths"][job : job + num_jobs].astype(np.int64)
+        num_times = int(operations.sum()) * num_machines
+        times = data["times"][entry : entry + num_times].astype(np.int64)
+        times = times.reshape(-1, num_machines)
+        best_known = int(data["best_known"][i])
+        lower_bound = int(data["lower_bound"][i])
+        instances[name] = (times, operations, best_known, lower_bound)
+        job += num_jobs
+        entry += num_times
     return instances
 
 
@@ -123,9 +129,9 @@ def load_instance(name):
     name."""
     if name not in read_data_file():
         raise ValueError(
-            f"Unknown flexible job-shop instance {name!r}: use one of sd10x5_001 to sd10x5_100, likewise "
-            "sd20x5, sd15x10, sd20x10, sd30x10 and sd40x10, mk01-10, la01_edata to la40_edata, _rdata "
-            "and _vdata, or a dict with 'times' and 'operations'."
+            f"Unknown flexible job-shop instance {name!r}: use one of sd10x5_001 to sd10x5_100, "
+            "likewise sd20x5, sd15x10, sd20x10, sd30x10 and sd40x10, mk01-10, la01_edata to "
+            "la40_edata, _rdata and _vdata, or a dict with 'times' and 'operations'."
         )
     return read_data_file()[name]
 
@@ -133,42 +139,34 @@ def load_instance(name):
 def check_instance(times, operations):
     """Returns times [N, M] and the operations of each job [J] as int64; raises ValueError for what
     is no instance."""
-    times, operations = np.asarray(times), np.asarray(operations)
-    if (
-        times.ndim != 2
-        or operations.ndim != 1
-        or times.size == 0
-        or (operations < 1).any()
-        or operations.sum() != len(times)
-    ):
+    times = np.asarray(times)
+    operations = np.asarray(operations)
+    has_shape = times.ndim == 2 and operations.ndim == 1 and times.size > 0
+    if not has_shape or (operations < 1).any() or operations.sum() != len(times):
         raise ValueError(
-            f"A flexible job-shop instance needs times [operations, machines] and the number of operations"
-            f" of each job, at least 1, got {times.shape} and {operations.tolist()}."
+            "A flexible job-shop instance needs times [operations, machines] and the number of "
+            f"operations of each job, at least 1, got {times.shape} and {operations.tolist()}."
         )
     if (times != np.floor(times)).any() or (times < 0).any():
         raise ValueError(
             "A flexible job-shop instance needs whole processing times, 0 where a machine cannot."
         )
-    if (times == 0).all(axis=1).any():
-        raise ValueError(
-            f"Operation {(times == 0).all(axis=1).argmax()} has no machine that can take it."
-        )
+    stuck = (times == 0).all(axis=1)
+    if stuck.any():
+        raise ValueError(f"Operation {stuck.argmax()} has no machine that can take it.")
     return times.astype(np.int64), operations.astype(np.int64)
 
 
 def suites():
     """Returns dict suite name -> list of FlexibleJobShopEnv keyword arguments, one per benchmark
     instance."""
-    names = {
-        f"{prefix}": [f"{prefix}_{i:03d}" for i in range(1, 101)]
-        for prefix in SETS
-        if prefix != "mk"
-    }
-    names["mk"] = [f"mk{i:02d}" for i in range(1, 11)]
-    names |= {
-        data: [f"la{i:02d}_{data}" for i in range(1, 41)] for data in ("edata", "rdata", "vdata")
-    }
-    return {suite: [{"instance": name} for name in members] for suite, members in names.items()}
+    families = {}
+    for name in RANDOM_SETS:
+        families[name] = numbered(name + "_{:03d}", 1, 100)
+    families["mk"] = numbered("mk{:02d}", 1, 10)
+    for data in ("edata", "rdata", "vdata"):
+        families[data] = numbered("la{:02d}_" + data, 1, 40)
+    return instance_suites(families)
 
 
 class FlexibleJobShopEnv(DispatchEnv):
@@ -198,7 +196,8 @@ class FlexibleJobShopEnv(DispatchEnv):
 
     eval_suites = suites()
     fields = "times", "operations"
-    load_instance, check_instance = staticmethod(load_instance), staticmethod(check_instance)
+    load_instance = staticmethod(load_instance)
+    check_instance = staticmethod(check_instance)
 
     def __init__(
         self,
@@ -224,112 +223,127 @@ class FlexibleJobShopEnv(DispatchEnv):
         self.operations = None if operations is None else size_range("operations", operations)
         self.deviation = share_range("deviation", deviation)
         self.flexibility = share_range("flexibility", flexibility)
-        num_jobs, num_machines = (
-            (len(self.fixed[1]), self.fixed[0].shape[1])
-            if self.fixed
-            else (self.jobs[1], self.machines[1])
+        num_jobs = self.jobs[1]
+        num_machines = self.machines[1]
+        if self.fixed:
+            times, operations_of = self.fixed
+            num_jobs = len(operations_of)
+            num_machines = times.shape[1]
+        num_ops = num_jobs * self.window
+        self.action_space = spaces.Discrete(2 * num_ops * num_machines + 2 * num_ops)
+        graph = spaces.Graph(
+            spaces.Box(-FEATURE_LIMIT, FEATURE_LIMIT, (len(NODE_FEATURES),), np.float32),
+            spaces.Box(-FEATURE_LIMIT, FEATURE_LIMIT, (len(EDGE_FEATURES),), np.float32),
         )
-        self.action_space = spaces.Discrete(
-            2 * num_jobs * self.window * num_machines + 2 * num_jobs * self.window
-        )
-        self.observation_space = spaces.Dict(
-            {
-                "graph": spaces.Graph(
-                    spaces.Box(-FEATURE_LIMIT, FEATURE_LIMIT, (len(NODE_FEATURES),), np.float32),
-                    spaces.Box(-FEATURE_LIMIT, FEATURE_LIMIT, (len(EDGE_FEATURES),), np.float32),
-                ),
-                "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
-            }
-        )
+        self.observation_space = spaces.Dict({"graph": graph, "action_mask": mask_space()})
 
     def _random_instance(self):
         """Returns times [N, M] and the operations of each job [J] of a random instance."""
-        rng, (num_jobs, num_machines) = self.np_random, self._random_sizes()
-        deviation, flexibility = (
-            rng.uniform(low, high) if low < high else low
-            for low, high in (self.deviation, self.flexibility)
-        )
-        low, high = self.operations or (
-            max(1, int(0.8 * num_machines)),
-            max(1, int(1.2 * num_machines)),
-        )
-        operations = rng.integers(low, high + 1, num_jobs)
-        shape = int(operations.sum()), num_machines
-        options = rng.integers(1, max(1, round(flexibility * num_machines)) + 1, (shape[0], 1))
-        eligible = rng.random(shape).argsort(axis=1) < options
+        rng = self.np_random
+        num_jobs, num_machines = self._random_sizes()
+        deviation = random_share(rng, self.deviation)
+        flexibility = random_share(rng, self.flexibility)
+        fewest = max(1, int(0.8 * num_machines))
+        most = max(1, int(1.2 * num_machines))
+        if self.operations:
+            fewest, most = self.operations
+        operations = rng.integers(fewest, most + 1, num_jobs)
+        num_ops = int(operations.sum())
+        shape = (num_ops, num_machines)
+        most_options = max(1, round(flexibility * num_machines))
+        num_options = rng.integers(1, most_options + 1, (num_ops, 1))
+        eligible = rng.random(shape).argsort(axis=1) < num_options
         shortest, longest = self.durations
-        mean = rng.integers(shortest, longest + 1, (shape[0], 1))
-        low, high = (np.rint(mean * (1 + sign * deviation)).astype(int) for sign in (-1, 1))
+        mean = rng.integers(shortest, longest + 1, (num_ops, 1))
+        low = np.rint(mean * (1 - deviation)).astype(int)
+        high = np.rint(mean * (1 + deviation)).astype(int)
         times = rng.integers(np.maximum(low, shortest), np.minimum(high, longest) + 1, shape)
         return times * eligible, operations
 
     def _set_schedule(self, times, operations):
         """The state of the schedule builder. K is the largest number of operations of a job; step k
-        of job j is operation j * K + k of the flat arrays. Times are BIG on machines that are not
-        eligible."""
-        num_ops, num_machines = times.shape
-        num_jobs, num_steps = len(operations), int(operations.max())
-        self.times, self.operations_of = times, operations
-        self.num_jobs, self.num_machines, self.num_steps = num_jobs, num_machines, num_steps
-        self.num_ops = self.num_left = num_ops
+        of job j is operation j * K + k of the flat arrays."""
+        self.times = times
+        self.operations_of = operations
+        self.num_ops, self.num_machines = times.shape
+        self.num_jobs = len(operations)
+        self.num_steps = int(operations.max())
+        self.num_left = self.num_ops
         self.order = []  # (job, step, machine, start, finish) of what is dispatched
+        self.free = np.zeros(self.num_machines)  # time each machine is free
+        self.ready = np.zeros(self.num_jobs)  # time each job's next operation is ready
+        self.next = np.zeros(self.num_jobs, np.int64)  # next step of each job
+        self._set_times()
+        self._set_loads()
+        self._set_forced()
+        self._set_pairs()
 
-        real = np.arange(num_steps) < operations[:, None]
-        self.op_times = np.full((num_jobs, num_steps, num_machines), BIG)
-        self.op_times[real] = np.where(times > 0, times, BIG)
-        eligible = self.op_times < BIG
-        count = np.maximum(eligible.sum(axis=2), 1)
-        self.least = np.where(real, self.op_times.min(axis=2), 0)  # least processing times [J, K]
-        work = np.where(eligible, self.op_times, 0)
-        self.mean_times = work.sum(axis=2) / count
-        self.mean_time = float(self.mean_times[real].mean())
+    def _set_times(self):
+        """Processing times [J, K, M], BIG on machines that are not eligible, and work along jobs
+        [J, K]."""
+        self.real = np.arange(self.num_steps) < self.operations_of[:, None]
+        self.op_times = np.full((*self.real.shape, self.num_machines), BIG)
+        self.op_times[self.real] = np.where(self.times > 0, self.times, BIG)
+        self.next_times = self.op_times[:, 0].copy()
+        self.eligible = self.op_times < BIG
+        self.num_options = np.maximum(self.eligible.sum(axis=2), 1)
+        work = np.where(self.eligible, self.op_times, 0)
+        self.share = work / self.num_options[:, :, None]
+        self.mean_times = work.sum(axis=2) / self.num_options
+        self.mean_time = float(self.mean_times[self.real].mean())
+        self.least = np.where(self.real, self.op_times.min(axis=2), 0)  # least processing times
         self.work_to = self.least.cumsum(axis=1)
         self.tail = self.work_to[:, -1:] - self.work_to
         self.mean_left = self.mean_times[:, ::-1].cumsum(axis=1)[:, ::-1]  # of MWKR
 
-        self.free = np.zeros(num_machines)  # time each machine is free
-        self.ready = np.zeros(num_jobs)  # time each job's next operation is ready
-        self.next = np.zeros(num_jobs, np.int64)  # next step of each job
-        self.next_times = self.op_times[:, 0].copy()
-        self.open = eligible.copy()  # [J, K, M], False once dispatched
-        self.past = np.where(
-            real, 0, -3 * BIG
-        )  # [J, K], takes an operation out of the maxima of the bounds
-        self.share = work / count[:, :, None]
+    def _set_loads(self):
+        """What is left to do, of all machines and of each, and the heads."""
+        self.open = self.eligible.copy()  # [J, K, M], False once dispatched
+        # Takes an operation out of the maxima of the bounds once dispatched [J, K].
+        self.past = np.where(self.real, 0, -3 * BIG)
         self.load = self.share.sum(axis=(0, 1))
-        self.machine_ops = eligible.sum(axis=(0, 1)).astype(float)
+        self.machine_ops = self.eligible.sum(axis=(0, 1)).astype(float)
         self.work_left = float(self.least.sum())
-        single = (count == 1) & real
-        self.single_machine = np.where(single, eligible.argmax(axis=2), -1)
-        lists = [np.flatnonzero(self.single_machine.ravel() == m) for m in range(num_machines)]
-        longest = max(1, *map(len, lists))
-        self.forced_ops = np.array(
-            [[*ops, *[real.size] * (longest - len(ops))] for ops in lists]
-        )  # [M, longest]
-        self.forced_work = np.array([self.least.ravel()[ops].sum() for ops in lists])
-        self.forced_tail = np.append(self.tail, BIG)  # BIG once dispatched
-        self.head = np.full(real.size + 1, BIG)  # the last one stands for no operation
+        self.head = np.full(self.real.size + 1, BIG)  # the last one stands for no operation
 
-        pair_op, self.pair_machine = eligible.reshape(real.size, num_machines).nonzero()
-        self.pair_op, self.pair_job = pair_op, pair_op // num_steps
-        pair_time, least = (
-            self.op_times.reshape(-1, num_machines)[eligible.reshape(real.size, -1)],
-            self.least.ravel(),
-        )
-        excess = pair_time - least[pair_op]
-        self.pair_time = pair_time
+    def _set_forced(self):
+        """The operations that only one machine can take, and their work on each machine."""
+        is_single = (self.num_options == 1) & self.real
+        self.single_machine = np.where(is_single, self.eligible.argmax(axis=2), -1)
+        single_machine = self.single_machine.ravel()
+        lists = [np.flatnonzero(single_machine == m) for m in range(self.num_machines)]
+        longest = max(1, max(map(len, lists)))
+        self.forced_ops = np.full((self.num_machines, longest), self.real.size)
+        self.forced_work = np.zeros(self.num_machines)
+        for machine, ops in enumerate(lists):
+            self.forced_ops[machine, : len(ops)] = ops
+            self.forced_work[machine] = self.least.ravel()[ops].sum()
+        self.forced_tail = np.append(self.tail, BIG)  # BIG once dispatched
+
+    def _set_pairs(self):
+        """The eligible pairs (operation, machine), and the features that do not change."""
+        eligible = self.eligible.reshape(-1, self.num_machines)
+        self.pair_op, self.pair_machine = eligible.nonzero()
+        self.pair_job = self.pair_op // self.num_steps
+        self.pair_time = self.op_times.reshape(-1, self.num_machines)[eligible]
+        least = self.least.ravel()
+        excess = self.pair_time - least[self.pair_op]
         self.pair_fixed = np.stack(
-            [pair_time / self.mean_time, excess / self.mean_time, excess / pair_time]
+            [
+                self.pair_time / self.mean_time,  # time
+                excess / self.mean_time,  # excess
+                excess / self.pair_time,  # excess_rel
+            ]
         )
-        zero = np.zeros(real.size)
+        num_options = self.num_options.ravel()
         self.op_fixed = np.stack(
             [
-                zero + 1,
-                zero,
-                least / self.mean_time,
-                (self.mean_times.ravel() - least) / self.mean_time,
-                count.ravel() / num_machines,
-                1 / count.ravel(),
+                np.ones(len(least)),  # is_op
+                np.zeros(len(least)),  # is_machine
+                least / self.mean_time,  # time
+                (self.mean_times.ravel() - least) / self.mean_time,  # spread
+                num_options / self.num_machines,  # options
+                1 / num_options,  # single
             ]
         )
 
@@ -340,7 +354,8 @@ class FlexibleJobShopEnv(DispatchEnv):
         finish = start + self.op_times[job, step, machine]
         self.order.append((int(job), int(step), int(machine), float(start), float(finish)))
         self.num_left -= 1
-        self.free[machine] = self.ready[job] = finish
+        self.free[machine] = finish
+        self.ready[job] = finish
         self.load -= self.share[job, step]
         self.machine_ops -= self.open[job, step]
         self.open[job, step] = False
@@ -349,10 +364,11 @@ class FlexibleJobShopEnv(DispatchEnv):
         if self.single_machine[job, step] >= 0:
             self.forced_work[machine] -= self.least[job, step]
             self.forced_tail[job * self.num_steps + step] = BIG
-        self.next[job] += 1
-        self.next_times[job] = (
-            self.op_times[job, step + 1] if step + 1 < self.operations_of[job] else BIG
-        )
+        self.next[job] = step + 1
+        if step + 1 < self.operations_of[job]:
+            self.next_times[job] = self.op_times[job, step + 1]
+        else:
+            self.next_times[job] = BIG
 
     def _find_legal(self):
         """Sets `start` and `finish` of the pairs (next operation of job, machine) [J, M], and which
@@ -366,25 +382,32 @@ class FlexibleJobShopEnv(DispatchEnv):
             self.legal = self.start <= self.start.min()
         self.legal &= self.start < BIG
 
-    def _only(self):
-        return (
-            divmod(int(self.legal.argmax()), self.num_machines)
-            if np.count_nonzero(self.legal) == 1
-            else None
-        )
+    def _forced_choice(self):
+        if np.count_nonzero(self.legal) > 1:
+            return None
+        return divmod(int(self.legal.argmax()), self.num_machines)
 
     def _lower_bound(self):
         """Sets earliest completions [J, K] and starts `head` [J * K + 1], the bounds of the
-        machines, and `bound`.
+        machines, and `bound`."""
+        self.live = (self.next < self.operations_of).nonzero()[0]
+        if len(self.live):
+            self._bound_jobs()
+            self._bound_machines()
+            machine_bound = self.machine_bound[self.able].max()
+            job_bound = self.job_bound.max()
+            self.bound = float(max(job_bound, machine_bound, self.mean_bound, self.free.max()))
+        else:
+            self.bound = float(self.free.max())
+
+    def _bound_jobs(self):
+        """Sets earliest completions and starts.
 
         Along a job, completion[k] = work_to[k] + max over i <= k of (completion of i by itself -
         work_to[i]).
         """
-        live = (self.next < self.operations_of).nonzero()[0]
-        self.live, steps = live, self.next[live]
-        if not len(live):
-            self.bound = float(self.free.max())
-            return
+        live = self.live
+        steps = self.next[live]
         alone = np.where(self.open, self.op_times + self.free, BIG).min(axis=2)
         alone[live, steps] = self.finish[live].min(axis=1)
         alone += self.past
@@ -392,27 +415,26 @@ class FlexibleJobShopEnv(DispatchEnv):
         chain = np.maximum.accumulate(alone, axis=1, out=alone)
         chain += self.work_to
         self.completion = chain
-        head = self.head[:-1].reshape(self.num_jobs, self.num_steps)
+        head = self._job_heads()
         head[:, 1:] = chain[:, :-1]
         head[live, steps] = self.ready[live]
         self.job_bound = chain[live, -1]
 
-        self.machine_head = np.where(self.open, head[:, :, None], BIG).min(axis=(0, 1))
-        able = (self.machine_ops > 0).nonzero()[0]
-        self.able, self.machine_head = able, np.maximum(self.machine_head, self.free)
-        self.mean_bound = float(self.machine_head[able].sum() + self.work_left) / len(able)
+    def _job_heads(self):
+        """Returns the heads [J, K]. Never kept: pickle makes a copy of a view."""
+        return self.head[:-1].reshape(self.num_jobs, self.num_steps)
+
+    def _bound_machines(self):
+        """Sets the earliest start on each machine, its bound, and that of the mean load."""
+        head = np.where(self.open, self._job_heads()[:, :, None], BIG).min(axis=(0, 1))
+        self.machine_head = np.maximum(head, self.free)
+        self.able = (self.machine_ops > 0).nonzero()[0]
+        work = float(self.machine_head[self.able].sum() + self.work_left)
+        self.mean_bound = work / len(self.able)
         tails = self.forced_tail.take(self.forced_ops)
         heads = np.where(tails < BIG, self.head.take(self.forced_ops), BIG).min(axis=1)
         forced = np.maximum(heads, self.free) + self.forced_work + tails.min(axis=1)
         self.machine_bound = np.where(heads < BIG, forced, self.machine_head)
-        self.bound = float(
-            max(
-                self.job_bound.max(),
-                self.machine_bound[able].max(),
-                self.mean_bound,
-                self.free.max(),
-            )
-        )
 
     def _choice(self, action):
         """Returns (job, machine) of an edge from an operation to a machine."""
@@ -424,103 +446,142 @@ class FlexibleJobShopEnv(DispatchEnv):
         action."""
         self._lower_bound()
         if self.num_left == 0:
-            self.pairs, self.mask = np.zeros(0, np.int64), np.ones(1, np.int8)
-            graph = spaces.GraphInstance(
-                np.zeros((1, len(NODE_FEATURES)), np.float32),
-                np.zeros((1, len(EDGE_FEATURES)), np.float32),
-                np.zeros((1, 2), np.int64),
-            )
-            return {"graph": graph, "action_mask": self.mask}
-        steps = self.next[self.live, None] + np.arange(self.window)
-        inside = steps < self.operations_of[self.live, None]
-        ops = (self.live[:, None] * self.num_steps + steps)[inside]
-        candidate = np.zeros(self.num_jobs * self.num_steps, bool)
-        candidate[self.live * self.num_steps + self.next[self.live]] = True
-        rank = np.full(len(candidate), -1)
+            return self._terminal()
+        now = float(self.start.min())
+        next_ops = self.live * self.num_steps + self.next[self.live]
+        job_ends = self.live * self.num_steps + self.operations_of[self.live]
+        window = next_ops[:, None] + np.arange(self.window)  # [jobs, window]
+        inside = window < job_ends[:, None]
+        ops = window[inside]
+        followers = window[:, 1:][inside[:, 1:]]  # all but the next one of each job
+        rank = np.full(self.real.size, -1)  # of an operation among the nodes, -1: none of them
         rank[ops] = np.arange(len(ops))
-        pairs = self.pairs = (rank[self.pair_op] >= 0).nonzero()[0]
-        pair_op, machine = self.pair_op[pairs], self.pair_machine[pairs]
-        legal = self.legal[self.pair_job[pairs], machine] & candidate[pair_op]
+        is_next = np.zeros(self.real.size, bool)
+        is_next[next_ops] = True
 
-        follows = (inside[:, 1:]).nonzero()
-        second = rank[
-            (self.live * self.num_steps + self.next[self.live])[follows[0]] + follows[1] + 1
-        ]
-        place = np.zeros(self.num_machines, np.int64)
-        place[self.able] = np.arange(len(ops), len(ops) + len(self.able))
-        ends = np.concatenate([rank[pair_op], place[machine], second - 1, second])
-        other = np.concatenate([place[machine], rank[pair_op], second, second - 1])
-        edges = np.stack([ends, other], 1)
+        pairs = (rank[self.pair_op] >= 0).nonzero()[0]
+        self.pairs = pairs
+        legal = self.legal[self.pair_job[pairs], self.pair_machine[pairs]]
+        legal &= is_next[self.pair_op[pairs]]
+        edges = self._edges(rank, len(ops), followers)
         self.mask = np.zeros(len(edges), np.int8)
         self.mask[: len(pairs)] = legal
-        now = float(self.start.min())
-        nodes = self._node_features(ops, candidate[ops], now)
-        features = self._edge_features(pairs, len(second), legal, now)
+        nodes = self._node_features(ops, is_next[ops], now)
+        features = self._edge_features(len(followers), legal, now)
         return {"graph": spaces.GraphInstance(nodes, features, edges), "action_mask": self.mask}
 
-    def _node_features(self, ops, candidate, now):
+    def _terminal(self):
+        """Returns the observation after the last operation: one zero node with an edge to
+        itself."""
+        self.pairs = np.zeros(0, np.int64)
+        self.mask = np.ones(1, np.int8)
+        graph = spaces.GraphInstance(
+            np.zeros((1, len(NODE_FEATURES)), np.float32),
+            np.zeros((1, len(EDGE_FEATURES)), np.float32),
+            np.zeros((1, 2), np.int64),
+        )
+        return {"graph": graph, "action_mask": self.mask}
+
+    def _edges(self, rank, num_ops, followers):
+        """Returns int64 [edges, 2]: the pairs, the pairs backwards, and the links along jobs, both
+        ways."""
+        place = np.zeros(self.num_machines, np.int64)
+        place[self.able] = np.arange(num_ops, num_ops + len(self.able))
+        op = rank[self.pair_op[self.pairs]]
+        machine = place[self.pair_machine[self.pairs]]
+        second = rank[followers]
+        first = second - 1
+        ends = np.concatenate([op, machine, first, second])
+        other = np.concatenate([machine, op, second, first])
+        return np.stack([ends, other], 1)
+
+    def _node_features(self, ops, is_next, now):
         """Returns float32 [nodes, features] of operations `ops` and of the machines that can still
         get work."""
-        able, time, horizon = self.able, 1 / self.mean_time, 1 / max(self.bound - now, 1e-9)
-        x = np.zeros((len(NODE_FEATURES), len(ops) + len(able)), np.float32)
-        x[23] = (self.bound - self.mean_bound) * horizon
-        x[24] = self.num_left / self.num_ops
-        op, machine = x[:, : len(ops)], x[:, len(ops) :]
-
-        job, step = np.divmod(ops, self.num_steps)
-        start, completion, tail = (
-            self.head[ops],
-            self.completion.ravel()[ops],
-            self.tail.ravel()[ops],
-        )
-        least = self.least.ravel()[ops]
-        slack = self.bound - completion - tail
-        work = least + tail
-        op[:6] = self.op_fixed[:, ops]
-        op[6], op[7] = (start - now) * time, (start - now) * horizon
-        op[8] = (completion - start - least) * time
-        op[9] = tail * horizon
-        op[10], op[11] = slack * time, slack * horizon
-        op[12] = work / work.max()
-        op[13] = (self.operations_of[job] - step) / self.num_steps
-        op[14] = candidate
-        op[15] = candidate & self.legal.any(axis=1)[job]
-
-        start, slack = self.machine_head[able] - now, self.bound - self.machine_bound[able]
-        free, load = np.maximum(self.free[able] - now, 0), self.load[able]
-        machine[1] = 1
-        machine[6], machine[7] = start * time, start * horizon
-        machine[10], machine[11] = slack * time, slack * horizon
-        machine[15] = self.legal.any(axis=0)[able]
-        machine[16], machine[17] = free * time, free * horizon
-        machine[18], machine[19] = load * horizon, load / load.max()
-        machine[20] = self.forced_work[able] * horizon
-        machine[21] = self.machine_ops[able] / self.num_left
-        machine[22] = (self.next_times[:, able] < BIG).sum(axis=0) / self.num_jobs
+        per_time = 1 / self.mean_time
+        per_horizon = 1 / max(self.bound - now, 1e-9)
+        num_ops = len(ops)
+        x = np.zeros((len(NODE_FEATURES), num_ops + len(self.able)), np.float32)
+        x[23] = (self.bound - self.mean_bound) * per_horizon  # spare
+        x[24] = self.num_left / self.num_ops  # left
+        self._write_operations(x[:, :num_ops], ops, is_next, now, per_time, per_horizon)
+        self._write_machines(x[:, num_ops:], now, per_time, per_horizon)
         return capped(x)
 
-    def _edge_features(self, pairs, num_links, legal, now):
-        """Returns float32 [edges, features]: the pairs, the pairs backwards, and the links along
-        jobs, both ways."""
-        num_pairs, time = len(pairs), 1 / self.mean_time
-        op, machine = self.pair_op[pairs], self.pair_machine[pairs]
-        ready, free = self.head[op], self.free[machine]
+    def _write_operations(self, x, ops, is_next, now, per_time, per_horizon):
+        """Writes the features of operations `ops` into x [features, operations]."""
+        job, step = np.divmod(ops, self.num_steps)
+        start = self.head[ops]
+        completion = self.completion.ravel()[ops]
+        tail = self.tail.ravel()[ops]
+        least = self.least.ravel()[ops]
+        until_start = start - now
+        slack = self.bound - completion - tail
+        work = least + tail
+        x[:6] = self.op_fixed[:, ops]  # is_op, is_machine, time, spread, options, single
+        x[6] = until_start * per_time  # start
+        x[7] = until_start * per_horizon  # start_rel
+        x[8] = (completion - start - least) * per_time  # wait
+        x[9] = tail * per_horizon  # tail
+        x[10] = slack * per_time  # slack
+        x[11] = slack * per_horizon  # slack_rel
+        x[12] = work / work.max()  # job_work
+        x[13] = (self.operations_of[job] - step) / self.num_steps  # ops_left
+        x[14] = is_next  # candidate
+        x[15] = is_next & self.legal.any(axis=1)[job]  # legal
+
+    def _write_machines(self, x, now, per_time, per_horizon):
+        """Writes the features of the machines that can still get work into x [features,
+        machines]."""
+        able = self.able
+        until_start = self.machine_head[able] - now
+        slack = self.bound - self.machine_bound[able]
+        until_free = np.maximum(self.free[able] - now, 0)
+        load = self.load[able]
+        x[1] = 1  # is_machine
+        x[6] = until_start * per_time  # start
+        x[7] = until_start * per_horizon  # start_rel
+        x[10] = slack * per_time  # slack
+        x[11] = slack * per_horizon  # slack_rel
+        x[15] = self.legal.any(axis=0)[able]  # legal
+        x[16] = until_free * per_time  # free
+        x[17] = until_free * per_horizon  # free_rel
+        x[18] = load * per_horizon  # load
+        x[19] = load / load.max()  # load_share
+        x[20] = self.forced_work[able] * per_horizon  # forced
+        x[21] = self.machine_ops[able] / self.num_left  # machine_ops
+        x[22] = (self.next_times[:, able] < BIG).sum(axis=0) / self.num_jobs  # queue
+
+    def _edge_features(self, num_links, legal, now):
+        """Returns float32 [edges, features] of the edges in the order of `_edges`."""
+        pairs = self.pairs
+        num_pairs = len(pairs)
+        per_time = 1 / self.mean_time
+        op = self.pair_op[pairs]
+        machine = self.pair_machine[pairs]
+        ready = self.head[op]
+        free = self.free[machine]
         start = np.maximum(ready, free)
         finish = start + self.pair_time[pairs]
         slack = self.bound - finish - self.tail.ravel()[op]
         x = np.zeros((len(EDGE_FEATURES), 2 * (num_pairs + num_links)), np.float32)
         pair = x[:, :num_pairs]
-        pair[4:7] = self.pair_fixed[:, pairs]
-        pair[7] = (start - now) * time
-        pair[8] = (start - ready) * time
-        pair[9] = (start - np.maximum(free, now)) * time
-        pair[10] = (finish - self.completion.ravel()[op]) * time
-        pair[11] = (finish - self.finish.min(axis=0)[machine]) * time
-        pair[12], pair[13] = slack * time, slack / max(self.bound - now, 1e-9)
-        pair[14] = legal
-        x[4:, num_pairs : 2 * num_pairs] = pair[4:]
-        x[0, 2 * num_pairs : 2 * num_pairs + num_links] = x[1, 2 * num_pairs + num_links :] = 1
-        x[2, :num_pairs] = x[3, num_pairs : 2 * num_pairs] = 1
+        back = x[:, num_pairs : 2 * num_pairs]
+        links = x[:, 2 * num_pairs :]
+        links[0, :num_links] = 1  # job_successor
+        links[1, num_links:] = 1  # job_predecessor
+        pair[2] = 1  # to_machine
+        back[3] = 1  # from_machine
+        pair[4:7] = self.pair_fixed[:, pairs]  # time, excess, excess_rel
+        pair[7] = (start - now) * per_time  # delay
+        pair[8] = (start - ready) * per_time  # wait
+        pair[9] = (start - np.maximum(free, now)) * per_time  # idle
+        pair[10] = (finish - self.completion.ravel()[op]) * per_time  # later
+        pair[11] = (finish - self.finish.min(axis=0)[machine]) * per_time  # behind
+        pair[12] = slack * per_time  # slack
+        pair[13] = slack / max(self.bound - now, 1e-9)  # slack_rel
+        pair[14] = legal  # legal
+        back[4:] = pair[4:]
         return capped(x)
 
     def _rules(self, dispatch):
@@ -546,6 +607,12 @@ def share_range(name, value):
     return float(low), float(high)
 
 
+def random_share(rng, limits):
+    """Returns a random number between two limits; nothing is drawn where they are equal."""
+    low, high = limits
+    return rng.uniform(low, high) if low < high else low
+
+
 def rule_pair(env, rule, rng):
     """Returns the legal (job, machine) that a rule of RULES chooses: SPT the shortest time, EFT the
     earliest completion; the others a job, MWKR the most work left (mean times), MOPNR the most
@@ -558,16 +625,20 @@ def rule_pair(env, rule, rng):
         best = np.lexsort((finish, env.next_times[job, machine]))[0]
     elif rule == "EFT":
         best = finish.argmin()
-    elif rule in RULES:
-        score = {
-            "MWKR": -env.mean_left[job, env.next[job]],
-            "MOPNR": env.next[job] - env.operations_of[job],
-            "FIFO": env.ready[job],
-        }[rule]
-        best = np.lexsort((finish, job, score))[0]
     else:
-        raise ValueError(f"Unknown dispatching rule {rule!r}: use one of {RULES}.")
+        best = np.lexsort((finish, job, job_score(env, rule, job)))[0]
     return int(job[best]), int(machine[best])
+
+
+def job_score(env, rule, job):
+    """Returns a number for each of the jobs, of which a rule takes the smallest."""
+    if rule == "MWKR":
+        return -env.mean_left[job, env.next[job]]
+    if rule == "MOPNR":
+        return env.next[job] - env.operations_of[job]
+    if rule == "FIFO":
+        return env.ready[job]
+    raise ValueError(f"Unknown dispatching rule {rule!r}: use one of {RULES}.")
 
 
 def dispatch_rule(env, name):
@@ -577,9 +648,8 @@ def dispatch_rule(env, name):
     job, machine = rule_pair(env, name, env.np_random)
     edges = env.mask.nonzero()[0]
     pairs = env.pairs[edges]
-    return int(
-        edges[((env.pair_job[pairs] == job) & (env.pair_machine[pairs] == machine)).argmax()]
-    )
+    is_chosen = (env.pair_job[pairs] == job) & (env.pair_machine[pairs] == machine)
+    return int(edges[is_chosen.argmax()])
 
 
 # Policies for utils/demos.py: policy(env, obs, rng) -> action
@@ -587,7 +657,11 @@ def rule_policy(rule, env, obs, rng):
     return dispatch_rule(env, rule)
 
 
-spt, mwkr, mopnr, fifo, eft = (partial(rule_policy, rule) for rule in RULES[:5])
+spt = partial(rule_policy, "SPT")
+mwkr = partial(rule_policy, "MWKR")
+mopnr = partial(rule_policy, "MOPNR")
+fifo = partial(rule_policy, "FIFO")
+eft = partial(rule_policy, "EFT")
 
 
 def play_rule(times, operations, rule, dispatch="nondelay", seed=0):
@@ -616,8 +690,10 @@ def rule_makespans(name, dispatch="nondelay"):
 def suite_makespans(suite, dispatch="nondelay"):
     """Returns dict rule -> makespans of the instances of a suite, float64 [instances], and
     "best_known" likewise."""
-    names = [kwargs["instance"] for kwargs in FlexibleJobShopEnv.eval_suites[suite]]
-    rows = [
-        rule_makespans(name, dispatch) | {"best_known": load_instance(name)[2]} for name in names
-    ]
-    return {column: np.array([row[column] for row in rows], float) for column in rows[0]}
+    costs = {}
+    for kwargs in FlexibleJobShopEnv.eval_suites[suite]:
+        name = kwargs["instance"]
+        row = rule_makespans(name, dispatch) | {"best_known": load_instance(name)[2]}
+        for column, value in row.items():
+            costs.setdefault(column, []).append(value)
+    return {column: np.array(values, float) for column, values in costs.items()}

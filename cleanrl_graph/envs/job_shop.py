@@ -6,11 +6,11 @@ the schedule, at the earliest time its job and its machine are both free. Which 
 offered is the schedule builder (`dispatch`):
 
 - "active": the conflict set of Giffler and Thompson (1960). On the machine that can complete an
-  operation first, every
-  operation that could start before that completion. Some sequence of these choices is an optimal schedule.
+  operation first, every operation that could start before that completion. Some sequence of these
+  choices is an optimal schedule.
 - "nondelay": on the machine that can start an operation first, the operations that can start at
-  that time. No machine
-  waits while it has work, so priority rules do better here, but the optimum may be out of reach.
+  that time. No machine waits while it has work, so priority rules do better here, but the optimum
+  may be out of reach.
 
 "active" is the default because it schedules better once a policy is trained: after 400,000
 decisions of ppo_graph.py the mean greedy gap on la01-40 is 5.8% with "active" and 7.0% with
@@ -37,20 +37,22 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from .toy import mask_space, starts_of
+
 NODE_FEATURES = [
     "is_op: 1 for an operation",
     "is_machine: 1 for a machine node",
     "time: processing time / mean time of the instance",
-    "start: (earliest start - now) / mean time; machine node: of its first operation",
+    "start: (earliest start - now) / mean time; machine: of its first operation",
     "start_rel: (earliest start - now) / horizon, where horizon = lower bound - now",
     "gap: (earliest start - time the machine is free) / mean time",
-    "tail: work of the job after this operation / horizon; machine node: least tail of its operations",
-    "slack: (lower bound - earliest start - time - tail) / mean time; machine node: lower bound - machine's bound",
+    "tail: work of the job after this operation / horizon; machine: least tail of its operations",
+    "slack: (lower bound - start - time - tail) / mean time; machine: lower bound - its bound",
     "slack_rel: the same / horizon",
     "job_slack: (lower bound - bound of the job) / mean time",
     "job_work: work of the job from this operation on / largest remaining work of a job",
     "ops_left: operations of the job from this one on / M",
-    "flow: work of the job up to this operation / total work of the job (both counting this operation, whose FDD/MWKR)",
+    "flow: w / (w + job work), w = work of the job up to the end of this operation (FDD/MWKR)",
     "candidate: 1 for the next operation of its job",
     "legal: 1 if the operation may be dispatched now",
     "conflict: 1 for the machine of the legal operations, and for its operations",
@@ -62,7 +64,8 @@ NODE_FEATURES = [
 ]
 EDGE_KINDS = ["job successor", "job predecessor", "operation to machine", "machine to operation"]
 RULES = ["SPT", "MWKR", "MOPNR", "FDD/MWKR", "random"]
-FEATURE_LIMIT = 10.0  # features are capped at 10, so that instances far larger than those trained on stay in range
+# Features are capped, so that instances far larger than those trained on stay in range.
+FEATURE_LIMIT = 10.0
 BIG = 1e12  # stands for infinity in times, without the nan of inf - inf
 DATA_FILE = Path(__file__).with_name("job_shop_instances.txt")
 
@@ -89,19 +92,20 @@ def taillard_instance(num_jobs, num_machines, time_seed, machine_seed):
 
 @lru_cache(maxsize=1)
 def read_data_file():
-    """Returns dict name -> (header numbers, rows of (machine, time) pairs or None) of the data
-    file."""
+    """Returns dict name -> (header numbers, one list of numbers per job) of the data file.
+
+    An instance that is made by Taillard's generator has no lists, but two more header numbers.
+    """
     lines = [line for line in DATA_FILE.read_text().splitlines() if not line.startswith("#")]
-    data, i = {}, 0
+    data = {}
+    i = 0
     while i < len(lines):
-        kind, name, *numbers = lines[i].split()
-        numbers = [int(n) for n in numbers]
-        num_rows = numbers[0] if kind == "instance" else 0
-        data[name] = (
-            numbers,
-            [[int(n) for n in row.split()] for row in lines[i + 1 : i + 1 + num_rows]],
-        )
-        i += 1 + num_rows
+        words = lines[i].split()
+        header = list(map(int, words[2:]))
+        num_rows = header[0] if words[0] == "instance" else 0
+        i += 1
+        data[words[1]] = header, [list(map(int, row.split())) for row in lines[i : i + num_rows]]
+        i += num_rows
     return data
 
 
@@ -115,22 +119,26 @@ def load_instance(name):
     data = read_data_file()
     if name not in data:
         raise ValueError(
-            f"Unknown job-shop instance {name!r}: use one of ft06, ft10, ft20, la01-40, abz5-9, orb01-10, "
-            "swv01-20, yn1-4, ta01-80, or a dict with 'times' and 'machines'."
+            f"Unknown job-shop instance {name!r}: use one of ft06, ft10, ft20, la01-40, abz5-9, "
+            "orb01-10, swv01-20, yn1-4, ta01-80, or a dict with 'times' and 'machines'."
         )
-    (num_jobs, num_machines, lower_bound, best_known, *seeds), rows = data[name]
-    if seeds:
-        times, machines = taillard_instance(num_jobs, num_machines, *seeds)
-    else:
+    header, rows = data[name]
+    num_jobs, num_machines, lower_bound, best_known = header[:4]
+    if rows:
         table = np.array(rows, np.int64).reshape(num_jobs, num_machines, 2)
-        times, machines = table[:, :, 1].copy(), table[:, :, 0].copy()
+        times = table[:, :, 1].copy()
+        machines = table[:, :, 0].copy()
+    else:
+        time_seed, machine_seed = header[4:]
+        times, machines = taillard_instance(num_jobs, num_machines, time_seed, machine_seed)
     return times, machines, best_known, lower_bound
 
 
 def check_instance(times, machines):
     """Returns times and machines as int64 [J, M]; raises ValueError unless every job visits every
     machine once."""
-    times, machines = np.asarray(times), np.asarray(machines)
+    times = np.asarray(times)
+    machines = np.asarray(machines)
     if times.ndim != 2 or times.shape != machines.shape or times.size == 0:
         raise ValueError(
             f"A job-shop instance needs times and machines of one shape [jobs, machines], "
@@ -138,11 +146,13 @@ def check_instance(times, machines):
         )
     if (times != np.floor(times)).any() or (times < 0).any():
         raise ValueError("A job-shop instance needs whole processing times >= 0.")
-    wrong = (np.sort(machines, axis=1) != np.arange(machines.shape[1])).any(axis=1)
+    num_machines = machines.shape[1]
+    wrong = (np.sort(machines, axis=1) != np.arange(num_machines)).any(axis=1)
     if wrong.any():
+        job = wrong.argmax()
         raise ValueError(
-            f"Job {wrong.argmax()} must visit each machine 0..{machines.shape[1] - 1} exactly once, "
-            f"got {machines[wrong.argmax()].tolist()}."
+            f"Job {job} must visit each machine 0..{num_machines - 1} exactly once, "
+            f"got {machines[job].tolist()}."
         )
     return times.astype(np.int64), machines.astype(np.int64)
 
@@ -156,24 +166,45 @@ def size_range(name, value):
     return int(low), int(high)
 
 
+def log_uniform(rng, limits):
+    """Returns a random int from limits[0] to limits[1], small ones more frequently."""
+    low, high = limits
+    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+
+
+def check_option(name, value, options):
+    """Raises ValueError unless `value` is one of `options`."""
+    if value not in options:
+        raise ValueError(f"{name} must be one of {options}, got {value!r}.")
+
+
+def numbered(pattern, first, last):
+    """Returns the names that `pattern` makes of the numbers from `first` to `last`."""
+    return [pattern.format(number) for number in range(first, last + 1)]
+
+
+def instance_suites(families):
+    """Returns dict suite name -> list of keyword arguments, one per benchmark instance, from dict
+    suite name -> names of instances."""
+    return {suite: [{"instance": name} for name in names] for suite, names in families.items()}
+
+
 def suites():
     """Returns dict suite name -> list of JobShopEnv keyword arguments, one per benchmark
     instance."""
     families = {
         "ft": ["ft06", "ft10", "ft20"],
-        "abz": [f"abz{i}" for i in range(5, 10)],
-        "yn": [f"yn{i}" for i in range(1, 5)],
+        "abz": numbered("abz{}", 5, 9),
+        "yn": numbered("yn{}", 1, 4),
+        "la": numbered("la{:02d}", 1, 40),
+        "orb": numbered("orb{:02d}", 1, 10),
+        "swv": numbered("swv{:02d}", 1, 20),
     }
-    families |= {
-        name: [f"{name}{i:02d}" for i in range(1, count + 1)]
-        for name, count in [("la", 40), ("orb", 10), ("swv", 20)]
-    }
-    for i, size in enumerate(
-        ["15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20"]
-    ):
-        families["ta" + size] = [f"ta{n:02d}" for n in range(10 * i + 1, 10 * i + 11)]
+    sizes = ["15x15", "20x15", "20x20", "30x15", "30x20", "50x15", "50x20", "100x20"]
+    for i, size in enumerate(sizes):
+        families["ta" + size] = numbered("ta{:02d}", 10 * i + 1, 10 * i + 10)
     families["all"] = [name for names in families.values() for name in names]
-    return {suite: [{"instance": name} for name in names] for suite, names in families.items()}
+    return instance_suites(families)
 
 
 @lru_cache(maxsize=256)
@@ -185,13 +216,18 @@ def edge_layout(num_jobs, num_machines, hub):
     0 and 1.
     """
     ops = np.arange(num_jobs * num_machines)
-    pairs = [(ops, ops + 1), (ops + 1, ops), (ops, ops), (ops, ops)][: 4 if hub else 2]
-    edges = np.stack([np.stack(pair, 1) for pair in pairs], 1)  # [ops, kinds, 2]
+    pairs = [(ops, ops + 1), (ops + 1, ops)]
+    if hub:
+        pairs += [(ops, ops), (ops, ops)]
+    edges = np.array(pairs).transpose(2, 0, 1)  # [ops, kinds, 2]
     keep = np.ones(edges.shape[:2], bool)
-    keep[ops % num_machines == num_machines - 1, :2] = False
+    is_last = ops % num_machines == num_machines - 1
+    keep[is_last, :2] = False
     kinds = np.broadcast_to(np.arange(len(pairs)), keep.shape)[keep]
-    edge_end = [0, *keep.sum(axis=1).cumsum().tolist()]
-    return edges[keep], kinds, edge_end, (kinds == 2).nonzero()[0], (kinds == 3).nonzero()[0]
+    edge_end = starts_of(keep.sum(axis=1)).tolist()
+    op_rows = np.flatnonzero(kinds == 2)
+    hub_rows = np.flatnonzero(kinds == 3)
+    return edges[keep], kinds, edge_end, op_rows, hub_rows
 
 
 class DispatchEnv(gym.Env):
@@ -200,9 +236,9 @@ class DispatchEnv(gym.Env):
 
     What JobShopEnv and FlexibleJobShopEnv share. A class has `fields`, the names of an instance's
     two arrays, `load_instance` and `check_instance`; `_random_instance`, `_set_schedule`,
-    `_find_legal`, `_only` (the one choice that there is, or None), `_choice` (that of an action),
-    `_dispatch` (of a choice), `_lower_bound`, `_observe`, `_rules` (makespans of the rules) and
-    `_bars` (of the Gantt chart).
+    `_find_legal`, `_forced_choice` (the one choice that there is, or None), `_choice` (that of an
+    action), `_dispatch` (of a choice), `_lower_bound`, `_observe`, `_rules` (makespans of the
+    rules) and `_bars` (of the Gantt chart).
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
@@ -210,28 +246,35 @@ class DispatchEnv(gym.Env):
     def __init__(
         self, jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode
     ):
-        for name, value, options in [
-            ("dispatch", dispatch, ["active", "nondelay"]),
-            ("reward_unit", reward_unit, ["bound", "time"]),
-            ("render_mode", render_mode, [None, "rgb_array"]),
-        ]:
-            if value not in options:
-                raise ValueError(f"{name} must be one of {options}, got {value!r}.")
-        self.dispatch, self.skip_forced, self.reward_unit = dispatch, skip_forced, reward_unit
+        check_option("dispatch", dispatch, ["active", "nondelay"])
+        check_option("reward_unit", reward_unit, ["bound", "time"])
+        check_option("render_mode", render_mode, [None, "rgb_array"])
+        self.dispatch = dispatch
+        self.skip_forced = skip_forced
+        self.reward_unit = reward_unit
         self.render_mode = render_mode
-        self.jobs, self.machines = size_range("jobs", jobs), size_range("machines", machines)
+        self.jobs = size_range("jobs", jobs)
+        self.machines = size_range("machines", machines)
         self.durations = size_range("durations", durations)
-        self.instance, self.name, self.fixed = instance, None, None
+        self.instance = instance
+        self.name = None  # of a benchmark instance
+        self.fixed = None  # the two arrays of a given instance
         if isinstance(instance, str):
-            self.name, self.fixed = instance, self.load_instance(instance)[:2]
+            self.name = instance
+            self.fixed = self.load_instance(instance)[:2]
         elif instance is not None:
-            if not isinstance(instance, dict) or set(instance) != set(self.fields):
-                names = " and ".join(map(repr, self.fields))
-                raise ValueError(
-                    f"instance must be a benchmark name or a dict with exactly {names}."
-                )
-            self.fixed = self.check_instance(*(instance[field] for field in self.fields))
+            self.fixed = self._given_instance(instance)
         self.times = None
+
+    def _given_instance(self, instance):
+        """Returns the two arrays of a dict; raises ValueError for what is no instance."""
+        first, second = self.fields
+        if not isinstance(instance, dict) or set(instance) != {first, second}:
+            raise ValueError(
+                f"instance must be a benchmark name or a dict with exactly {first!r} and "
+                f"{second!r}."
+            )
+        return self.check_instance(instance[first], instance[second])
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -251,32 +294,35 @@ class DispatchEnv(gym.Env):
         if self.skip_forced:
             self._skip_forced(0)
         observation = self._observe()
-        reward, self.paid = (self.paid - self.bound) / self.unit, self.bound
+        reward = (self.paid - self.bound) / self.unit
+        self.paid = self.bound
         terminated = self.num_left == 0
-        return observation, reward, terminated, False, self._eval() if terminated else {}
+        info = self._eval() if terminated else {}
+        return observation, reward, terminated, False, info
 
     def _random_sizes(self):
         """Returns the number of jobs and of machines of a random instance."""
-        return (
-            int(np.exp(self.np_random.uniform(np.log(low), np.log(high + 1))))
-            for low, high in (self.jobs, self.machines)
-        )
+        num_jobs = log_uniform(self.np_random, self.jobs)
+        num_machines = log_uniform(self.np_random, self.machines)
+        return num_jobs, num_machines
 
     def _start_episode(self, *instance):
         """Sets up the arrays of an instance and dispatches the first forced operations."""
         self._set_schedule(*instance)
         self._find_legal()
         self._lower_bound()
-        self.first_bound = self.paid = (
-            self.bound
-        )  # `paid` is the bound that the rewards so far add up to
+        self.first_bound = self.bound
+        self.paid = self.bound  # the bound that the rewards so far add up to
         self.unit = max(self.bound, 1.0) if self.reward_unit == "bound" else 1.0
         if self.skip_forced:
             self._skip_forced(1)
 
     def _skip_forced(self, keep):
         """Dispatches while there is no choice and more than `keep` operations are left."""
-        while self.num_left > keep and (choice := self._only()):
+        while self.num_left > keep:
+            choice = self._forced_choice()
+            if choice is None:
+                break
             self._dispatch(*choice)
             self._find_legal()
 
@@ -287,10 +333,10 @@ class DispatchEnv(gym.Env):
         if self.name is not None:
             result["best_known"] = float(self.load_instance(self.name)[2])
             result |= self._rules(self.dispatch)
-            other = (
-                "nondelay" if self.dispatch == "active" else "active"
-            )  # a fair bar needs both builders
-            result |= {f"{other} {rule}": cost for rule, cost in self._rules(other).items()}
+            # The best rule may be one of the other schedule builder.
+            other = "nondelay" if self.dispatch == "active" else "active"
+            for rule, cost in self._rules(other).items():
+                result[f"{other} {rule}"] = cost
         return {"eval": result}
 
     def render(self):
@@ -324,7 +370,8 @@ class JobShopEnv(DispatchEnv):
 
     eval_suites = suites()
     fields = "times", "machines"
-    load_instance, check_instance = staticmethod(load_instance), staticmethod(check_instance)
+    load_instance = staticmethod(load_instance)
+    check_instance = staticmethod(check_instance)
 
     def __init__(
         self,
@@ -342,121 +389,145 @@ class JobShopEnv(DispatchEnv):
         super().__init__(
             jobs, machines, durations, instance, dispatch, skip_forced, reward_unit, render_mode
         )
-        if machine_edges not in ("hub", "clique"):
-            raise ValueError(
-                f"machine_edges must be one of ['hub', 'clique'], got {machine_edges!r}."
-            )
+        check_option("machine_edges", machine_edges, ["hub", "clique"])
         if lookahead is not None and lookahead < 1:
             raise ValueError(f"lookahead must be None or a positive int, got {lookahead!r}.")
-        self.machine_edges, self.lookahead = machine_edges, lookahead
-        max_jobs, max_machines = (
-            self.fixed[0].shape if self.fixed else (self.jobs[1], self.machines[1])
-        )
+        self.machine_edges = machine_edges
+        self.lookahead = lookahead
+        max_jobs = self.jobs[1]
+        max_machines = self.machines[1]
+        if self.fixed:
+            max_jobs, max_machines = self.fixed[0].shape
         self.action_space = spaces.Discrete(max_jobs * max_machines + max_machines)
-        self.observation_space = spaces.Dict(
-            {
-                "graph": spaces.Graph(
-                    spaces.Box(-np.inf, np.inf, (len(NODE_FEATURES),), np.float32),
-                    spaces.Discrete(4),
-                ),
-                "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
-            }
-        )
+        features = spaces.Box(-np.inf, np.inf, (len(NODE_FEATURES),), np.float32)
+        graph = spaces.Graph(features, spaces.Discrete(len(EDGE_KINDS)))
+        self.observation_space = spaces.Dict({"graph": graph, "action_mask": mask_space()})
 
     def _random_instance(self):
         """Returns times and machines [J, M] of a random instance."""
-        rng, (num_jobs, num_machines) = self.np_random, self._random_sizes()
-        times = rng.integers(self.durations[0], self.durations[1] + 1, (num_jobs, num_machines))
-        return times, rng.random((num_jobs, num_machines)).argsort(axis=1)
+        shape = self._random_sizes()
+        shortest, longest = self.durations
+        times = self.np_random.integers(shortest, longest + 1, shape)
+        machines = self.np_random.random(shape).argsort(axis=1)
+        return times, machines
 
     def _set_schedule(self, times, machines):
         """The state of the schedule builder. Operation o = j * M + k; flat arrays are indexed by o,
         j or m."""
         num_jobs, num_machines = times.shape
-        self.times, self.machine_of = times, machines
-        self.num_jobs, self.num_machines, self.num_left = num_jobs, num_machines, times.size
-        self.op_time, self.op_machine = times.ravel().tolist(), machines.ravel().tolist()
+        self.times = times
+        self.machine_of = machines
+        self.num_jobs = num_jobs
+        self.num_machines = num_machines
+        self.num_left = times.size
+        self.op_time = times.ravel().tolist()
+        self.op_machine = machines.ravel().tolist()
         self.order = []  # dispatched operations
         self.op_start = np.full(times.size, -1.0)
         self.free = np.zeros(num_machines)  # time each machine is free
-        self.ready = np.zeros(
-            num_jobs
-        )  # time each job's next operation is ready, BIG when the job is done
+        self.ready = np.zeros(num_jobs)  # time each job's next operation is ready, BIG: none left
         self.next_op = np.arange(0, times.size, num_machines)
-        self.next_machine, self.next_time = machines[:, 0].copy(), times[:, 0].astype(float)
-        self.start, self.finish = np.zeros(num_jobs), np.zeros(num_jobs)  # of the next operations
+        self.next_machine = machines[:, 0].copy()
+        self.next_time = times[:, 0].astype(float)
+        self.start = np.zeros(num_jobs)  # of the next operations
+        self.finish = np.zeros(num_jobs)
+        self._set_bounds()
+        self._set_nodes()
+        self._set_features()
+        self._set_edges()
 
-        # Bounds. cum and tail are the work of the job before and after an operation; cum,
-        # -minus_cum and the tail in head_tail are BIG once it is dispatched, which takes it out of
-        # every minimum and maximum below.
+    def _set_bounds(self):
+        """What the bounds are computed from.
+
+        cum and tail are the work of the job before and after an operation. cum, -minus_cum and the
+        tail in head_tail are BIG once it is dispatched, which takes it out of every minimum and
+        maximum in `_lower_bound`.
+        """
+        times = self.times
         self.total = times.sum(axis=1).astype(float)
         work_to = times.cumsum(axis=1).astype(float)
         self.cum_end = work_to.ravel().tolist()
-        self.cum, self.tail = work_to - times, self.total[:, None] - work_to
+        self.cum = work_to - times
         self.minus_cum = -self.cum
-        self.shift = np.zeros((num_jobs, 1))  # ready time - work done, of each job
+        self.tail = self.total[:, None] - work_to
+        self.shift = np.zeros((self.num_jobs, 1))  # ready time - work done, of each job
         self.job_left = self.total.copy()
-        self.machine_ops = (
-            machines.argsort(axis=1).T + self.next_op
-        )  # [M, J]: column j is job j's operation
-        self.machine_left = (
-            times.ravel()[self.machine_ops].sum(axis=1).astype(float)
-        )  # -4 BIG when none is left
-        self.machine_count = np.full(num_machines, float(num_jobs))
-        self.head_tail = np.empty(
-            (2, num_machines, num_jobs)
-        )  # head and tail of each machine's operations
+        # Operations of each machine [M, J]: column j is job j's.
+        self.machine_ops = self.machine_of.argsort(axis=1).T + self.next_op
+        machine_times = times.ravel()[self.machine_ops]
+        self.machine_left = machine_times.sum(axis=1).astype(float)  # -4 BIG when none is left
+        self.machine_count = np.full(self.num_machines, float(self.num_jobs))
+        # Head and tail of each machine's operations [2, M, J].
+        self.head_tail = np.empty((2, self.num_machines, self.num_jobs))
         self.head_tail[1] = self.tail.ravel()[self.machine_ops]
-        self.head, self.chain = np.empty(times.shape), np.empty(times.shape)
-        self._set_graph()
+        self.head = np.empty(times.shape)
+        self.chain = np.empty(times.shape)
 
-    def _set_graph(self):
-        """The features that do not change, and the edges of the whole graph, grouped by the
-        operation they go with."""
-        num_ops, num_machines = self.times.size, self.num_machines
-        hubs = num_machines if self.machine_edges == "hub" else 0
-        self.node_machine = np.concatenate([self.machine_of.ravel(), np.arange(hubs)])
-        self.shown = np.ones(num_ops + hubs, bool)
-        self.shown[:num_ops] = np.arange(num_ops) % num_machines < (self.lookahead or num_machines)
-        self.legal = np.zeros(num_ops + hubs, np.int8)
+    def _set_nodes(self):
+        """Which nodes are shown; the machines come after the operations."""
+        num_ops = self.times.size
+        machines = np.arange(self.num_machines if self.machine_edges == "hub" else 0)
+        self.node_machine = np.concatenate([self.machine_of.ravel(), machines])
+        self.window = self.lookahead or self.num_machines  # operations of each job that are shown
+        self.shown = np.ones(len(self.node_machine), bool)
+        self.shown[:num_ops] = np.arange(num_ops) % self.num_machines < self.window
+        self.legal = np.zeros(len(self.node_machine), np.int8)
 
-        self.features = np.zeros((num_ops + hubs, len(NODE_FEATURES)), np.float32)
-        table, hub_features = self._feature_views()
-        self.machine_features = np.zeros((num_machines, 6), np.float32)
-        table[:, :, 0], hub_features[:, 1] = 1, 1
+    def _set_features(self):
+        """The features that do not change, and space for the others."""
+        num_machines = self.num_machines
+        num_features = len(NODE_FEATURES)
         self.mean_time = max(float(self.times.mean()), 1e-9)
-        table[:, :, 2] = self.times / self.mean_time
-        table[:, :, 6] = self.tail
         self.work_from = self.times + self.tail  # work of the job from each operation on
-        table[:, :, 10] = self.work_from
-        table[:, :, 11] = np.arange(num_machines, 0, -1) / num_machines
-        through = self.cum + self.times
-        table[:, :, 12] = through / np.maximum(through + self.work_from, 1e-9)
-        table[:, 0, 13] = 1
+        self.features = np.zeros((len(self.shown), num_features), np.float32)
+        self.machine_features = np.zeros((num_machines, 6), np.float32)
+        self.scale = np.ones(num_features, np.float32)
+        self.offset = np.zeros(num_features, np.float32)
 
-        edges, kinds, edge_end, op_rows, hub_rows = edge_layout(*self.times.shape, bool(hubs))
-        if hubs:
-            self.edges, self.kinds, self.edge_end = edges.copy(), kinds, edge_end
-            self.edges[op_rows, 1] = self.edges[hub_rows, 0] = num_ops + self.node_machine[:num_ops]
+        ops, hubs = self._feature_views()
+        work_through = self.cum + self.times
+        ops[:, :, 0] = 1  # is_op
+        hubs[:, 1] = 1  # is_machine
+        ops[:, :, 2] = self.times / self.mean_time  # time
+        ops[:, :, 6] = self.tail  # tail
+        ops[:, :, 10] = self.work_from  # job_work
+        ops[:, :, 11] = np.arange(num_machines, 0, -1) / num_machines  # ops_left
+        ops[:, :, 12] = work_through / np.maximum(work_through + self.work_from, 1e-9)  # flow
+        ops[:, 0, 13] = 1  # candidate
+
+    def _set_edges(self):
+        """The edges of the whole graph: with hubs grouped by the operation that they go with."""
+        is_hub = self.machine_edges == "hub"
+        num_jobs, num_machines = self.times.shape
+        edges, kinds, edge_end, op_rows, hub_rows = edge_layout(num_jobs, num_machines, is_hub)
+        if is_hub:
+            hub_of_op = self.times.size + self.machine_of.ravel()
+            self.edges = edges.copy()
+            self.edges[op_rows, 1] = hub_of_op
+            self.edges[hub_rows, 0] = hub_of_op
+            self.kinds = kinds
+            self.edge_end = edge_end
             self.edge_shown = self.shown[self.edges].all(axis=1)
-        else:
-            pairs = np.stack(
-                np.broadcast_arrays(self.machine_ops[:, :, None], self.machine_ops[:, None, :]), -1
-            )
-            pairs = pairs[:, ~np.eye(self.num_jobs, dtype=bool)].reshape(-1, 2)
-            self.edges = np.concatenate([edges, pairs])
-            self.kinds = np.concatenate([kinds, np.full(len(pairs), 3)])
+            return
+        one = self.machine_ops[:, :, None]
+        other = self.machine_ops[:, None, :]
+        pairs = np.stack(np.broadcast_arrays(one, other), -1)  # [M, J, J, 2]
+        pairs = pairs[:, ~np.eye(num_jobs, dtype=bool)].reshape(-1, 2)
+        self.edges = np.concatenate([edges, pairs])
+        self.kinds = np.concatenate([kinds, np.full(len(pairs), 3)])
 
     def _feature_views(self):
         """Returns the rows of the operations [J, M, F] and of the hubs. Never kept: pickle makes a
         copy of a view."""
         num_ops = self.times.size
-        return self.features[:num_ops].reshape(*self.times.shape, -1), self.features[num_ops:]
+        ops = self.features[:num_ops].reshape(self.num_jobs, self.num_machines, -1)
+        return ops, self.features[num_ops:]
 
     def _dispatch(self, op):
         """Appends operation `op`, the next of its job, to the schedule."""
         job, step = divmod(op, self.num_machines)
-        machine, time = self.op_machine[op], self.op_time[op]
+        machine = self.op_machine[op]
+        time = self.op_time[op]
         start = self.start[job]
         finish = start + time
         self.op_start[op] = start
@@ -465,31 +536,41 @@ class JobShopEnv(DispatchEnv):
         self.free[machine] = finish
         self.job_left[job] -= time
         self.shift[job] = finish - self.cum_end[op]
-        self.cum[job, step], self.minus_cum[job, step] = BIG, -BIG
+        self.cum[job, step] = BIG
+        self.minus_cum[job, step] = -BIG
         self.head_tail[1, machine, job] = BIG
         self.machine_left[machine] -= time
         self.machine_count[machine] -= 1
-        self.shown[op] = False
-        if self.machine_edges == "hub":
-            self.edge_shown[self.edge_end[op] : self.edge_end[op + 1]] = False
-        if step + (self.lookahead or self.num_machines) < self.num_machines:
-            new = op + self.lookahead
-            self.shown[new] = True
-            if self.machine_edges == "hub":  # those with the one before it, and with the hub
-                self.edge_shown[self.edge_end[new - 1] : self.edge_end[new]] = new - 1 > op
-                self.edge_shown[self.edge_end[new + 1] - 2 : self.edge_end[new + 1]] = True
         if self.machine_count[machine] == 0:
             self.machine_left[machine] = -4 * BIG
-            if self.machine_edges == "hub":
-                self.shown[self.times.size + machine] = False
-        if step + 1 < self.num_machines:
-            self.ready[job] = finish
-            self.next_op[job] = op + 1
-            self.next_machine[job] = self.op_machine[op + 1]
-            self.next_time[job] = self.op_time[op + 1]
-            self.features[op + 1, 13] = 1
-        else:
+        self._update_shown(op, step, machine)
+        if step + 1 == self.num_machines:
             self.ready[job] = BIG
+            return
+        self.ready[job] = finish
+        self.next_op[job] = op + 1
+        self.next_machine[job] = self.op_machine[op + 1]
+        self.next_time[job] = self.op_time[op + 1]
+        self.features[op + 1, 13] = 1  # candidate
+
+    def _update_shown(self, op, step, machine):
+        """Hides an operation that is dispatched, and shows the one that the lookahead reaches."""
+        is_hub = self.machine_edges == "hub"
+        self.shown[op] = False
+        if is_hub:
+            self.edge_shown[self.edge_end[op] : self.edge_end[op + 1]] = False
+            if self.machine_count[machine] == 0:
+                self.shown[self.times.size + machine] = False
+        if step + self.window >= self.num_machines:
+            return
+        new = op + self.window
+        self.shown[new] = True
+        if is_hub:
+            first = self.edge_end[new]
+            end = self.edge_end[new + 1]
+            # Edges with the operation before it, unless that is the dispatched one.
+            self.edge_shown[self.edge_end[new - 1] : first] = self.window > 1
+            self.edge_shown[end - 2 : end] = True  # with its machine
 
     def _find_legal(self):
         """Sets `conflict_machine` and `legal_jobs`, the jobs whose next operation may be dispatched
@@ -500,9 +581,8 @@ class JobShopEnv(DispatchEnv):
             np.add(start, self.next_time, out=finish)
             first = finish.argmin()
             legal = start < finish[first]
-            legal[first] = (
-                True  # an operation that takes no time does not start before it completes
-            )
+            # An operation that takes no time does not start before it completes.
+            legal[first] = True
         else:
             first = start.argmin()
             legal = start <= start[first]
@@ -510,8 +590,10 @@ class JobShopEnv(DispatchEnv):
         legal &= self.next_machine == self.conflict_machine
         self.legal_jobs = legal.nonzero()[0]
 
-    def _only(self):
-        return (int(self.next_op[self.legal_jobs[0]]),) if len(self.legal_jobs) == 1 else None
+    def _forced_choice(self):
+        if len(self.legal_jobs) > 1:
+            return None
+        return (int(self.next_op[self.legal_jobs[0]]),)
 
     def _choice(self, action):
         return (int(self.nodes[action]),)
@@ -539,22 +621,16 @@ class JobShopEnv(DispatchEnv):
         action."""
         self._lower_bound()
         if self.num_left == 0:
-            self.nodes, self.mask = np.zeros(0, np.int64), np.ones(1, np.int8)
-            graph = spaces.GraphInstance(
-                np.zeros((1, len(NODE_FEATURES)), np.float32),
-                np.zeros(0, np.int64),
-                np.zeros((0, 2), np.int64),
-            )
-            return {"graph": graph, "action_mask": self.mask}
+            self.nodes = np.zeros(0, np.int64)
+            self.mask = np.ones(1, np.int8)
+            return {"graph": terminal_graph(len(NODE_FEATURES)), "action_mask": self.mask}
         self.legal[:] = 0
         self.legal[self.next_op[self.legal_jobs]] = 1
         self.nodes = self.shown.nonzero()[0]
         self.mask = self.legal[self.nodes]
         edges, kinds = self._edges()
-        return {
-            "graph": spaces.GraphInstance(self._node_features(), kinds, edges),
-            "action_mask": self.mask,
-        }
+        graph = spaces.GraphInstance(self._node_features(), kinds, edges)
+        return {"graph": graph, "action_mask": self.mask}
 
     def _edges(self):
         """Returns edges [E, 2] between the remaining nodes, numbered as in the observation, and
@@ -564,121 +640,127 @@ class JobShopEnv(DispatchEnv):
             keep = self.edge_shown.nonzero()[0]
             return rank.take(self.edges.take(keep, axis=0)), self.kinds.take(keep)
         keep = self.shown[self.edges].all(axis=1).nonzero()[0]
-        edges, kinds = self.edges[keep], self.kinds[keep]
-        both_next = (self.features[:, 13] == 1)[edges].all(axis=1)
+        edges = self.edges[keep]
+        kinds = self.kinds[keep]
+        is_candidate = self.features[:, 13] == 1
+        both_next = is_candidate[edges].all(axis=1)
         return rank[edges], kinds - (both_next & (kinds == 3))
 
     def _node_features(self):
         """Returns float32 [N, F]: raw values are written for the whole instance, then gathered,
-        shifted and scaled."""
-        (ops, hubs), table, head = self._feature_views(), self.machine_features, self.head
-        ops[:, :, 3] = ops[:, :, 4] = head
-        ops[:, :, 7] = ops[:, :, 8] = head + self.work_from
-        ops[:, :, 9] = self.job_bound[:, None]
-        if len(hubs):
-            hubs[:, 3] = hubs[:, 4] = self.machine_head
-            hubs[:, 6] = self.machine_tail
-            hubs[:, 7] = hubs[:, 8] = self.machine_bound
+        scaled and shifted."""
         now = float(self.start.min())
+        self._write_times()
+        self._write_machines(now)
+        self._set_scales(now)
+        x = self.features.take(self.nodes, axis=0)
+        x *= self.scale
+        x += self.offset
+        np.subtract(x[:, 3], x[:, 18], out=x[:, 5])  # gap = start - machine_free
+        x[:, 14] = self.mask  # legal
+        if self.machine_edges == "hub":
+            num_hubs = np.count_nonzero(self.machine_count)
+            x[-num_hubs:, 9] = 0  # job_slack
+        return np.minimum(x, FEATURE_LIMIT, out=x)
+
+    def _write_times(self):
+        """Writes the raw features that the bounds give."""
+        ops, hubs = self._feature_views()
+        completion = self.head + self.work_from
+        ops[:, :, 3] = self.head  # start
+        ops[:, :, 4] = self.head  # start_rel
+        ops[:, :, 7] = completion  # slack
+        ops[:, :, 8] = completion  # slack_rel
+        ops[:, :, 9] = self.job_bound[:, None]  # job_slack
+        if len(hubs):
+            hubs[:, 3] = self.machine_head  # start
+            hubs[:, 4] = self.machine_head  # start_rel
+            hubs[:, 6] = self.machine_tail  # tail
+            hubs[:, 7] = self.machine_bound  # slack
+            hubs[:, 8] = self.machine_bound  # slack_rel
+
+    def _write_machines(self, now):
+        """Writes the raw features of the machines, which their operations have as well."""
+        table = self.machine_features
         table[:, 0] = 0
-        table[self.conflict_machine, 0] = 1
-        table[:, 1] = table[:, 2] = self.machine_left
-        np.maximum(self.free, now, out=table[:, 3], casting="same_kind")
-        table[:, 4] = self.machine_count
-        table[:, 5] = self.machine_bound
+        table[self.conflict_machine, 0] = 1  # conflict
+        table[:, 1] = self.machine_left  # machine_work
+        table[:, 2] = self.machine_left  # machine_work_rel
+        np.maximum(self.free, now, out=table[:, 3], casting="same_kind")  # machine_free
+        table[:, 4] = self.machine_count  # machine_ops
+        table[:, 5] = self.machine_bound  # machine_slack_rel
         self.features[:, 15:] = table.take(self.node_machine, axis=0)
 
-        x = self.features.take(self.nodes, axis=0)
-        per_time, per_horizon = 1 / self.mean_time, 1 / max(self.bound - now, 1e-9)
-        per_job_work = 1 / max(float(self.job_left.max()), 1e-9)
-        per_machine_work = 1 / max(float(self.machine_left.max()), 1e-9)
-        t, h, now_t, now_h, bound_t, bound_h = (
-            per_time,
-            per_horizon,
-            -now * per_time,
-            -now * per_horizon,
-            self.bound * per_time,
-            self.bound * per_horizon,
-        )
-        scale = [
-            1,
-            1,
-            1,
-            t,
-            h,
-            1,
-            h,
-            -t,
-            -h,
-            -t,
-            per_job_work,
-            1,
-            1,
-            1,
-            1,
-            1,
-            per_machine_work,
-            h,
-            t,
-            1 / self.num_jobs,
-            -h,
-        ]
-        offset = [
-            0,
-            0,
-            0,
-            now_t,
-            now_h,
-            0,
-            0,
-            bound_t,
-            bound_h,
-            bound_t,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            now_t,
-            0,
-            bound_h,
-        ]
-        x *= np.array(scale, np.float32)
-        x += np.array(offset, np.float32)
-        np.subtract(x[:, 3], x[:, 18], out=x[:, 5])
-        x[:, 14] = self.mask
-        if len(hubs):
-            x[len(x) - np.count_nonzero(self.machine_count) :, 9:13] = 0
-        return np.minimum(x, FEATURE_LIMIT, out=x)
+    def _set_scales(self, now):
+        """Sets by what the raw features are multiplied (`scale`) and what is added then (`offset`).
+
+        Times count from now on, completions become what is left to the bound; without an entry
+        here a feature stays as it is.
+        """
+        scale = self.scale
+        offset = self.offset
+        per_time = 1 / self.mean_time
+        per_horizon = 1 / max(self.bound - now, 1e-9)
+        now_in_times = now * per_time
+        now_in_horizons = now * per_horizon
+        bound_in_times = self.bound * per_time
+        bound_in_horizons = self.bound * per_horizon
+
+        scale[3] = per_time  # start
+        offset[3] = -now_in_times
+        scale[4] = per_horizon  # start_rel
+        offset[4] = -now_in_horizons
+        scale[6] = per_horizon  # tail
+        scale[7] = -per_time  # slack
+        offset[7] = bound_in_times
+        scale[8] = -per_horizon  # slack_rel
+        offset[8] = bound_in_horizons
+        scale[9] = -per_time  # job_slack
+        offset[9] = bound_in_times
+        scale[10] = 1 / max(float(self.job_left.max()), 1e-9)  # job_work
+        scale[16] = 1 / max(float(self.machine_left.max()), 1e-9)  # machine_work
+        scale[17] = per_horizon  # machine_work_rel
+        scale[18] = per_time  # machine_free
+        offset[18] = -now_in_times
+        scale[19] = 1 / self.num_jobs  # machine_ops
+        scale[20] = -per_horizon  # machine_slack_rel
+        offset[20] = bound_in_horizons
 
     def _rules(self, dispatch):
         return rule_makespans(self.name, dispatch)
 
     def _bars(self):
-        return [
-            (
-                self.op_machine[op],
-                op // self.num_machines,
-                self.op_start[op],
-                self.op_start[op] + self.op_time[op],
-            )
-            for op in self.order
-        ]
+        bars = []
+        for op in self.order:
+            start = self.op_start[op]
+            finish = start + self.op_time[op]
+            bars.append((self.op_machine[op], op // self.num_machines, start, finish))
+        return bars
+
+
+def terminal_graph(num_features):
+    """Returns the graph of a terminal observation: one zero node, no edges."""
+    nodes = np.zeros((1, num_features), np.float32)
+    return spaces.GraphInstance(nodes, np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
+
+
+def job_colours(num_jobs):
+    """Returns a colour for each job, uint8 [num_jobs, 3]: hues that are far apart."""
+    hue = (np.arange(num_jobs)[:, None] * 0.618034 + np.array([0, 1 / 3, 2 / 3])) % 1
+    return (255 * np.clip(np.abs(6 * hue - 3) - 1, 0, 1) * 0.8 + 30).astype(np.uint8)
 
 
 def gantt(bars, num_machines, num_jobs, end):
     """Returns a Gantt chart, uint8 [H, W, 3], of bars (machine, job, start, finish); `end` is its
     last time."""
-    row, width = 24, 800
+    row = 24
+    width = 800
     image = np.full((row * num_machines + 4, width + 8, 3), 255, np.uint8)
-    hue = (np.arange(num_jobs)[:, None] * 0.618034 + np.array([0, 1 / 3, 2 / 3])) % 1
-    colour = (255 * np.clip(np.abs(6 * hue - 3) - 1, 0, 1) * 0.8 + 30).astype(np.uint8)
+    colour = job_colours(num_jobs)
     image[2:-2:row, 4:-4] = 200
     for machine, job, start, finish in bars:
-        left, right = (4 + int(t * width / end) for t in (start, finish))
+        left = 4 + int(start * width / end)
+        right = 4 + int(finish * width / end)
         top = 4 + row * machine
         image[top : top + row - 4, left:right] = 0
         image[top + 1 : top + row - 5, left + 1 : right] = colour[job]
@@ -710,7 +792,8 @@ def dispatch_rule(env, name):
     """Returns the action that a priority rule of RULES takes in the env's present state ("random":
     env.np_random)."""
     env = env.unwrapped
-    return int(np.searchsorted(env.nodes, env.next_op[rule_job(env, name, env.np_random)]))
+    job = rule_job(env, name, env.np_random)
+    return int(np.searchsorted(env.nodes, env.next_op[job]))
 
 
 # Policies for utils/demos.py: policy(env, obs, rng) -> action
@@ -718,7 +801,10 @@ def rule_policy(rule, env, obs, rng):
     return dispatch_rule(env, rule)
 
 
-spt, mwkr, mopnr, fdd_mwkr = (partial(rule_policy, rule) for rule in RULES[:4])
+spt = partial(rule_policy, "SPT")
+mwkr = partial(rule_policy, "MWKR")
+mopnr = partial(rule_policy, "MOPNR")
+fdd_mwkr = partial(rule_policy, "FDD/MWKR")
 
 
 def pilot(env, obs, rng):
@@ -739,7 +825,7 @@ def pilot(env, obs, rng):
                 trial._dispatch(dispatched)
                 trial._find_legal()
             makespans.append(finish(trial, rule, rng))
-    best = env.legal_jobs[np.argmin(makespans) // 2]
+    best = env.legal_jobs[np.argmin(makespans) // 2]  # two makespans for each operation
     return int(np.searchsorted(env.nodes, env.next_op[best]))
 
 
@@ -754,7 +840,8 @@ def play_rule(times, machines, rule, dispatch="active", seed=0):
 def finish(env, rule, rng):
     """Dispatches all operations that are left by a priority rule of RULES; returns the makespan."""
     while env.num_left:
-        env._dispatch(int(env.next_op[rule_job(env, rule, rng)]))
+        job = rule_job(env, rule, rng)
+        env._dispatch(int(env.next_op[job]))
         env._find_legal()
     return float((env.op_start + env.op_time).max())
 

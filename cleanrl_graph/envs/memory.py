@@ -2,9 +2,8 @@
 memory.
 
 StatelessCartPole-v1   CartPole-v1 without its velocities: compare with the previous observation
-Recall-v0              show a cue, walk a corridor, choose by the cue: one bit kept for any number
-of steps LastGraphs-v0          which of the last graphs had the largest marked value: a new
-comparison at every step
+Recall-v0              show a cue, walk a corridor, choose by the cue: one bit kept for any time
+LastGraphs-v0          which of the last graphs had the largest marked value, asked at every step
 """
 
 import gymnasium as gym
@@ -83,7 +82,8 @@ class RecallEnv(gym.Env):
             raise ValueError(
                 f"length {length} must be at least 0 and num_cues {num_cues} at least 2"
             )
-        self.length, self.num_cues = length, num_cues
+        self.length = length
+        self.num_cues = num_cues
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues)
 
@@ -99,14 +99,17 @@ class RecallEnv(gym.Env):
         """Return the first observation, which shows the cue, and {}. A seed fixes everything that
         follows."""
         super().reset(seed=seed)
-        self.cue, self.num_steps = int(self.np_random.integers(self.num_cues)), 0
+        self.cue = int(self.np_random.integers(self.num_cues))
+        self.num_steps = 0
         return self._observation(), {}
 
     def step(self, action):
         """Return the next observation, reward -1.0, 0.0 or 1.0, terminated, False and {}."""
         self.num_steps += 1
         terminated = self.num_steps == self.length + 2
-        reward = 0.0 if not terminated else 1.0 if action == self.cue else -1.0
+        reward = 0.0
+        if terminated:
+            reward = 1.0 if action == self.cue else -1.0
         return self._observation(), reward, terminated, False, {}
 
 
@@ -163,15 +166,20 @@ class LastGraphsEnv(gym.Env):
             raise ValueError(
                 f"weights {weights} must be as many as mean_nodes {mean_nodes} and sum to 1"
             )
-        self.window, self.episode_length = window, episode_length
-        self.mean_nodes, self.weights = np.asarray(mean_nodes, float), np.asarray(weights, float)
-        self.max_nodes, self.edges_per_node = max_nodes, edges_per_node
-        self.observation_space = LinkGraph(spaces.Box(0, 1, (2,), np.float32), edge_space=None)
+        self.window = window
+        self.episode_length = episode_length
+        self.mean_nodes = np.asarray(mean_nodes, float)
+        self.weights = np.asarray(weights, float)
+        self.max_nodes = max_nodes
+        self.edges_per_node = edges_per_node
+        node_space = spaces.Box(0, 1, (2,), np.float32)
+        self.observation_space = LinkGraph(node_space, edge_space=None)
         self.action_space = spaces.Discrete(window)
 
     def _draw_episode(self):
         """All graphs of an episode, and one more to be seen after its last step."""
-        rng, num_graphs = self.np_random, self.episode_length + 1
+        rng = self.np_random
+        num_graphs = self.episode_length + 1
         component = rng.choice(len(self.weights), num_graphs, p=self.weights)
         sizes = rng.poisson(self.mean_nodes[component]).clip(1, self.max_nodes)
         starts = starts_of(sizes)
@@ -179,14 +187,18 @@ class LastGraphsEnv(gym.Env):
         marked = starts[:-1] + rng.integers(sizes)
         self.nodes = np.zeros((starts[-1], 2), np.float32)
         self.nodes[:, 1] = rng.random(starts[-1], np.float32)
-        self.nodes[marked, 0], self.nodes[marked, 1] = 1, marked_value
+        self.nodes[marked, 0] = 1
+        self.nodes[marked, 1] = marked_value
         graph_size = np.repeat(sizes, sizes * self.edges_per_node)  # of each edge's graph
-        self.links = (rng.random((len(graph_size), 2)) * graph_size[:, None]).astype(np.int64)
-        self.answers = answers_of(marked_value[None], self.window)[0].tolist()
+        uniform = rng.random((len(graph_size), 2))
+        self.links = (uniform * graph_size[:, None]).astype(np.int64)
+        answers = answers_of(marked_value[None], self.window)
+        self.answers = answers[0].tolist()
         self.starts = starts.tolist()  # Python integers slice faster
 
     def _observation(self):
-        start, end = self.starts[self.num_steps], self.starts[self.num_steps + 1]
+        start = self.starts[self.num_steps]
+        end = self.starts[self.num_steps + 1]
         links = self.links[start * self.edges_per_node : end * self.edges_per_node]
         return spaces.GraphInstance(self.nodes[start:end], None, links)
 
@@ -201,7 +213,8 @@ class LastGraphsEnv(gym.Env):
         """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
         reward = float(action == self.answers[self.num_steps])
         self.num_steps += 1
-        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+        terminated = self.num_steps >= self.episode_length
+        return self._observation(), reward, terminated, False, {}
 
     def best_action(self):
         """The action that earns 1 now."""
@@ -223,9 +236,10 @@ def draw_values(rng, num_graphs, window):
 
 def answers_of(values, window):
     """The right actions, int [episodes, T], for marked values [episodes, T]."""
-    shifted = np.full((window, *values.shape), -1.0)  # [i, :, t] is the value i steps before t
+    num_episodes, num_steps = values.shape
+    shifted = np.full((window, num_episodes, num_steps), -1.0)
     for i in range(window):
-        shifted[i, :, i:] = values[:, : values.shape[1] - i]
+        shifted[i, :, i:] = values[:, : num_steps - i]  # [:, t] is the value i steps before t
     return shifted.argmax(0)
 
 
@@ -239,11 +253,15 @@ def best_memoryless(window=3, episode_length=16, num_episodes=200_000, num_bins=
     values = np.full((num_episodes, episode_length), np.nan)
     for t in range(episode_length):
         todo = np.arange(num_episodes)
+        first = max(0, t + 1 - window)
         while len(todo):
-            values[todo, t] = rng.random(len(todo))
-            gap = np.abs(values[todo, t, None] - values[todo, max(0, t + 1 - window) : t])
+            new = rng.random(len(todo))
+            values[todo, t] = new
+            gap = np.abs(new[:, None] - values[todo, first:t])
             todo = todo[(gap < MIN_GAP).any(1)]
     bins = (values * num_bins).astype(int)
-    count = np.zeros((num_bins, window), int)
-    np.add.at(count, (bins.ravel(), answers_of(values, window).ravel()), 1)
-    return count.max(1).sum() / num_episodes, count.argmax(1)
+    answers = answers_of(values, window)
+    count = np.zeros((num_bins, window), int)  # how often an answer is right
+    np.add.at(count, (bins.ravel(), answers.ravel()), 1)
+    mean_return = count.max(1).sum() / num_episodes
+    return mean_return, count.argmax(1)

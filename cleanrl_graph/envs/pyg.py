@@ -26,9 +26,9 @@ need be. Types that no edge reaches may as well be a Sequence each, beside the g
 their rows.
 
 What is stored: each step with its links (two int32 per edge), also where the graph stays and only
-features change. A graph of 100 nodes with 8 features and 400 edges takes 6,400 bytes per step, of
-which links are 3,200: 52 MB for a rollout of 64 environments x 128 steps
-(`charts/obs_bytes_per_step`); one gradient step of the network needs more
+features change. A graph of 100 nodes with 8 features and 400 edges
+takes 6,400 bytes per step, of which links are 3,200: 52 MB for a rollout of 64 environments x 128
+steps (`charts/obs_bytes_per_step`); one gradient step of the network needs more
 (benchmark/results/speed/static_graph.md). Edge features that never change may stay out of the
 observation.
 """
@@ -43,44 +43,56 @@ from gymnasium import spaces
 def graph_space(data: Any) -> spaces.Graph:
     """The space of observations like this Data or HeteroData, without bounds."""
     nodes, edges, _ = to_graph_instance(data)
-    box = lambda rows: spaces.Box(-np.inf, np.inf, rows.shape[1:], np.float32)
-    return spaces.Graph(box(nodes), None if edges is None else box(edges))
+    edge_space = None
+    if edges is not None:
+        edge_space = spaces.Box(-np.inf, np.inf, edges.shape[1:], np.float32)
+    node_space = spaces.Box(-np.inf, np.inf, nodes.shape[1:], np.float32)
+    return spaces.Graph(node_space, edge_space)
 
 
 def to_graph_instance(data: Any) -> spaces.GraphInstance:
     """The observation: nodes float32 [N, F], edges float32 [M, E] or None, edge_links int64 [M, 2].
     ValueError for node types without `x`."""
-    if not hasattr(data, "node_types"):
-        edges = data.edge_attr if data.edge_index is not None else None
-        return spaces.GraphInstance(
-            rows_of("nodes", data.x),
-            edges if edges is None else rows_of("edges", edges),
-            links_of(data.edge_index),
-        )
-    names, relations = sorted(data.node_types), sorted(data.edge_types)
-    features = [rows_of(name, data[name].get("x")) for name in names]
-    first = dict(zip(names, np.cumsum([0] + [len(rows) for rows in features])))
-    links = [
-        links_of(data[relation].edge_index) + [first[relation[0]], first[relation[2]]]
-        for relation in relations
-    ]
-    attributes = [data[relation].get("edge_attr") for relation in relations]
-    edges = [
-        np.zeros((len(pairs), 0), np.float32) if rows is None else rows_of(relation, rows)
-        for relation, rows, pairs in zip(relations, attributes, links)
-    ]
-    return spaces.GraphInstance(
-        with_kinds(features),
-        with_kinds(edges) if edges else None,
-        np.concatenate([np.zeros((0, 2), np.int64), *links]),
-    )
+    if hasattr(data, "node_types"):
+        return from_hetero_data(data)
+    nodes = rows_of("nodes", data.x)
+    edges = None
+    if data.edge_index is not None and data.edge_attr is not None:
+        edges = rows_of("edges", data.edge_attr)
+    return spaces.GraphInstance(nodes, edges, links_of(data.edge_index))
+
+
+def from_hetero_data(data: Any) -> spaces.GraphInstance:
+    """One graph of the nodes of all types and the edges of all relations, both sorted by name."""
+    node_parts = []
+    first_node = {}  # type: number of its first node
+    num_nodes = 0
+    for name in sorted(data.node_types):
+        nodes = rows_of(name, data[name].get("x"))
+        node_parts.append(nodes)
+        first_node[name] = num_nodes
+        num_nodes += len(nodes)
+    edge_parts = []
+    links = [np.zeros((0, 2), np.int64)]  # there may be no relation
+    for relation in sorted(data.edge_types):
+        source, _, target = relation
+        local_links = links_of(data[relation].edge_index)
+        links.append(local_links + [first_node[source], first_node[target]])
+        edges = np.zeros((len(local_links), 0), np.float32)
+        attributes = data[relation].get("edge_attr")
+        if attributes is not None:
+            edges = rows_of(relation, attributes)
+        edge_parts.append(edges)
+    all_edges = with_kinds(edge_parts) if edge_parts else None
+    return spaces.GraphInstance(with_kinds(node_parts), all_edges, np.concatenate(links))
 
 
 def rows_of(name: Any, values: Any) -> np.ndarray:
     """float32 [rows, columns]"""
     if values is None:
         raise ValueError(
-            f"{name}: features `x` are needed; where nodes have none, torch.zeros(num_nodes, 0) will do"
+            f"{name}: features `x` are needed; "
+            "where nodes have none, torch.zeros(num_nodes, 0) will do"
         )
     rows = values.detach().cpu().numpy().astype(np.float32)
     return rows.reshape(len(rows), math.prod(rows.shape[1:]))
@@ -88,21 +100,23 @@ def rows_of(name: Any, values: Any) -> np.ndarray:
 
 def links_of(edge_index: Any) -> np.ndarray:
     """int64 [edges, 2]"""
-    return (
-        np.zeros((0, 2), np.int64)
-        if edge_index is None
-        else edge_index.cpu().numpy().T.astype(np.int64)
-    )
+    if edge_index is None:
+        return np.zeros((0, 2), np.int64)
+    return edge_index.cpu().numpy().T.astype(np.int64)
 
 
 def with_kinds(parts: list[np.ndarray]) -> np.ndarray:
     """The rows of all parts one after the other: one-hot part, then the columns of each part, zero
     in others."""
-    widths = np.cumsum([len(parts)] + [part.shape[1] for part in parts])
-    rows = np.zeros((sum(map(len, parts)), widths[-1]), np.float32)
-    start = 0
+    num_rows = sum(len(part) for part in parts)
+    num_columns = len(parts) + sum(part.shape[1] for part in parts)
+    rows = np.zeros((num_rows, num_columns), np.float32)
+    first_row = 0
+    first_column = len(parts)
     for kind, part in enumerate(parts):
-        block = rows[start : start + len(part)]
-        block[:, kind], block[:, widths[kind] : widths[kind + 1]] = 1.0, part
-        start += len(part)
+        block = rows[first_row : first_row + len(part)]
+        block[:, kind] = 1.0
+        block[:, first_column : first_column + part.shape[1]] = part
+        first_row += len(part)
+        first_column += part.shape[1]
     return rows

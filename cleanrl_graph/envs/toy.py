@@ -1,11 +1,10 @@
 """Cheap synthetic tasks on graphs and sets, each with a known optimum: a few microseconds per step.
 
 PoissonGraph-v0   choose the node with the most flagged in-neighbours; long-tailed graph sizes
-BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed set
-sizes MatchGoal-v0      the same with 1 to 60 `avail_actions`, all sizes as likely, and 12 steps an
-episode PairNodes-v0      choose a node, then the node that matches it; independent heads cannot
-solve it SkillGraph-v0     choose the node to which a mark points; which one is known from the reset
-options only
+BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed sizes
+MatchGoal-v0      the same with 1 to 60 `avail_actions`, all sizes as likely, and 12 steps
+PairNodes-v0      choose a node, then the node that matches it; independent heads cannot solve it
+SkillGraph-v0     choose the node to which a mark points; only the reset options say which mark
 
 Observations of PoissonGraph and BestOfSet are drawn in blocks and sliced, so an observation is a
 view of its block. A choice that is masked, or beyond the last node, earns 0 and does not raise.
@@ -29,21 +28,20 @@ class LinkGraph(spaces.Graph):
         None) below n."""
         if self.edge_space is not None:
             return super().contains(x)
-        if (
-            not isinstance(x, spaces.GraphInstance)
-            or not isinstance(x.nodes, np.ndarray)
-            or x.edges is not None
-        ):
+        if not isinstance(x, spaces.GraphInstance) or x.edges is not None:
             return False
-        if x.nodes.ndim == 0 or not all(node in self.node_space for node in x.nodes):
+        if not isinstance(x.nodes, np.ndarray) or x.nodes.ndim == 0:
+            return False
+        if not all(node in self.node_space for node in x.nodes):
             return False
         links = x.edge_links
         if links is None:
             return True
-        if not (isinstance(links, np.ndarray) and np.issubdtype(links.dtype, np.integer)):
+        if not isinstance(links, np.ndarray) or not np.issubdtype(links.dtype, np.integer):
             return False
-        in_range = links.size == 0 or (links.min() >= 0 and links.max() < len(x.nodes))
-        return links.ndim == 2 and links.shape[1] == 2 and bool(in_range)
+        if links.ndim != 2 or links.shape[1] != 2:
+            return False
+        return links.size == 0 or bool(links.min() >= 0 and links.max() < len(x.nodes))
 
 
 def mask_space(*shape):
@@ -71,13 +69,17 @@ def best_of_segment(score, mask, starts):
     """bool [starts[-1]]: the allowed rows whose score is the largest allowed one of their
     segment."""
     score = np.where(mask, score, -np.inf)
-    return score == np.repeat(np.maximum.reduceat(score, starts[:-1]), np.diff(starts))
+    largest = np.maximum.reduceat(score, starts[:-1])
+    return score == np.repeat(largest, np.diff(starts))
 
 
 class BlockEnv(gym.Env):
-    """Choose a best row of a fresh observation in every step; `_draw_block` draws BLOCK of them:
-    the rows of each begin at `starts`, `best` are those that earn 1. `cursor` is the present one,
-    `_observe(start, end)` shows its rows."""
+    """Base of the tasks in which one chooses a best row of a fresh observation at every step.
+
+    A subclass defines _draw_block(), which draws BLOCK observations: `starts` are where the rows of
+    each begin, `best` [rows] tells which earn 1; and _observe(start, end), which returns the
+    observation of these rows. `cursor` is the number of the present observation in its block.
+    """
 
     cursor = BLOCK
 
@@ -90,15 +92,19 @@ class BlockEnv(gym.Env):
 
     def step(self, action):
         """Return the next observation, reward 0.0 or 1.0, terminated, False and {}."""
-        start, end = self.starts[self.cursor], self.starts[self.cursor + 1]
+        start = self.starts[self.cursor]
+        end = self.starts[self.cursor + 1]
         reward = float(0 <= action < end - start and self.best[start + action])
         self.cursor += 1
         self.num_steps += 1
-        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+        terminated = self.num_steps >= self.episode_length
+        return self._observation(), reward, terminated, False, {}
 
     def best_actions(self):
         """Indices of the rows of the present observation that earn 1, int64 [at least one]."""
-        return np.flatnonzero(self.best[self.starts[self.cursor] : self.starts[self.cursor + 1]])
+        start = self.starts[self.cursor]
+        end = self.starts[self.cursor + 1]
+        return np.flatnonzero(self.best[start:end])
 
     def _observation(self):
         if self.cursor == BLOCK:
@@ -152,18 +158,23 @@ class PoissonGraphEnv(BlockEnv):
             )
         if declared_max is not None and declared_max < max_nodes:
             raise ValueError(
-                f"declared_max {declared_max} is below max_nodes {max_nodes}; raise it or lower max_nodes"
+                f"declared_max {declared_max} is below max_nodes {max_nodes}; "
+                "raise it or lower max_nodes"
             )
-        self.mean_nodes, self.weights = np.asarray(mean_nodes, float), np.asarray(weights, float)
-        self.max_nodes, self.edges_per_node, self.num_features = (
-            max_nodes,
-            edges_per_node,
-            num_features,
-        )
-        self.episode_length, self.hops, self.forbidden = episode_length, hops, forbidden
+        self.mean_nodes = np.asarray(mean_nodes, float)
+        self.weights = np.asarray(weights, float)
+        self.max_nodes = max_nodes
+        self.edges_per_node = edges_per_node
+        self.num_features = num_features
+        self.episode_length = episode_length
+        self.hops = hops
+        self.forbidden = forbidden
         node_space = spaces.Box(-np.inf, np.inf, (num_features,), np.float32)
         self.observation_space = spaces.Dict(
-            {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space()}
+            {
+                "graph": LinkGraph(node_space, edge_space=None),
+                "action_mask": mask_space(),
+            }
         )
         self.action_space = spaces.Discrete(declared_max or max_nodes)
 
@@ -177,11 +188,13 @@ class PoissonGraphEnv(BlockEnv):
         flag = rng.random(num_nodes) < 0.5
         self.nodes[:, 0] = flag
         graph_size = np.repeat(sizes, sizes * self.edges_per_node)  # of each edge's graph
-        self.links = (rng.random((len(graph_size), 2)) * graph_size[:, None]).astype(np.int64)
+        uniform = rng.random((len(graph_size), 2))
+        self.links = (uniform * graph_size[:, None]).astype(np.int64)
         self.mask = draw_mask(rng, self.starts, self.forbidden)
 
         offset = np.repeat(self.starts[:-1], sizes * self.edges_per_node)
-        source, target = self.links[:, 0] + offset, self.links[:, 1] + offset
+        source = self.links[:, 0] + offset
+        target = self.links[:, 1] + offset
         count = flag
         for _ in range(self.hops):
             count = np.bincount(target, count[source], minlength=num_nodes)
@@ -190,10 +203,8 @@ class PoissonGraphEnv(BlockEnv):
 
     def _observe(self, start, end):
         links = self.links[start * self.edges_per_node : end * self.edges_per_node]
-        return {
-            "graph": spaces.GraphInstance(self.nodes[start:end], None, links),
-            "action_mask": self.mask[start:end],
-        }
+        graph = spaces.GraphInstance(self.nodes[start:end], None, links)
+        return {"graph": graph, "action_mask": self.mask[start:end]}
 
 
 class BestOfSetEnv(BlockEnv):
@@ -219,13 +230,12 @@ class BestOfSetEnv(BlockEnv):
     ):
         if key not in ("set", "avail_actions"):
             raise ValueError(f'key is "{key}"; choose "set" or "avail_actions"')
-        self.max_size, self.episode_length, self.stack, self.key = (
-            max_size,
-            episode_length,
-            stack,
-            key,
-        )
-        self.forbidden, self.uniform_sizes = forbidden if key == "set" else 0.0, uniform_sizes
+        self.max_size = max_size
+        self.episode_length = episode_length
+        self.stack = stack
+        self.key = key
+        self.forbidden = forbidden if key == "set" else 0.0
+        self.uniform_sizes = uniform_sizes
         element = spaces.Box(-1, 1, (4,), np.float32)
         observation = {
             key: spaces.Sequence(element, stack=stack),
@@ -241,21 +251,22 @@ class BestOfSetEnv(BlockEnv):
         if self.uniform_sizes:
             sizes = rng.integers(1, self.max_size, BLOCK, endpoint=True)
         else:
-            sizes = (1 + rng.lognormal(1.5, 1.0, BLOCK).astype(np.int64)).clip(1, self.max_size)
+            sizes = 1 + rng.lognormal(1.5, 1.0, BLOCK).astype(np.int64)
+            sizes = sizes.clip(1, self.max_size)
         starts = starts_of(sizes)
         self.elements = rng.uniform(-1, 1, (starts[-1], 4)).astype(np.float32)
         self.queries = rng.uniform(-1, 1, (BLOCK, 4)).astype(np.float32)
         self.mask = draw_mask(rng, starts, self.forbidden)
-        score = (self.elements * np.repeat(self.queries, sizes, 0)).sum(1)
+        query = np.repeat(self.queries, sizes, 0)  # of each element's set
+        score = (self.elements * query).sum(1)
         self.best = best_of_segment(score, self.mask, starts)
         self.starts = starts.tolist()
 
     def _observe(self, start, end):
         elements = self.elements[start:end]
-        observation = {
-            self.key: elements if self.stack else tuple(elements),
-            "query": self.queries[self.cursor],
-        }
+        if not self.stack:
+            elements = tuple(elements)
+        observation = {self.key: elements, "query": self.queries[self.cursor]}
         if self.key == "set":
             observation["action_mask"] = self.mask[start:end]
         return observation
@@ -291,36 +302,45 @@ class PairNodesEnv(gym.Env):
     def __init__(self, num_pairs=6, num_colours=8, mean_grey=4, episode_length=16):
         if num_pairs < 2 or episode_length < 2 or num_colours < num_pairs:
             raise ValueError(
-                f"num_pairs {num_pairs} and episode_length {episode_length} must be at least 2, and num_colours "
-                f"{num_colours} at least num_pairs"
+                f"num_pairs {num_pairs} and episode_length {episode_length} must be at least 2, "
+                f"and num_colours {num_colours} at least num_pairs"
             )
-        self.num_pairs, self.num_colours, self.mean_grey = num_pairs, num_colours, mean_grey
+        self.num_pairs = num_pairs
+        self.num_colours = num_colours
+        self.mean_grey = mean_grey
         self.episode_length = episode_length
         self.max_nodes = 2 * num_pairs + 4 * mean_grey
         self.best_chain_return = 1 + (episode_length - 1) * (1 - 1 / num_pairs)
         self.best_independent_return = episode_length**2 / (4 * (episode_length - 1))
         node_space = spaces.Box(0, 1, (num_colours + 2,), np.float32)
         self.observation_space = spaces.Dict(
-            {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space(2)}
+            {
+                "graph": LinkGraph(node_space, edge_space=None),
+                "action_mask": mask_space(2),
+            }
         )
-        self.action_space = spaces.Tuple(
-            (spaces.Discrete(self.max_nodes), spaces.Discrete(self.max_nodes))
-        )
+        left_space = spaces.Discrete(self.max_nodes)
+        right_space = spaces.Discrete(self.max_nodes)
+        self.action_space = spaces.Tuple((left_space, right_space))
 
     def _draw_graph(self):
-        rng, num_pairs = self.np_random, self.num_pairs
+        rng = self.np_random
+        num_pairs = self.num_pairs
         num_grey = min(rng.poisson(self.mean_grey), 4 * self.mean_grey)
         num_nodes = 2 * num_pairs + num_grey
         order = rng.permutation(num_nodes)  # left nodes, then their right nodes, then grey ones
-        left, right = order[:num_pairs], order[num_pairs : 2 * num_pairs]
+        left = order[:num_pairs]
+        right = order[num_pairs : 2 * num_pairs]
         colour = rng.permutation(self.num_colours)[:num_pairs]
-        nodes = np.zeros((num_nodes, self.num_colours + 2), np.float32)
-        nodes[left, colour] = nodes[right, colour] = 1
-        nodes[left, -2] = nodes[right, -1] = 1
-        links = rng.integers(num_nodes, size=(2 * num_nodes, 2))
+        self.nodes = np.zeros((num_nodes, self.num_colours + 2), np.float32)
+        self.nodes[left, colour] = 1
+        self.nodes[right, colour] = 1
+        self.nodes[left, -2] = 1
+        self.nodes[right, -1] = 1
+        self.links = rng.integers(num_nodes, size=(2 * num_nodes, 2))
+        self.mask = self.nodes[:, -2:].astype(np.int8)
         self.match = np.full(num_nodes, -1)
         self.match[left] = right
-        self.nodes, self.links, self.mask = nodes, links, nodes[:, -2:].astype(np.int8)
 
     def _observation(self):
         graph = spaces.GraphInstance(self.nodes.copy(), None, self.links.copy())
@@ -330,18 +350,21 @@ class PairNodesEnv(gym.Env):
         """Return the first observation and {}. A seed fixes everything that follows."""
         super().reset(seed=seed)
         self._draw_graph()
-        self.num_steps, self.last = 0, -1
+        self.num_steps = 0
+        self.last = -1
         return self._observation(), {}
 
     def step(self, action):
         """Return the observation (the same in the whole episode), reward 0.0 or 1.0, terminated,
         False and {}."""
-        first, second = int(action[0]), int(action[1])
+        first = int(action[0])
+        second = int(action[1])
         is_left = 0 <= first < len(self.match) and self.match[first] >= 0
         reward = float(is_left and second == self.match[first] and first != self.last)
         self.last = first
         self.num_steps += 1
-        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+        terminated = self.num_steps >= self.episode_length
+        return self._observation(), reward, terminated, False, {}
 
 
 class SkillGraphEnv(gym.Env):
@@ -369,19 +392,25 @@ class SkillGraphEnv(gym.Env):
             raise ValueError(
                 f"num_skills {num_skills} must be at least 1 and at most max_nodes {max_nodes}"
             )
-        self.num_skills, self.max_nodes, self.episode_length = num_skills, max_nodes, episode_length
+        self.num_skills = num_skills
+        self.max_nodes = max_nodes
+        self.episode_length = episode_length
         self.always = skill
         self.best_blind_return = episode_length / num_skills
         node_space = spaces.Box(0, 1, (num_skills,), np.float32)
         self.observation_space = spaces.Dict(
-            {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space()}
+            {
+                "graph": LinkGraph(node_space, edge_space=None),
+                "action_mask": mask_space(),
+            }
         )
         self.action_space = spaces.Discrete(max_nodes)
 
     def _draw_graph(self):
         rng = self.np_random
         num_nodes = int(rng.integers(self.num_skills, self.max_nodes + 1))
-        marked, target = rng.permutation(num_nodes)[: self.num_skills], rng.permutation(num_nodes)
+        marked = rng.permutation(num_nodes)[: self.num_skills]
+        target = rng.permutation(num_nodes)
         self.nodes = np.zeros((num_nodes, self.num_skills), np.float32)
         self.nodes[marked, np.arange(self.num_skills)] = 1
         self.links = np.stack([np.arange(num_nodes), target], 1)
@@ -395,7 +424,8 @@ class SkillGraphEnv(gym.Env):
         """Return the first observation and {}. A seed fixes everything that follows."""
         super().reset(seed=seed)
         skill = (options or {}).get("z", self.always)
-        skill = self.np_random.integers(self.num_skills) if skill is None else skill
+        if skill is None:
+            skill = self.np_random.integers(self.num_skills)
         if not isinstance(skill, (int, np.integer)) or not 0 <= skill < self.num_skills:
             raise ValueError(f"task {skill}: an integer from 0 to {self.num_skills - 1} is needed")
         self.skill = int(skill)
@@ -408,4 +438,5 @@ class SkillGraphEnv(gym.Env):
         reward = float(action == self.right[self.skill])
         self._draw_graph()
         self.num_steps += 1
-        return self._observation(), reward, self.num_steps >= self.episode_length, False, {}
+        terminated = self.num_steps >= self.episode_length
+        return self._observation(), reward, terminated, False, {}

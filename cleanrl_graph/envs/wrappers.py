@@ -31,7 +31,9 @@ def wrap(env: gym.Env, spec: str) -> gym.Env:
     name, _, rest = spec.partition(":")
     if name == "hide":
         return hide(env, spec, rest.split(","))
-    return EpisodeZ(env, spec) if name == "z" else call(env, spec)
+    if name == "z":
+        return EpisodeZ(env, spec)
+    return call(env, spec)
 
 
 def wrap_all(env: gym.Env, specs: tuple[str, ...]) -> gym.Env:
@@ -39,23 +41,20 @@ def wrap_all(env: gym.Env, specs: tuple[str, ...]) -> gym.Env:
     action_mask, and the observation has none, that is moved into the observation."""
     for spec in specs:
         env = wrap(env, spec)
-    in_obs = (
-        isinstance(env.observation_space, spaces.Dict)
-        and "action_mask" in env.observation_space.keys()
-    )
-    first = env.reset()
-    in_info = (
-        isinstance(first, tuple) and isinstance(first[-1], dict) and "action_mask" in first[-1]
-    )
-    return InfoActionMask(env) if in_info and not in_obs else env
+    space = env.observation_space
+    is_in_obs = isinstance(space, spaces.Dict) and "action_mask" in space.keys()
+    outcome = env.reset()
+    info = outcome[-1] if isinstance(outcome, tuple) else None
+    is_in_info = isinstance(info, dict) and "action_mask" in info
+    if is_in_info and not is_in_obs:
+        return InfoActionMask(env)
+    return env
 
 
 def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
     """Without these entries of a Box vector, values and bounds alike."""
-    space, hidden = (
-        env.observation_space,
-        [int(entry) for entry in entries if entry.strip().isdecimal()],
-    )
+    space = env.observation_space
+    hidden = [int(entry) for entry in entries if entry.strip().isdecimal()]
     is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1
     if len(hidden) < len(entries) or not is_vector or max(hidden) >= space.shape[0]:
         raise gym.error.Error(
@@ -65,7 +64,11 @@ def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
     seen = np.ones(space.shape, bool)  # a mask, not indices: a vector of another length is an error
     seen[hidden] = False
     visible = spaces.Box(space.low[seen], space.high[seen], dtype=space.dtype)
-    return gym.wrappers.TransformObservation(env, lambda obs: np.asarray(obs)[seen], visible)
+
+    def without_hidden(obs):
+        return np.asarray(obs)[seen]
+
+    return gym.wrappers.TransformObservation(env, without_hidden, visible)
 
 
 def call(env: gym.Env, spec: str) -> gym.Env:
@@ -88,8 +91,8 @@ def call(env: gym.Env, spec: str) -> gym.Env:
         inspect.signature(function).bind(env, *arguments)
     except (AttributeError, TypeError, ValueError) as error:
         raise gym.error.Error(
-            f"--wrap {spec}: {name!r} of {module} must be a callable that takes the environment and "
-            f"{len(arguments)} strings: {error}"
+            f"--wrap {spec}: {name!r} of {module} must be a callable that takes the environment "
+            f"and {len(arguments)} strings: {error}"
         ) from None
     result = function(env, *arguments)
     if not isinstance(result, gym.Env):
@@ -101,9 +104,10 @@ def call(env: gym.Env, spec: str) -> gym.Env:
 
 def with_space(space: gym.Space, key: str, child: gym.Space) -> spaces.Dict:
     """The space of `with_key`."""
-    return spaces.Dict(
-        {**(space.spaces if isinstance(space, spaces.Dict) else {"obs": space}), key: child}
-    )
+    children = {"obs": space}
+    if isinstance(space, spaces.Dict):
+        children = space.spaces
+    return spaces.Dict({**children, key: child})
 
 
 def with_key(space: gym.Space, obs: Any, key: str, value: Any) -> Any:
@@ -111,7 +115,9 @@ def with_key(space: gym.Space, obs: Any, key: str, value: Any) -> Any:
     a dict and is not stays as it is: the scripts name it."""
     if not isinstance(space, spaces.Dict):
         return {"obs": obs, key: value}
-    return {**obs, key: value} if isinstance(obs, Mapping) else obs
+    if isinstance(obs, Mapping):
+        return {**obs, key: value}
+    return obs
 
 
 class EpisodeZ(gym.Wrapper):
@@ -124,51 +130,51 @@ class EpisodeZ(gym.Wrapper):
 
     def __init__(self, env: gym.Env, spec: str):
         super().__init__(env)
-        match, space = re.fullmatch(r"z:(skill|uniform):([1-9]\d*)", spec), env.observation_space
+        space = env.observation_space
+        match = re.fullmatch(r"z:(skill|uniform):([1-9]\d*)", spec)
         if match is None:
             raise gym.error.Error(
                 f"--wrap {spec}: z:skill:K or z:uniform:D with a number of at least 1 is needed"
             )
         if isinstance(space, spaces.Dict) and "z" in space.keys():
             raise gym.error.Error(f"--wrap {spec}: the observation has a key 'z' already: {space}")
-        self.num, self.is_skill, self.rng = (
-            int(match[2]),
-            match[1] == "skill",
-            np.random.default_rng(),
-        )
-        z_space = (
-            spaces.Discrete(self.num)
-            if self.is_skill
-            else spaces.Box(0, 1, (self.num,), np.float32)
-        )
+        self.num = int(match[2])
+        self.is_skill = match[1] == "skill"
+        self.rng = np.random.default_rng()
+        if self.is_skill:
+            z_space = spaces.Discrete(self.num)
+        else:
+            z_space = spaces.Box(0, 1, (self.num,), np.float32)
         self.observation_space = with_space(space, "z", z_space)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """The first observation and info. A seed fixes the z of all episodes that follow."""
         if seed is not None:
             self.rng = np.random.default_rng([seed, 122])  # not the environment's numbers
-        z = (options or {}).get("z")
-        if self.is_skill:
-            self.z = int(self.rng.integers(self.num) if z is None else z)
-        else:
-            self.z = (
-                self.rng.random(self.num, np.float32) if z is None else np.asarray(z, np.float32)
-            )
-        obs, info = self.env.reset(seed=seed, options={**(options or {}), "z": self.z})
+        options = options or {}
+        z = options.get("z")
+        if z is None:
+            z = self.draw_z()
+        self.z = int(z) if self.is_skill else np.asarray(z, np.float32)
+        obs, info = self.env.reset(seed=seed, options={**options, "z": self.z})
         return with_key(self.env.observation_space, obs, "z", self.z), info
 
+    def draw_z(self):
+        """A random skill, or numbers float32 [num]."""
+        if self.is_skill:
+            return self.rng.integers(self.num)
+        return self.rng.random(self.num, np.float32)
+
     def step(self, action):
+        """As of the environment; the observation has key "z", info at an episode's end "group"."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
-            group = self.z if self.is_skill else min(int(3 * self.z[0]), 2)
+            group = self.z
+            if not self.is_skill:
+                group = min(int(3 * self.z[0]), 2)
             info = {**(info or {}), "group": f"z_{group}"}
-        return (
-            with_key(self.env.observation_space, obs, "z", self.z),
-            reward,
-            terminated,
-            truncated,
-            info,
-        )
+        obs = with_key(self.env.observation_space, obs, "z", self.z)
+        return obs, reward, terminated, truncated, info
 
 
 class InfoActionMask(gym.Wrapper):
@@ -181,19 +187,21 @@ class InfoActionMask(gym.Wrapper):
         total = num_options(env.action_space)
         if total == 0:
             raise gym.error.Error(
-                f"info['action_mask'] of {env}: {env.action_space} has no Discrete part to be masked"
+                f"info['action_mask'] of {env}: {env.action_space} has no Discrete part "
+                "to be masked"
             )
-        self.observation_space = with_space(
-            env.observation_space, "action_mask", spaces.MultiBinary(total)
-        )
+        mask_space = spaces.MultiBinary(total)
+        self.observation_space = with_space(env.observation_space, "action_mask", mask_space)
 
     def with_mask(self, obs: Any, info: dict) -> Any:
+        """The observation with the mask that is in info, if one is."""
         space = self.env.observation_space
-        if "action_mask" not in (info or {}):
-            return obs if isinstance(space, spaces.Dict) else {"obs": obs}
-        return with_key(
-            space, obs, "action_mask", flat_mask(self.action_space, info["action_mask"])
-        )
+        if "action_mask" in (info or {}):
+            mask = flat_mask(self.action_space, info["action_mask"])
+            return with_key(space, obs, "action_mask", mask)
+        if isinstance(space, spaces.Dict):
+            return obs
+        return {"obs": obs}
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
@@ -206,9 +214,13 @@ class InfoActionMask(gym.Wrapper):
 
 def num_options(space: gym.Space) -> int:
     """How many options the Discrete and MultiDiscrete parts of an action space have altogether."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return sum(map(num_options, space.values() if isinstance(space, spaces.Dict) else space))
-    return int(space.n if isinstance(space, spaces.Discrete) else np.sum(getattr(space, "nvec", 0)))
+    if isinstance(space, spaces.Dict):
+        return sum(map(num_options, space.values()))
+    if isinstance(space, spaces.Tuple):
+        return sum(map(num_options, space))
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return int(np.sum(getattr(space, "nvec", 0)))
 
 
 def flat_mask(space: gym.Space, mask: Any) -> np.ndarray:
@@ -218,12 +230,12 @@ def flat_mask(space: gym.Space, mask: Any) -> np.ndarray:
     if mask is None:
         return np.ones(num_options(space), np.int8)
     if isinstance(mask, dict):
-        mask = [flat_mask(child, mask.get(k)) for k, child in space.items()]
-    elif isinstance(mask, (tuple, list)):
-        children = (
-            space
-            if isinstance(space, spaces.Tuple) and len(space) == len(mask)
-            else [space] * len(mask)
-        )
-        mask = [flat_mask(child, part) for child, part in zip(children, mask)]
-    return np.concatenate(mask) if isinstance(mask, list) else np.ravel(mask)
+        parts = [flat_mask(child, mask.get(key)) for key, child in space.items()]
+        return np.concatenate(parts)
+    if isinstance(mask, (tuple, list)):
+        children = [space] * len(mask)
+        if isinstance(space, spaces.Tuple) and len(space) == len(mask):
+            children = space
+        parts = [flat_mask(child, part) for child, part in zip(children, mask)]
+        return np.concatenate(parts)
+    return np.ravel(mask)

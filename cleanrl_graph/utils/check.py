@@ -5,9 +5,11 @@ arrays of all environments at once. Only where something is wrong do they look f
 """
 
 import math
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 POSITIVE = (
@@ -26,7 +28,7 @@ RANGES = [
 ]
 
 
-def flags(args: Any, max_minibatches: int, world_size: int, error: type) -> None:
+def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None:
     """`error` for a flag without a meaning. `max_minibatches` are those that a rollout gives."""
     for names, least, most in RANGES:
         for name in names.split():
@@ -55,7 +57,28 @@ def in_range(name: str, value: float, least: float, most: float) -> bool:
     return least <= value <= most and (name == "max_grad_norm" or not math.isinf(value))
 
 
-def parts(space: Any, factors: list, found: list, masks: dict, error: type) -> None:
+def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any:
+    """function(*args, **kwargs). An exception becomes `error`: the frames of others' code, then a
+    sentence. What an environment's step or reset returns must be a tuple of 5 or 2."""
+    try:
+        result = function(*args, **kwargs)
+    except error:
+        raise
+    except (Exception, SystemExit) as problem:
+        frames = ""
+        if not isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):  # say enough
+            trace = problem.__traceback__.tb_next
+            frames = "".join(traceback.format_exception(type(problem), problem, trace))
+        sentence = f"{doing}{args or ''}: {type(problem).__name__}: {problem}"
+        raise error(frames + sentence) from None
+    length = {"step": 5, "reset": 2}.get(doing.rpartition(" ")[2])
+    if length and (not isinstance(result, tuple) or len(result) != length):
+        needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
+        raise error(f"{doing}: {needed}")
+    return result
+
+
+def parts(error: type, space: Any, factors: list, found: list, masks: dict) -> None:
     """`error` for an action space without a rule, or a mask that does not fit its parts `found`."""
     known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
     for factor, part in ((factor, part) for factor in factors for part in found):
@@ -172,21 +195,3 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
         num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
     return np.zeros(values.shape, bool)
-
-
-def sizes(leaves: list, flat: Any) -> dict[str, float]:
-    """Of stored observations: bytes of each, the share that padding would waste, rows per group."""
-    found = {}
-    used = 0
-    padded = 0
-    size = flat.size
-    for leaf in leaves:
-        num = flat.counts[leaf.group] if leaf.group else np.ones(size, np.int64)
-        row_bytes = leaf.dtype.itemsize * math.prod(leaf.shape)
-        used += int(num.sum()) * row_bytes
-        padded += int(num.max()) * size * row_bytes
-        if leaf.group:
-            found[f"charts/rows/{leaf.group}"] = num.mean()
-    found["charts/obs_bytes_per_step"] = used / size
-    found["charts/padding_avoided"] = (padded - used) / (padded or 1)
-    return found

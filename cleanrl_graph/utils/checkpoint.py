@@ -428,23 +428,6 @@ def open_run(run: Any) -> None:
     run.signals = run.enter_context(noted_signals())
 
 
-def track(run: Any) -> None:
-    """Logs the run with Weights and Biases, which reads its TensorBoard log."""
-    import wandb
-
-    name = os.path.basename(run.folder)
-    wandb.init(
-        project=run.args.wandb_project_name,
-        entity=run.args.wandb_entity,
-        sync_tensorboard=True,
-        config=vars(run.args),
-        name=name,
-        id=name,
-        resume="allow",
-        save_code=True,
-    )
-
-
 def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
     """What one rank has: its environments, wherever they are stepped, random states and memory."""
     if hasattr(envs, "workers"):

@@ -31,6 +31,7 @@ import contextlib
 import importlib
 import json
 import os
+from types import ModuleType
 from typing import Any, Callable, Iterator, NamedTuple
 
 import gymnasium as gym
@@ -50,18 +51,29 @@ class Flat(NamedTuple):
     counts: dict[str, np.ndarray]
 
 
+def import_module(name: str) -> ModuleType | None:
+    """The module; `envs.NAME` is cleanrl_graph's where the current folder has no such module of its
+    own. None if there is none."""
+    names = [name] if name else []
+    if name.startswith("envs."):
+        names.append(f"cleanrl_graph.{name}")
+    for module in names:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and imports what is not installed
+    return None
+
+
 def find_policy(name: str) -> Policy:
     """What "module:name" names. SystemExit if there is no such function."""
     module, _, attribute = name.partition(":")
-    try:
-        policy = getattr(importlib.import_module(module), attribute, None)
-    except (ModuleNotFoundError, ValueError) as error:
-        if not f"{module}.".startswith(f"{getattr(error, 'name', '')}."):
-            raise  # the module is there, and something in it is wrong
-        policy = None
+    policy = getattr(import_module(module), attribute, None)
     if not callable(policy):
         raise SystemExit(
-            f"policy {name}: there is no such function; module:name is needed, as in envs.job_shop:mwkr"
+            f"policy {name}: there is no such function; module:name is needed, as in "
+            "cleanrl_graph.envs.job_shop:mwkr"
         )
     return policy
 

@@ -6,14 +6,13 @@
 
 It does what the script's own `play` does, from the same parts: the greedy actions of an episode are
 equal to those of the evaluation. The script that saved the file is imported by its name when it is
-not given: from the folder of this package, or wherever Python finds modules.
+not given: from this package, or from wherever Python finds modules.
 """
 
 import importlib
 import inspect
 import sys
 from dataclasses import fields
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Iterable
 
@@ -40,6 +39,17 @@ def read_model(path: str, device: Any = "cpu") -> dict:
     return {"script": saved["args"]["exp_name"]} | saved
 
 
+def find_script(name: str) -> ModuleType | None:
+    """The script of this package, or a user's own module of that name; None if there is neither."""
+    for module in (f"cleanrl_graph.{name}", name):
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise  # the script is there, and imports what is not installed
+    return None
+
+
 def load_policy(
     path: str,
     env: Any = None,
@@ -54,21 +64,17 @@ def load_policy(
     `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
     under another name. ImportError if the script is not found, ValueError if file, spaces and
     script do not fit together, OSError if the file cannot be read."""
-    saved, folder = read_model(path, device), str(Path(__file__).parents[1])
-    if folder not in sys.path:  # the scripts find envs/ there
-        sys.path.append(folder)
-    try:
-        script = script or importlib.import_module(saved["script"])
-    except ModuleNotFoundError as error:
-        if error.name != saved["script"]:
-            raise
+    saved = read_model(path, device)
+    if script is None:
+        script = find_script(saved["script"])
+    if script is None:
         raise ImportError(
-            f"{path}: it was saved by {error.name}.py, which Python does not find: add its folder to "
-            "sys.path, or give load_policy the module as `script`"
-        ) from None
+            f"{path}: it was saved by {saved['script']}.py, which Python does not find: add its "
+            "folder to sys.path, or give load_policy the module as `script`"
+        )
     if unknown := set(saved["args"]) - {field.name for field in fields(script.Args)}:
         raise ValueError(
-            f"{path}: it has the flags {sorted(unknown)}, {script.__name__} does not; it is of "
+            f"{path}: it has the flags {sorted(unknown)}, {script.Args.exp_name} does not; it is of "
             f"{saved['script']}, of this or another version"
         )
     policy = Policy(

@@ -1,0 +1,1140 @@
+"""benchmark/run.py (queue, restart, what a run leaves), report.py, the tables of job shops and
+DagSchedule, cp_sat.py, and the commands of all tables, whose flags the scripts have."""
+
+import csv
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tyro
+
+ROOT = Path(__file__).parents[2]
+BENCHMARK = ROOT / "benchmark"
+sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers")]
+import cp_sat  # noqa: E402
+import dag_schedule  # noqa: E402
+import flexible_job_shop  # noqa: E402
+import job_shop  # noqa: E402
+import old_vs_new  # noqa: E402
+import report  # noqa: E402
+import run  # noqa: E402
+import schedules  # noqa: E402
+
+PPO = (
+    "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims "
+    "8 --eval-episodes 2"
+)
+
+
+def arguments(folder, commands, **kwargs):
+    return run.Args(
+        table="t",
+        commands=tuple(commands),
+        results=str(folder / "results"),
+        run_dir=str(folder / "runs"),
+        **{"seeds": (1, 2), "env_ids": (), "workers": 1} | kwargs,
+    )
+
+
+def command_line(folder, commands, *flags):
+    return [
+        sys.executable,
+        str(BENCHMARK / "run.py"),
+        "--table",
+        "t",
+        "--results",
+        str(folder / "results"),
+        "--run-dir",
+        str(folder / "runs"),
+        "--workers",
+        "1",
+        *flags,
+        "--commands",
+        *commands,
+    ]
+
+
+def files_of(folder):
+    """name -> rows of the csv files without wall_time and SPS, and what a json holds of the run
+    itself."""
+    found = {}
+    for path in sorted((folder / "results" / "t" / "runs").iterdir()):
+        assert path.suffix in (".csv", ".json")  # no temporary file is left
+        if path.suffix == ".csv":
+            with open(path) as file:
+                found[path.name] = [
+                    {k: v for k, v in row.items() if k not in ("wall_time", "SPS")}
+                    for row in csv.DictReader(file)
+                ]
+        else:
+            settings = json.loads(path.read_text())
+            found[path.name] = {
+                k: settings[k] for k in ("command", "seed", "env_id", "exit_code", "eval")
+            }
+    return found
+
+
+def processes(folder):
+    """Command lines of living processes that name the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in text and str(os.getpid()) != path.parent.name:
+            found.append(text)
+    return found
+
+
+def wait_for(condition, what):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"never happened: {what}")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Arguments of a tiny training that is finished."""
+    args = arguments(
+        tmp_path_factory.mktemp("finished"), [f"tiny={PPO}"], seeds=(1,), env_ids=("CartPole-v1",)
+    )
+    assert run.main(args) == 0
+    return args
+
+
+def test_a_finished_run_leaves_its_episodes_and_settings(finished):
+    """Among them the steps of the training and the largest mismatch of collection and training."""
+    (name, episodes), (other, content) = files_of(Path(finished.results).parent).items()
+    assert name.startswith("tiny_CartPole-v1_s1_") and Path(name).stem == Path(other).stem
+    assert episodes and all(
+        1 <= int(row["step"]) <= 64 and row["return"] == row["length"] for row in episodes
+    )
+    assert content["exit_code"] == 0 and len(content["eval"]["return"]) == 2
+    settings = json.loads((Path(finished.results) / "t" / "runs" / other).read_text())
+    assert (
+        settings["steps"] == 64
+        and settings["SPS"] > 0
+        and 0 <= settings["collection_mismatch"] < 1e-5
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are given on Linux only")
+def test_a_run_of_two_ranks(tmp_path):
+    """One worker has all cores, so its command may start ranks; steps are those of both."""
+    launch = f"tiny=-m torch.distributed.run --standalone --nproc-per-node 2 {PPO}".replace(
+        "64", "128"
+    )
+    assert run.main(arguments(tmp_path, [launch], seeds=(1,), env_ids=("CartPole-v1",))) == 0
+    (path,) = (tmp_path / "results" / "t" / "runs").glob("*.json")
+    assert json.loads(path.read_text())["steps"] == 128 and path.name.startswith(
+        "tiny_CartPole-v1_s1_"
+    )
+
+
+def test_finished_runs_are_skipped(finished, monkeypatch):
+    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a finished run was started"))
+    assert run.main(finished) == 0
+    (path,) = run.all_runs(finished)
+    (other,) = run.all_runs(dataclasses.replace(finished, commands=(f"tiny={PPO} --gamma 0.9",)))
+    assert run.is_finished(path, finished) and not run.is_finished(other, finished)
+
+
+def test_hash_is_that_of_the_normalised_command():
+    """The order of flags, "_" or "-", "=" or a space and quotes change nothing; a value,
+    environment or seed does."""
+    key = run.make_run(
+        "a", "s.py --num-envs 2 --obs-shifts=-3:0 --env-kwargs '{\"a\": 1}'", "m:E-v0", 1
+    ).key
+    assert (
+        key
+        == run.make_run(
+            "a", "s.py  --env_kwargs='{\"a\": 1}' --obs-shifts -3:0 --num_envs 2", "m:E-v0", 1
+        ).key
+    )
+    assert key.startswith("a_E-v0_s1_") and len(key.split("_")[-1]) == 8
+    different = [
+        ("s.py --gamma 1", "m:E-v0", 1),
+        ("s.py --gamma 0", "m:E-v0", 1),
+        ("s.py --gamma 1", "m:E-v1", 1),
+        ("s.py --gamma 1", "m:E-v0", 2),
+    ]
+    keys = {run.make_run("a", *other).key for other in different}
+    assert len({key.split("_")[-1] for key in keys}) == 4
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a killed runner takes its runs with it on Linux only"
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_runner_goes_on_where_it_was(tmp_path, number):
+    """Stopped in its second run: the first is kept, no process lives on, the restart ends with the
+    files of both."""
+    body = """import pathlib
+seed, folder = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--seed", "--run-dir"))
+time.sleep(600 if seed == "2" and not pathlib.Path(__file__ + ".fast").exists() else 0)
+pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
+    command = f"fake={fake(tmp_path, body)}"
+    runner = subprocess.Popen(
+        command_line(tmp_path, [command], "--seeds", "1", "2"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_for(lambda: list(tmp_path.glob("runs/t/*_s2_*/stderr.txt")), "start of the second run")
+    os.kill(runner.pid, number)
+    assert runner.wait(60) == (run.INTERRUPTED if number == signal.SIGINT else -number)
+    wait_for(lambda: not processes(tmp_path), "end of all processes")
+    assert [name[:15] for name in sorted(files_of(tmp_path))] == ["fake_default_s1"] * 2
+    (tmp_path / "fake.py.fast").touch()
+    assert run.main(arguments(tmp_path, [command])) == 0
+    files = files_of(tmp_path)
+    assert len(files) == 4
+    assert [files[name]["eval"] for name in sorted(files) if name.endswith("json")] == [
+        {"episode": [0.0], "return": [seed]} for seed in (1.0, 2.0)
+    ]
+
+
+def fake(folder, body):
+    """A script that the runner can start."""
+    path = folder / "fake.py"
+    path.write_text(f"import sys, time\n\n{body}\n")
+    return str(path)
+
+
+def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
+    script = fake(
+        tmp_path, "sys.exit('no such luck' if sys.argv[sys.argv.index('--seed') + 1] == '1' else 0)"
+    )
+    args = arguments(tmp_path, [f"fake={script}"])
+    assert run.main(args) == run.FAILED
+    first, second = run.all_runs(args)
+    settings = json.loads((tmp_path / "results/t/runs" / f"{first.key}.json").read_text())
+    assert settings["exit_code"] == 1 and settings["stderr"][-1] == "no such luck"
+    assert not run.is_finished(first, args) and run.is_finished(second, args)
+    assert "no such luck" in capsys.readouterr().out
+
+
+def test_two_runners_of_a_table(tmp_path):
+    held = run.lock(tmp_path / "runs" / "t")
+    with pytest.raises(SystemExit, match="another runner works in"):
+        run.main(arguments(tmp_path, ["fake=fake.py"]))
+    held.close()
+
+
+def test_max_minutes_leaves_runs_in_the_queue(tmp_path, capsys):
+    args = arguments(tmp_path, [f"fake={fake(tmp_path, 'time.sleep(600)')}"], max_minutes=0.01)
+    assert run.main(args) == run.LEFT
+    assert "2 runs are left" in capsys.readouterr().out
+    wait_for(lambda: not processes(tmp_path), "end of all processes")
+    assert not list((tmp_path / "results").glob("t/runs/*"))
+
+
+def test_event_files_of_a_resumed_run_are_merged(tmp_path):
+    """The second part goes on from step 20: the first part's values after it are replaced, its time
+    goes on."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, (steps, ret) in enumerate([((10, 20, 30), 1.0), ((30, 40), 2.0)]):
+        writer = SummaryWriter(tmp_path, filename_suffix=str(number))
+        writer.add_text("hyperparameters", "", walltime=100.0 * number)
+        for step in steps:
+            for _ in range(2):  # two episodes end at the same step
+                writer.add_scalar(
+                    "charts/episodic_return", ret, step, walltime=100.0 * number + step
+                )
+                writer.add_scalar("charts/episodic_length", 5, step, walltime=100.0 * number + step)
+            writer.add_scalar("charts/SPS", 7, step, walltime=100.0 * number + step)
+        writer.close()
+    episodes, updates = run.events_of(tmp_path)
+    assert [(step, ret) for step, _, ret, _ in episodes[::2]] == [
+        (10, 1.0),
+        (20, 1.0),
+        (30, 2.0),
+        (40, 2.0),
+    ]
+    assert [wall for _, wall, _, _ in episodes[::2]] == [10.0, 20.0, 50.0, 60.0]
+    assert [step for step, _ in updates] == [10, 20, 30, 40]
+
+
+def test_many_episodes_become_means_over_blocks_of_steps():
+    """With 100 rows at most, 1,000 episodes of 7 steps become blocks of 128 steps; nothing is lost
+    in the mean."""
+    episodes = [(7 * i, 0.1 * i, float(i), 7) for i in range(1, 1001)]
+    text = run.csv_text(episodes, [(3500, 50.0), (7000, 60.0)], 100)
+    rows = list(csv.DictReader(text.splitlines()))
+    assert len(rows) == len({-(-7 * i // 128) for i in range(1, 1001)}) <= 100
+    assert sum(int(row["episodes"]) for row in rows) == 1000
+    assert np.dot(
+        [float(row["return"]) for row in rows], [int(row["episodes"]) for row in rows]
+    ) / 1000 == pytest.approx(500.5, rel=1e-4)
+    assert (rows[0]["step"], rows[0]["return"], rows[0]["SPS"], rows[-1]["SPS"]) == (
+        "126",
+        "9.5",
+        "50",
+        "60",
+    )
+    assert len(run.csv_text(episodes[:100], [], 100).splitlines()) == 101
+
+
+# ---- report.py ----
+@pytest.fixture
+def results(tmp_path):
+    """A table of two tasks, a system with three seeds and a peer with one. Seed s: return 10 * s *
+    k after k episodes of 100 steps and k / s seconds, k = 1..50."""
+    folder = tmp_path / "t" / "runs"
+    (tmp_path / "t" / "peers").mkdir(parents=True)
+    folder.mkdir()
+    for task in ("A-v0", "B-v0"):
+        for seed in (1, 2, 3):
+            rows = [
+                f"{100 * k},{k / seed},{10 * seed * k},100,{100 * seed},1" for k in range(1, 51)
+            ]
+            (folder / f"ours_{task}_s{seed}_0.csv").write_text(
+                "\n".join([",".join(run.COLUMNS), *rows])
+            )
+            (folder / f"ours_{task}_s{seed}_0.json").write_text(
+                json.dumps(
+                    {
+                        "name": "ours",
+                        "env_id": f"m:{task}",
+                        "seed": seed,
+                        "command": f"python x.py --seed {seed}",
+                        "cpu": "C",
+                        "gpu": None,
+                        "commit": "0123456789",
+                        "versions": {"torch": "2"},
+                        "started": "2026-01-01T",
+                        "duration": 60,
+                        "exit_code": 0,
+                        "eval": {"return": [seed, seed + 1]},
+                    }
+                )
+            )
+    (tmp_path / "t/peers/p_1.csv").write_text(
+        "step,wall_seconds,mean_return_100\n100,1,nan\n200,2,30\n300,3,40\n"
+    )
+    (folder / "ours_A-v0_s4_0.csv").write_text("step\n1\n")
+    (folder / "ours_A-v0_s4_0.json").write_text('{"exit_code": 1}')
+    return tmp_path
+
+
+def report_args(results, **kwargs):
+    return report.Args(
+        table="t",
+        results=str(results),
+        episodes=10,
+        plot=False,
+        systems=("ours=ours_*", "A|peer=../peers/p_*"),
+        **kwargs,
+    )
+
+
+def groups_of(args):
+    groups = {}
+    for found in report.load_all(args):
+        groups.setdefault((found.panel, found.label), []).append(found)
+    return groups
+
+
+def test_figures_of_a_table(results):
+    """Against values computed here: the mean of the last 10 returns after k episodes is 10 s (k -
+    4.5) for k >= 10."""
+    args = report_args(
+        results, target=600.0, columns=("steps", "SPS", "final", "best", "MMER", "greedy")
+    )
+    groups = groups_of(args)
+    assert {key: len(runs) for key, runs in groups.items()} == {
+        ("A", "ours"): 3,
+        ("B", "ours"): 3,
+        ("A", "peer"): 1,
+    }
+    for found in groups["A", "ours"]:
+        s = int(found.seed)
+        figures = report.stats(found, args)
+        k = np.ceil(60 / s + 4.5)
+        expected = {
+            "steps": 5000,
+            "minutes": 50 / s / 60,
+            "SPS": 100 * s,
+            "final": 455 * s,
+            "best": 455 * s,
+            "MMER": 255 * s,
+            "greedy": s + 0.5,
+            "steps to target": 100 * k if k <= 50 else np.inf,
+            "seconds to target": k / s if k <= 50 else np.inf,
+        }
+        assert figures == pytest.approx(expected), s
+    rows = report.table(groups, args)
+    row = dict(zip(rows[0], rows[1]))
+    assert row["final"] == "910.0 ± 262.7"  # 455, 910, 1365: standard deviation 455 over sqrt(3)
+    assert row["greedy"] == "2.500 ± 0.577"
+    assert row["steps to 600"] == "3,500 (not in 5,000 / 3,500 / 2,500)"
+    assert row["seconds to 600"] == "17.5 (not in 50 / 17.5 / 8.3)"
+    peer = dict(zip(rows[0], rows[3]))
+    assert (peer["final"], peer["steps"], peer["MMER"], peer["steps to 600"]) == (
+        "40.0",
+        "300",
+        "",
+        "not in 300",
+    )
+
+
+def test_greedy_returns_of_each_group(results):
+    """A column for each group of eval.csv; a number stands for the task or skill of that number."""
+    args = report_args(results)
+    found = report.load_all(args)[0]
+
+    def figures(**columns):
+        played = {"return": [1.0, 2, 5, 6], **columns}
+        return report.stats(found._replace(settings=found.settings | {"eval": played}), args)
+
+    for columns in (
+        {"group": ["task_0", "task_0", "task_1", "task_1"]},
+        {"group": ["z_0", "z_0", "z_1", "z_1"]},
+    ):
+        assert [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")] == [
+            3.5,
+            1.5,
+            5.5,
+        ]
+    assert figures(group=["large", "small"] * 2)["greedy small"] == 4.0
+    assert not [name for name in figures() if "greedy " in name]
+
+
+def test_commits_of_a_table():
+    assert (
+        report.short("0123456789abcdef") == "0123456"
+        and report.short("0123456789-dirty") == "0123456-dirty"
+    )
+
+
+def test_interquartile_mean():
+    values = np.array([9.0, 1, 2, 3, 4, 5, 6, 100])
+    assert report.iqm(values) == pytest.approx((3 + 4 + 5 + 6) / 4)
+    assert report.iqm(values[:3]) == pytest.approx(4)
+    stats = pytest.importorskip("scipy.stats")
+    many = np.random.default_rng(0).random((11, 4))
+    assert report.iqm(many) == pytest.approx(stats.trim_mean(many, 0.25, axis=0))
+
+
+def test_running_mean_and_mmer_of_thinned_rows():
+    """Rows that stand for several episodes weigh that much; a window is at least as long as asked
+    for."""
+    returns, ended = np.array([1.0, 2, 3, 4]), np.array([3.0, 1, 2, 4])
+    assert report.running_mean(returns, ended, 5) == pytest.approx([1, 5 / 4, 11 / 6, 22 / 6])
+    found = report.Run(
+        "", "", "1", np.array([10.0, 20, 21, 40]), np.arange(4.0), returns, returns, ended, {}
+    )
+    assert report.mmer(found, 20) == pytest.approx((3 * 2 + 4 * 4) / 6)
+
+
+def test_aggregate_and_columns_beside(results):
+    (results / "t" / "beside.csv").write_text("panel,label,published\nA,ours,0.5\nA,rule,0.7\n")
+    (results / "t" / "bounds.csv").write_text("panel,low,high\nA,0,1000\nB,-1000,1000\n")
+    args = report_args(results, beside="beside.csv", bounds="bounds.csv", columns=("final",))
+    header, *rows = report.table(groups_of(args), args)
+    rows = [dict(zip(header, row)) for row in rows]
+    assert [(row["task"], row["system"], row["published"]) for row in rows] == [
+        ("A", "ours", "0.5"),
+        ("B", "ours", ""),
+        ("A", "peer", ""),
+        ("A", "rule", "0.7"),
+    ]
+    scores = [0.255, 0.51, 0.765, 0.6275, 0.755, 0.8825]  # means of all returns: 255, 510, 765
+    header, row = report.aggregate(groups_of(args), args)
+    assert row == ["ours", "2", f"{np.mean(scores):.3f}", f"{np.mean(sorted(scores)[1:5]):.3f}"]
+
+
+def test_files_of_a_table(results):
+    """Without a picture the report needs no package beside those of the scripts."""
+    report.main(report_args(results, target=600.0))
+    text = (results / "t" / "table.md").read_text()
+    assert (
+        "bash benchmark/t.sh" in text and "| A | ours | 3 |" in text and "    python x.py\n" in text
+    )
+    assert "commit 0123456," in text
+    with open(results / "t" / "table.csv") as file:
+        assert len(list(csv.DictReader(file))) == 7
+    assert not (results / "t" / "table.png").exists()
+
+
+def test_pattern_without_runs(results):
+    with pytest.raises(ValueError, match="no finished run matches nothing_"):
+        report.load_all(report.Args(table="t", results=str(results), systems=("x=nothing_*",)))
+
+
+def test_picture(results):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    report.main(dataclasses.replace(report_args(results, target=600.0), plot=True))
+    assert (results / "t" / "table.png").stat().st_size > 10_000
+
+
+def test_bands_hold_the_curve():
+    """With three seeds the bootstrap interval of the interquartile mean (their mean) lies between
+    them."""
+    pytest.importorskip("scipy")
+    values = np.array([[1.0, 10], [2, 20], [3, 30]])
+    low, high = report.interval(values)
+    assert (
+        (values.min(0) <= low).all()
+        and (low < iqm_of(values)).all()
+        and (iqm_of(values) < high).all()
+    )
+    assert (high <= values.max(0)).all()
+
+
+def iqm_of(values):
+    return values.mean(0)
+
+
+# ---- schedules.py and job_shop.py ----
+def test_schedules_go_on(tmp_path, monkeypatch):
+    """Each instance is played once, greedily as the script's own evaluation plays it; samples are
+    at least as many."""
+
+    def ppo(*flags):
+        command = [sys.executable, "cleanrl_graph/ppo_graph.py", "--run-dir", str(tmp_path), *flags]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+
+    ppo(
+        "--env-id",
+        "envs:JobShop-v0",
+        "--env-kwargs",
+        '{"jobs": 3, "machines": 3, "lookahead": 2}',
+        "--num-envs",
+        "2",
+        "--total-timesteps",
+        "256",
+        "--gnn-dim",
+        "8",
+        "--save-model",
+        "--eval-episodes",
+        "0",
+    )
+    (model,) = tmp_path.glob("*/model.pt")
+    ppo(
+        "--load-model",
+        str(model),
+        "--total-timesteps",
+        "0",
+        "--eval-suite",
+        "ft",
+        "--eval-samples",
+        "0",
+    )
+    with open(next(tmp_path.glob("*/eval.csv"))) as file:
+        greedy = [float(row["greedy"]) for row in csv.DictReader(file)]
+    args = schedules.Args(
+        model=str(model), name="m", seed=3, suites=["ft"], max_instances=2, results=str(tmp_path)
+    )
+    schedules.main(args)
+    rows = schedules.read(tmp_path / "schedules.csv")
+    assert [float(row["cost"]) for row in rows] == greedy[:2] and [
+        row["instance"] for row in rows
+    ] == ["ft06", "ft10"]
+    schedules.main(dataclasses.replace(args, max_instances=3, samples=[0, 5], batch=2))
+    old, rows = rows, schedules.read(tmp_path / "schedules.csv")
+    assert rows[:2] == old and [(row["instance"], row["samples"]) for row in rows[2:]] == [
+        ("ft20", "0"),
+        ("ft06", "5"),
+        ("ft10", "5"),
+        ("ft20", "5"),
+    ]
+    for row in rows[3:]:
+        costs = list(map(int, row["costs"].split()))
+        assert (
+            len(costs) == 5
+            and min(costs) == int(row["cost"]) >= int(row["best_known"])
+            and len(set(costs)) > 1
+        )
+    with pytest.raises(SystemExit, match="JobShop-v0 has"):
+        schedules.main(dataclasses.replace(args, suites=["taillard"]))
+    schedules.main(
+        dataclasses.replace(args, samples=[-1])
+    )  # both directions, of which the first is the greedy one
+    for row, cost in zip(schedules.read(tmp_path / "schedules.csv")[-2:], greedy):
+        costs = list(map(int, row["costs"].split()))
+        assert (
+            len(costs) == 2
+            and costs[0] == cost
+            and min(costs) == int(row["cost"])
+            and row["samples"] == "-1"
+        )
+    schedules.main(
+        dataclasses.replace(args, samples=[5], temperature=1e-6)
+    )  # so cold that samples are greedy
+    both = [row["costs"].split() for row in schedules.read(tmp_path / "schedules.csv")[-4:-2]]
+    cold = schedules.read(tmp_path / "schedules.csv")[-2:]
+    assert [row["costs"].split() for row in cold] == [[a, b, a, b, a] for a, b in both]
+    assert {row["temperature"] for row in cold} == {"1e-06"}
+    with pytest.raises(SystemExit, match="temperature must be above 0"):
+        schedules.main(dataclasses.replace(args, samples=[5], temperature=0.0))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "schedules.csv").write_text("name,seed,samples\nm,3,0\n")
+    with pytest.raises(
+        SystemExit, match="has the columns name, seed, samples, and not name, seed, suite"
+    ):
+        schedules.main(dataclasses.replace(args, results=str(tmp_path / "old")))
+    monkeypatch.setattr(
+        schedules,
+        "play",
+        lambda policy, envs: [float(env.unwrapped.lookahead or 0) for env in envs],
+    )
+    for whole in (False, True):  # with the whole graph, or with what the policy was trained on
+        schedules.main(
+            dataclasses.replace(args, name=f"whole={whole}", max_instances=1, whole=whole)
+        )
+    assert [row["costs"] for row in schedules.read(tmp_path / "schedules.csv")[-2:]] == ["2", "0"]
+
+
+def test_reversed_instances():
+    """A schedule of the reversed instance, read from its end, is one of the instance: no machine
+    has two jobs at once, no job is on two machines, and its operations are in order."""
+    env = job_shop.job_shop.JobShopEnv(instance=schedules.reverse("ft06"), skip_forced=False)
+    env.reset(seed=0)
+    while env.num_left:
+        env.step(int(np.random.default_rng(env.num_left).choice(np.flatnonzero(env.mask))))
+    times, machines, best, _ = job_shop.job_shop.load_instance("ft06")
+    np.testing.assert_array_equal(
+        schedules.reverse({"times": times, "machines": machines})["times"], env.times
+    )
+    start = (env.bound - env.op_start - env.op_time).reshape(times.shape)[:, ::-1]
+    assert start.min() >= 0 and (start + times).max() <= env.bound and env.bound >= best
+    assert (start[:, 1:] >= start[:, :-1] + times[:, :-1]).all()
+    for machine in range(6):
+        begin, end = start[machines == machine], (start + times)[machines == machine]
+        assert (np.sort(begin)[1:] >= np.sort(end)[:-1]).all()
+
+
+@pytest.mark.parametrize(
+    "suite, digest", [("l2d6x6", "8f7f282db814"), ("l2d20x15", "39e6a72559d9")]
+)
+def test_sets_of_l2d(suite, digest):
+    """The files that L2D has published, by their hash."""
+    found = schedules.l2d_instances(suite).values()
+    data = np.stack(
+        [np.stack([instance["times"], instance["machines"] + 1]) for instance in found]
+    ).astype(np.int64)
+    assert hashlib.sha1(data.tobytes()).hexdigest()[:12] == digest
+
+
+@pytest.mark.parametrize("name, seed", [("quick", 1), ("long", 1), ("long", 2)])
+def test_models_of_job_shops(tmp_path, name, seed):
+    """The trained models that the repository holds find what their rows say, but for another
+    machine's rounding."""
+    folder = BENCHMARK / "results" / "job_shop"
+    schedules.main(
+        schedules.Args(
+            model=str(folder / f"{name}_s{seed}.pt"),
+            name=name,
+            seed=seed,
+            suites=["la"],
+            max_instances=10,
+            results=str(tmp_path),
+        )
+    )
+    known = {
+        schedules.key_of(row): float(row["cost"])
+        for row in schedules.read(folder / "schedules.csv")
+    }
+    rows = schedules.read(tmp_path / "schedules.csv")
+    ratios = [float(row["cost"]) / known[schedules.key_of(row)] for row in rows]
+    assert len(ratios) == 10 and abs(np.mean(ratios) - 1) < 0.01
+
+
+@pytest.mark.parametrize("family", schedules.FAMILIES)
+def test_families_of_job_shops(family):
+    """Ten instances that can be scheduled and differ; what the family says of times and routes
+    holds for each."""
+    found = schedules.instances_of(f"{family}12x6")
+    assert len(found) == 10 and schedules.instances_of(f"{family}12x6").keys() == found.keys()
+    assert len({instance["times"].tobytes() for instance in found.values()}) == 10
+    for instance in found.values():
+        env = job_shop.job_shop.JobShopEnv(instance=instance)
+        env.reset()
+        times, machines = instance["times"], instance["machines"]
+        assert (
+            times.shape == (12, 6)
+            and (np.sort(machines, axis=1) == np.arange(6)).all()
+            and times.min() >= 1
+        )
+        assert (machines == machines[0]).all() == (family == "flow")
+        assert ((machines[:, :3] < 3).all()) == (family in ("flow", "halves"))
+        assert (np.ptp(times, axis=1).max() <= 20) == (family == "perjob")
+        by_machine = np.take_along_axis(times, machines.argsort(axis=1), axis=1)
+        assert (np.ptp(by_machine, axis=0).max() <= 20) == (family == "permachine")
+        assert (times.min() >= 50) == (family == "narrow") and (times.max() > 400) == (
+            family == "wide"
+        )
+
+
+def test_gaps_of_job_shops(tmp_path, monkeypatch):
+    """Groups that were played as a whole have a mean over instances and seeds; the best of 16 among
+    32 is the mean of two; the solver, the rules and the published rows stand beside them."""
+    monkeypatch.setattr(
+        job_shop.job_shop, "rule_makespans", lambda name, dispatch: {"SPT": 1.5 * best(name)}
+    )
+    monkeypatch.setattr(job_shop, "plot", lambda *args: None)
+
+    def best(name):
+        return job_shop.job_shop.load_instance(name)[2]
+
+    def row(seed, suite, name, samples, costs, temperature=1.0):
+        return {
+            "name": "quick",
+            "seed": seed,
+            "suite": suite,
+            "instance": name,
+            "samples": samples,
+            "cost": min(costs),
+            "temperature": temperature,
+            "best_known": best(name),
+            "seconds": 2.0,
+            "costs": " ".join(map(str, costs)),
+            "commit": "c",
+            "cpu": "C",
+        }
+
+    folder = tmp_path / "job_shop"
+    folder.mkdir()
+    for name in ("published.csv", "published_instances.csv"):
+        shutil.copy(BENCHMARK / "results" / "job_shop" / name, folder)
+    args = job_shop.Args(results=str(tmp_path))
+    with pytest.raises(SystemExit, match="no instance has been played"):
+        job_shop.main(args)
+    rows = [
+        row(seed, "ta15x15", name, 0, [best(name) * (1 + seed / 10)])
+        for seed in (1, 2)
+        for name in job_shop.SUITES["ta15x15"]
+    ]
+    rows += [
+        row(
+            1,
+            "ta15x15",
+            name,
+            32,
+            [best(name) * 1.1] * 16 + [best(name) * 1.2] * 15 + [best(name) * 1.3],
+        )
+        for name in job_shop.SUITES["ta15x15"]
+    ]
+    rows += [
+        row(1, "ta15x15", name, 16, [best(name) * 1.02] * 16, 0.5)
+        for name in job_shop.SUITES["ta15x15"]
+    ]
+    rows += [
+        row(1, "ta15x15", name, -1, [best(name) * 1.3, best(name) * 1.05])
+        for name in job_shop.SUITES["ta15x15"]
+    ]
+    rows += [
+        row(1, "ta30x15", name, 0, [best(name)]) for name in job_shop.SUITES["ta30x15"][:9]
+    ]  # not all
+    for name, instance in schedules.instances_of("flow3x2").items():
+        env = job_shop.job_shop.JobShopEnv(instance=instance)
+        env.reset()
+        rows += [
+            {
+                **row(seed, "ta15x15", "ta01", 0, [env.bound * seed]),
+                "suite": "flow3x2",
+                "instance": name,
+            }
+            for seed in (1, 2)
+        ]
+    with open(folder / "schedules.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, schedules.COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    job_shop.main(args)
+    text = (folder / "table.md").read_text()
+    for line in [
+        "| 15x15 | 15.0 | 5.0 | 24.4 |",
+        "| **ours, quick, greedy in both directions, mean of 1 seed** | 5.0 |",
+        "| **ours, quick, greedy, mean of 2 seeds** | 15.0 |  |",
+        "| SPT, nondelay | 50.0 | 50.0 |",
+        "| **ours, quick, best of 16, mean of 1 seed** | 15.0 |  |",
+        "| **ours, quick, best of 16 at temperature 0.5, mean of 1 seed** | 2.0 |  |",
+        "| SPN best of 128 [a] | 7.3 | 9.3 |",
+        "| SPN best of 128 [a] | 13.1 |",
+        "| quick, greedy | 2 | 2 |",
+        "| flow3x2 | 50.0 | ",
+    ]:
+        assert line in text, line
+    with open(folder / "table.csv") as file:
+        assert [
+            (row["method"], row["seed"], row["ta15x15"], row["ta30x15"])
+            for row in csv.DictReader(file)
+        ] == [
+            ("ours, quick, greedy", "seed 1", "10.000", ""),
+            ("ours, quick, greedy", "seed 2", "20.000", ""),
+            ("ours, quick, greedy in both directions", "seed 1", "5.000", ""),
+            ("ours, quick, best of 16 at temperature 0.5", "seed 1", "2.000", ""),
+            ("ours, quick, best of 16", "seed 1", "15.000", ""),
+        ]
+
+
+def test_plot_of_job_shops(tmp_path, monkeypatch):
+    """A panel has a picture of what was played, whole or not, with a line for each model and
+    temperature."""
+    figure, labels = pytest.importorskip("matplotlib.figure"), []
+    monkeypatch.setattr(
+        figure.Figure, "legend", lambda self, handles, names, **kwargs: labels.extend(names)
+    )
+    rows = [
+        {
+            "name": name,
+            "seed": "1",
+            "suite": "ta15x15",
+            "instance": "ta01",
+            "samples": samples,
+            "seconds": "2",
+            "temperature": heat,
+            "costs": " ".join(["1400"] * (int(samples) or 1)),
+        }
+        for name in ("quick", "long")
+        for samples, heat in (("0", ""), ("8", "1.0"), ("8", "0.5"))
+    ]
+    job_shop.plot(rows, [], tmp_path / "gaps.png")
+    assert (tmp_path / "gaps.png").stat().st_size > 10_000
+    assert labels == [
+        f"ours, {name}: greedy, best of 4, 8, ...{heat}"
+        for name in ("quick", "long")
+        for heat in ("", " at temperature 0.5")
+    ]
+
+
+# ---- flexible_job_shop.py and cp_sat.py ----
+def test_gaps_of_flexible_job_shops(tmp_path):
+    """The means over instances and seeds stand beside the rules, the solver and the published
+    figures."""
+    folder = tmp_path / "flexible_job_shop_suites"
+    (folder / "runs").mkdir(parents=True)
+    args = flexible_job_shop.Args(results=str(tmp_path))
+    with pytest.raises(SystemExit, match="no suite has been played"):
+        flexible_job_shop.main(args)
+    published = (BENCHMARK / "results/flexible_job_shop_suites/published.csv").read_text()
+    (folder / "published.csv").write_text(published)
+    for seed, name, column in [
+        (1, "greedy-mk", "greedy"),
+        (2, "greedy-mk", "greedy"),
+        (1, "samples-mk", "best of 4"),
+    ]:
+        table = {
+            "instance": list("ab"),
+            column: [100 + 4 * seed, 200],
+            "best_known": [100, 200],
+            "MWKR": [110, 220],
+            "active MWKR": [120, 220],
+        }
+        (folder / "runs" / f"{name}_{seed}.json").write_text(
+            json.dumps(
+                {
+                    "name": name,
+                    "seed": seed,
+                    "exit_code": 0,
+                    "eval": table,
+                    "cpu": "C",
+                    "versions": {"torch": "2"},
+                    "commit": "0123456789",
+                    "duration": 60,
+                    "command": f"python x.py --seed {seed}",
+                }
+            )
+        )
+    (tmp_path / "cp_sat").mkdir()
+    (tmp_path / "cp_sat" / "FlexibleJobShop-v0.csv").write_text(
+        "suite,seconds,workers,makespan,best_known,version\nmk,1.0,1,130,100,9\nmk,10.0,1,,100,9\n"
+    )
+    flexible_job_shop.main(args)
+    text = (folder / "table.md").read_text()
+    for line in [
+        "| **ppo_graph.py greedy, mean of 2 seeds** | 3.0 |",
+        "| ppo_graph.py greedy, seed 2 | 4.0 |",
+        "| ppo_graph.py best of 4, seed 1 | 2.0 |",
+        "| MWKR, active | 15.0 |",
+        "| MWKR, nondelay | 10.0 |",
+        "| CP-SAT 9, 1 s, 1 worker | 30.0 |",
+        "| DANIEL greedy [e] | 11.8 | 16.4 | 11.3 | 3.3 |",
+    ]:
+        assert line in text
+    assert "10 s" not in text and "commit 0123456;" in text
+    rows = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    assert float(rows[0]["mk"]) == 3 and rows[0]["edata"] == ""
+
+
+def test_cp_sat_goes_on(tmp_path, monkeypatch):
+    """What the csv holds is not solved again; instances without a solution are counted."""
+    solved = []
+
+    def solve(jobs, num_machines, seconds, workers):
+        solved.append((len(jobs), num_machines, seconds))
+        found = 60 if seconds > 1 else None
+        return {
+            "status": "FEASIBLE",
+            "makespan": found,
+            "bound": 1,
+            "wall_time": 1.0,
+            "schedule": [],
+        }
+
+    monkeypatch.setattr(cp_sat, "solve", solve)
+    monkeypatch.setitem(sys.modules, "ortools", SimpleNamespace(__version__="9"))
+    args = cp_sat.Args(suites=["mk"], max_instances=2, results=str(tmp_path))
+    cp_sat.main(args)
+    assert solved == [(10, 6, 1), (10, 6, 1), (10, 6, 10), (10, 6, 10)]
+    text = (tmp_path / "FlexibleJobShop-v0.md").read_text()
+    assert "| mk |  (2 of 2 without a solution) | 90.4 |" in text  # 60 of 40 and of 26
+    cp_sat.main(dataclasses.replace(args, max_instances=3))
+    assert solved[4:] == [(15, 8, 1), (15, 8, 10)]
+    with pytest.raises(SystemExit, match="--suites la: FlexibleJobShop-v0 has"):
+        cp_sat.main(dataclasses.replace(args, suites=["la"]))
+
+
+def test_cp_sat_solves():
+    """Both kinds of instances: known optima, schedules without overlap, and eligible machines."""
+    pytest.importorskip("ortools")
+    for jobs, num_machines, best_known in [
+        cp_sat.job_shop_instance("ft06"),
+        cp_sat.flexible_instance("mk01"),
+    ]:
+        found = cp_sat.solve(jobs, num_machines, 20, 1)
+        assert found["status"] == "OPTIMAL" and found["makespan"] == best_known == found["bound"]
+        schedule = found["schedule"]
+        assert [row[:2] for row in schedule] == [
+            (j, k) for j, job in enumerate(jobs) for k in range(len(job))
+        ]
+        assert all(jobs[j][k][m] == finish - start for j, k, m, start, finish in schedule)
+        assert max(row[4] for row in schedule) == best_known
+        for column in (0, 2):
+            for key in {row[column] for row in schedule}:
+                rows = sorted(row[3:] for row in schedule if row[column] == key)
+                assert all(end <= start for (_, end), (start, _) in zip(rows, rows[1:]))
+
+
+# ---- dag_schedule.py ----
+def test_table_of_rules_and_policies(tmp_path, monkeypatch):
+    """What is played once gives the costs of the rules, other jobs the exponent, and the runs give
+    ours."""
+    played = []
+
+    def play_rule(rule, alpha, workload, **kwargs):
+        played.append((rule, alpha, workload))
+        return (
+            100.0
+            + 10 * abs(alpha + 0.5)
+            + 50 * (rule == "random")
+            + 2 * (rule == "fair")
+            + workload % 1000
+        )
+
+    monkeypatch.setattr(dag_schedule, "play_rule", play_rule)
+    args = dag_schedule.Args(results=str(tmp_path), episodes=2, alphas=(-1.0, -0.5, 0.0))
+    dag_schedule.main(args)
+    assert {
+        workload for rule, alpha, workload in played if alpha == 0.0 and rule == "weighted fair"
+    } == {1000, 1001}
+    assert {workload for *_, workload in played} == {0, 1, 1000, 1001}
+    played.clear()
+    folder = tmp_path / "dag_schedule"
+    (folder / "runs").mkdir()
+    for seed, cost in enumerate((80, 90, 100)):
+        (folder / "runs" / f"{seed}.json").write_text(
+            json.dumps(
+                {
+                    "name": "batch",
+                    "exit_code": int(seed == 2),
+                    "eval": {"greedy": [cost, cost + 1]},
+                    "cpu": "C",
+                    "versions": {"torch": "2"},
+                    "commit": "0123456789",
+                    "duration": 60,
+                    "command": f"ppo_x.py {seed}",
+                }
+            )
+        )
+    dag_schedule.main(args)
+    assert not played
+    with open(folder / "table.csv") as file:
+        rows = {(row["suite"], row["system"]): row for row in csv.DictReader(file)}
+    ours = rows["batch", "**ppo_x.py, greedy**"]
+    assert (ours["mean"], ours["seeds"], ours["change"]) == ("85.500", "80.5, 90.5", "-14.925")
+    assert rows["batch", "weighted fair, alpha -0.5 (tuned)"]["mean"] == "100.500"
+    assert ("continuous", "weighted fair, alpha -1") in rows and (
+        "continuous",
+        "**ppo_x.py, greedy**",
+    ) not in rows
+    text = (folder / "table.md").read_text()
+    assert "| batch | **ppo_x.py, greedy** | 85.5 ± 5.0 | -14.9 | 80.5, 90.5 |" in text
+    assert "commit 0123456;" in text
+
+
+# ---- The commands of the tables ----
+def parses(command):
+    """Whether a script has the flags of a command, given as words without the interpreter.
+    SystemExit if not."""
+    first = next(
+        (k for k, word in enumerate(command) if word.endswith(".py")), 0
+    )  # before it torchrun and its flags
+    name = Path(command[first]).stem
+    # a peer's folder is on sys.path
+    script = importlib.import_module(f"cleanrl_graph.{name}" if name.startswith("ppo_") else name)
+    return tyro.cli(script.Args, args=list(command[first + 1 :]), console_outputs=False)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "actions",
+        "async",
+        "choice_head",
+        "dag_schedule",
+        "demos",
+        "flexible_job_shop",
+        "job_shop",
+        "popgym",
+        "ppo_framestack",
+        "ppo_graph",
+        "ppo_gtrxl",
+        "ppo_lstm_sparse",
+        "recall",
+        "skills",
+        "speed",
+        "stateless_cartpole",
+        "third_party",
+    ],
+)
+def test_commands_of_the_shell_files(tmp_path, script):
+    """Each is run with an interpreter that only notes what it is given; the flags of all runs
+    exist."""
+    copy, log, python = tmp_path / "benchmark", tmp_path / "log", tmp_path / "python"
+    copy.mkdir()
+    shutil.copy(BENCHMARK / f"{script}.sh", copy)
+    python.write_text(f"""#!{sys.executable}
+import json, pathlib, sys
+if sys.argv[1] != "-":
+    with open({str(log)!r}, "a") as file:
+        file.write(json.dumps(sys.argv[1:]) + "\\n")
+if "quick=" in str(sys.argv):
+    folder = pathlib.Path("runs/job_shop_quick/quick_JobShop-v0_s1_0/JobShop-v0")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.pt").touch()
+""")
+    python.chmod(0o755)
+    parts = {
+        "job_shop": "quick long greedy l2d families samples solver table",
+        "stateless_cartpole": "ours table",
+    }
+    pythons = {f"{name}PYTHON": str(python) for name in ("", "PEER_", "TRXL_", "THIRD_PARTY_")}
+    env = (
+        os.environ | pythons | {"SEEDS": "1", "PARTS": parts.get(script, ""), "CLEANRL": "cleanrl"}
+    )
+    shutil.copytree(
+        BENCHMARK / "results" / "speed", copy / "results" / "speed"
+    )  # shown by speed.sh
+    result = subprocess.run(
+        ["bash", copy / f"{script}.sh"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    names = {Path(call[0]).name for call in calls}
+    assert not [call for call in calls if call[0] != "-c" and not (ROOT / call[0]).exists()]
+    if script not in ("async", "speed"):
+        assert "run.py" in names and names & {"report.py", "third_party.py", "dag_schedule.py"}
+    for call in calls:
+        if call[0].startswith("cleanrl_graph/"):
+            parses(call)
+        if call[0] == "benchmark/run.py":
+            args = tyro.cli(run.Args, args=call[1:])
+            for each in run.all_runs(args):
+                parses([*each.command, "--run-dir", "x"])
+        if call[0] == "benchmark/report.py":
+            tyro.cli(report.Args, args=call[1:])
+        if call[0] == "benchmark/cp_sat.py":
+            tyro.cli(cp_sat.Args, args=call[1:])
+        if call[0] == "benchmark/schedules.py":
+            tyro.cli(schedules.Args, args=call[1:])
+        if call[0].startswith("benchmark/speed/"):
+            tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
+
+
+def test_flags_of_the_speed_tables():
+    import breakdown
+    import proof_of_memory
+    import scaling
+    import time_to_475
+
+    for script, _, flags in old_vs_new.CASES.values():
+        if flags != "--help":
+            parses([script, *flags.split()])
+    for flags in proof_of_memory.VARIANTS.values():
+        parses(["ppo_gtrxl", *proof_of_memory.FLAGS.split(), *flags.split()])
+    for script, _, flags in breakdown.TASKS.values():
+        importlib.import_module(f"cleanrl_graph.{script}").Args(**flags)
+    parses(["ppo_graph", *time_to_475.FLAGS.split()])
+    parses(scaling.command(scaling.Args(), "ppo_graph", 1.0, 4096))
+
+
+def test_an_old_checkout_gets_the_old_names_of_flags(monkeypatch):
+    """And the new one those of today; both are run with the same steps and seed."""
+    commands, result = [], SimpleNamespace(sps=1.0, cpu=3.0, peak_mb=2.0)
+    monkeypatch.setattr(
+        old_vs_new, "train", lambda command, *_: commands.append(" ".join(command[2:])) or result
+    )
+    monkeypatch.setattr(
+        old_vs_new, "help_of", lambda path: "--mask-obs" if "old" in str(path) else "--wrap"
+    )
+    for checkout in ("old", "new"):
+        assert old_vs_new.run(checkout, "hidden", 0.01, 3) == (1.0, 3.0, 2.0)
+    old, new = commands
+    assert "--mask-obs 1,3 --total-timesteps 8192 --seed 3" in old
+    assert new == old.replace("--mask-obs 1,3", "--wrap hide:1,3")
+
+
+TRIES = {
+    "layout": "--num-stored 512 --repeats 1",
+    "views": "--num-envs 2 --num-steps 32 --episode-length 10 --repeats 1",
+    "attention": "--parts memory --memory-lengths 4 16 --num-steps 32 --repeats 1",
+    "lstm_kernels": "--tables state graph --densities 0.02 --repeats 1 --lstm-dim 8",
+    "gnn_layers": "--repeats 1",
+    "breakdown": "--tasks cartpole framestack lstm_nodes gtrxl --scale 0",
+    "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
+    "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",
+    "async": "--cases 0.1 --rounds 1 --num-updates 2 --systems ppo_graph thread --curve-steps 0",
+    "compile": "--cases CartPole-v1 --repeats 1 --rounds 1 --scale 0.05 --mode none",
+    "old_vs_new": f"--old {ROOT} --new {ROOT} --cases cartpole --rounds 1 --scale 0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRIES)
+def test_speed_tables_can_be_made(tmp_path, name):
+    """Each with a few steps; the peers' place is taken by an interpreter that prints what they
+    would."""
+    peer = tmp_path / "peer"
+    peer.write_text("#!/bin/sh\necho SPS 100\necho mean return 1.0\n")
+    peer.chmod(0o755)
+    flags = TRIES[name].replace("PEER", str(peer)).split()
+    result = subprocess.run(
+        [sys.executable, BENCHMARK / "speed" / f"{name}.py", *flags],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "| --- |" in result.stdout and "nan" not in result.stdout

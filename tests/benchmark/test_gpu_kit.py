@@ -1,0 +1,546 @@
+"""benchmark/gpu.sh: it refuses, resumes and writes what it should, its flags exist, and the whole
+of it runs dry on the CPU. And what torchrun does with a GPU per rank, as far as it can be seen
+without one."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import tyro
+from helpers import small_args
+from processes import SCRIPTS
+from torch.distributed import distributed_c10d
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "benchmark" / "gpu")]
+import child  # noqa: E402
+import kit  # noqa: E402
+import part  # noqa: E402
+import throughput  # noqa: E402
+import trainings  # noqa: E402
+import transfers  # noqa: E402
+
+ABOUT = {
+    "dry": True,
+    "gpu": None,
+    "cpu": "C",
+    "cpus": 2,
+    "system": "S",
+    "python": "3",
+    "torch": "2",
+    "commit": "0123",
+    "torch-geometric": "2",
+    "gymnasium": "1",
+    "numpy": "2",
+}
+MEASURED = ABOUT | {"dry": False, "gpu": "G", "gpus": 1, "driver": "5", "cuda": "13", "cudnn": 9}
+LATER = float("inf")
+
+
+def results_in(folder, about=ABOUT, **flags):
+    args = kit.Args(out=str(folder), dry=about["dry"], **flags)
+    return kit.Results(args, "x", "Title", "Notes.", about), args
+
+
+def rows_of(**measures):
+    return [
+        kit.Row("T", {"name": name, "number": 1000}, measure, 1)
+        for name, measure in measures.items()
+    ]
+
+
+# ---- What it refuses ----
+@pytest.mark.parametrize("folder", ["h200", "h200/again", ""])
+def test_a_dry_run_does_not_write_among_the_tables(folder):
+    with pytest.raises(SystemExit, match="benchmark/results is for what was measured"):
+        kit.check(kit.Args(out=str(ROOT / "benchmark" / "results" / folder), dry=True))
+
+
+def test_no_device_no_figures(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert part.main(("sps",), kit.Args(out=str(tmp_path / "a"))) == part.REFUSED
+    assert "no CUDA device is available here, so nothing is measured" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_dry_and_measured_rows_do_not_go_into_one_table(tmp_path):
+    results, _ = results_in(tmp_path)
+    results.add(rows_of(a=dict)[0], {"ms": 1.0})
+    with pytest.raises(SystemExit, match="is not of a measurement"):
+        results_in(tmp_path, MEASURED)
+    (tmp_path / "x.json").unlink()
+    results, _ = results_in(tmp_path, MEASURED)
+    results.add(rows_of(a=dict)[0], {"ms": 1.0})
+    with pytest.raises(SystemExit, match="is not of a dry run"):
+        results_in(tmp_path)
+
+
+# ---- Rows ----
+def raises(error):
+    def measure(deadline):
+        raise error
+
+    return measure
+
+
+def test_rows_are_measured_once(tmp_path, capsys):
+    """What failed, could not be run or was stopped is tried again; what was measured is left
+    out."""
+    results, args = results_in(tmp_path)
+    rows = rows_of(
+        good=lambda deadline: {"ms": 1234.5, "us": 0.01234, "_raw": [1, 2]},
+        bad=raises(ValueError("a\nb|c")),
+        absent=raises(kit.NotHere("no such thing")),
+        stopped=raises(kit.TimeIsUp()),
+    )
+    assert kit.measure(results, rows, args, LATER) == kit.FAILED
+    text = (tmp_path / "x.md").read_text()
+    assert text.index(f"**{kit.DRY}**") < text.index("# Title") < text.index("Notes.")
+    assert (
+        "| name | number | ms | us | note |" in text
+        and "| good | 1,000 | 1,234 | 0.0123 |  |" in text
+    )
+    assert "| bad | 1,000 |  |  | failed: ValueError: b/c |" in text and "stopped" not in text
+    assert "| absent | 1,000 |  |  | not run: no such thing |" in text and "_raw" not in text
+    assert json.loads((tmp_path / "x.json").read_text())["rows"][0]["figures"]["_raw"] == [1, 2]
+
+    order, noting = [], lambda name, ms: lambda deadline: order.append(name) or {"ms": ms}
+    again = rows_of(
+        good=lambda deadline: pytest.fail("it was measured"),
+        bad=noting("bad", 2),
+        absent=raises(kit.NotHere("still not")),
+        stopped=noting("stopped", 3),
+    )
+    results, args = results_in(tmp_path)
+    assert kit.measure(results, again, args, LATER) == 0 and order == ["stopped", "bad"]
+    assert [row["key"]["name"] for row in results.content["rows"]] == [
+        "good",
+        "bad",
+        "absent",
+        "stopped",
+    ]
+    assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "x.md").read_text()
+    assert "x: 1 of 4 rows are there already" in capsys.readouterr().out
+
+
+def test_time_and_choice_of_rows(tmp_path, capsys):
+    results, args = results_in(tmp_path, only="T . [bc] ")
+    rows = rows_of(a=lambda _: {"ms": 1}, b=lambda _: {"ms": 1}, c=lambda _: {"ms": 1})
+    rows[2] = rows[2]._replace(seconds=1000)
+    assert kit.measure(results, rows, args, time.monotonic() + 60) == kit.LEFT
+    assert [row["key"]["name"] for row in results.content["rows"]] == ["b"]
+    assert "time is up, 1 rows are left" in capsys.readouterr().out
+
+
+def test_machines_and_commands_of_a_table(tmp_path):
+    """Rows of two commits and commands: all are named above the table."""
+    for commit, only in (("0123", ""), ("4567", "b")):
+        results, args = results_in(tmp_path / "out", MEASURED | {"commit": commit}, only=only)
+        assert (
+            kit.measure(results, rows_of(a=lambda _: {"ms": 1}, b=lambda _: {"ms": 2}), args, LATER)
+            == 0
+        )
+        (row,) = rows_of(b=dict)
+        results.add(row, {"ms": 3})
+    text = (tmp_path / "out" / "x.md").read_text()
+    assert (
+        "    bash benchmark/gpu.sh --out out x\n    bash benchmark/gpu.sh --out out --only b x\n"
+        in text
+    )
+    assert (
+        "G (driver 5, CUDA 13, cuDNN 9), C, 2 CPUs" in text
+        and "commit 0123" in text
+        and "commit 4567" in text
+    )
+    assert kit.DRY not in text and [row["machine"] for row in results.content["rows"]] == [0, 1]
+
+
+# ---- Processes ----
+def test_commands_and_their_time(tmp_path):
+    log = tmp_path / "log"
+    with pytest.raises(RuntimeError, match="exit code 3(.|\n)*no luck"):
+        kit.run_command(["sh", "-c", "echo no luck; exit 3"], log, time.monotonic() + 60)
+    with pytest.raises(kit.TimeIsUp):
+        kit.run_command(["sleep", "60"], log, time.monotonic() + 0.1)
+
+
+def test_updates_of_a_peer(tmp_path):
+    """Lines are timed as they come, and the peer is ended."""
+    script = (
+        "for k in 1 2 3 4 5 6 7 8; do echo SPS: $k; printf 'bar\\rspeed: 7.5 sps'; sleep "
+        "0.05; done; sleep 60"
+    )
+    start = time.monotonic()
+    times, lines = kit.times_of_lines(
+        ["sh", "-c", script],
+        "SPS: ",
+        0.2,
+        time.monotonic() + 30,
+        tmp_path / "log",
+        {},
+        str(tmp_path),
+    )
+    assert time.monotonic() - start < 20 and lines[:2] == ["SPS: 1", "speed: 7.5 spsSPS: 2"]
+    assert 4 <= len(times) <= 8 and 0.2 <= times[-1] - times[0] < 10
+    with pytest.raises(RuntimeError, match="exit code 1(.|\n)*no module"):
+        kit.times_of_lines(
+            ["sh", "-c", "echo no module; exit 1"],
+            "SPS",
+            1,
+            LATER,
+            tmp_path / "b",
+            {},
+            str(tmp_path),
+        )
+    with pytest.raises(kit.TimeIsUp):
+        kit.times_of_lines(
+            ["sleep", "60"], "SPS", 1, time.monotonic() + 0.1, tmp_path / "c", {}, str(tmp_path)
+        )
+
+
+def test_steady_speed():
+    """Slow first updates, which compile, do not count: 100 steps per second in the second half."""
+    updates = [(100, 50.0), (200, 60.0), (300, 61.0), (400, 62.0), (1300, 71.0), (1400, 72.0)]
+    assert kit.steady(updates) == pytest.approx(100)
+    assert kit.steady(updates[:2]) == pytest.approx(10)
+
+
+def test_first_time_at_a_return():
+    episodes = [(10 * k, 1.0 * k, float(k >= 150), 5) for k in range(400)]
+    found = trainings.first_time(episodes, 0.9)
+    assert list(found.values()) == [2390, 239.0]  # 90 of the last 100 are from episode 150 on
+    assert set(trainings.first_time(episodes[:120], 0.9).values()) == {"never"}
+
+
+def test_a_training_goes_on_as_it_was_planned(tmp_path):
+    """By the fastest script, for as long as is asked for; when it goes on nothing changes."""
+    (training,), (results, _) = trainings.TRAININGS["jobshop"], results_in(tmp_path, MEASURED)
+    args = kit.Args(out=str(tmp_path))
+    with pytest.raises(kit.NotHere, match="no speed was measured"):
+        trainings.plan(training, results, args)
+    speeds = [
+        row for row in trainings.all_rows("jobshop", args, results) if row.table == trainings.SPEED
+    ]
+    for row, sps in zip(speeds, (100.0, 200.0), strict=True):
+        results.add(row, {"SPS": sps})
+    assert trainings.plan(training, results, args) == (
+        "ppo_graph_compile",
+        int(200 * training.seconds),
+    )
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "jobshop.json").write_text('["ppo_graph", 5]')
+    assert trainings.plan(training, results, args) == ("ppo_graph", 5)
+
+
+# ---- The trace ----
+def event(name, cat, ts, dur=1.0, **args):
+    return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "args": args}
+
+
+def test_sums_of_a_trace():
+    """Two steps, two minibatches: bytes and waits are those of the phase in which the host asked
+    for them, wherever the device was by then; overlapping kernels count once."""
+    names = [
+        (10, "append"),
+        (20, "step"),
+        (30, "append"),
+        (40, "step"),
+        (50, "append"),
+        (60, "gather"),
+        (70, "optimizer"),
+        (80, "gather"),
+        (90, "optimizer"),
+    ]
+    events = [event(child.MARK + name, "user_annotation", ts) for ts, name in names]
+    events += [
+        event(child.MARK + "step", "gpu_user_annotation", 21),
+        {"ph": "i", "name": "x", "ts": 0},
+    ]
+    copies = [(5, 7), (12, 100), (13, 20), (32, 100), (52, 3), (61, 1000), (82, 2000)]
+    for k, (ts, size) in enumerate(copies):
+        events += [
+            event("cudaMemcpyAsync", "cuda_runtime", ts, correlation=k),
+            event(
+                "Memcpy HtoD (Pinned -> Device)",
+                "gpu_memcpy",
+                85 + k / 10,
+                0.05,
+                bytes=size,
+                correlation=k,
+            ),
+        ]
+    events += [
+        event("cudaMemcpyAsync", "cuda_runtime", 18, correlation=77),
+        event("Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", 18.5, 0.5, bytes=8, correlation=77),
+    ]
+    events += [
+        event("cudaStreamSynchronize", "cuda_runtime", ts, 2000.0) for ts in (18, 38, 55, 95)
+    ]
+    events += [
+        event("cudaLaunchKernel", "cuda_runtime", 65, correlation=99),
+        event("a", "kernel", 100, 10, correlation=99),
+        event("b", "kernel", 105, 10),
+    ]
+    sums = child.summary(events)
+    of = lambda phase, *keys: [sums["phases"][phase][name] for name in keys]
+    assert of("between", "to_device_bytes", "waits") == [7, 1]
+    assert of("collection", "to_device_bytes", "to_device_copies", "to_host_bytes", "waits") == [
+        220,
+        3,
+        8,
+        2,
+    ]
+    assert of("advantages", "to_device_bytes", "waits", "wait_ms") == [3, 1, 2.0]
+    assert of("update", "to_device_bytes", "to_device_copies", "launches", "waits") == [
+        3000,
+        2,
+        1,
+        0,
+    ]
+    assert (sums["steps"], sums["minibatches"]) == (2, 2)
+    assert sums["busy_us"] == pytest.approx(15 + 0.5 + 7 * 0.05)
+    noted = sums | {
+        "updates": 1,
+        "expected_minibatches": 16,
+        "plain_seconds": 1e-3,
+        "plain_steps": 8,
+        "watched_steps": 8,
+    }
+    figures = transfers.figures(noted)
+    assert (
+        figures["bytes to the device per step"] == 110
+        and figures["bytes to the device per minibatch"] == 1500
+    )
+    assert (
+        figures["device busy, %"] == pytest.approx(100 * sums["busy_us"] / 1000)
+        and figures["SPS"] == 8000
+    )
+    assert figures["waits per step"] == 1 and figures["other waits per update"] == 2
+
+
+# ---- Flags ----
+def parsed(script, flags):
+    """Args of a script; the flags of the compiled one, where it is not there yet, are those of
+    ppo_graph.py."""
+    name = script if (kit.SCRIPTS / f"{script}.py").exists() else "ppo_graph"
+    return tyro.cli(
+        importlib.import_module(f"cleanrl_graph.{name}").Args, args=flags, console_outputs=False
+    )
+
+
+def test_flags_of_the_trainings():
+    """Every script has the flags of every row, with a minibatch of at least one environment."""
+    cases = {(case.task, case.script): case for case in throughput.cases(16)}
+    assert set(transfers.CASES) <= cases.keys() and {task for task, _ in cases} == set(
+        throughput.TASKS
+    )
+    for case in cases.values():
+        args = parsed(case.script, case.flags)
+        assert (args.env_id, args.num_envs, args.num_workers) == (
+            throughput.TASKS[case.task].env_id,
+            case.num_envs,
+            case.num_workers,
+        )
+    for training in [training for several in trainings.TRAININGS.values() for training in several]:
+        for dry in (False, True):
+            flags = trainings.words(training, kit.Args(out="x", dry=dry))
+            for script in training.scripts:
+                args = parsed(script, flags)
+                assert args.num_envs >= (4 if dry else 32) and args.num_minibatches <= args.num_envs
+                assert args.cuda == (not dry)
+
+
+def test_rows_of_all_environments_and_peers():
+    """64, 512 and 4,096 environments; eager, compiled, and the peers; 512 first."""
+    rows = throughput.all_rows("sps", kit.Args(out="x"))
+    names = {(row.key["system"], row.key["environments"]) for row in rows}
+    systems = ("ppo_graph.py", "ppo_graph_compile.py", *throughput.PEERS)
+    assert {(system, num) for system in systems for num in (64, 512, 4096)} <= names
+    assert rows[0].key["environments"] == 512 and len({row.name for row in rows}) == len(rows)
+
+
+def test_peers_that_are_not_there(tmp_path):
+    for peers, reason in ((None, "no --peers"), (str(tmp_path), "has no")):
+        for peer in throughput.PEERS:
+            with pytest.raises(kit.NotHere, match=reason):
+                throughput.train_peer(
+                    peer,
+                    4,
+                    16,
+                    kit.Args(out=str(tmp_path / "out"), dry=True, peers=peers),
+                    0,
+                    LATER,
+                )
+
+
+# ---- gpu.sh ----
+def wrapper(tmp_path, *arguments, codes="0"):
+    """(exit code, what was printed, the calls of part.py) with an interpreter that only notes what
+    it is given."""
+    python, log = tmp_path / "python", tmp_path / "calls"
+    python.write_text(
+        f"#!/bin/sh\nshift\necho $* >> {log}\nset -- {codes}\n"
+        f"shift $(($(wc -l < {log}) - 1)) 2> /dev/null\nexit ${{1:-0}}\n"
+    )
+    python.chmod(0o755)
+    log.unlink(missing_ok=True)
+    result = subprocess.run(
+        ["bash", ROOT / "benchmark" / "gpu.sh", *arguments],
+        cwd=tmp_path,
+        text=True,
+        env=os.environ | {"PYTHON": str(python)},
+        capture_output=True,
+    )
+    return result.returncode, result.stderr, log.read_text().splitlines() if log.exists() else []
+
+
+def test_the_wrapper(tmp_path):
+    """Each part is a process; in a dry run there is one for all. What refuses ends it, what fails
+    does not."""
+    assert wrapper(tmp_path, "--out", "o", "sps", "--minutes", "3", "tests") == (
+        0,
+        "",
+        ["sps --out o --minutes 3", "tests --out o --minutes 3"],
+    )
+    every = list(part.PARTS)
+    assert wrapper(tmp_path, "--dry", "--out", "o") == (0, "", [" ".join(every) + " --dry --out o"])
+    assert wrapper(tmp_path, "--out", "o", codes="0 3 1 0 3")[::2] == (
+        1,
+        [f"{name} --out o" for name in every],
+    )
+    assert wrapper(tmp_path, "--out", "o", "sps", "tests", codes="3 0")[0] == 3
+    assert wrapper(tmp_path, "--out", "o", "sps", "tests", codes="2 0")[::2] == (1, ["sps --out o"])
+    code, text, calls = wrapper(tmp_path, "--out", "o", "nothing")
+    assert (code, calls) == (1, []) and "there is no part nothing, the parts are: tests sps" in text
+    assert wrapper(tmp_path, "--minutes", "x", "sps")[0] == 1
+
+
+@pytest.mark.slow
+def test_everything_runs_dry(tmp_path):
+    """All parts, in the sizes of a try: no row fails, files are marked, and the second time there
+    is nothing left."""
+    command = ["bash", str(ROOT / "benchmark" / "gpu.sh"), "--out", "out", "--dry"]
+    env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    kinds = set()
+    for name in part.PARTS:
+        text = (tmp_path / "out" / f"{name}.md").read_text()
+        assert (
+            text.index(kit.DRY) < text.index("# ") and "| --- |" in text and "failed:" not in text
+        )
+        content = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+        assert all(about["dry"] and about["gpu"] is None for about in content["machines"])
+        kinds |= {row["note"].split(":")[0] for row in content["rows"]}
+    assert (
+        kinds == {"", "not run"}
+        and "needs a CUDA device" in (tmp_path / "out" / "tests.txt").read_text()
+    )
+    again = subprocess.run(
+        [*command, "kernels", "recall"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert (
+        again.returncode == 0
+        and "kernels: 8 of 8 rows" in again.stdout
+        and "recall: 2 of 2 rows" in again.stdout
+    )
+
+
+@pytest.mark.slow
+def test_a_child_as_a_process_of_its_own(tmp_path, monkeypatch):
+    """As on a GPU, where nothing is forked: a training that was stopped goes on from its
+    checkpoint."""
+    flags = [
+        "--env-id",
+        "CartPole-v1",
+        "--no-cuda",
+        "--num-steps",
+        "8",
+        "--num-envs",
+        "2",
+        "--hidden-dims",
+        "8",
+        "--eval-episodes",
+        "0",
+        "--run-dir",
+        str(tmp_path / "runs"),
+        "--checkpoint-every",
+        "1",
+        "--resume",
+        "auto",
+    ]
+    args, log = kit.Args(out=str(tmp_path)), tmp_path / "logs" / "log"
+    checkpoints = lambda: sorted(tmp_path.glob("runs/*/checkpoint_*.ckpt"))
+
+    def stop(process, is_alive, deadline):
+        while not checkpoints():
+            time.sleep(0.05)
+        process.terminate()
+        process.wait()
+
+    def train(num_steps):
+        return kit.from_child(
+            args, "train", "ppo_graph", [*flags, "--total-timesteps", str(num_steps)], log, LATER
+        )
+
+    with monkeypatch.context() as patch, pytest.raises(kit.TimeIsUp):
+        patch.setattr(kit, "wait", stop)
+        train(10**7)
+    steps = 16 + int(checkpoints()[-1].stem.split("_")[1])
+    assert (
+        train(steps) == {"gpu_gb": 0.0}
+        and len(list(tmp_path.glob("runs/*"))) == 1
+        and not log.parent.exists()
+    )
+    assert f"{steps:012d}" in checkpoints()[-1].stem
+
+
+# ---- torchrun with a GPU per rank ----
+class Stop(Exception):
+    """The training has begun."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_rank_takes_its_own_gpu(name, tmp_path, monkeypatch):
+    """LOCAL_RANK chooses the device, which is the current one before nccl is set up; objects go
+    through gloo."""
+    script, calls = importlib.import_module(f"cleanrl_graph.{name}"), []
+
+    def begin(backend):
+        calls.append(backend)
+        raise Stop
+
+    monkeypatch.setattr(script, "LOCAL_RANK", 3)
+    monkeypatch.setattr(script, "WORLD_SIZE", 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(dist, "init_process_group", begin)
+    with pytest.raises(Stop):
+        script.main(
+            small_args(
+                script, cuda=True, env_id="CartPole-v1", run_dir=str(tmp_path), total_timesteps=480
+            )
+        )
+    assert calls == [torch.device("cuda:3"), "cpu:gloo,cuda:nccl"]
+
+
+def test_objects_of_ranks_need_no_gpu(tmp_path):
+    """Where a group has a backend for each device, as that of the scripts has, objects go through
+    the CPU's, so that no rank needs a copy on a device (gloo stands for nccl here)."""
+    dist.init_process_group(
+        "cpu:gloo,cuda:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        assert distributed_c10d._get_object_coll_device() == "cpu"
+        values = [None]
+        dist.all_gather_object(values, {"a": [1]})
+        assert values == [{"a": [1]}]
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,591 @@
+"""Flexible job shop: schedules against a plain re-implementation and brute force, graph invariants,
+benchmark data."""
+
+import hashlib
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs import flexible_job_shop
+from cleanrl_graph.envs.flexible_job_shop import (
+    EDGE_FEATURES,
+    FEATURE_LIMIT,
+    NODE_FEATURES,
+    RULES,
+    FlexibleJobShopEnv,
+    dispatch_rule,
+    load_instance,
+    play_rule,
+    suite_makespans,
+)
+
+NODE = {text.split(":")[0]: i for i, text in enumerate(NODE_FEATURES)}
+EDGE = {text.split(":")[0].split(",")[0]: i for i, text in enumerate(EDGE_FEATURES)}
+SUITES = FlexibleJobShopEnv.eval_suites
+TINY = {"times": [[2, 4, 0], [0, 3, 3], [5, 0, 0]], "operations": [2, 1]}
+
+
+class NaiveShop:
+    """Dispatching with plain loops; jobs are lists of dicts machine -> time."""
+
+    def __init__(self, jobs, num_machines, dispatch):
+        self.jobs, self.dispatch = jobs, dispatch
+        self.next, self.ready, self.free = [0] * len(jobs), [0] * len(jobs), [0] * num_machines
+        self.schedule = []  # (job, step, machine, start, finish)
+
+    def pairs(self):
+        """Returns (job, machine, start, finish) of all next operations on all their machines."""
+        return [
+            (j, m, max(self.ready[j], self.free[m]), max(self.ready[j], self.free[m]) + time)
+            for j, job in enumerate(self.jobs)
+            if self.next[j] < len(job)
+            for m, time in sorted(job[self.next[j]].items())
+        ]
+
+    def legal(self):
+        """Returns the pairs (job, machine) that may be chosen now."""
+        pairs = self.pairs()
+        if self.dispatch == "active":
+            return [pair[:2] for pair in pairs if pair[2] < min(finish for *_, finish in pairs)]
+        if self.dispatch == "nondelay":
+            return [pair[:2] for pair in pairs if pair[2] == min(start for _, _, start, _ in pairs)]
+        return [pair[:2] for pair in pairs]
+
+    def play(self, job, machine):
+        start, finish = next(pair[2:] for pair in self.pairs() if pair[:2] == (job, machine))
+        self.schedule.append((job, self.next[job], machine, start, finish))
+        self.next[job] += 1
+        self.ready[job] = self.free[machine] = finish
+
+    def best(self):
+        """Returns the least makespan that legal choices reach, by depth-first search."""
+        least, seen, stack = np.inf, set(), [(self.next, self.ready, self.free)]
+        while stack:
+            state = stack.pop()
+            self.next, self.ready, self.free = map(list, state)
+            if max(self.free) >= least or str(state) in seen:
+                continue
+            seen.add(str(state))
+            if not (legal := self.legal()):
+                least = max(self.free)
+            for pair in legal:
+                self.next, self.ready, self.free = map(list, state)
+                self.play(*pair)
+                stack.append((self.next, self.ready, self.free))
+        return least
+
+
+def shop_of(env, dispatch=None):
+    times, ends = env.times, np.cumsum(env.operations_of)
+    jobs = [
+        [{m: int(t) for m, t in enumerate(row) if t} for row in times[end - n : end]]
+        for n, end in zip(env.operations_of, ends)
+    ]
+    return NaiveShop(jobs, times.shape[1], dispatch or env.dispatch)
+
+
+def sample_action(observation, rng):
+    return int(rng.choice(np.flatnonzero(observation["action_mask"])))
+
+
+def play_random(env, seed):
+    """Plays one episode; returns the sum of rewards and the last info."""
+    observation, _ = env.reset(seed=seed)
+    rng, total, terminated = np.random.default_rng(seed), 0.0, False
+    while not terminated:
+        observation, reward, terminated, truncated, info = env.step(sample_action(observation, rng))
+        assert not truncated and reward <= 1e-12
+        total += reward
+    return total, info
+
+
+def check_graph(env, observation):
+    """Asserts what holds for every observation of an episode under way."""
+    (x, edge_x, links), mask = observation["graph"], observation["action_mask"]
+    assert (
+        x.dtype == edge_x.dtype == np.float32 and links.dtype == np.int64 and mask.dtype == np.int8
+    )
+    assert np.isfinite(x).all() and np.isfinite(edge_x).all()
+    assert max(np.abs(x).max(), np.abs(edge_x).max()) <= FEATURE_LIMIT
+    assert (
+        len(links) == len(edge_x) == len(mask)
+        and mask.any()
+        and len(set(map(tuple, links.tolist()))) == len(links)
+    )
+    is_op = x[:, NODE["is_op"]] == 1
+    num_ops = int(is_op.sum())
+    assert is_op[:num_ops].all() and (x[num_ops:, NODE["is_machine"]] == 1).all()
+    shown = np.minimum(env.operations_of - env.next, env.window)
+    assert num_ops == shown.sum()
+    ops = [(j, env.next[j] + i) for j, n in enumerate(shown) for i in range(n)]
+    machines = [
+        m
+        for m in range(env.num_machines)
+        if any(
+            env.op_times[j, k, m] < 1e9
+            for j, n in enumerate(env.operations_of)
+            for k in range(env.next[j], n)
+        )
+    ]
+    assert len(x) == num_ops + len(machines)
+    kinds = edge_x[:, :4].argmax(axis=1)
+    assert (edge_x[:, :4].sum(axis=1) == 1).all()
+    for (a, b), kind, legal in zip(links.tolist(), kinds.tolist(), mask.tolist()):
+        if kind < 2:
+            first, second = (a, b) if kind == 0 else (b, a)
+            assert ops[first][0] == ops[second][0] and ops[second][1] == ops[first][1] + 1
+        else:
+            op, machine = (a, b) if kind == 2 else (b, a)
+            assert op < num_ops and env.op_times[ops[op]][machines[machine - num_ops]] < 1e9
+            assert not legal or (kind == 2 and ops[op][1] == env.next[ops[op][0]])
+    pairs = sum(int((env.op_times[j, k] < 1e9).sum()) for j, k in ops)
+    assert (
+        np.bincount(kinds, minlength=4).tolist()
+        == [int((shown - 1).clip(0).sum())] * 2 + [pairs] * 2
+    )
+    chosen = [(ops[a][0], machines[b - num_ops]) for a, b in links[mask == 1].tolist()]
+    assert (edge_x[mask == 1, EDGE["legal"]] == 1).all() and edge_x[
+        :, EDGE["legal"]
+    ].sum() == 2 * mask.sum()
+    return chosen
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    jobs=st.integers(1, 6),
+    machines=st.integers(1, 5),
+    steps=st.integers(1, 4),
+    seed=st.integers(0, 10**6),
+    dispatch=st.sampled_from(["active", "nondelay"]),
+    window=st.integers(1, 5),
+    skip=st.booleans(),
+)
+def test_episode_against_plain_loops(jobs, machines, steps, seed, dispatch, window, skip):
+    env = FlexibleJobShopEnv(
+        jobs=jobs,
+        machines=machines,
+        operations=(1, steps),
+        deviation=(0, 1),
+        dispatch=dispatch,
+        window=window,
+        skip_forced=skip,
+        reward_unit="time",
+    )
+    observation, info = env.reset(seed=seed)
+    assert info == {}
+    shop = shop_of(env)
+    rng, total, terminated, bounds = np.random.default_rng(seed), 0.0, False, [env.first_bound]
+    while not terminated:
+        for job, _, machine, *_ in env.order[len(shop.schedule) :]:
+            assert (job, machine) in shop.legal() and (len(shop.legal()) == 1 or not skip)
+            shop.play(job, machine)
+        assert sorted(check_graph(env, observation)) == shop.legal()
+        bounds.append(env.bound)
+        action = sample_action(observation, rng)
+        shop.play(*env._choice(action))
+        observation, reward, terminated, _, info = env.step(action)
+        assert reward <= 1e-9
+        total += reward
+    for job, _, machine, *_ in env.order[len(shop.schedule) :]:
+        shop.play(job, machine)
+    assert env.order == shop.schedule
+    makespan = max(finish for *_, finish in shop.schedule)
+    assert info["eval"] == {"cost": makespan, "lower_bound": bounds[0]}
+    assert (
+        total == pytest.approx(bounds[0] - makespan)
+        and bounds == sorted(bounds)
+        and bounds[-1] <= makespan
+    )
+    assert [len(part) for part in observation["graph"]] == [1, 1, 1] and observation[
+        "action_mask"
+    ].tolist() == [1]
+    for axis in (0, 2):  # no two operations of a job or of a machine overlap
+        for key in {row[axis] for row in shop.schedule}:
+            rows = sorted(row[3:] for row in shop.schedule if row[axis] == key)
+            assert all(end <= start for (_, end), (start, _) in zip(rows, rows[1:]))
+    steps = [(j, k) for j, n in enumerate(env.operations_of) for k in range(n)]
+    assert sorted(row[:2] for row in shop.schedule) == steps
+    for job, step, machine, start, finish in shop.schedule:
+        assert finish - start == shop.jobs[job][step][machine]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_active_choices_reach_the_optimum(seed):
+    """Brute force over all schedules of tiny shops; every bound on the way is a bound of what can
+    be reached."""
+    env = FlexibleJobShopEnv(
+        jobs=3,
+        machines=(2, 3),
+        operations=2,
+        durations=(1, 9),
+        deviation=1.0,
+        dispatch="active",
+        reward_unit="time",
+        skip_forced=False,
+    )
+    rng = np.random.default_rng(seed)
+    observation, _ = env.reset(seed=seed)
+    best = shop_of(env, "all").best()
+    assert env.bound <= best == shop_of(env, "active").best() <= shop_of(env, "nondelay").best()
+    terminated = False
+    while not terminated:
+        observation, _, terminated, _, info = env.step(sample_action(observation, rng))
+        shop = shop_of(env, "all")
+        for job, _, machine, *_ in env.order:
+            shop.play(job, machine)
+        assert env.bound <= shop.best()
+    assert info["eval"]["cost"] >= best
+
+
+def test_feature_values_by_hand():
+    env = FlexibleJobShopEnv(instance=TINY, dispatch="active", window=2)
+    observation, _ = env.reset(seed=0)
+    x, edge_x, links = observation["graph"]
+    mean_time = (3 + 3 + 5) / 3
+    assert (
+        env.bound == 5
+    )  # job 0: 2 + 3; job 1: 5, which only machine 0 can take; mean load: (2 + 3 + 5) / 3
+    expected = {
+        "is_op": [1, 1, 1, 0, 0, 0],
+        "is_machine": [0, 0, 0, 1, 1, 1],
+        "time": [2 / mean_time, 3 / mean_time, 5 / mean_time, 0, 0, 0],
+        "spread": [1 / mean_time, 0, 0, 0, 0, 0],
+        "options": [2 / 3, 2 / 3, 1 / 3, 0, 0, 0],
+        "single": [0.5, 0.5, 1, 0, 0, 0],
+        "start": [0, 2 / mean_time, 0, 0, 0, 2 / mean_time],
+        "start_rel": [0, 0.4, 0, 0, 0, 0.4],
+        "wait": [0] * 6,
+        "tail": [0.6, 0, 0, 0, 0, 0],
+        "slack": [0, 0, 0, 0, 5 / mean_time, 3 / mean_time],
+        "slack_rel": [0, 0, 0, 0, 1, 0.6],
+        "job_work": [1, 0.6, 1, 0, 0, 0],
+        "ops_left": [1, 0.5, 0.5, 0, 0, 0],
+        "candidate": [1, 0, 1, 0, 0, 0],
+        "legal": [1, 0, 1, 1, 1, 0],
+        "free": [0] * 6,
+        "free_rel": [0] * 6,
+        "load": [0, 0, 0, 6 / 5, 3.5 / 5, 1.5 / 5],
+        "load_share": [0, 0, 0, 1, 3.5 / 6, 1.5 / 6],
+        "forced": [0, 0, 0, 1, 0, 0],
+        "machine_ops": [0, 0, 0, 2 / 3, 2 / 3, 1 / 3],
+        "queue": [0, 0, 0, 1, 0.5, 0],
+        "spare": [1 - 4 / 5] * 6,
+        "left": [1] * 6,
+    }
+    assert list(expected) == list(NODE)
+    for name, values in expected.items():
+        np.testing.assert_allclose(x[:, NODE[name]], values, atol=1e-6, err_msg=name)
+    assert links.tolist() == [
+        [0, 3],
+        [0, 4],
+        [1, 4],
+        [1, 5],
+        [2, 3],
+        [3, 0],
+        [4, 0],
+        [4, 1],
+        [5, 1],
+        [3, 2],
+        [0, 1],
+        [1, 0],
+    ]
+    expected = {
+        "job_successor": [0] * 5,
+        "job_predecessor": [0] * 5,
+        "to_machine": [1] * 5,
+        "from_machine": [0] * 5,
+        "time": np.array([2, 4, 3, 3, 5]) / mean_time,
+        "excess": np.array([0, 2, 0, 0, 0]) / mean_time,
+        "excess_rel": [0, 0.5, 0, 0, 0],
+        "delay": np.array([0, 0, 2, 2, 0]) / mean_time,
+        "wait": [0] * 5,
+        "idle": np.array([0, 0, 2, 2, 0]) / mean_time,
+        "later": np.array([0, 2, 0, 0, 0]) / mean_time,
+        "behind": np.array([0, 0, 1, -FEATURE_LIMIT * mean_time, 3]) / mean_time,
+        "slack": np.array([0, -2, 0, 0, 0]) / mean_time,
+        "slack_rel": [0, -0.4, 0, 0, 0],
+        "legal": [1, 1, 0, 0, 1],
+    }
+    assert list(expected) == list(EDGE)
+    for name, values in expected.items():
+        np.testing.assert_allclose(edge_x[:5, EDGE[name]], values, atol=1e-6, err_msg=name)
+    np.testing.assert_array_equal(edge_x[5:10, 4:], edge_x[:5, 4:])
+    assert (edge_x[5:10, 3] == 1).all() and edge_x[10].nonzero()[0].tolist() == [0]
+    assert (
+        edge_x[11].nonzero()[0].tolist() == [1]
+        and observation["action_mask"].tolist() == [1, 1, 0, 0, 1] + [0] * 7
+    )
+
+
+@pytest.mark.parametrize("dispatch", ["active", "nondelay"])
+def test_return_is_relative_to_the_first_bound(dispatch):
+    for seed in range(5):
+        total, info = play_random(
+            FlexibleJobShopEnv(jobs=(3, 8), machines=(3, 6), dispatch=dispatch), seed
+        )
+        cost, bound = info["eval"]["cost"], info["eval"]["lower_bound"]
+        assert total == pytest.approx((bound - cost) / bound, abs=1e-9)
+
+
+def test_benchmark_instances():
+    names = [kwargs["instance"] for suite in SUITES.values() for kwargs in suite]
+    assert len(set(names)) == len(names) == 730 and {*names} == {
+        *flexible_job_shop.read_data_file()
+    }
+    digest, sizes = hashlib.sha1(), {}
+    for name in names:
+        times, operations, best_known, lower_bound = load_instance(name)
+        flexible_job_shop.check_instance(times, operations)
+        digest.update(
+            b"".join(
+                [
+                    times.astype("<i8").tobytes(),
+                    operations.astype("<i8").tobytes(),
+                    b"%d" % best_known,
+                ]
+            )
+        )
+        sizes[name] = len(operations), times.shape[1]
+        assert lower_bound <= best_known
+    assert digest.hexdigest()[:12] == "bd5f70a4bc85"
+    assert {sizes[f"sd20x10_{i:03d}"] for i in range(1, 101)} == {(20, 10)} and sizes["mk01"] == (
+        10,
+        6,
+    )
+    assert sizes["la40_vdata"] == (15, 15) and load_instance("mk01")[2:] == (40, 40)
+    assert (
+        sum(load_instance(kwargs["instance"])[2] for kwargs in SUITES["sd10x5"]) == 9632
+    )  # their mean is 96.32
+    for data, published in {"edata": 1.15, "rdata": 2.0}.items():  # eligible machines per operation
+        times = [load_instance(kwargs["instance"])[0] for kwargs in SUITES[data]]
+        assert np.mean([(t > 0).sum() / len(t) for t in times]) == pytest.approx(
+            published, abs=0.05
+        )
+
+
+@pytest.mark.parametrize(
+    "name", ["mk01", "mk10", "la21_edata", "la38_rdata", "la16_vdata", "la30_vdata", "sd20x5_007"]
+)
+def test_bounds_and_rules_of_benchmark_instances(name):
+    env = FlexibleJobShopEnv(instance=name)
+    env.reset(seed=0)
+    best_known, lower_bound = load_instance(name)[2:]
+    assert env.first_bound <= (lower_bound or best_known)
+    assert all(play_rule(*load_instance(name)[:2], rule) >= best_known for rule in RULES)
+
+
+def test_rules_match_published_makespans():
+    """Means on 10x5 by FJSP-DRL (test_results/SD1), whose MWKR, MOPNR and FIFO choose among idle
+    machines at random."""
+    found = {rule: costs.mean() for rule, costs in suite_makespans("sd10x5").items()}
+    for rule, published in {"SPT": 129.8, "FIFO": 119.4, "MOPNR": 115.4, "MWKR": 113.2}.items():
+        assert found[rule] == pytest.approx(published, abs=2), rule
+    assert (
+        found["best_known"] == 96.32
+        and found["MWKR"] < found["MOPNR"] < found["FIFO"] < found["EFT"]
+    )
+
+
+@pytest.mark.parametrize("rule", RULES[:-1])
+def test_dispatch_rule_plays_the_same_schedule(rule):
+    env = FlexibleJobShopEnv(instance="mk02")
+    observation, _ = env.reset(seed=0)
+    policy, terminated = getattr(flexible_job_shop, rule.lower()), False
+    while not terminated:
+        observation, _, terminated, _, info = env.step(policy(env, observation, None))
+    assert info["eval"]["cost"] == info["eval"][rule] and info["eval"]["best_known"] == 26
+
+
+def test_random_instances_are_those_of_sd1():
+    """Number of operations, machines, and times as Song et al. draw them: the means are those of
+    their test sets."""
+    env, drawn = FlexibleJobShopEnv(jobs=10, machines=5), []
+    published = [load_instance(kwargs["instance"])[:2] for kwargs in SUITES["sd10x5"]]
+    for seed in range(100):
+        env.reset(seed=seed)
+        drawn.append((env.times, env.operations_of))
+    for instances in (drawn, published):
+        times = np.concatenate([times for times, _ in instances])
+        assert {len(operations) for _, operations in instances} == {10}
+        assert {*np.concatenate([operations for _, operations in instances]).tolist()} == {4, 5, 6}
+        assert (times > 0).sum(axis=1).mean() == pytest.approx(3, abs=0.06)
+        assert times[times > 0].mean() == pytest.approx(10.4, abs=0.25) and times.max() == 20
+        ratio = times.max(axis=1) / np.where(times > 0, times, 99).min(axis=1)
+        assert ratio.max() <= 2 and 1.1 < ratio.mean() < 1.25
+
+
+def test_sizes_and_kinds_of_random_instances():
+    env, sizes, options = (
+        FlexibleJobShopEnv(jobs=(3, 9), machines=(2, 6), flexibility=(0, 1), deviation=0),
+        [],
+        [],
+    )
+    for seed in range(200):
+        env.reset(seed=seed)
+        sizes.append((env.num_jobs, env.num_machines))
+        eligible = env.times > 0
+        options.append(eligible.sum(axis=1).mean())
+        largest = env.times.max(axis=1, keepdims=True)
+        assert (np.where(eligible, env.times, largest) == largest).all()  # one time on all machines
+    assert np.min(sizes, 0).tolist() == [3, 2] and np.max(sizes, 0).tolist() == [9, 6]
+    assert min(options) == 1 and max(options) > 3
+
+
+def same_observation(a, b):
+    return (
+        all((x == y).all() for x, y in zip(a["graph"], b["graph"]))
+        and (a["action_mask"] == b["action_mask"]).all()
+    )
+
+
+def test_seed_determines_the_episode():
+    a, b = FlexibleJobShopEnv(), FlexibleJobShopEnv()
+    assert same_observation(a.reset(seed=7)[0], b.reset(seed=7)[0])
+    assert same_observation(a.reset()[0], b.reset()[0])
+    a.reset(seed=8), b.reset(seed=9)
+    assert a.times.shape != b.times.shape or (a.times != b.times).any()
+
+
+def test_pickle_goes_on_bitwise():
+    env, rng = FlexibleJobShopEnv(jobs=5, machines=4), np.random.default_rng(0)
+    observation, _ = env.reset(seed=0)
+    for _ in range(8):
+        observation = env.step(sample_action(observation, rng))[0]
+    copy, terminated = pickle.loads(pickle.dumps(env)), False
+    while not terminated:
+        action = sample_action(observation, rng)
+        observation, reward, terminated, _, _ = env.step(action)
+        other, other_reward, *_ = copy.step(action)
+        assert same_observation(observation, other) and reward == other_reward
+    assert same_observation(env.reset()[0], copy.reset()[0])
+
+
+class FirstActions(spaces.Discrete):
+    """What check_env samples, which steps only after a reset: actions that are legal then."""
+
+    def sample(self, *args, **kwargs):
+        return self.np_random.choice(self.legal)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_gymnasium_checker():
+    env = gym.make(
+        "cleanrl_graph.envs:FlexibleJobShop-v0", disable_env_checker=True, instance="mk01"
+    ).unwrapped
+    env.action_space = FirstActions(env.action_space.n)
+    env.action_space.legal = np.flatnonzero(env.reset(seed=0)[0]["action_mask"])
+    check_env(env, skip_render_check=True)
+
+
+def test_observation_is_in_the_space():
+    env, rng = FlexibleJobShopEnv(jobs=(2, 5), machines=(2, 4), window=3), np.random.default_rng(0)
+    observation, _ = env.reset(seed=0)
+    terminated = False
+    while not terminated:
+        assert observation in env.observation_space
+        action = sample_action(observation, rng)
+        assert action in env.action_space and len(observation["action_mask"]) <= env.action_space.n
+        observation, _, terminated, _, _ = env.step(action)
+    assert observation in env.observation_space
+
+
+def test_render():
+    env = FlexibleJobShopEnv(instance="mk01", render_mode="rgb_array")
+    assert env.render() is None
+    play_random(env, 0)
+    image = env.render()
+    assert image.dtype == np.uint8 and image.shape == (6 * 24 + 4, 808, 3)
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) >= 10 + 3  # jobs, white, lines, borders
+    busy = (image[4 + 24 * np.arange(6) + 10] != 255).any(axis=2).mean()
+    assert 0.2 < busy < 1
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"instance": "mk99"}, "Unknown flexible job-shop instance 'mk99'"),
+        ({"instance": {"times": [[1, 2]]}}, "'times' and 'operations'"),
+        ({"instance": {"times": [[1, 2]], "operations": [2]}}, "number of operations of each job"),
+        (
+            {"instance": {"times": [[1, 2], [1, 1]], "operations": [2, 0]}},
+            "number of operations of each job",
+        ),
+        ({"instance": {"times": [1, 2], "operations": [2]}}, "number of operations of each job"),
+        (
+            {"instance": {"times": [[1, 2], [0, 0]], "operations": [2]}},
+            "Operation 1 has no machine",
+        ),
+        ({"instance": {"times": [[1, 2.5]], "operations": [1]}}, "whole processing times"),
+        ({"instance": {"times": [[1, -2]], "operations": [1]}}, "whole processing times"),
+        ({"jobs": (5, 3)}, "jobs must be"),
+        ({"machines": 0}, "machines must be"),
+        ({"operations": (0, 3)}, "operations must be"),
+        ({"durations": (0, 9)}, "durations must be"),
+        ({"deviation": 1.5}, "deviation must be"),
+        ({"flexibility": (0.5, 0.2)}, "flexibility must be"),
+        ({"window": 0}, "window must be"),
+        ({"dispatch": "fifo"}, "dispatch must be one of"),
+        ({"reward_unit": "hours"}, "reward_unit must be one of"),
+        ({"render_mode": "human"}, "render_mode must be one of"),
+    ],
+)
+def test_wrong_arguments(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        FlexibleJobShopEnv(**kwargs)
+
+
+def test_wrong_actions():
+    env = FlexibleJobShopEnv(jobs=4, machines=4)
+    with pytest.raises(ValueError, match="call reset"):
+        env.step(0)
+    observation, _ = env.reset(seed=0)
+    masked = int(np.flatnonzero(observation["action_mask"] == 0)[0])
+    for action in (masked, -1, len(observation["action_mask"])):
+        with pytest.raises(ValueError, match=f"Action {action} is not legal"):
+            env.step(action)
+    play_random(env, 0)
+    with pytest.raises(ValueError, match="call reset"):
+        env.step(0)
+    with pytest.raises(ValueError, match="Unknown dispatching rule"):
+        env.reset(seed=0)
+        dispatch_rule(env, "LIFO")
+
+
+@pytest.mark.slow
+def test_a_policy_learns_to_schedule(tmp_path):
+    """Edges as actions: after 7,680 decisions the policy is better than a rule on the same 50
+    random instances."""
+    kwargs = {"jobs": [4, 6], "machines": 3}
+    args = ppo_graph.Args(
+        env_id="envs:FlexibleJobShop-v0",
+        env_kwargs=kwargs,
+        action_head="edges",
+        num_envs=16,
+        num_steps=48,
+        total_timesteps=7_680,
+        learning_rate=2e-3,
+        update_epochs=3,
+        gamma=1.0,
+        gae_lambda=0.98,
+        gnn_dim=32,
+        gnn_layers=2,
+        hidden_dims=(64,),
+        eval_episodes=50,
+        cuda=False,
+        checkpoint_every=0,
+        run_dir=str(tmp_path),
+    )
+    found = np.mean([row["return"] for row in ppo_graph.main(args)])
+    env, returns = FlexibleJobShopEnv(**kwargs), {rule: [] for rule in ("MWKR", "random")}
+    for i in range(50):
+        env.reset(seed=args.seed + 10_000 + i)
+        for rule, values in returns.items():
+            values.append(1 - play_rule(env.times, env.operations_of, rule) / env.first_bound)
+    assert found > np.mean(returns["MWKR"]) > np.mean(returns["random"])

@@ -1,0 +1,312 @@
+"""GraphExplore-v0: its graphs, what is seen of them, rewards, reference scores, seeding."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from cleanrl_graph.envs.graph_explore import (
+    COLOUR,
+    CURRENT,
+    DEGREE,
+    ID_BOUND,
+    POLICIES,
+    PREVIOUS,
+    TIME,
+    Explorer,
+    geometric_graph,
+    hops_from,
+    play_episode,
+    reference_scores,
+)
+
+SMALL = {"num_nodes": (8, 20), "episode_length": 20}
+ENVS = [
+    {},
+    {"task": "find"},
+    SMALL,
+    SMALL | {"task": "find", "num_colours": 5},
+    {"num_nodes": (3, 4), "episode_length": 7, "radius_degree": 0.0},
+    {"task": "find", "num_nodes": (4, 5), "num_colours": 3, "radius_degree": 20.0},
+]
+ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+
+
+def make(**kwargs):
+    return gym.make(
+        "cleanrl_graph.envs:GraphExplore-v0", disable_env_checker=True, **kwargs
+    ).unwrapped
+
+
+def flat(observation):
+    graph = observation["graph"]
+    arrays = (graph.nodes, graph.edge_links, observation["node_ids"], observation["action_mask"])
+    return [(a.dtype.str, a.shape, a.tobytes()) for a in arrays]
+
+
+def trace(env, observation, num_steps):
+    rng = np.random.default_rng(5)
+    out = [flat(observation)]
+    for _ in range(num_steps):
+        observation, reward, terminated, _, _ = env.step(rng.integers(len(observation["node_ids"])))
+        out += [flat(observation), reward, terminated]
+        if terminated:
+            observation, _ = env.reset()
+            out.append(flat(observation))
+    return out
+
+
+def spanning_tree(points):
+    """Prim's minimum spanning tree by plain loops: a set of sorted pairs."""
+    distance = np.linalg.norm(points[:, None] - points, axis=2)
+    inside, tree = {0}, set()
+    while len(inside) < len(points):
+        outside = [j for j in range(len(points)) if j not in inside]
+        i, j = min(((i, j) for i in inside for j in outside), key=lambda pair: distance[pair])
+        inside.add(j)
+        tree.add((min(i, j), max(i, j)))
+    return tree
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 50])
+@pytest.mark.parametrize("radius_degree", [0.0, 2.5])
+def test_geometric_graph(n, radius_degree):
+    for seed in range(5):
+        points = np.random.default_rng(seed).random((n, 2))
+        linked = geometric_graph(points, radius_degree)
+        assert (linked == linked.T).all() and not linked.diagonal().any()
+        distance = np.linalg.norm(points[:, None] - points, axis=2)
+        close = {
+            (i, j)
+            for i, j in np.argwhere(distance < np.sqrt(radius_degree / np.pi / n)).tolist()
+            if i < j
+        }
+        assert {(i, j) for i, j in np.argwhere(linked).tolist() if i < j} == close | spanning_tree(
+            points
+        )
+        hops, parent = hops_from(1, linked)
+        assert hops[1] == 0 and parent[1] == 1
+        others = np.arange(n) != 1
+        assert linked[others, parent[others]].all() and (hops[parent] == hops - 1)[others].all()
+        assert all(hops[j] <= hops[i] + 1 for i, j in np.argwhere(linked))
+
+
+@ignore_scalar_warning
+@pytest.mark.parametrize("kwargs", ENVS)
+def test_observation_shows_the_node_and_its_neighbours(kwargs):
+    env = make(**kwargs)
+    rng = np.random.default_rng(0)
+    name_of, neighbours_of = {}, {}
+    observation, _ = env.reset(seed=3)
+    previous = None
+    for _ in range(100):
+        assert observation in env.observation_space
+        nodes, links = observation["graph"].nodes, observation["graph"].edge_links
+        ids, mask = observation["node_ids"], observation["action_mask"]
+        k = len(nodes)
+        assert ids.shape == mask.shape == (k,) and nodes.dtype == np.float32
+        assert ids.dtype == links.dtype == np.int64 and mask.dtype == np.int8
+        assert len(set(ids.tolist())) == k and 0 <= ids.min() and ids.max() < ID_BOUND
+        assert mask.tolist() == [0] + [1] * (k - 1) and k <= env.action_space.n
+        assert nodes[:, CURRENT].tolist() == [1] + [0] * (k - 1)
+        assert nodes[0, DEGREE] * 4 == k - 1 and (nodes[:, DEGREE] > 0).all()
+        assert (nodes[:, TIME] == np.float32(env.num_steps / env.episode_length)).all()
+        assert ids[nodes[:, PREVIOUS] == 1].tolist() == ([] if previous is None else [previous])
+        assert sorted(links.tolist()) == sorted(
+            [[0, j] for j in range(1, k)] + [[j, 0] for j in range(1, k)]
+        )
+        assert (
+            name_of.setdefault(env.current, ids[0]) == ids[0]
+        )  # the same name, the same neighbours
+        assert neighbours_of.setdefault(ids[0], ids[1:].tolist()) == ids[1:].tolist()
+        assert set(np.flatnonzero(env.place[env.current] >= 0)) == set(
+            env.rows[np.isin(env.node_ids, ids)]
+        )
+
+        action = int(rng.integers(k + 1))  # the own row and one beyond the last are no moves
+        goal = ids[action] if 0 < action < k else ids[0]
+        previous = ids[0] if 0 < action < k else previous
+        observation, _, terminated, truncated, info = env.step(action)
+        assert observation["node_ids"][0] == goal and truncated is False and info == {}
+        if terminated:
+            assert observation in env.observation_space
+            observation, _ = env.reset()
+            name_of, neighbours_of, previous = {}, {}, None
+
+
+def test_graphs_are_connected_and_sparse_and_names_are_new():
+    env = make()
+    sizes, degrees, names = [], [], []
+    for _ in range(60):
+        env.reset()
+        sizes.append(len(env.points))
+        degrees.append((env.place > 0).sum(1).mean())
+        names.append(set(env.node_ids.tolist()))
+        assert (hops_from(0, env.place >= 0)[0] >= 0).all() and len(names[-1]) == sizes[-1]
+    assert 100 <= min(sizes) < 150 and 350 < max(sizes) <= 400
+    assert 2.7 < np.mean(degrees) < 3.1
+    assert len(names[0] & names[1]) < 10
+
+
+def test_visit_pays_for_discoveries_only():
+    env = make(episode_length=10)
+    observation, _ = env.reset(seed=0)
+    home = observation["node_ids"][0]
+    observation, reward, *_ = env.step(1)
+    assert reward == 0.1 and env.visited == {env.start, env.current}
+    back = observation["node_ids"].tolist().index(home)
+    assert env.step(back)[1] == 0  # the start is known
+    assert (
+        env.step(1)[1] == 0
+        and env.step(0)[1] == 0
+        and env.step(10_000)[1] == 0
+        and env.step(-1)[1] == 0
+    )
+
+
+def way_to(env, goal):
+    """Actions along a shortest way from the start."""
+    hops, _ = hops_from(goal, env.place >= 0)
+    node, actions = env.start, []
+    while node != goal:
+        node, last = (
+            next(w for w in np.flatnonzero(env.place[node] > 0) if hops[w] == hops[node] - 1),
+            node,
+        )
+        actions.append(int(env.place[last, node]))
+    return actions
+
+
+def test_find_target_decoys_and_cue():
+    env = make(task="find", episode_length=50)
+    for seed in range(30):
+        observation, _ = env.reset(seed=seed)
+        cue = observation["graph"].nodes[:, COLOUR:]
+        assert cue[0].sum() == 1 and cue[0].argmax() == env.cue and env.start not in env.colour
+        assert sorted(env.colour.values()) == [0, 1, 2, 3] and env.colour[env.target] == env.cue
+        assert all(2 <= env.hops[node] for node in env.colour)
+
+        # no decoy needs to be passed on a shortest way
+        decoys = [node for node in env.colour if node != env.target]
+        linked = env.place >= 0
+        linked[decoys] = linked[:, decoys] = False
+        assert hops_from(env.start, linked)[0][env.target] == env.hops[env.target]
+
+        decoy = decoys[0]
+        for action in way_to(env, decoy):
+            before = env.visited.copy()
+            observation, reward, terminated, _, _ = env.step(action)
+            assert observation["graph"].nodes[0, COLOUR:].sum() == (env.current in env.colour)
+            assert terminated == (env.current == env.target)
+        if not terminated:
+            assert reward == (-0.51 if decoy not in before else -0.01)
+            env.step(1)
+            back = [
+                i
+                for i, name in enumerate(
+                    env.rows[env.first_row[env.current] : env.first_row[env.current + 1]]
+                )
+                if name == decoy
+            ]
+            assert env.step(back[0])[1] == -0.01  # a decoy costs once
+
+        env.reset(seed=seed)
+        rewards = [env.step(action)[1:3] for action in way_to(env, env.target)]
+        if not set(decoys) & env.visited:
+            assert sum(reward for reward, _ in rewards) == pytest.approx(
+                1 - 0.01 * env.hops[env.target]
+            )
+        assert [terminated for _, terminated in rewards] == [False] * (len(rewards) - 1) + [True]
+
+
+def test_colours_are_not_told_by_the_start_or_the_names():
+    env = make(task="find")
+    cues = []
+    for seed in range(200):
+        env.reset(seed=seed)
+        cues.append(env.cue)
+    assert np.bincount(cues).min() > 30
+
+
+def test_reference_scores_of_the_docstring():
+    scores = reference_scores(100)
+    expected = {
+        "random walk": 0.225,
+        "non-backtracking": 0.387,
+        "least recent": 0.645,
+        "depth first": 0.686,
+        "nearest frontier": 0.728,
+        "bound": 1.0,
+    }
+    assert {name: mean for name, (mean, _) in scores.items()} == pytest.approx(expected, abs=0.05)
+    assert scores["depth first"][0] > 1.5 * scores["non-backtracking"][0]
+
+    scores = reference_scores(80, task="find")
+    blind = max(mean for name, (mean, _) in scores.items() if "blind" in name)
+    knowing = min(mean for name, (mean, _) in scores.items() if "blind" not in name)
+    assert blind < 0 < knowing < scores["shortest way"][0] == pytest.approx(0.964, abs=0.01)
+
+
+@pytest.mark.parametrize("task", ["visit", "find"])
+def test_policies_are_deterministic_from_the_seed(task):
+    env = make(task=task)
+    for name in POLICIES[task]:
+        assert play_episode(env, name, 3) == play_episode(env, name, 3)
+
+
+def test_depth_first_visits_a_whole_tree_in_twice_its_edges():
+    env = make(num_nodes=(12, 12), radius_degree=0.0, episode_length=22)
+    for seed in range(20):
+        assert play_episode(env, "depth first", seed) == pytest.approx(11 / 22)
+        assert play_episode(env, "nearest frontier", seed) == pytest.approx(11 / 22)
+
+
+def test_share_of_the_graph_that_is_seen():
+    env = make()
+    shares = []
+    for seed in range(40):
+        play_episode(env, "depth first", seed)
+        shares.append((env.place[sorted(env.visited)] >= 0).any(0).mean())
+    assert 0.2 < np.mean(shares) < 0.27
+
+
+@pytest.mark.parametrize("kwargs", ENVS)
+def test_seed_fixes_everything(kwargs):
+    used, fresh = make(**kwargs), make(**kwargs)
+    trace(used, used.reset(seed=1)[0], 37)
+    first = trace(used, used.reset(seed=7)[0], 200)
+    assert first == trace(fresh, fresh.reset(seed=7)[0], 200)
+    assert first != trace(fresh, fresh.reset(seed=8)[0], 200)
+
+
+@pytest.mark.parametrize("task", ["visit", "find"])
+def test_picture(task):
+    env = make(task=task, render_mode="rgb_array")
+    assert env.render() is None
+    observation, _ = env.reset(seed=0)
+    policy = Explorer("depth first", np.random.default_rng(0))
+    first = env.render()
+    for _ in range(5):
+        observation, *_ = env.step(policy(observation))
+    image = env.render()
+    assert image.shape == (400, 400, 3) and image.dtype == np.uint8 and (image != first).any()
+    assert make(task=task).render() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [
+        ({"task": "return"}, "task is 'return'"),
+        ({"render_mode": "ansi"}, "render_mode is 'ansi'"),
+        ({"num_nodes": (2, 5)}, "num_nodes"),
+        ({"num_nodes": (50, 5)}, "smaller one first"),
+        ({"radius_degree": -1}, "radius_degree -1"),
+        ({"episode_length": 0}, "episode_length 0"),
+        ({"task": "find", "num_colours": 1}, "num_colours 1"),
+        ({"task": "find", "num_nodes": (4, 9), "num_colours": 4}, "num_colours 4"),
+        ({"task": "find", "distance": (0, 4)}, "distance"),
+    ],
+)
+def test_bad_arguments_say_what_is_wrong(kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        make(**kwargs)

@@ -1,0 +1,263 @@
+"""Action masks from info["action_mask"], found by themselves: which actions they leave, their times
+and errors."""
+
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import graph_space, make_envs, run, small_args, vector
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs.wrappers import InfoActionMask
+
+A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
+PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
+MIXED = spaces.Tuple((spaces.Discrete(3), vector(2), spaces.MultiBinary(2), spaces.Discrete(2)))
+FORMATS = {  # action space, mask, its entries
+    "list": (spaces.Discrete(3, start=7), [True, False, True], [1, 0, 1]),
+    "parts": (spaces.MultiDiscrete([3, 2]), (A, B), [1, 0, 1, 0, 1]),
+    "rows": (
+        spaces.MultiDiscrete([[3, 2], [2, 3]]),
+        ((A, B), (B, A)),
+        [1, 0, 1, 0, 1, 0, 1, 1, 0, 1],
+    ),
+    "None allows all": (PAIR, (None, B), [1, 1, 1, 0, 1]),
+    "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 0, 1]),
+    "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 0, 1]),
+}
+
+
+class Masked(gym.Env):
+    """Shows how many steps it made in all its episodes, with masks[that number] in info, which is
+    left out where it is "no"; an episode ends with its `length`-th step."""
+
+    def __init__(
+        self, masks, action_space=None, length=100, truncated=True, observation_space=None
+    ):
+        self.masks, self.length, self.truncated, self.num = masks, length, truncated, -1
+        self.action_space = spaces.Discrete(3) if action_space is None else action_space
+        self.observation_space = observation_space or vector(1, low=0, high=100)
+
+    def observe(self):
+        mask = self.masks[min(self.num, len(self.masks) - 1)]
+        return np.array([self.num], np.float32), {} if isinstance(mask, str) else {
+            "action_mask": mask
+        }
+
+    def reset(self, *, seed=None, options=None):
+        self.num, self.t = self.num + 1, 0
+        return self.observe()
+
+    def step(self, action):
+        self.num, self.t = self.num + 1, self.t + 1
+        obs, info = self.observe()
+        end = self.t == self.length
+        return obs, 0.0, end and not self.truncated, end and self.truncated, info
+
+
+def wrapped(*args, **kwargs):
+    return InfoActionMask(Masked(*args, **kwargs))
+
+
+def arrays_of(flat, envs):
+    """Leaf path -> values of a Flat."""
+    return {leaf.path: values for leaf, values in zip(envs.leaves, flat.values)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_actions_obey(name):
+    """The policy draws what the mask allows, whatever its format."""
+    action_space, mask, entries = FORMATS[name]
+    envs = make_envs([lambda: wrapped([mask], action_space)])
+    flat = envs.reset(0).obs
+    assert arrays_of(flat, envs)["action_mask"].tolist() == [entries]
+    agent = ppo_graph.Agent(envs.leaves, action_space, small_args())
+    storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
+    actions = agent(storage.append(ppo_graph.join([flat] * 100)))[0]
+    for part in agent.head.parts:
+        if part.kind == "categorical":
+            chosen = actions[:, part.columns].long().ravel().tolist()
+            assert all(entries[part.entries][a] for a in chosen) and len(set(chosen)) == sum(
+                entries[part.entries]
+            )
+
+
+class InfoMask(gym.Env):
+    """One pair of actions is allowed, by the mask in info alone, and earns 1."""
+
+    observation_space, action_space = vector(1), spaces.MultiDiscrete([3, 2])
+
+    def mask(self):
+        self.allowed = self.np_random.integers(3), self.np_random.integers(2)
+        return {
+            "action_mask": tuple(np.eye(n, dtype=np.int8)[a] for n, a in zip((3, 2), self.allowed))
+        }
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), self.mask()
+
+    def step(self, action):
+        reward = float(tuple(action) == self.allowed)
+        return (
+            np.zeros(1, np.float32),
+            reward,
+            False,
+            bool(self.np_random.random() < 0.2),
+            self.mask(),
+        )
+
+
+gym.register("InfoMask-v0", entry_point=InfoMask)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_mask_is_found(workers, tmp_path):
+    """A mask in info, one array per part, is obeyed in every step of every episode, in training and
+    evaluation."""
+    rows, scalars, *_ = run(tmp_path, env_id="InfoMask-v0", num_workers=workers, eval_episodes=5)
+    assert len(rows) == 5 and all(row["return"] == row["length"] for row in rows)
+    assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
+
+
+def test_masks_of_taxi(tmp_path):
+    """An environment of gymnasium's that has its masks in info: no move against a wall, no illegal
+    drop-off."""
+    run_ = run(tmp_path, env_id="Taxi-v4", env_kwargs={"max_episode_steps": 10})
+    assert min(value for _, value in run_.scalars["charts/episodic_return"]) >= -10
+
+
+def test_keys_keep_their_meaning():
+    """Beside a mask from info node_ids are still ids, and graphs graphs."""
+
+    class Ids(Masked):
+        def observe(self):
+            graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), None, None)
+            return {"g": graph, "node_ids": np.array([5, 9])}, super().observe()[1]
+
+    ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
+    envs = make_envs(
+        [
+            lambda: InfoActionMask(
+                Ids([A], observation_space=spaces.Dict(g=graph_space(), node_ids=ids))
+            )
+        ]
+    )
+    groups = {leaf.path: leaf.group for leaf in envs.leaves}
+    assert groups == {
+        "g.nodes": "g.nodes",
+        "g.edge_links": "g.edge_links",
+        "node_ids": "g.nodes",
+        "action_mask": None,
+    }
+    assert arrays_of(envs.reset(0).obs, envs)["action_mask"].tolist() == [[1, 0, 1]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("truncated", [True, False])
+def test_masks_belong_to_their_observations(workers, truncated):
+    """That of the last observation of a truncated episode stays with it, and the next episode
+    begins with its own; an environment may write all of them into one array."""
+    table = [np.array([n % 2, n % 3 == 0, 1], np.int8) for n in range(20)]
+
+    class Reuses(Masked):
+        mask = np.zeros(3, np.int8)
+
+        def observe(self):
+            self.mask[:] = table[self.num]
+            return super().observe()[0], {"action_mask": self.mask}
+
+    makers = [lambda: InfoActionMask(Reuses([""], length=3, truncated=truncated))]
+    envs, seen, finals = make_envs(makers, workers), [], []
+    step = envs.reset(0)
+    for _ in range(8):
+        for shown, flat in ((seen, step.obs), (finals, step.final)):
+            if flat is not None:
+                arrays = arrays_of(flat, envs)
+                shown.append((arrays["obs"].item(), arrays["action_mask"][0].tolist()))
+        step = envs.step([2])
+    envs.close()
+    assert seen == [
+        (n, table[n].tolist()) for n in (0, 1, 2, 4, 5, 6, 8, 9)
+    ]  # 3 and 7 are last observations
+    assert finals == [(n, table[n].tolist()) for n in (3, 7)] * truncated
+
+
+FAULTS = {  # masks of the first four observations, what the error says of the third one, of step 2
+    "all masked": ([A, A, 0 * A, A], spaces.Discrete(3), r"all actions are masked: \[0, 0, 0\]"),
+    "all masked in one part": (
+        [(A, B), (A, B), (A, 0 * B)],
+        PAIR,
+        r"all actions are masked: \[1, 0, 1, 0, 0\]",
+    ),
+    "too long": (
+        [A, A, [1, 0, 1, 1]],
+        spaces.Discrete(3),
+        r"shape \(4,\) where \(3,\) is declared",
+    ),
+    "too few parts": ([(A, B), (A, B), (A,)], PAIR, r"shape \(3,\) where \(5,\) is declared"),
+    "fractions": ([A, A, A / 2], spaces.Discrete(3), "dtype float64 where int8 is declared"),
+    "missing": ([A, A, "no"], spaces.Discrete(3), "cannot be read: KeyError 'action_mask'"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_named(fault, workers):
+    """Env, leaf, step and value."""
+    masks, action_space, sentence = FAULTS[fault]
+    envs = make_envs(
+        [partial(wrapped, masks[: 1 if i == 0 else None], action_space) for i in range(2)], workers
+    )
+    try:
+        envs.reset(0)
+        envs.step([0, 0])
+        with pytest.raises(
+            ppo_graph.UsageError, match="^env 1, leaf 'action_mask', step 2: " + sentence
+        ):
+            envs.step([0, 0])
+    finally:
+        envs.close()
+
+
+def test_no_mask_is_needed_where_an_episode_is_over():
+    """The last observation of a terminated episode is not read, that of a truncated one is."""
+    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2, truncated=False)])
+    envs.reset(0)
+    for _ in range(2):
+        step = envs.step([0])
+    assert step.terminated.tolist() == [True]
+    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2)])
+    envs.reset(0)
+    envs.step([0])
+    with pytest.raises(
+        ppo_graph.UsageError, match="env 0, leaf 'action_mask', step 2: cannot be read: KeyError"
+    ):
+        envs.step([0])
+
+
+gym.register("Masked-v0", entry_point=Masked)
+gym.register(
+    "MaskedBox-v0", entry_point=Masked, kwargs={"masks": [[1, 0]], "action_space": vector(2)}
+)
+
+
+def test_masks_that_come_too_late(tmp_path):
+    """Masks that the first reset does not have are an error and are not ignored."""
+    masks = {"masks": ["no", "no", "no", [1, 0, 1]]}  # the first two are those of two resets
+    with pytest.raises(
+        ppo_graph.UsageError, match="env 0, step 2: info has an action_mask, the first reset"
+    ):
+        run(tmp_path, env_id="Masked-v0", env_kwargs=masks)
+
+
+def test_masks_for_actions_without_options(tmp_path):
+    """There is nothing to mask in a Box."""
+    with pytest.raises(
+        (gym.error.Error, ppo_graph.UsageError),
+        match=r"info\['action_mask'\].*Box.* has no Discrete",
+    ):
+        run(tmp_path, env_id="MaskedBox-v0")

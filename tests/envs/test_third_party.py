@@ -1,0 +1,355 @@
+"""Environments that nobody of this project wrote: Atari's wrapper on a fake game, raw returns in
+the log, and, where they are installed (benchmark/third_party.sh), job-shop-lib, MiniGrid, ale-py
+and POPGym themselves."""
+
+import json
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import run, small_args
+
+from cleanrl_graph import ppo_framestack, ppo_graph, ppo_lstm_sparse
+from cleanrl_graph.envs import atari
+
+BENCHMARK = Path(__file__).parents[2] / "benchmark"
+sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "third_party")]
+NEEDS = "is not a requirement of this project; benchmark/third_party.sh installs it"
+
+
+# ---- Atari-v0 on a fake game ----
+class FakeGame(gym.Env):
+    """Stands for a preprocessed game: 3 lives, one is lost in every 4th step; a step earns 5; frame
+    t is full of t."""
+
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, meanings=("NOOP", "FIRE", "LEFT", "RIGHT"), lives=3, limit=1000):
+        self.meanings, self.first_lives, self.limit = list(meanings), lives, limit
+        self.ale, self.pressed, self.num_games = self, [], 0
+
+    def get_action_meanings(self):
+        return self.meanings
+
+    def lives(self):
+        return self.left
+
+    def frame(self):
+        return np.full((84, 84, 1), self.t, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.left, self.num_games = 0, self.first_lives, self.num_games + 1
+        return self.frame(), {}
+
+    def step(self, action):
+        self.t += 1
+        self.pressed.append(action)
+        self.left -= self.t % 4 == 0
+        return self.frame(), 5.0, self.left == 0, self.t == self.limit, {}
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Makes Atari-v0 of a fake game; the last one that was made is its `game`."""
+
+    def use(**kwargs):
+        monkeypatch.setattr(atari, "make_game", lambda *_: FakeGame(**kwargs))
+
+    use()
+    return use
+
+
+@pytest.mark.parametrize("module", ["ale_py", "cv2"])
+def test_missing_package_is_named(module, monkeypatch, tmp_path):
+    """Without ale-py or opencv the run says what to install, and everything else can be
+    imported."""
+    for name in ("ale_py", "cv2"):
+        monkeypatch.setitem(
+            sys.modules, name, None if name == module else sys.modules.get(name, sys)
+        )
+    with pytest.raises(
+        Exception, match=f"module {module}.* pip install ale-py opencv-python-headless"
+    ):
+        run(tmp_path, env_id="envs:Atari-v0")
+
+
+def test_a_life_is_an_episode(fake):
+    """A lost life ends an episode but not the game, which goes on after a no-op and FIRE; info
+    tells them apart."""
+    env = atari.AtariEnv()
+    game, ends = env.game, []
+    first, _ = env.reset(seed=0)
+    assert game.pressed == [1, 2] and game.num_games == 1 and first.max() == 2
+    for _ in range(12):
+        obs, reward, terminated, truncated, info = env.step(3)
+        assert (
+            reward == 1.0 and not truncated and obs.shape == (84, 84, 1) and obs.dtype == np.uint8
+        )
+        if terminated:
+            ends.append((game.t, info["episode"]))
+            env.reset()
+    assert ends[:2] == [(4, None), (8, None)] and ends[2] == (12, {"r": 60.0, "l": 12})
+    assert game.num_games == 4 and game.pressed[4:7] == [0, 1, 2]
+    env.reset(seed=1)
+    assert game.num_games == 5  # a seed begins a new game in the middle of one
+
+
+def test_whole_games_and_rewards_as_they_are(fake):
+    """Without episodic_life and clip_reward an episode is a game and the reward its score; without
+    FIRE no button is pressed."""
+    fake(meanings=["NOOP", "LEFT", "RIGHT", "UP"])
+    env = atari.AtariEnv(episodic_life=False, clip_reward=False)
+    env.reset(seed=0)
+    outcomes = [env.step(1)[1:] for _ in range(12)]
+    assert env.game.pressed == [1] * 12
+    assert [terminated for _, terminated, _, _ in outcomes] == [False] * 11 + [True]
+    assert sum(reward for reward, *_ in outcomes) == outcomes[-1][-1]["episode"]["r"] == 60
+
+
+def test_game_that_ends_in_its_first_actions(fake):
+    """An episode never begins with a game that is over."""
+    fake(lives=1)
+    env = atari.AtariEnv()
+    env.reset(seed=0)
+    env.game.t = 2  # the next two steps are pressed by reset and lose the only life
+    env.reset()
+    assert not env.over and env.game.num_games == 2
+
+
+def test_frames(fake):
+    """The last frames, newest last, and copies of the first one where an episode begins; a limit
+    truncates."""
+    fake(limit=5)
+    env = atari.AtariEnv(frames=3)
+    obs, _ = env.reset(seed=0)
+    assert obs.shape == env.observation_space.shape == (84, 84, 3) and obs[0, 0].tolist() == [
+        2,
+        2,
+        2,
+    ]
+    assert env.step(0)[0][0, 0].tolist() == [2, 2, 3]
+    assert env.step(0)[3:] == (False, {"episode": None}) and env.game.t == 4
+    assert (
+        env.reset()[0][0, 0].tolist() == [2, 2, 2] and env.game.num_games == 2
+    )  # its no-op met the limit
+    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
+    with pytest.raises(ValueError, match="frames 0"):
+        atari.AtariEnv(frames=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
+    """What is logged and evaluated is the raw return and length of whole games, not of clipped
+    lives."""
+    flags = dict(
+        env_id="envs:Atari-v0",
+        num_envs=2,
+        num_steps=16,
+        total_timesteps=64,
+        num_workers=workers,
+        obs_shifts="-1:0",
+        action_shifts="",
+        reward_shifts="",
+        eval_episodes=2,
+    )
+    rows, log, *_ = run(tmp_path, ppo_framestack, **flags)
+    assert [(row["return"], row["length"]) for row in rows] == [(60.0, 12)] * 2
+    values = [value for _, value in log["charts/episodic_return"]]
+    assert (
+        values
+        and set(values) == {60.0}
+        and {value for _, value in log["charts/episodic_length"]} == {12.0}
+    )
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+
+
+# ---- Raw returns of any environment ----
+def test_returns_of_record_episode_statistics():
+    """Gymnasium's RecordEpisodeStatistics inside wrappers that change the reward gives the logged
+    return."""
+
+    def make():
+        env = gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
+        return gym.wrappers.TransformReward(env, lambda reward: 100 * reward)
+
+    envs, episodes = ppo_graph.Envs([make]), []
+    envs.reset(seed=0)
+    for _ in range(60):
+        step = envs.step([0])
+        assert step.reward[0] == 100
+        episodes += step.episodes
+    assert episodes and all(episode.ret == episode.length < 20 for episode in episodes)
+
+
+@pytest.mark.parametrize("value, logged", [(7, True), ({"number": 7}, True), (None, False)])
+def test_other_meanings_of_info_episode(value, logged):
+    """An "episode" in info that is no such record changes nothing; None means that no whole episode
+    ended."""
+
+    class Counts(gym.Env):
+        observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(2, np.float32), 2.0, True, False, {"episode": value}
+
+    envs = ppo_graph.Envs([Counts])
+    envs.reset()
+    assert envs.step([0]).episodes == [(0, 2.0, 1, None, {})] * logged
+
+
+# ---- The packages themselves ----
+def need(*modules):
+    for module in modules:
+        pytest.importorskip(module, reason=f"{module} {NEEDS}")
+
+
+def make_envs(env_id, num_envs=2, **kwargs):
+    args = small_args(env_id=env_id, env_kwargs=kwargs)
+    return ppo_graph.Envs([ppo_graph.partial(ppo_graph.make_env, args, i) for i in range(num_envs)])
+
+
+def play(envs, num_steps, rng):
+    """The Step of the first observations and those of so many random steps; masks are obeyed."""
+    steps = [envs.reset(5)]
+    for _ in range(num_steps):
+        actions = []
+        for arrays in envs.observations:
+            mask = [array for leaf, array in zip(envs.leaves, arrays) if leaf.path == "action_mask"]
+            envs.action_space.seed(int(rng.integers(2**31)))
+            actions.append(
+                int(rng.choice(np.flatnonzero(mask[0]))) if mask else envs.action_space.sample()
+            )
+        steps.append(envs.step(actions))
+    return steps
+
+
+def test_atari_games_differ():
+    """Kwargs choose the game; a wrong name is an error that says so."""
+    need("ale_py", "cv2")
+    pong = make_envs("envs:Atari-v0", game="Pong")
+    assert pong.action_space.n == 6 and pong.leaves[0].shape == (84, 84, 1)
+    with pytest.raises(Exception, match="NoSuchGame"):
+        make_envs("envs:Atari-v0", game="NoSuchGame")
+
+
+def test_minigrid_text_is_named():
+    """The mission, a Text, is an error that names leaf and space before the first step."""
+    need("minigrid")
+    with pytest.raises(
+        ppo_graph.UsageError, match=r"leaf 'mission': MissionSpace.*is not supported"
+    ):
+        make_envs("minigrid:MiniGrid-Empty-5x5-v0")
+
+
+@pytest.mark.parametrize("name", ["Image", "Flat", "Dict"])
+def test_minigrid_wrapped(name, tmp_path):
+    """MiniGrid with its own wrappers through a module that registers ids."""
+    need("minigrid")
+    log = run(
+        tmp_path, ppo_lstm_sparse, env_id=f"minigrid_wrapped:MiniGrid{name}-v0", lstm_dim=8
+    ).scalars
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"instance": "ft06"}, {"jobs": [2, 2], "machines": [4, 4]}])
+def test_job_shop_lib(kwargs):
+    """Graphs that shrink, masks that allow what they allow, a return of minus the makespan, seeds
+    that repeat."""
+    need("job_shop_lib")
+    first, second = (
+        play(make_envs("job_shop_lib_graphs:JobShopLib-v0", **kwargs), 80, np.random.default_rng(0))
+        for _ in range(2)
+    )
+    for a, b in zip(first, second):
+        assert all(map(np.array_equal, a.obs.values, b.obs.values))
+    episodes = [episode for step in first for episode in step.episodes]
+    assert episodes and all(episode.ret == -episode.eval["cost"] for episode in episodes)
+    if kwargs.get("instance"):
+        assert all(
+            episode.length == 36 and episode.eval["cost"] >= episode.eval["best_known"] == 55
+            for episode in episodes
+        )
+    assert len({num[0] for step in first for num in step.obs.counts.values()}) > 3
+
+
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_all_of_popgym(part, tmp_path):
+    """Every environment that POPGym registers constructs, steps and resets; the policy computes the
+    same when it collects and when it trains. Those whose names are Easy are tried always."""
+    need("popgym")
+    ids = sorted(env_id for env_id in gym.registry if env_id.startswith("popgym-"))
+    assert len(ids) >= 40  # 48 with mazelib
+    for k, env_id in enumerate(
+        env_id for env_id in ids if env_id.endswith("Easy-v0") == (part == 0)
+    ):
+        log = run(
+            tmp_path / str(k),
+            ppo_lstm_sparse,
+            env_id=f"popgym:{env_id}",
+            num_envs=2,
+            num_steps=30,
+            lstm_dim=8,
+            num_minibatches=1,
+            update_epochs=1,
+            total_timesteps=60,
+        ).scalars
+        assert log["debug/collection_mismatch"][0][1] < 1e-5, env_id
+
+
+# ---- The table ----
+def write_run(folder, name, env_id, mismatch, returns, package=("minigrid", "3.2.0"), **more):
+    settings = {
+        "env_id": env_id,
+        "command": "python cleanrl_graph/ppo_graph.py",
+        "versions": dict([package]),
+        "steps": 1024,
+        "SPS": 500,
+        "collection_mismatch": mismatch,
+        "eval": None,
+        "exit_code": 0,
+        "cpu": "c",
+        "duration": 60.0,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(settings | more))
+    rows = [f"{10 * k},{k}.0,{ret},10,500,{num}" for k, (ret, num) in enumerate(returns)]
+    (folder / f"{name}.csv").write_text(
+        "\n".join(["step,wall_time,return,length,SPS,episodes", *rows]) + "\n"
+    )
+
+
+def test_table_of_third_party_runs(tmp_path, monkeypatch):
+    """Returns at start and end, gaps of an eval suite, and an exit code for what is missing or does
+    not agree."""
+    import third_party
+
+    assert third_party.mean_of_first(np.array([1.0, 3.0, 9.0]), np.array([2.0, 2.0, 5.0]), 3) == 2.0
+    runs = tmp_path / "third_party" / "runs"
+    runs.mkdir(parents=True)
+    kinds = [
+        third_party.Package("minigrid", "mini_*", 1, True, "Theirs."),
+        third_party.Package("popgym", "pop_*", 2, False, ""),
+    ]
+    monkeypatch.setattr(third_party, "PACKAGES", kinds)
+    suite = {"instance": ["a", "b"], "greedy": [110.0, 130.0], "best_known": [100.0, 100.0]}
+    write_run(runs, "mini_a", "minigrid:A-v0", 2e-7, [(0.25, 2), (0.5, 2), (0.75, 4)], eval=suite)
+    write_run(runs, "pop_a", "popgym:B-v0", 3e-7, [])
+    write_run(runs, "pop_b", "popgym:C-v0", 3e-7, [], exit_code=1)
+    args = third_party.Args(results=str(tmp_path), episodes=4, plot=False)
+    assert third_party.main(args) == 1  # C-v0 has failed
+    text = (tmp_path / "third_party" / "table.md").read_text()
+    assert (
+        "| minigrid | 3.2.0 | A-v0 | ppo_graph.py | 1,024 | 500 | 2.0e-07 | 0.375 | 0.75 |" in text
+    )
+    assert "greedy 20.0%" in text and "- **minigrid**: Theirs." in text and "C-v0" not in text
+    write_run(runs, "pop_b", "popgym:C-v0", 3e-7, [])
+    assert third_party.main(args) == 0
+    write_run(runs, "pop_b", "popgym:C-v0", 3e-5, [])
+    assert third_party.main(args) == 1
+    assert len((tmp_path / "third_party" / "table.csv").read_text().splitlines()) == 4

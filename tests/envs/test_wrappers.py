@@ -1,0 +1,516 @@
+"""envs/wrappers.py: hidden entries, a z per episode, wrappers of one's own, and masks from info in
+the observation."""
+
+import ast
+from pathlib import Path
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from cleanrl_graph import envs
+from cleanrl_graph.envs.wrappers import InfoActionMask, wrap
+
+Error = gym.error.Error
+
+
+class Probe(gym.Env):
+    """Observes [number of resets, steps in this episode, a random number, step before 10]; the
+    reward is random, too. An episode has `length` steps. `kind`: "vector", or "dict" for key "x"
+    beside an action_mask."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=3, truncates=False, kind="vector", info=None):
+        self.length, self.truncates, self.kind, self.info, self.resets = (
+            length,
+            truncates,
+            kind,
+            info,
+            0,
+        )
+        self.observation_space = spaces.Box(
+            np.zeros(4, np.float32), np.array([99, 9, 1, 0], np.float32)
+        )
+        if kind == "dict":
+            self.observation_space = spaces.Dict(
+                x=self.observation_space, action_mask=spaces.MultiBinary(2)
+            )
+
+    def observe(self):
+        x = np.array([self.resets, self.t, self.np_random.random(), self.t - 10], np.float32)
+        return x if self.kind == "vector" else {"x": x, "action_mask": np.ones(2, np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.options, self.t, self.resets = options, 0, self.resets + 1
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        end = self.t == self.length
+        return (
+            self.observe(),
+            self.np_random.random(),
+            end and not self.truncates,
+            end and self.truncates,
+            self.info,
+        )
+
+
+def play(env, num_steps, **reset):
+    """Observations, the infos of the steps, and whether an episode began with the observation."""
+    observations, infos, begins = [env.reset(**reset)[0]], [], [True]
+    for _ in range(num_steps):
+        obs, _, terminated, truncated, info = env.step(1)
+        infos.append(info)
+        begins.append(terminated or truncated)
+        observations.append(env.reset()[0] if begins[-1] else obs)
+    return observations, infos, begins
+
+
+# ---- hide ----
+def test_hidden_entries():
+    """Values and bounds alike lack the entries."""
+    env, full = wrap(gym.make("CartPole-v1"), "hide:1,3"), gym.make("CartPole-v1")
+    obs, whole = env.reset(seed=3)[0], full.reset(seed=3)[0]
+    assert env.observation_space.shape == (2,) and env.observation_space.dtype == np.float32
+    for bound in ("low", "high"):
+        visible = getattr(full.observation_space, bound)[[0, 2]]
+        assert getattr(env.observation_space, bound).tolist() == visible.tolist()
+    for _ in range(5):
+        assert obs.tolist() == whole[[0, 2]].tolist() and obs in env.observation_space
+        obs, whole = env.step(1)[0], full.step(1)[0]
+    assert wrap(Probe(), "hide:0").reset()[0].shape == (3,)
+    assert wrap(Probe(), "hide:3, 3").observation_space.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "spec, env",
+    [
+        ("hide:4", Probe()),
+        ("hide:0,-1", Probe()),
+        ("hide:a", Probe()),
+        ("hide:1,,2", Probe()),
+        ("hide:", Probe()),
+        ("hide", Probe()),
+        ("hide:0", Probe(kind="dict")),
+        ("hide:0", gym.make("Taxi-v4")),
+    ],
+)
+def test_entries_that_cannot_be_hidden(spec, env):
+    """The sentence has the flag and the space."""
+    with pytest.raises(Error) as error:
+        wrap(env, spec)
+    assert str(error.value).startswith(
+        f"--wrap {spec}: numbers from 0 on are needed, as in hide:1,3, "
+    )
+    assert str(error.value).endswith(str(env.observation_space))
+
+
+def test_vector_of_another_length():
+    """An observation that does not fit its space is no observation with other entries hidden."""
+
+    class Longer(Probe):
+        def observe(self):
+            return np.zeros(5, np.float32)
+
+    with pytest.raises(IndexError, match="axis is 5 but .* is 4"):
+        wrap(Longer(), "hide:1").reset()
+
+
+# ---- z ----
+@pytest.mark.parametrize("kind", ["vector", "dict"])
+@pytest.mark.parametrize("spec", ["z:skill:3", "z:uniform:2"])
+def test_z_of_an_episode(spec, kind):
+    """A new z for every episode, the same in all its steps, in the options of reset and in the
+    observation, whose other keys stay."""
+    inner = Probe(kind=kind)
+    env, seen = wrap(inner, spec), []
+    obs, info = env.reset(seed=0, options={"other": 1})
+    for i in range(150):
+        assert inner.options["z"] is env.z and inner.options.keys() == {
+            "z",
+            *({"other"} if i == 0 else {}),
+        }
+        assert (
+            obs.keys()
+            == env.observation_space.keys()
+            == {"z", *(["obs"] if kind == "vector" else ["x", "action_mask"])}
+        )
+        seen.append(env.z)
+        terminated = False
+        while not terminated:
+            assert np.array_equal(obs["z"], seen[-1]) and obs["z"] in env.observation_space["z"]
+            obs, _, terminated, _, info = env.step(0)
+        assert np.array_equal(obs["z"], seen[-1])  # of the last observation, too
+        obs, _ = env.reset()
+    seen = np.array(seen)
+    if spec == "z:skill:3":
+        assert np.bincount(seen).min() > 30 and 0.55 < (seen[1:] != seen[:-1]).mean() < 0.8
+    else:
+        assert seen.shape == (150, 2) and seen.dtype == np.float32
+        assert 0 <= seen.min() < 0.05 and 0.95 < seen.max() < 1 and len(np.unique(seen)) == 300
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("info", [None, {}, {"group": "a", "eval": {"cost": 1}}])
+def test_group_of_an_episode(truncates, info):
+    """Where the episode ends, and there only, info names the skill or the third of the first
+    number."""
+    for spec, name in (("z:skill:4", str), ("z:uniform:1", lambda z: int(3 * z[0]))):
+        env = wrap(Probe(truncates=truncates, info=info), spec)
+        observations, infos, begins = play(env, 90, seed=1)
+        groups = set()
+        for obs, after, ended in zip(observations, infos, begins[1:]):
+            if ended:
+                assert after == {**(info or {}), "group": f"z_{name(obs['z'])}"}
+                groups.add(after["group"])
+            else:
+                assert after == info
+        assert groups == {f"z_{k}" for k in range(4 if "skill" in spec else 3)}
+
+
+def test_z_follows_the_seed_and_leaves_the_environments_numbers():
+    for spec in ("z:skill:1000", "z:uniform:1"):
+        runs = [play(wrap(Probe(), spec), 30, seed=seed)[0] for seed in (5, 5, 6)]
+        z = [[float(np.ravel(obs["z"])[0]) for obs in run] for run in runs]
+        assert z[0] == z[1] != z[2] and len(set(z[0])) == 11
+        assert np.array_equal([obs["obs"] for obs in runs[0]], play(Probe(), 30, seed=5)[0])
+        unseeded = [wrap(Probe(), spec).reset()[0]["z"] for _ in range(2)]
+        assert unseeded[0] != unseeded[1]
+
+
+def test_z_that_is_asked_for():
+    """A trained agent is shown the skill that its user wants."""
+    env = wrap(gym.make("cleanrl_graph.envs:SkillGraph-v0", disable_env_checker=True), "z:skill:4")
+    for z in (2, 0):
+        obs, _ = env.reset(seed=1, options={"z": z})
+        terminated = False
+        while not terminated:
+            graph = obs["graph"]
+            mark = np.flatnonzero(graph.nodes[:, z])[0]
+            obs, reward, terminated, _, info = env.step(graph.edge_links[mark, 1])
+            assert reward == 1 and obs["z"] == z
+        assert info == {"group": f"z_{z}"}
+    obs, _ = wrap(Probe(), "z:uniform:2").reset(options={"z": [0.5, 1.0]})
+    assert obs["z"].tolist() == [0.5, 1.0] and obs["z"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "z",
+        "z:",
+        "z:skill",
+        "z:skill:0",
+        "z:skill:x",
+        "z:uniform:-1",
+        "z:normal:2",
+        "z:4",
+        "z:skill:4:5",
+    ],
+)
+def test_z_of_an_unknown_kind(spec):
+    with pytest.raises(
+        Error,
+        match=f"^--wrap {spec}: z:skill:K or z:uniform:D with a number of at least 1 is needed",
+    ):
+        wrap(Probe(), spec)
+
+
+def test_z_that_is_there_already():
+    with pytest.raises(
+        Error, match=r"^--wrap z:skill:2: the observation has a key 'z' already: Dict\("
+    ):
+        wrap(wrap(Probe(), "z:uniform:3"), "z:skill:2")
+
+
+# ---- Wrappers of one's own ----
+MODULE = """
+import gymnasium as gym
+
+class Scaled(gym.RewardWrapper):
+    def __init__(self, env, factor="2", *more):
+        super().__init__(env)
+        self.factor, self.more = float(factor), more
+
+    def reward(self, reward):
+        return self.factor * reward
+
+def same(env):
+    return env
+
+def broken(env):
+    raise KeyError("a fault of its own")
+
+nothing = lambda env: print("done")
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "own_wrappers.py").write_text(MODULE)
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "inner.py").write_text(MODULE)
+    (tmp_path / "own_import.py").write_text("import not_installed_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_own_wrappers(module):
+    """One's own callable changes the environment; its arguments are strings."""
+    env = Probe()
+    assert wrap(env, "own_wrappers:same") is env
+    scaled = wrap(env, "own_wrappers:Scaled")
+    assert scaled.env is env and (scaled.factor, scaled.more) == (2, ())
+    assert (found := wrap(env, "own_package.inner:Scaled:-3:a:b:")).factor == -3 and found.more == (
+        "a",
+        "b",
+        "",
+    )
+    assert wrap(env, "gymnasium.wrappers:ClipReward:0").unwrapped is env
+
+
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        (
+            "skills",
+            "there is no such wrapper; the forms are hide:1,3 z:skill:4 z:uniform:2 "
+            "module:callable",
+        ),
+        ("", "there is no such wrapper"),
+        (":same", "there is no such wrapper"),
+        ("own_wrappers:", "no such wrapper"),
+        (".own_wrappers:same", "there is no such wrapper"),
+        ("1,3", "there is no such wrapper"),
+        (
+            "skill:4",
+            "there is no module 'skill' in the current folder or among the installed packages; "
+            "the forms are hide",
+        ),
+        ("own_wrappers.py:same", "there is no module 'own_wrappers.py'"),
+        ("own_package.other:same", "there is no module 'own_package.other'"),
+        (
+            "own_wrappers:other",
+            "'other' of own_wrappers must be a callable .* has no attribute 'other'",
+        ),
+        (
+            "own_wrappers:number",
+            "'number' of own_wrappers must be a callable that takes the environment and 0 "
+            "strings: 3 ",
+        ),
+        (
+            "own_wrappers:same:3",
+            "takes the environment and 1 strings: too many positional arguments",
+        ),
+        ("own_wrappers:nothing", "it must return a gymnasium environment, and returned None"),
+    ],
+)
+def test_own_wrappers_that_cannot_be_used(module, spec, words):
+    with pytest.raises(Error, match=words) as error:
+        wrap(Probe(), spec)
+    assert str(error.value).startswith(f"--wrap {spec}: ")
+
+
+def test_faults_of_ones_own_are_not_hidden(module):
+    with pytest.raises(KeyError, match="a fault of its own"):
+        wrap(Probe(), "own_wrappers:broken")
+    with pytest.raises(ModuleNotFoundError, match="not_installed_at_all"):
+        wrap(Probe(), "own_import:same")
+
+
+def test_several_in_the_order_given():
+    env = wrap(wrap(Probe(), "hide:1,2,3"), "z:skill:2")
+    assert env.reset()[0].keys() == {"obs", "z"} and env.observation_space["obs"].shape == (1,)
+    with pytest.raises(Error, match="--wrap hide:0: .* it is Dict"):
+        wrap(env, "hide:0")
+
+
+# ---- Masks from info ----
+A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
+MIXED = spaces.Tuple((spaces.Discrete(3), BOX, spaces.MultiBinary(2), spaces.Discrete(2)))
+NESTED = spaces.Dict(z=spaces.Discrete(3), y=BOX, x=spaces.Tuple((BOX, spaces.Discrete(2))))
+FORMATS = {  # action space, mask, its entries
+    "array": (spaces.Discrete(3), A, [1, 0, 1]),
+    "list": (spaces.Discrete(3, start=7), [True, False, True], [1, 0, 1]),
+    "parts": (spaces.MultiDiscrete([3, 2]), (A, B), [1, 0, 1, 0, 1]),
+    "flat": (spaces.MultiDiscrete([3, 2]), np.concatenate([A, B]), [1, 0, 1, 0, 1]),
+    "rows": (
+        spaces.MultiDiscrete([[3, 2], [2, 3]]),
+        ((A, B), (B, A)),
+        [1, 0, 1, 0, 1, 0, 1, 1, 0, 1],
+    ),
+    "matrix": (spaces.MultiDiscrete([3, 3]), np.stack([A, 1 - A]), [1, 0, 1, 0, 1, 0]),
+    "None for all columns": (spaces.MultiDiscrete([3, 2]), None, [1] * 5),
+    "tuple": (PAIR, (A, B), [1, 0, 1, 0, 1]),
+    "None allows all": (PAIR, (None, B), [1, 1, 1, 0, 1]),
+    "None for all": (PAIR, None, [1] * 5),
+    "mixed": (MIXED, (A, None, None, B), [1, 0, 1, 0, 1]),
+    "only the discrete parts": (MIXED, (A, B), [1, 0, 1, 0, 1]),
+    "dict": (
+        NESTED,
+        {"x": (None, B), "y": None, "z": A},
+        [1, 0, 1, 0, 1],
+    ),  # in the order of the space
+    "dict without a key": (NESTED, {"x": (None, B)}, [1, 1, 1, 0, 1]),
+}
+
+
+class Masked(gym.Env):
+    """masks[t] in info after t steps, none where it is "no"."""
+
+    def __init__(self, masks, action_space=None, observation_space=None, obs=None):
+        self.masks, self.obs = masks, np.zeros(2, np.float32) if obs is None else obs
+        self.action_space = spaces.Discrete(3) if action_space is None else action_space
+        self.observation_space = observation_space or BOX
+
+    def info(self):
+        mask = self.masks[min(self.t, len(self.masks) - 1)]
+        return {"t": self.t} if isinstance(mask, str) else {"t": self.t, "action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.obs, self.info()
+
+    def step(self, action):
+        self.t += 1
+        return self.obs, 0.0, False, False, self.info()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_masks(name):
+    """Masks as gymnasium's `sample` takes them, of lists or arrays, and without the parts that have
+    none."""
+    action_space, mask, entries = FORMATS[name]
+    env = InfoActionMask(Masked([mask], action_space))
+    assert env.observation_space == spaces.Dict(
+        obs=BOX, action_mask=spaces.MultiBinary(len(entries))
+    )
+    for obs, info in (env.reset(), env.step(None)[::4]):
+        assert obs["action_mask"].tolist() == entries and obs in env.observation_space
+        assert info["action_mask"] is mask and env.action_space is action_space
+
+
+def test_a_dict_keeps_its_keys():
+    """And they keep their meaning; what should be a dict and is none goes on as it is."""
+    space = spaces.Dict(b=spaces.Discrete(2), a=BOX)
+    env = InfoActionMask(
+        Masked([A], observation_space=space, obs={"a": np.ones(2, np.float32), "b": 1})
+    )
+    obs, _ = env.reset()
+    assert obs in env.observation_space and obs.keys() == env.observation_space.keys() == {
+        "a",
+        "b",
+        "action_mask",
+    }
+    for wrapped in (env, wrap(env.env, "z:skill:2")):
+        env.env.obs = None
+        assert wrapped.reset()[0] is None and wrapped.step(0)[0] is None
+
+
+def test_masks_that_are_missing_or_malformed():
+    """Where info has none the observation has none, and what does not fit is left to be found and
+    named."""
+    env = InfoActionMask(Masked([A, "no", [1, 0, 1, 1], A / 2, 0 * A]))
+    assert env.reset()[0].keys() == {"obs", "action_mask"}
+    obs, reward, terminated, truncated, info = env.step(0)
+    assert (
+        obs.keys() == {"obs"}
+        and info == {"t": 1}
+        and (reward, terminated, truncated) == (0, False, False)
+    )
+    assert [env.step(0)[0]["action_mask"].tolist() for _ in range(3)] == [
+        [1, 0, 1, 1],
+        [0.5, 0, 0.5],
+        [0, 0, 0],
+    ]
+    env = InfoActionMask(Masked([(A, B), (A,)], PAIR))
+    env.reset()
+    assert env.step(0)[0]["action_mask"].shape == (3,)
+    env = InfoActionMask(Masked(["no"], observation_space=spaces.Dict(a=BOX), obs={"a": A}))
+    assert env.reset()[0].keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        BOX,
+        spaces.MultiBinary(3),
+        spaces.Dict(a=BOX, b=spaces.Tuple([BOX])),
+        spaces.Sequence(spaces.Discrete(3)),
+    ],
+)
+def test_masks_for_actions_without_options(space):
+    """There is nothing to mask."""
+    with pytest.raises(
+        Error, match=r"^info\['action_mask'\] of <Masked.*>: .* has no Discrete part to be masked"
+    ):
+        InfoActionMask(Masked([A], space))
+
+
+def test_masks_of_taxi():
+    """An environment of gymnasium's that has its masks in info."""
+    env = InfoActionMask(gym.make("Taxi-v4"))
+    obs, info = env.reset(seed=1)
+    assert env.observation_space["obs"].n == 500 and env.observation_space["action_mask"].n == 6
+    for _ in range(20):
+        assert (
+            np.array_equal(obs["action_mask"], info["action_mask"]) and obs in env.observation_space
+        )
+        obs, *_, info = env.step(np.flatnonzero(obs["action_mask"])[0])
+
+
+# ---- All ----
+@pytest.mark.parametrize(
+    "specs",
+    [
+        ["hide:0"],
+        ["z:skill:50"],
+        ["z:uniform:3"],
+        ["hide:3", "z:skill:9"],
+        ["own_wrappers:Scaled:3"],
+    ],
+)
+@pytest.mark.parametrize("num_steps", [0, 4])
+def test_pickled_copies_go_on_alike(specs, num_steps, module):
+    """In the middle of an episode and through its end, with the z that follow."""
+    env = Probe(length=3)
+    for spec in specs:
+        env = wrap(env, spec)
+    play(env, num_steps, seed=0)
+    copy = cloudpickle.loads(cloudpickle.dumps(env))
+    for _ in range(20):
+        rows = [e.step(0) for e in (env, copy)]
+        rows += [e.reset() for e in (env, copy)] if rows[0][2] else []
+        for row, other in zip(rows[::2], rows[1::2]):
+            np.testing.assert_equal(row, other)
+
+
+def test_pickled_copy_of_masks():
+    """The wrapper for masks, around a time limit."""
+    env = InfoActionMask(gym.make("Taxi-v4", max_episode_steps=5))
+    env.reset(seed=0)
+    env.step(0)
+    copy = cloudpickle.loads(cloudpickle.dumps(env))
+    for _ in range(4):
+        row, other = env.step(1), copy.step(1)
+        np.testing.assert_equal(row, other)
+    assert row[3]
+
+
+def test_no_script_is_imported():
+    """Environments and wrappers stand alone."""
+    for path in Path(envs.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [
+                alias.name for alias in getattr(node, "names", []) if isinstance(node, ast.Import)
+            ]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.startswith(("ppo_", "torch"))], path

@@ -1,0 +1,536 @@
+"""Acting and learning at the same time (ppo_graph_async.py): the correction, rollouts that travel,
+the lag, errors, signals and resuming."""
+
+import contextlib
+import copy
+import os
+import random
+import signal
+import time
+from functools import partial
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import (
+    OBSERVATIONS,
+    everything,
+    make_envs,
+    run,
+    run_folder,
+    small_args,
+    train_events,
+    vector,
+    weights,
+)
+from processes import FORK, children, is_alive, start, wait_for
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph_async as script
+from cleanrl_graph.utils import checkpoint
+
+CPU = torch.device("cpu")
+RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})
+POISSON = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
+HANGS = dict(env_id="Fails-v0", env_kwargs={"how": "hang"})
+
+
+def makers_of(args):
+    return [partial(script.make_env, args, i) for i in range(args.num_envs)]
+
+
+def assert_same(a, b):
+    assert list(a) == list(b)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- The correction ----
+class Update(NamedTuple):
+    """What an update of one minibatch began with, and the gradient that it took."""
+
+    agent: torch.nn.Module
+    rollout: script.Rollout
+    gradients: list[dict]  # parameter name -> gradient
+
+
+def recorded(run_dir, **flags):
+    """(the updates of a run, its log)"""
+    updates, agents, Agent, receive = [], [], script.Agent, script.Collector.receive
+
+    def note_agent(*args):
+        agents.append(Agent(*args))
+        return agents[-1]
+
+    def note_rollout(collector):
+        rollout = receive(collector)
+        updates.append(Update(copy.deepcopy(agents[0]), copy.deepcopy(rollout), []))
+        return rollout
+
+    def note_gradient(*_):
+        named = agents[0].named_parameters()
+        updates[-1].gradients.append(
+            {name: p.grad.clone() for name, p in named if p.grad is not None}
+        )
+
+    hook = register_optimizer_step_pre_hook(note_gradient)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "Agent", note_agent)
+        patch.setattr(script.Collector, "receive", note_rollout)
+        log = run(run_dir, script, num_minibatches=1, update_epochs=1, **flags).scalars
+    hook.remove()
+    return updates, log
+
+
+def targets(rewards, values, following, goes_on, rho, gamma, lam):
+    """V-trace of one environment, [T]: eq. 1 of Espeholt et al. 2018 summed term by term, with c =
+    lambda rho."""
+    result = values.copy()
+    for s in range(len(values)):
+        weight = 1.0
+        for t in range(s, len(values)):
+            result[s] += weight * rho[t] * (rewards[t] + gamma * following[t] - values[t])
+            if not goes_on[t]:
+                break
+            weight *= gamma * lam * rho[t]
+    return result
+
+
+@pytest.mark.parametrize(
+    "observation, flags",
+    [
+        ("mixed", {}),
+        ("vector", {"max_rho": 1.5, "max_lag": 2}),
+        ("vector", {"gae_lambda": 0.5, "max_rho": 0.9}),
+        ("graph_edges", {"vf_coef": 0.0, "ent_coef": 0.0}),
+    ],
+    ids=str,
+)
+def test_gradients_of_the_paper(observation, flags, tmp_path):
+    """Each update takes the gradient of the decoupled objective with the targets of V-trace, for
+    episodes that terminate and that are truncated, against a loop over steps that encodes every
+    observation alone; without lag it is that of PPO."""
+    flags = dict(
+        num_steps=16,
+        total_timesteps=192,
+        learning_rate=0.02,
+        anneal_lr=False,
+        norm_adv=False,
+        **flags,
+    )
+    updates, log = recorded(
+        tmp_path, env_id="Random-v0", env_kwargs={"observation": observation}, **flags
+    )
+    args, (T, N), ended = small_args(script, **flags), (16, 3), 0
+    envs = make_envs(
+        [
+            partial(
+                script.make_env,
+                small_args(script, env_id="Random-v0", env_kwargs={"observation": observation}),
+            )
+        ],
+        script=script,
+    )
+    for k, (agent, rollout, (gradients,)) in enumerate(updates):
+        storage = script.Storage(envs.leaves, CPU)
+        storage.append(rollout.obs)
+        ended += len(rollout.cut)
+        with torch.no_grad():
+            V = np.array(
+                [
+                    agent.value(storage.gather(np.array([i]))).item()
+                    for i in range(T * N + N + len(rollout.cut))
+                ],
+                np.float64,
+            )
+        finals = dict(zip(rollout.cut.tolist(), V[T * N + N :]))
+        following = V[N : T * N + N].copy()
+        for i, done in enumerate(rollout.dones.reshape(-1)):
+            following[i] = finals.get(i, 0.0) if done else following[i]
+        actions = torch.as_tensor(rollout.actions)
+        _, log_prob, entropy, value = agent(storage.gather(np.arange(T * N)), actions)
+        ratio = (
+            (log_prob.detach().double() - torch.as_tensor(rollout.log_probs).double()).exp().numpy()
+        )
+        assert (abs(ratio - 1).max() < 1e-5) == (k == 0)
+        rho = ratio.clip(max=args.max_rho)
+        columns = (
+            x.reshape(T, N)
+            for x in (rollout.rewards, V[: T * N], following, 1 - rollout.dones, rho)
+        )
+        target = np.stack(
+            [
+                targets(*column, args.gamma, args.gae_lambda)
+                for column in zip(*(x.T for x in columns))
+            ],
+            1,
+        )
+        target, rho = (torch.tensor(x.reshape(-1), dtype=torch.float32) for x in (target, rho))
+        advantage = (target - value.detach()) / rho
+        policy = -(rho * advantage * (log_prob - log_prob.detach()).exp()).mean()
+        loss = (
+            policy
+            + args.vf_coef * 0.5 * ((value - target) ** 2).mean()
+            - args.ent_coef * entropy.mean()
+        )
+        assert log["losses/policy_loss"][k][1] == pytest.approx(policy.item(), rel=1e-4, abs=1e-5)
+        assert log["debug/rho_mean"][k][1] == pytest.approx(ratio.mean(), rel=1e-5)
+        assert log["debug/rho_truncated"][k][1] == pytest.approx(
+            (ratio > args.max_rho).mean(), abs=0.03
+        )
+        assert log["debug/behaviour_kl"][k][1] == pytest.approx(
+            (ratio - 1 - np.log(ratio)).mean(), abs=1e-5
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        for name, p in agent.named_parameters():
+            if p.grad is not None:
+                torch.testing.assert_close(gradients[name], p.grad, atol=1e-5, rtol=1e-3)
+    assert len(updates) == 4 and ended
+
+
+@pytest.mark.parametrize("observation", ["mixed", "vector", "graph_edges"])
+def test_no_lag_is_ppo_graph(observation, tmp_path):
+    """--max-lag 0 has the losses of ppo_graph.py and ends with its weights, and statistics of
+    observations too, within rounding; rho is 1."""
+    flags = dict(
+        env_id="Random-v0",
+        env_kwargs={"observation": observation},
+        norm_obs=True,
+        total_timesteps=120,
+        save_model=True,
+    )
+    theirs, ours = (
+        run(tmp_path / "a", ppo_graph, **flags),
+        run(tmp_path / "b", script, max_lag=0, **flags),
+    )
+    expected, result = weights(theirs.folder), weights(ours.folder)
+    for name in expected:
+        torch.testing.assert_close(result[name], expected[name], atol=1e-5, rtol=1e-5)
+    assert max(value for _, value in ours.scalars["debug/rho_mismatch"]) < 1e-5
+    for name in ("charts/episodic_return", "charts/episodic_length", "charts/obs_bytes_per_step"):
+        assert ours.scalars[name] == theirs.scalars[name]
+    for name in script.LOGGED:
+        values = [[value for _, value in log.scalars[name]] for log in (ours, theirs)]
+        assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
+
+
+# ---- What travels, and when ----
+@pytest.mark.parametrize(
+    "observation, num_workers", [*((name, 0) for name in OBSERVATIONS), ("mixed", 2)]
+)
+def test_rollouts_arrive_bit_by_bit(observation, num_workers):
+    """What the other process collected is what this one collects from the same seed with the same
+    weights, for all kinds of observations."""
+    args = small_args(
+        script, env_id="Random-v0", env_kwargs={"observation": observation}, num_workers=num_workers
+    )
+    with contextlib.closing(script.Collector(makers_of(args), args, 7)) as collector:
+        torch.manual_seed(7)
+        envs = script.Envs(makers_of(args))
+        agent, step = script.Agent(envs.leaves, envs.action_space, args), envs.reset(7)
+        for version in (5, 5, 9):
+            collector.ask(version, agent)
+        for version in (5, 5, 9):
+            expected, step = script.collect(agent, envs, step, version, args, CPU)
+            rollout = collector.receive()
+            assert rollout.version == version and rollout.episodes == expected.episodes
+            ours, theirs = (
+                [*part.obs.values, *part.obs.counts.values(), *part[2:7]]
+                for part in (rollout, expected)
+            )
+            for a, b in zip(ours, theirs, strict=True):
+                assert (
+                    a.dtype == b.dtype
+                    and a.shape == b.shape
+                    and a.tobytes() == b.tobytes()
+                    and a.flags.writeable
+                )
+
+
+def test_a_rollout_is_what_happened():
+    """Observations in the order of Storage, then the last ones, then those of truncated episodes;
+    episodes with the step in which they ended."""
+    args = small_args(script, env_id="Random-v0", num_steps=30)
+    envs = script.Envs(makers_of(args))
+    steps, step_envs = [envs.reset(3)], envs.step
+    envs.step = lambda actions: steps.append(step_envs(actions)) or steps[-1]
+    agent = script.Agent(envs.leaves, envs.action_space, args)
+    rollout, last = script.collect(agent, envs, steps[0], 0, args, CPU)
+    assert last is steps[-1] and rollout.dones.sum() == len(rollout.episodes) > len(rollout.cut) > 0
+    finals = [step.final.values[0] for step in steps if step.final]
+    np.testing.assert_array_equal(
+        rollout.obs.values[0], np.concatenate([*(s.obs.values[0] for s in steps), *finals])
+    )
+    np.testing.assert_array_equal(rollout.rewards, np.stack([step.reward for step in steps[1:]]))
+    np.testing.assert_array_equal(
+        rollout.cut, np.flatnonzero(np.stack([step.truncated for step in steps[1:]]))
+    )
+    assert rollout.episodes == [
+        (t, episode) for t, step in enumerate(steps) for episode in step.episodes
+    ]
+    with torch.no_grad():
+        storage = script.Storage(envs.leaves, CPU)
+        storage.append(rollout.obs)
+        _, log_probs, *_ = agent(storage.gather(np.arange(90)), torch.as_tensor(rollout.actions))
+    np.testing.assert_allclose(rollout.log_probs, log_probs, atol=1e-5)
+    assert len(everything(storage)["obs"]) == 93 + len(rollout.cut)
+
+
+def test_messages():
+    """Arrays of any type and size come back bit by bit, empty ones too, and neither side waits for
+    the other while both send what no pipe holds."""
+    pipes, rng = FORK.Pipe(), np.random.default_rng(0)
+    received = [script.listen(pipe, lambda: None) for pipe in pipes]
+    messages = [
+        [
+            rng.integers(0, 100, shape).astype(dtype)
+            for shape, dtype in zip([(0,), (), (3, 0), (5, 3), (2**k,)], "f8 i8 u1 f4 ?".split())
+        ]
+        for k in range(0, 24, 4)
+    ]
+    for k, arrays in enumerate(
+        messages
+    ):  # in one thread: nobody but `listen` can have taken what came
+        for pipe in pipes:
+            script.send(pipe, (k, arrays))
+    for k, sent in enumerate(messages):
+        for queue in received:
+            number, arrays = queue.get(timeout=10)
+            assert number == k
+            for a, b in zip(arrays, sent, strict=True):
+                assert a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def test_end_of_messages():
+    """Where the other side is gone, None comes after all that it sent."""
+    here, there = FORK.Pipe()
+    script.send(there, "last")
+    there.close()
+    ends = []
+    received = script.listen(here, lambda: ends.append(0))
+    assert received.get(timeout=10) == "last" and received.get(timeout=10) is None and ends == [0]
+
+
+@pytest.mark.parametrize(
+    "max_lag, lags", [(0, [0] * 5), (1, [0, 1, 1, 1, 1]), (3, [0, 1, 2, 3, 3]), (9, range(5))]
+)
+def test_lag(max_lag, lags, tmp_path):
+    """Rollout k is collected with the weights after max(0, k - max_lag) updates; without a lag rho
+    is 1."""
+    log = run(tmp_path, script, **RANDOM, total_timesteps=120, max_lag=max_lag).scalars
+    assert [value for _, value in log["debug/lag"]] == list(lags)
+    for lag, (_, mismatch) in zip(lags, log["debug/rho_mismatch"]):
+        assert (mismatch < 1e-5) == (lag == 0)
+    assert [step for step, _ in log["debug/lag"]] == [24, 48, 72, 96, 120]
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+
+
+@pytest.mark.parametrize("max_lag", [1, 2])
+def test_runs_can_be_repeated(max_lag, tmp_path, monkeypatch):
+    """The same bits, whichever of the two processes is the slower one, with and without workers."""
+    flags = dict(**RANDOM, total_timesteps=144, norm_obs=True, max_lag=max_lag, save_model=True)
+    first = weights(run(tmp_path / "a", script, **flags).folder)
+    assert_same(first, weights(run(tmp_path / "b", script, **flags, num_workers=2).folder))
+    ask, rng = script.Collector.ask, random.Random(0)
+    monkeypatch.setattr(
+        script.Collector, "ask", lambda *args: time.sleep(0.1 * rng.random()) or ask(*args)
+    )
+    assert_same(first, weights(run(tmp_path / "c", script, **flags).folder))
+
+
+# ---- What stops a run ----
+class Fails(gym.Env):
+    """Its step 30 raises, exits, hangs, or kills the process that it runs in."""
+
+    observation_space, action_space = vector(2), spaces.Discrete(2)
+
+    def __init__(self, how="raise"):
+        self.how, self.num_steps = how, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        if self.num_steps == 30 and self.how == "raise":
+            raise KeyError("the bridge is out")
+        if self.num_steps == 30 and self.how == "exit":
+            raise SystemExit
+        if self.num_steps == 30 and self.how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.num_steps == 30 and self.how == "hang":
+            time.sleep(1000)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+gym.register("Fails-v0", entry_point=Fails)
+
+
+@pytest.mark.parametrize(
+    "how, num_workers, text",
+    [
+        ("raise", 0, "(?s)Traceback.*test_async.*the bridge is out.*env 0, step 30"),
+        ("raise", 2, "(?s)Traceback.*the bridge is out.*env 0, step 30"),
+        ("exit", 0, "env 0, step 30, .*SystemExit"),
+        ("die", 0, "the collector died with exit code -9"),
+        ("die", 2, "step 30: the worker of envs 0 to 1 died with exit code -9"),
+        ("hang", 1, "step 30: the worker of envs 0 to 2 did not answer within --env-timeout 0.5 s"),
+    ],
+)
+def test_errors_arrive(how, num_workers, text, tmp_path):
+    """What goes wrong in the collector is a sentence here, with the frames of the environment;
+    nothing is left over, and it is seen when that rollout is needed."""
+    before = children(os.getpid())
+    with pytest.raises(script.UsageError, match=text):
+        run(
+            tmp_path,
+            script,
+            env_id="Fails-v0",
+            env_kwargs={"how": how},
+            total_timesteps=240,
+            checkpoint_every=1,
+            num_workers=num_workers,
+            env_timeout=0.5,
+        )
+    wait_for(lambda: children(os.getpid()) == before, 10)
+    saved = checkpoint.read(checkpoint.checkpoints_in(str(run_folder(tmp_path)))[0])
+    assert saved["iteration"] == 3 and (run_folder(tmp_path) / "failed").exists()
+
+
+def test_error_of_the_program(monkeypatch):
+    """What is no sentence comes with the frames of the collector."""
+    args = small_args(script, **RANDOM)
+    monkeypatch.setattr(script, "collect", lambda *args: 1 / 0)
+    with contextlib.closing(script.Collector(makers_of(args), args, 1)) as collector:
+        collector.ask(0, script.Agent(collector.leaves, collector.action_space, args))
+        with pytest.raises(RuntimeError, match="in the collector: (?s:.*)ZeroDivisionError"):
+            collector.receive()
+
+
+def saved_in(run_dir):
+    return checkpoint.checkpoints_in(str(run_folder(run_dir))) if any(run_dir.iterdir()) else []
+
+
+@pytest.mark.parametrize(
+    "number, group, env, workers",
+    [
+        (signal.SIGTERM, False, POISSON, 2),
+        (signal.SIGINT, True, POISSON, 2),
+        (signal.SIGTERM, True, POISSON, 0),
+        (signal.SIGKILL, False, POISSON, 2),
+        (signal.SIGKILL, False, HANGS, 0),
+        (signal.SIGTERM, True, HANGS, 0),
+    ],
+)
+def test_signals_stop_both(number, group, env, workers, tmp_path):
+    """SIGINT and SIGTERM, to one process or to all, leave a checkpoint after the update; the second
+    one leaves at once where an environment hangs. Collector and workers are gone, also after kill
+    -9."""
+    flags, hangs = (
+        dict(num_workers=workers, checkpoint_every=1, total_timesteps=10**7),
+        env is HANGS,
+    )
+    process = start(tmp_path, "ppo_graph_async", **flags, **env)
+    try:
+        wait_for(lambda: saved_in(tmp_path))
+        (collector,) = children(process.pid)
+        wait_for(lambda: len(children(collector)) == workers)
+        others = [collector, *children(collector)]
+        time.sleep(hangs)
+        (os.killpg if group else os.kill)(process.pid, number)
+        if hangs and number != signal.SIGKILL:
+            time.sleep(0.3)
+            assert process.is_alive()
+            os.killpg(process.pid, number)
+        process.join(30)
+        assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
+        wait_for(lambda: not any(map(is_alive, others)), 10)
+        assert checkpoint.read(saved_in(tmp_path)[0])["iteration"] >= 1
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_resume(tmp_path, capfd):
+    """A run goes on from its last update with weights, optimizer and steps; environments begin
+    anew, which is said, in two runs with the same bits, and with other seeds than after an
+    exception."""
+    flags = dict(**RANDOM, checkpoint_every=2, anneal_lr=False, save_model=True)
+    for name in "abc":
+        first = run(tmp_path / name, script, total_timesteps=96, **flags)
+        if name == "c":
+            (first.folder / "failed").write_text("UsageError: once\n")
+        capfd.readouterr()
+        script.main(
+            small_args(
+                script, **flags, run_dir=str(tmp_path / name), resume="auto", total_timesteps=168
+            )
+        )
+        assert capfd.readouterr().err.count("the environments begin new episodes") == 1
+    log = train_events(tmp_path / "a")
+    assert [step for step, _ in log["debug/lag"]] == [24 * k for k in range(1, 8)]
+    assert [value for _, value in log["debug/lag"]] == [0, 1, 1, 1, 0, 1, 1]
+    a, b, c = (weights(run_folder(tmp_path / name)) for name in "abc")
+    assert_same(a, b)
+    assert not all(torch.equal(a[name], c[name]) for name in a)
+    newest = checkpoint.read(saved_in(tmp_path / "a")[0])
+    assert newest["iteration"] == 7 and newest["optimizer"]["state"][0]["step"] == 7 * 4
+
+
+def test_resume_with_another_network(tmp_path):
+    folder = run(tmp_path, script, **RANDOM, checkpoint_every=1).folder
+    with pytest.raises(
+        script.UsageError, match="--resume: the network of the checkpoint is not that of the flags"
+    ):
+        run(
+            tmp_path / "new",
+            script,
+            **RANDOM,
+            resume=str(folder),
+            hidden_dims=(8,),
+            total_timesteps=96,
+        )
+
+
+@pytest.mark.parametrize(
+    "flags, text",
+    [
+        ({"max_lag": -1}, "--max-lag -1"),
+        ({"max_rho": 0.0}, "--max-rho 0.0"),
+        ({"max_rho": float("nan")}, "--max-rho nan"),
+    ],
+)
+def test_flags_without_a_meaning(flags, text, tmp_path):
+    with pytest.raises(script.UsageError, match=text):
+        script.main(small_args(script, **RANDOM, **flags, run_dir=str(tmp_path)))
+
+
+def test_torchrun_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "WORLD_SIZE", 2)
+    with pytest.raises(script.UsageError, match="without torchrun"):
+        script.main(small_args(script, **RANDOM, run_dir=str(tmp_path), total_timesteps=96))
+
+
+# ---- Whole runs ----
+@pytest.mark.slow
+def test_learns(tmp_path):
+    """CartPole is balanced with a lag of two updates."""
+    log = run(
+        tmp_path,
+        script,
+        env_id="CartPole-v1",
+        total_timesteps=30720,
+        num_envs=8,
+        num_steps=64,
+        max_lag=2,
+        learning_rate=3e-3,
+        hidden_dims=(64,),
+        update_epochs=4,
+        num_minibatches=4,
+    ).scalars
+    assert np.mean([value for _, value in log["charts/episodic_return"]][-20:]) > 100
+    assert 0 < np.mean([value for _, value in log["debug/behaviour_kl"]]) < 0.1

@@ -1,0 +1,806 @@
+"""Auxiliary losses, recorded demonstrations and their cloning (ppo_graph_aux.py)."""
+
+import json
+from functools import partial
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import (
+    ACTIONS,
+    OBSERVATIONS,
+    ListEnv,
+    RandomEnv,
+    command,
+    observation_spaces,
+    run,
+    sample,
+    small_args,
+    stored,
+    vector,
+    weights,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph_aux as script
+from cleanrl_graph.envs import job_shop
+from cleanrl_graph.utils import demos
+
+CPU = torch.device("cpu")
+SMALL_SHOP = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})
+CASES = [(kind, "discrete", "flat", {}) for kind in OBSERVATIONS]
+CASES += [("vector", action, "flat", {}) for action in ACTIONS]
+CASES += [
+    ("mixed", "mixed", "flat", {"autoregressive": True}),
+    ("vector", "multidiscrete", "mask", {}),
+    ("graph_edges", "", "nodes", {}),
+    ("set", "", "avail_actions", {}),
+    ("graph_edges", "", "pair", {"autoregressive": True}),
+]
+FEW = [("mixed", "mixed", "flat", {"autoregressive": True}), ("graph_edges", "", "nodes", {})]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in FEW]
+IDS = dict(ids=lambda v: v if isinstance(v, str) else "+".join(v))
+
+
+def legal(env, obs, rng):
+    """A random action that is not masked, in a RandomEnv."""
+    if env.head == "mask":
+        ends = np.cumsum([0, *env.num_options])
+        parts = [
+            rng.choice(np.flatnonzero(obs["action_mask"][a:b])) for a, b in zip(ends, ends[1:])
+        ]
+        return np.array(parts) if len(parts) > 1 else parts[0] + env.action_space.start
+    if env.head == "nodes":
+        return rng.choice(np.flatnonzero(obs["action_mask"]))
+    if env.head == "pair":
+        return tuple(rng.choice(np.flatnonzero(column)) for column in obs["action_mask"].T)
+    if env.head == "avail_actions":
+        return rng.integers(len(obs["avail_actions"]))
+    return sample(env.action_space, rng)
+
+
+def demos_of(folder, observation="vector", action="discrete", head="flat", num_episodes=6):
+    """(path of the file of a few episodes in a RandomEnv, the flags of that environment)"""
+    kwargs = {"observation": observation, "action": action, "head": head}
+    data = demos.record(script.Envs([partial(RandomEnv, **kwargs)]), legal, num_episodes, 0)
+    demos.save(path := str(folder / "demos.npz"), data, "Random-v0", kwargs)
+    return path, dict(env_id="Random-v0", env_kwargs=kwargs)
+
+
+def collected(env, num_steps=8, num_envs=3, **flags):
+    """args, an agent, and what it saw and did in copies of `env()`: storage, actions and the steps
+    that ended an episode, [num_steps * num_envs, ...]."""
+    args = small_args(script, num_steps=num_steps, num_envs=num_envs, **flags)
+    envs = script.Envs([env] * num_envs)
+    agent = script.Agent(envs.leaves, envs.action_space, args)
+    storage, step, actions, dones = script.Storage(envs.leaves, CPU), envs.reset(0), [], []
+    for _ in range(num_steps):
+        with torch.no_grad():
+            actions.append(agent(storage.append(step.obs))[0])
+        step = envs.step(script.to_env_actions(envs.action_space, actions[-1].numpy()))
+        dones.append(step.terminated | step.truncated)
+    return SimpleNamespace(
+        args=args,
+        agent=agent,
+        leaves=envs.leaves,
+        storage=storage,
+        actions=torch.cat(actions),
+        dones=np.concatenate(dones),
+        num_envs=num_envs,
+    )
+
+
+def load_demos(path, found):
+    """(storage, actions) of a file for the environments of `collected`."""
+    storage, head = script.Storage(found.leaves, CPU), found.agent.head
+    flat, actions = demos.load(path, found.leaves, head.parts)
+    storage.append(flat)
+    return storage, torch.as_tensor(actions)
+
+
+def same(a, b):
+    return all(map(torch.equal, a, b)) if isinstance(a, tuple) else torch.equal(a, b)
+
+
+# ---- The file ----
+class Once(ListEnv):
+    """A ListEnv whose episode ends with the list."""
+
+    def step(self, action):
+        obs, *_ = super().step(action)
+        return obs, float(self.t), self.t == len(self.observations) - 1, False, {}
+
+
+@settings(max_examples=40, deadline=None)
+@given(observation_spaces, st.sampled_from(list(ACTIONS.values())), st.integers(0, 2**32 - 1))
+def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space, seed):
+    """Observations of all spaces, any number of rows included, arrive in the storage as they would
+    from an environment, without padding; actions come back, too."""
+    rng = np.random.default_rng(seed)
+    observations, given_actions = [sample(space, rng) for _ in range(4)], []
+
+    def policy(env, obs, rng):
+        assert obs is observations[env.t]
+        given_actions.append(sample(action_space, rng))
+        return given_actions[-1]
+
+    data = demos.record(
+        script.Envs([lambda: Once(space, observations, action_space)]), policy, 1, 0
+    )
+    demos.save(path := str(tmp_path_factory.mktemp("demos") / "demos.npz"), data, "Once-v0", {})
+    storage, leaves = stored(space, [[obs] for obs in observations], action_space=action_space)
+    flat, actions = demos.load(path, leaves, script.parts_of(action_space, leaves, "auto"))
+    cloned, idx = script.Storage(leaves, CPU), np.array([2, 0, 1, 1])
+    cloned.append(script.Flat(*flat))
+    for a, b in zip(cloned.gather(idx).values(), storage.gather(idx).values(), strict=True):
+        assert same(a, b)
+    for action, expected in zip(
+        script.to_env_actions(action_space, actions), given_actions, strict=True
+    ):
+        np.testing.assert_allclose(
+            spaces.flatten(action_space, action), spaces.flatten(action_space, expected)
+        )
+    assert data["rewards"].tolist() == [1, 2, 3] and data["terminated"].tolist() == [
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (
+            lambda d: d.update({"values/more": d["actions"]}),
+            r"it has the leaves \[.*'more'.*\], the environment \['action",
+        ),
+        (
+            lambda d: d["values/obs.edge_links"].__setitem__((0, 0), 999),
+            "step 0, leaf 'obs.edge_links': value 999 is out",
+        ),
+        (
+            lambda d: d["actions"].__setitem__((3, 0), 99),
+            r"step 3: part 0 of the action, \[99\], is out of range",
+        ),
+        (
+            lambda d: d["values/action_mask"].__setitem__(
+                slice(int(d["counts/action_mask"][:5].sum()), None), 0
+            ),
+            "step 5: part 0 of the action, .*, is masked",
+        ),
+    ],
+)
+def test_files_that_do_not_fit(change, sentence, tmp_path):
+    """What does not fit the environment is named, with the file and the step, before the training
+    begins."""
+    path, flags = demos_of(tmp_path, "graph_edges", "", "nodes")
+    data = dict(np.load(path))
+    data["counts/obs.edge_links"][0] or pytest.fail("the first graph needs an edge")
+    change(data)
+    np.savez(path, **data)
+    with pytest.raises(SystemExit, match=f"--demos {path}: {sentence}"):
+        script.main(small_args(script, **flags, demos=path, run_dir=str(tmp_path / "runs")))
+
+
+@pytest.mark.parametrize(
+    "flag, value",
+    [
+        ("bc_anneal", -0.5),
+        ("aux_coef", np.nan),
+        ("bc_coef", np.inf),
+        ("pg_coef", -1.0),
+        ("bc_minibatch_size", 0),
+        ("bc_updates", -1),
+    ],
+)
+def test_flags_without_a_meaning(flag, value):
+    with pytest.raises(
+        script.UsageError, match=f"--{flag.replace('_', '-')} {value}: at least . is needed"
+    ):
+        script.main(small_args(script, **{flag: value}))
+
+
+def test_recording(tmp_path):
+    """--record writes the file from the command line, with the actions of the rule, and a training
+    reads it."""
+    kwargs, actions = {"jobs": [2, 3], "machines": [2, 3]}, []
+    flags = [
+        "--env-id",
+        "envs:JobShop-v0",
+        "--env-kwargs",
+        json.dumps(kwargs),
+        "--demos",
+        "demos.npz",
+        "--seed",
+        5,
+    ]
+    record = [*flags, "--record", "envs.job_shop:mwkr", "--record-episodes", 3]
+    code, out, _ = command(*record, script=script, cwd=tmp_path)
+    assert (
+        code == 0
+        and "demos.npz: 3 episodes, " in out
+        and [p.name for p in tmp_path.iterdir()] == ["demos.npz"]
+    )
+    data, env = np.load(tmp_path / "demos.npz"), job_shop.JobShopEnv(**kwargs)
+    assert (
+        json.loads(str(data["env_kwargs"])) == kwargs and str(data["env_id"]) == "envs:JobShop-v0"
+    )
+    for episode in range(3):
+        env.reset(seed=5 if episode == 0 else None)
+        while env.num_left:
+            actions.append(job_shop.dispatch_rule(env, "MWKR"))
+            env.step(actions[-1])
+    assert data["actions"].tolist() == [[a] for a in actions] and data["terminated"].sum() == 3
+    code, out, err = command(
+        *flags,
+        "--total-timesteps",
+        32,
+        "--num-envs",
+        2,
+        "--num-steps",
+        8,
+        "--gnn-dim",
+        8,
+        "--eval-episodes",
+        0,
+        "--no-cuda",
+        script=script,
+        cwd=tmp_path,
+    )
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (["--record", "envs.job_shop:mwkr"], "--record envs.job_shop:mwkr needs --demos FILE"),
+        (
+            ["--record", "envs.job_shop:no", "--demos", "x.npz"],
+            "policy envs.job_shop:no: there is no such function",
+        ),
+        (
+            ["--record", "envs.job_shop:mwkr", "--demos", "x.npz", "--record-episodes", 0],
+            "0 episodes of demonstrations",
+        ),
+        (["--demos", "missing.npz"], "--demos missing.npz: not a file of demonstrations"),
+    ],
+)
+def test_what_cannot_be_recorded_or_read(flags, sentence, tmp_path):
+    code, _, err = command(*flags, "--no-cuda", script=script, cwd=tmp_path)
+    assert code == 1 and err.splitlines()[-1].startswith(sentence) and "Traceback" not in err
+
+
+@pytest.mark.parametrize("dispatch", ["active", "nondelay"])
+def test_pilot(dispatch):
+    """No schedule of the pilot method is longer than that of one of its rules, and some are
+    shorter."""
+    rng, better = np.random.default_rng(0), 0
+    for _ in range(5):
+        times, machines = rng.integers(1, 100, (5, 4)), rng.random((5, 4)).argsort(axis=1)
+        env = job_shop.JobShopEnv(
+            instance={"times": times, "machines": machines}, dispatch=dispatch
+        )
+        obs, ended = env.reset()[0], False
+        while not ended:
+            obs, _, ended, _, info = env.step(job_shop.pilot(env, obs, rng))
+        rules = [
+            job_shop.play_rule(times, machines, rule, dispatch) for rule in ("FDD/MWKR", "MWKR")
+        ]
+        assert info["eval"]["cost"] <= min(rules)
+        better += info["eval"]["cost"] < min(rules)
+    assert better
+
+
+# ---- Cloning ----
+@pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
+def test_cloning_loss(observation, action, head, flags, tmp_path):
+    """The mean of -log pi of each demonstrated step alone; what is greedy is counted step by
+    step."""
+    path, env = demos_of(tmp_path, observation, action, head)
+    found = collected(lambda: RandomEnv(**env["env_kwargs"]), **flags)
+    agent, (storage, actions) = found.agent, load_demos(path, found)
+    idx = np.random.default_rng(0).integers(len(actions), size=9)
+    with torch.no_grad():
+        logs = script.behaviour_cloning(agent, storage.gather(idx), actions[idx])
+        each = [(storage.gather(idx[k : k + 1]), actions[idx[k : k + 1]]) for k in range(9)]
+        expected = [-agent(obs, action)[1].item() for obs, action in each]
+        greedy = torch.cat([agent(obs, greedy=True)[0] for obs, _ in each])
+    assert logs["losses/behaviour_cloning"].item() == pytest.approx(np.mean(expected), abs=1e-4)
+    assert np.isfinite(expected).all()
+    number = torch.zeros(actions.shape[1], dtype=torch.bool)
+    for part in agent.head.parts:
+        number[part.columns] = part.kind == "normal"
+    assert ("charts/demo_distance" in logs) == bool(number.any())
+    assert ("charts/demo_accuracy" in logs) == bool(not number.all())
+    if number.any():
+        distance = (greedy - actions[idx])[:, number].abs().mean()
+        assert logs["charts/demo_distance"].item() == pytest.approx(distance.item(), abs=1e-4)
+    if not number.all():
+        accuracy = (greedy == actions[idx])[:, ~number].all(1).float().mean()
+        assert logs["charts/demo_accuracy"].item() == pytest.approx(accuracy.item())
+
+
+def test_cloning_loss_by_hand(tmp_path):
+    """A masked Discrete action, from the weights."""
+    path, env = demos_of(tmp_path, "vector", "discrete", "mask")
+    found = collected(lambda: RandomEnv(**env["env_kwargs"]))
+    data, agent, (storage, actions) = np.load(path), found.agent, load_demos(path, found)
+    with torch.no_grad():
+        latent = agent.actor(torch.as_tensor(data["values/obs"]))
+        logits = agent.head.heads["0"](latent).double().numpy()
+        logs = script.behaviour_cloning(agent, storage.gather(np.arange(len(latent))), actions)
+    probs = np.exp(logits) * data["values/action_mask"]
+    chosen = probs[np.arange(len(latent)), data["actions"][:, 0]]
+    expected = -np.log(chosen / probs.sum(1)).mean()
+    assert logs["losses/behaviour_cloning"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_clones_a_dispatching_rule(tmp_path):
+    """MWKR is cloned from 40 episodes, by cloning alone and within seconds."""
+    env = dict(
+        env_id="envs:JobShop-v0",
+        env_kwargs={"jobs": [3, 4], "machines": [3, 3]},
+        demos=str(tmp_path / "demos"),
+    )
+    script.main(small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=40))
+    log = run(
+        tmp_path / "runs",
+        script,
+        **env,
+        num_envs=4,
+        total_timesteps=640,
+        update_epochs=4,
+        learning_rate=1e-2,
+        bc_anneal=0.0,
+        pg_coef=0.0,
+        vf_coef=0.0,
+        ent_coef=0.0,
+    ).scalars
+    accuracy, loss = (
+        np.array(log[name])[:, 1] for name in ("charts/demo_accuracy", "losses/behaviour_cloning")
+    )
+    assert accuracy[-5:].mean() > 0.9 and loss[-5:].mean() < 0.5 * loss[0]
+
+
+def totals(monkeypatch):
+    """The losses that a run takes the gradient of, in order."""
+    losses, backward = [], torch.Tensor.backward
+    monkeypatch.setattr(
+        torch.Tensor, "backward", lambda self: losses.append(self.item()) or backward(self)
+    )
+    return losses
+
+
+def test_weight_falls(tmp_path, monkeypatch):
+    """bc_coef falls to 0 within its share of the training, and demonstrations are not read from
+    then on."""
+    path, env = demos_of(tmp_path)
+    alone = dict(
+        pg_coef=0.0,
+        vf_coef=0.0,
+        ent_coef=0.0,
+        anneal_lr=False,
+        bc_coef=2.0,
+        num_minibatches=1,
+        update_epochs=1,
+        total_timesteps=96,
+        learning_rate=0.0,
+    )
+    for anneal, coefs in ((0.5, [2.0, 1.0]), (1.0, [2.0, 1.5, 1.0, 0.5]), (0.0, [2.0] * 4)):
+        losses = totals(monkeypatch)
+        log = run(
+            tmp_path / f"runs{anneal}", script, **env, **alone, demos=path, bc_anneal=anneal
+        ).scalars
+        monkeypatch.undo()
+        cloning = log["losses/behaviour_cloning"]
+        assert [step for step, _ in cloning] == [24 * (k + 1) for k in range(len(coefs))]
+        assert losses[: len(coefs)] == pytest.approx(
+            [coef * loss for coef, (_, loss) in zip(coefs, cloning)], rel=1e-5
+        )
+        assert losses[len(coefs) :] == pytest.approx([0.0] * (4 - len(coefs)))
+
+
+def test_warm_start(tmp_path, monkeypatch):
+    """--bc-updates gradient steps on the demonstrations come before the first rollout, and not when
+    resumed."""
+    path, env = demos_of(tmp_path)
+    flags = dict(
+        env,
+        demos=path,
+        bc_updates=50,
+        learning_rate=1e-2,
+        num_minibatches=1,
+        update_epochs=1,
+        checkpoint_every=1,
+    )
+    losses = totals(monkeypatch)
+    result = run(tmp_path / "runs", script, **flags)
+    assert len(losses) == 52 and np.mean(losses[40:50]) < 0.95 * np.mean(losses[:10])
+    script.main(small_args(script, **flags | {"total_timesteps": 72}, resume=str(result.folder)))
+    assert len(losses) == 53
+
+
+@pytest.mark.parametrize("aux", ["none", "reconstruct", "predict"])
+def test_coefficients(aux, tmp_path, monkeypatch):
+    """The loss is the sum of what is logged, each with its coefficient."""
+    path, env = demos_of(tmp_path, "mixed")
+    losses = totals(monkeypatch)
+    log = run(
+        tmp_path / "runs",
+        script,
+        **env,
+        demos=path,
+        aux=aux,
+        aux_coef=0.3,
+        bc_coef=0.7,
+        pg_coef=0.5,
+        bc_anneal=0.0,
+        total_timesteps=24,
+    ).scalars
+    coefs = {
+        "policy_loss": 0.5,
+        "value_loss": 0.5,
+        "entropy": -0.01,
+        "behaviour_cloning": 0.7,
+        aux: 0.3,
+    }
+    expected = sum(
+        coef * log[f"losses/{name}"][0][1] for name, coef in coefs.items() if name != "none"
+    )
+    assert losses[-1] == pytest.approx(expected, rel=1e-5)
+
+
+# ---- Reconstruction and prediction ----
+def plain_standardised(values):
+    """numpy, column by column."""
+    values = np.asarray(values, np.float64)
+    std = values.std(0)
+    return np.where(
+        std > 1e-5 * np.abs(values.mean(0)),
+        (values - values.mean(0)) / np.where(std > 0, std, 1),
+        0,
+    )
+
+
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+def test_reconstruction_loss(observation):
+    """Errors of every leaf, row by row and observation by observation, against loops; the mean over
+    leaves of the mean over observations of the mean over rows."""
+    found = collected(lambda: RandomEnv(observation), aux="reconstruct")
+    agent, obs = found.agent, found.storage.gather(np.arange(24)[::-1])
+    with torch.no_grad():
+        latent = agent(obs)[4]
+        torch.manual_seed(5)
+        loss = agent.aux(agent, obs, latent).item()
+        torch.manual_seed(5)
+        moved, places = agent.aux.move(obs)
+        features, elements = agent.encoder(moved)
+        context, total = agent.actor(features), []
+        for leaf in agent.aux.leaves:
+            decoder = agent.aux.decoders[script.key(leaf.path)]
+            values = obs[leaf.path].values if leaf.group else obs[leaf.path]
+            rows = places[leaf.group].tolist() if leaf.group else range(24)
+            owner = obs[leaf.path].batch.tolist() if leaf.group else range(24)
+            rows_of, outs, wanted = {}, [], []
+            for k, row in enumerate(rows):
+                parts = [(context if leaf.group else latent)[owner[row]]]
+                if leaf.path.endswith(".edges"):
+                    nodes = leaf.path.removesuffix("edges") + "nodes"
+                    parts += [elements[nodes][end] for end in obs[leaf.group].values[row]]
+                elif leaf.group:
+                    parts += [elements[leaf.group][row]]
+                out, value = decoder.net(torch.cat(parts)[None])[0], values[row]
+                if leaf.kind == "image":
+                    value = value.movedim(-1, 0) if value.shape[2] < value.shape[0] else value
+                    out = out[:, : value.shape[1], : value.shape[2]]
+                rows_of.setdefault(owner[row], []).append(k)
+                outs.append(out.flatten().double().numpy())
+                wanted.append(value.flatten().double().numpy())
+            if leaf.kind in ("discrete", "multidiscrete"):
+                num, errors = script.num_options(leaf), []
+                for out, value in zip(outs, wanted):
+                    local = (value - np.ravel(leaf.space.start)).astype(int)
+                    factors = zip(np.split(out, num.cumsum()[:-1]), local)
+                    errors.append(
+                        np.mean([np.log(np.exp(logits).sum()) - logits[v] for logits, v in factors])
+                    )
+            elif rows:
+                shape = (-1, 1) if leaf.kind == "image" else (len(wanted), -1)
+                target = plain_standardised(np.reshape(wanted, shape)).reshape(len(wanted), -1)
+                errors = ((np.array(outs) - target) ** 2).mean(1)
+            total.append(
+                np.mean([np.mean([errors[k] for k in ks]) for ks in rows_of.values()])
+                if rows
+                else 0.0
+            )
+    assert loss == pytest.approx(np.mean(total), rel=1e-4, abs=1e-5)
+
+
+def test_a_quarter_of_the_rows_moves():
+    """The rows of a group move together and keep their values; links, masks and dense leaves
+    stay."""
+    found = collected(
+        lambda: RandomEnv("set_of_dict", head="nodes"), aux="reconstruct", num_steps=40
+    )
+    obs = found.storage.gather(np.arange(120))
+    moved, places = found.agent.aux.move(obs)
+    (rows,) = places.values()
+    a, b = (f"obs.{name}" for name in "ab")
+    assert len(rows.unique()) == len(rows) == -(-len(obs[a].values) // 4)
+    where = torch.cat([(obs[a].values == row).all(1).nonzero()[:1, 0] for row in moved[a].values])
+    assert (where != torch.arange(len(where))).nonzero()[:, 0].tolist() == sorted(rows.tolist())
+    assert sorted(where.tolist()) == list(range(len(where)))
+    assert torch.equal(moved[b].values, obs[b].values[where])
+    assert moved["action_mask"] is obs["action_mask"] and same(obs[a][1:], moved[a][1:])
+
+
+class Sets(gym.Env):
+    """Rows of a set are one number, drawn per observation (`alike`) or per row."""
+
+    observation_space, action_space = spaces.Sequence(vector(1), stack=True), spaces.Discrete(2)
+
+    def __init__(self, alike):
+        self.alike = alike
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(0)[0], {}
+
+    def step(self, action):
+        rows = self.np_random.uniform(-1, 1, (1 if self.alike else 8, 1)).astype(np.float32)
+        return rows.repeat(8 if self.alike else 1, 0), 0.0, False, False, {}
+
+
+def test_no_row_is_copied():
+    """A row is told from the others of its observation (rows that are alike), not from its own
+    input (rows that have nothing to do with each other stay unknown: an error of 1)."""
+    errors = []
+    for alike in (True, False):
+        torch.manual_seed(0)
+        found = collected(
+            lambda: Sets(alike), aux="reconstruct", num_steps=60, num_envs=4, gnn_dim=16
+        )
+        agent, rng, losses = found.agent, np.random.default_rng(0), []
+        optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
+        for _ in range(120):
+            obs = found.storage.gather(rng.permutation(240)[:120])
+            loss = agent.aux(agent, obs, agent(obs)[4])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        errors.append(np.mean(losses[-10:]))
+    assert errors[0] < 0.5 and errors[1] > 0.8, errors
+
+
+class Clock(gym.Env):
+    """(env, episode, time) as a set of one row and as a vector; episodes of 3 or 5 steps, every
+    other truncated."""
+
+    observation_space = spaces.Dict(
+        a=vector(3, high=1e6), b=spaces.Sequence(vector(3, high=1e6), stack=True)
+    )
+    action_space, number, episode = spaces.Discrete(2), 0, 0
+
+    def observe(self):
+        now = np.array([self.number, self.episode, self.t], np.float32)
+        return {"a": now, "b": now[None]}
+
+    def reset(self, *, seed=None, options=None):
+        self.number, self.t = self.number if seed is None else seed, 0
+        self.episode = self.episode + 1 if seed is None else 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        ended = self.t == 3 + 2 * (self.number % 2)
+        return (
+            self.observe(),
+            0.0,
+            ended and self.episode % 2 == 0,
+            ended and self.episode % 2 == 1,
+            {},
+        )
+
+
+gym.register("AuxClock-v0", entry_point=Clock)
+
+
+def test_what_follows(tmp_path, monkeypatch):
+    """Each step is paired with the next one of its environment unless its episode or the rollout
+    ends there; a minibatch that has none counts 0."""
+    seen, forward, losses = set(), script.Prediction.forward, []
+
+    def note(self, agent, obs, latent, elements, actions, rows, next_obs):
+        now, after = obs["a"][rows], next_obs["a"]
+        assert torch.equal(after - now, torch.tensor([0.0, 0.0, 1.0]).expand_as(now))
+        assert torch.equal(next_obs["b"].values, after)
+        seen.update(tuple(row) for row in now.int().tolist())
+        losses.append(
+            (len(rows), forward(self, agent, obs, latent, elements, actions, rows, next_obs))
+        )
+        return losses[-1][1]
+
+    monkeypatch.setattr(script.Prediction, "forward", note)
+    run(
+        tmp_path,
+        script,
+        env_id="AuxClock-v0",
+        aux="predict",
+        num_steps=9,
+        num_envs=4,
+        num_minibatches=18,
+        total_timesteps=36,
+        seed=0,
+    )
+    expected = set()
+    for env in range(4):
+        length = 3 + 2 * (env % 2)
+        expected |= {(env, t // length, t % length) for t in range(8) if t % length < length - 1}
+    assert seen == expected
+    assert any(num == 0 for num, _ in losses) and all(loss == 0 for num, loss in losses if num == 0)
+
+
+@pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
+def test_prediction_loss(observation, action, head, flags):
+    """The squared error against the encoding of each next observation alone, from the latent and
+    the action alone."""
+    found = collected(lambda: RandomEnv(observation, action, head), aux="predict", **flags)
+    agent, storage, idx = found.agent, found.storage, np.random.default_rng(1).permutation(21)[:12]
+    rows, actions = np.flatnonzero(~found.dones[idx]), found.actions
+    with torch.no_grad():
+        obs = storage.gather(idx)
+        *_, latent, elements = agent(obs, actions[idx])
+        next_obs = storage.gather(idx[rows] + 3)
+        loss = agent.aux(
+            agent, obs, latent, elements, actions[idx], torch.as_tensor(rows), next_obs
+        )
+        predicted, target = [], []
+        for k in idx[rows].tolist():
+            features, elements = agent.encoder(storage.gather(np.array([k])))
+            parts = [agent.actor(features)[0]]
+            for part in agent.head.parts:
+                value = actions[k, part.columns]
+                if part.kind == "choice":
+                    parts.append(elements[part.group][int(value)])
+                elif part.kind == "categorical":
+                    parts.append(torch.eye(part.size)[int(value)])
+                else:
+                    parts.append(value.float())
+            predicted.append(agent.aux.net(torch.cat(parts)).double().numpy())
+            target.append(agent.encoder(storage.gather(np.array([k + 3])))[0][0].double().numpy())
+    expected = ((np.array(predicted) - plain_standardised(target)) ** 2).mean()
+    assert loss.item() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("aux", ["reconstruct", "predict", "demos"])
+def test_encoder_learns(aux, tmp_path):
+    """Every weight of CNN, GNN, set encoder and the actor's MLP has a gradient of each auxiliary
+    loss, and the critic's none."""
+    path, env = demos_of(tmp_path, "mixed")
+    found = collected(
+        lambda: RandomEnv(**env["env_kwargs"]), num_steps=16, aux="none" if aux == "demos" else aux
+    )
+    agent, obs = found.agent, found.storage.gather(np.arange(45))
+    *_, latent, elements = agent(obs)
+    if aux == "reconstruct":
+        loss = agent.aux(agent, obs, latent)
+    elif aux == "predict":
+        rows = np.flatnonzero(~found.dones[:45])
+        loss = agent.aux(
+            agent,
+            obs,
+            latent,
+            elements,
+            found.actions[:45],
+            torch.as_tensor(rows),
+            found.storage.gather(rows + 3),
+        )
+    else:
+        storage, actions = load_demos(path, found)
+        loss = script.behaviour_cloning(agent, storage.gather(np.arange(len(actions))), actions)
+        loss = loss["losses/behaviour_cloning"]
+    loss.backward()
+    for name, weight in [*agent.encoder.named_parameters(), *agent.actor.named_parameters()]:
+        assert weight.grad.abs().sum() > 0, name
+    assert all(weight.grad is None or not weight.grad.any() for weight in agent.critic.parameters())
+
+
+# ---- Whole runs ----
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param(dict(env_id="CartPole-v1"), id="CartPole"),
+        pytest.param(SMALL_SHOP, id="JobShop", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("aux", ["reconstruct", "predict"])
+def test_losses_fall(aux, env, tmp_path):
+    """While PPO trains, on vectors and on graphs."""
+    log = run(
+        tmp_path,
+        script,
+        **env,
+        aux=aux,
+        num_envs=8,
+        num_steps=16,
+        aux_coef=1.0,
+        total_timesteps=2560,
+        update_epochs=4,
+        learning_rate=3e-3,
+    ).scalars
+    losses = [value for _, value in log[f"losses/{aux}"]]
+    assert np.mean(losses[-4:]) < 0.8 * losses[0], losses
+
+
+def test_without_auxiliary_losses_it_is_ppo_graph(tmp_path):
+    """--aux none without --demos ends with bitwise the weights and the log of ppo_graph.py."""
+    flags = dict(
+        env_id="Random-v0",
+        env_kwargs={"observation": "mixed", "head": "mask"},
+        norm_obs=True,
+        total_timesteps=120,
+        save_model=True,
+    )
+    (a, b) = (run(tmp_path / module.__name__, module, **flags) for module in (ppo_graph, script))
+    assert a.scalars.pop("charts/SPS") and b.scalars.pop("charts/SPS") and a.scalars == b.scalars
+    models = weights(a.folder), weights(b.folder)
+    assert list(models[0]) == list(models[1]) and all(
+        map(torch.equal, *(model.values() for model in models))
+    )
+
+
+@pytest.mark.parametrize("aux", ["reconstruct", "predict"])
+@pytest.mark.parametrize("observation, action, head, flags", [*FEW, *SLOW], **IDS)
+def test_collection_and_training_agree(aux, observation, action, head, flags, tmp_path):
+    """With all auxiliary losses: the ratio is 1 before the first gradient step; every loss is a
+    number."""
+    path, env = demos_of(tmp_path, observation, action, head)
+    log = run(tmp_path / "runs", script, **env, **flags, aux=aux, demos=path, bc_anneal=0.0).scalars
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+    for name in (f"losses/{aux}", "losses/behaviour_cloning"):
+        assert len(log[name]) == 2 and np.isfinite([value for _, value in log[name]]).all()
+
+
+@pytest.mark.parametrize("aux", ["reconstruct", "predict"])
+def test_resume(aux, tmp_path):
+    """A run that goes on from its second update ends with bitwise the same weights, the falling
+    weight included."""
+    script.main(
+        small_args(
+            script,
+            **SMALL_SHOP,
+            demos=str(tmp_path / "demos"),
+            record="envs.job_shop:mwkr",
+            record_episodes=5,
+        )
+    )
+    flags = dict(
+        **SMALL_SHOP,
+        aux=aux,
+        demos=str(tmp_path / "demos"),
+        bc_anneal=1.0,
+        total_timesteps=96,
+        checkpoint_every=1,
+        save_model=True,
+    )
+    result = run(tmp_path / "runs", script, **flags)
+    expected = weights(result.folder)
+    (result.folder / "model.pt").unlink()
+    script.main(
+        small_args(
+            script,
+            **flags,
+            run_dir=str(tmp_path / "runs"),
+            resume=str(result.folder / "checkpoint_000000000072.ckpt"),
+        )
+    )
+    again = weights(result.folder)
+    assert list(again) == list(expected) and all(
+        torch.equal(again[name], expected[name]) for name in expected
+    )

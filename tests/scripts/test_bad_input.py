@@ -1,0 +1,1004 @@
+"""What is wrong with an environment, its data or a flag is said in one sentence: where, which
+value, what to do. A few things that look wrong simply work."""
+
+import copy
+import importlib
+import os
+import re
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import shared_blocks
+import torch
+from gymnasium import spaces
+from helpers import MASK, ListEnv, command, graph_space, make_envs, run, run_folder, vector
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils import checkpoint
+
+SCRIPTS = [path.stem for path in shared_blocks.scripts()]
+MASK2 = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
+TWO = spaces.Discrete(2)
+PAIR = spaces.Tuple([spaces.Discrete(9)] * 2)
+GRAPH = spaces.Dict(g=graph_space(vector(2)))
+ROWS = spaces.Sequence(vector(2), stack=False)
+
+
+def graph(nodes=3, edges=2, links=((0, 1), (2, 0)), features=3):
+    return {
+        "g": spaces.GraphInstance(
+            np.zeros((nodes, features), np.float32),
+            np.zeros((edges, 2), np.float32),
+            np.array(links),
+        )
+    }
+
+
+def put(value, at, array=None):
+    """A copy of `array` (default: zeros [3, 3]) with `value` at `at`."""
+    array = np.zeros((3, 3), np.float32) if array is None else np.array(array)
+    array[at] = value
+    return array
+
+
+def nodes(array):
+    return {"g": graph()["g"]._replace(nodes=array)}
+
+
+def edges(array):
+    return {"g": graph()["g"]._replace(edges=array)}
+
+
+def masked(mask, space=None):
+    return {"x": np.zeros(2, np.float32), "action_mask": np.array(mask, np.int8)}
+
+
+def ragged_mask(mask):
+    return graph() | {"action_mask": np.array(mask, np.int8)}
+
+
+GRAPH_MASK = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK)
+GRAPH_MASK2 = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK2)
+THREE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3))
+FIVE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(5))
+DEEP = spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), vector(2))))
+
+# name -> (observation space, action space, good, bad, leaf, words of the error)
+FAULTS = {
+    "edge beyond the nodes": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(links=((0, 1), (2, 3))),
+        "g.edge_links",
+        ["value 3", "row 1", "3 nodes"],
+    ),
+    "negative edge": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(links=((0, -1), (2, 0))),
+        "g.edge_links",
+        ["value -1", "row 0"],
+    ),
+    "edge without nodes": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(nodes=0, edges=1, links=((0, 0),)),
+        "g.edge_links",
+        ["value 0", "0 nodes"],
+    ),
+    "edges of another number": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(edges=1),
+        "g.edges",
+        ["1 rows", "'g.edge_links' has 2"],
+    ),
+    "links of three": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(links=((0, 1, 2), (2, 0, 1))),
+        "g.edge_links",
+        ["(2, 3)"],
+    ),
+    "links as fractions": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(links=((0, 0.5), (1, 1))),
+        "g.edge_links",
+        ["dtype float64"],
+    ),
+    "links transposed": (
+        GRAPH,
+        TWO,
+        graph(edges=3, links=((0, 1),) * 3),
+        graph(edges=3, links=((0, 1, 2), (2, 0, 1))),
+        "g.edge_links",
+        ["(2, 3)"],
+    ),
+    "too many features": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(features=4),
+        "g.nodes",
+        ["(3, 4)", "('rows', 3)"],
+    ),
+    "NaN in nodes": (
+        GRAPH,
+        TWO,
+        graph(),
+        nodes(put(np.nan, (2, 1))),
+        "g.nodes",
+        ["value nan in row 2"],
+    ),
+    "inf in nodes": (
+        GRAPH,
+        TWO,
+        graph(),
+        nodes(put(-np.inf, (0, 2))),
+        "g.nodes",
+        ["value -inf in row 0"],
+    ),
+    "NaN in edges": (
+        GRAPH,
+        TWO,
+        graph(),
+        edges(put(np.nan, (1, 0), np.zeros((2, 2), np.float32))),
+        "g.edges",
+        ["value nan in row 1"],
+    ),
+    "NaN in a box": (
+        DEEP,
+        TWO,
+        {"a": (0, np.zeros(2))},
+        {"a": (0, np.array([0, np.nan]))},
+        "a.1",
+        ["value nan"],
+    ),
+    "inf in a box": (vector(), TWO, 0.5, np.float32(np.inf), "obs", ["value inf"]),
+    "box of another shape": (
+        vector(2),
+        TWO,
+        np.zeros(2),
+        np.zeros(3),
+        "obs",
+        ["shape (3,)", "(2,)"],
+    ),
+    "box as text": (vector(2), TWO, np.zeros(2), ["0", "1"], "obs", ["dtype"]),
+    "category too large": (
+        DEEP,
+        TWO,
+        {"a": (1, np.zeros(2))},
+        {"a": (2, np.zeros(2))},
+        "a.0",
+        ["value 2"],
+    ),
+    "category below the start": (spaces.Discrete(3, start=5), TWO, 5, 4, "obs", ["value 4"]),
+    "category that is NaN": (spaces.Discrete(3), TWO, 0, np.nan, "obs", ["dtype float64"]),
+    "one of many categories": (
+        spaces.MultiDiscrete([3, 2, 4]),
+        TWO,
+        np.array([2, 1, 3]),
+        np.array([2, 2, 3]),
+        "obs",
+        ["value 2"],
+    ),
+    "category of a node": (
+        spaces.Graph(spaces.Discrete(3), None),
+        TWO,
+        spaces.GraphInstance(np.array([0, 1]), None, None),
+        spaces.GraphInstance(np.array([0, 3]), None, None),
+        "obs.nodes",
+        ["value 3 in row 1"],
+    ),
+    "rows of another width": (
+        ROWS,
+        TWO,
+        (np.zeros(2),) * 3,
+        (np.zeros(3),) * 2,
+        "obs",
+        ["(2, 3)", "('rows', 2)"],
+    ),
+    "rows of several widths": (
+        ROWS,
+        TWO,
+        (np.zeros(2),) * 3,
+        (np.zeros(3), np.zeros(2)),
+        "obs",
+        [],
+    ),
+    "keys of a set disagree": (
+        spaces.Sequence(spaces.Dict(a=vector(1), b=vector(1)), stack=True),
+        TWO,
+        {"a": np.zeros((2, 1)), "b": np.zeros((2, 1))},
+        {"a": np.zeros((2, 1)), "b": np.zeros((3, 1))},
+        "obs.b",
+        ["3 rows", "has 2"],
+    ),
+    "key is missing": (
+        spaces.Dict(a=vector(1), b=vector(1)),
+        TWO,
+        {"a": np.zeros(1), "b": np.zeros(1)},
+        {"a": np.zeros(1)},
+        "b",
+        [],
+    ),
+    "mask of another length": (
+        THREE,
+        spaces.Discrete(3),
+        masked([1, 0, 1]),
+        masked([1, 0]),
+        "action_mask",
+        ["shape (2,)"],
+    ),
+    "all masked": (
+        THREE,
+        spaces.Discrete(3),
+        masked([1, 0, 1]),
+        masked([0, 0, 0]),
+        "action_mask",
+        ["all", "masked"],
+    ),
+    "one part all masked": (
+        FIVE,
+        spaces.MultiDiscrete([3, 2]),
+        masked([1, 0, 0, 0, 1]),
+        masked([1, 1, 1, 0, 0]),
+        "action_mask",
+        ["all", "masked"],
+    ),
+    "ragged mask too short": (
+        GRAPH_MASK,
+        spaces.Discrete(9),
+        ragged_mask([1, 0, 1]),
+        ragged_mask([1, 0]),
+        "action_mask",
+        ["2 rows", "'g.nodes' has 3"],
+    ),
+    "all nodes masked": (
+        GRAPH_MASK,
+        spaces.Discrete(9),
+        ragged_mask([1, 0, 1]),
+        ragged_mask([0, 0, 0]),
+        "action_mask",
+        ["all", "masked"],
+    ),
+    "no second node": (
+        GRAPH_MASK2,
+        PAIR,
+        ragged_mask([[1, 0], [0, 1], [0, 0]]),
+        ragged_mask([[1, 0], [1, 0], [1, 0]]),
+        "action_mask",
+        ["all", "masked"],
+    ),
+    "no row to choose": (
+        spaces.Dict(avail_actions=ROWS),
+        spaces.Discrete(9),
+        {"avail_actions": (np.zeros(2),)},
+        {"avail_actions": ()},
+        "avail_actions",
+        [],
+    ),
+}
+
+
+def walk(envs, num_steps=4):
+    try:
+        envs.reset(0)
+        for _ in range(num_steps):
+            action = envs.action_space.sample()
+            envs.step([copy.deepcopy(action) for _ in range(3)])
+    finally:
+        envs.close()
+
+
+def makers_of(space, action_space, good, bad):
+    """Three environments, the last of which shows `bad` after its second step."""
+    return [
+        lambda i=i: ListEnv(space, [good, good, bad if i == 2 else good, good, good], action_space)
+        for i in range(3)
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_named(fault, workers):
+    """Env index, leaf path, step and value of a malformed observation, from worker processes as
+    well."""
+    space, action_space, good, bad, leaf, words = FAULTS[fault]
+    head = "avail_actions" if leaf == "avail_actions" else "auto"
+    walk(
+        make_envs(makers_of(space, action_space, good, good), action_head=head)
+    )  # without the fault all is well
+    with pytest.raises(ppo_graph.UsageError) as error:
+        walk(make_envs(makers_of(space, action_space, good, bad), workers, action_head=head))
+    message = str(error.value)
+    for word in ["env 2", f"'{leaf}'", "step 2", *words]:
+        assert word in message, message
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("bad", [[np.nan, 0], [np.inf, 0]])
+def test_final_observation_is_checked(bad, workers):
+    """The last observation of a truncated episode goes into the advantages, so it is checked like
+    any other."""
+
+    class Ends(ListEnv):
+        def step(self, action):
+            obs, reward, *_ = super().step(action)
+            return obs, reward, False, self.t == 2, {}
+
+    zero = np.zeros(2, np.float32)
+    envs = make_envs([lambda: Ends(vector(2), [zero, zero, np.array(bad, np.float32)])], workers)
+    try:
+        envs.reset(0)
+        envs.step([0])
+        with pytest.raises(
+            ppo_graph.UsageError, match=f"env 0, leaf 'obs', step 2: value {bad[0]}"
+        ):
+            envs.step([0])
+    finally:
+        envs.close()
+
+
+def test_final_edges_are_checked():
+    """An edge to a missing node in the last observation of a truncated episode."""
+
+    class Ends(ListEnv):
+        def step(self, action):
+            obs, reward, *_ = super().step(action)
+            return obs, reward, False, True, {}
+
+    envs = make_envs([lambda: Ends(GRAPH, [graph(), graph(links=((0, 1), (2, 9)))])])
+    envs.reset(0)
+    with pytest.raises(ppo_graph.UsageError, match="env 0, leaf 'g.edge_links', step 1: value 9"):
+        envs.step([0])
+
+
+# ---- Spaces: found before the first step ----
+IDS = spaces.Sequence(spaces.Box(0, 9, (), np.uint8), stack=True)
+SPACES = {  # observation space, action space, what is said
+    "text": (spaces.Text(4), TWO, "leaf 'obs': Text.* is not supported"),
+    "one of": (
+        spaces.Dict(a=vector(2), b=spaces.OneOf([TWO, vector(1)])),
+        TWO,
+        "leaf 'b': OneOf.* is not supported",
+    ),
+    "set of sets": (
+        spaces.Dict(many=spaces.Sequence(ROWS)),
+        TWO,
+        "leaf 'many': .*rows must have a fixed shape",
+    ),
+    "one name for two leaves": (
+        spaces.Dict({"a.b": vector(1), "a": spaces.Dict(b=vector(1))}),
+        TWO,
+        r"leaves \['a.b', 'a.b'\] need different names",
+    ),
+    "a name like that of nodes": (
+        spaces.Dict({"g": graph_space(), "g.nodes": vector(1)}),
+        TWO,
+        "different names",
+    ),
+    "nothing": (spaces.Dict({}), TWO, r"leaves \[\] .* one must be an input"),
+    "only a mask": (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "one must be an input"),
+    "only ids": (spaces.Dict(node_ids=IDS), TWO, "one must be an input"),
+    "action that is text": (vector(2), spaces.Text(4), "action.* Text.*not supported"),
+    "action of integers": (
+        vector(2),
+        spaces.Box(0, 3, (2,), np.int32),
+        "action space Box.* is not supported",
+    ),
+    "action per row of none": (
+        vector(2),
+        spaces.Sequence(TWO),
+        "nodes needs .*one graph or set, not Seq",
+    ),
+    "action that is a graph": (
+        vector(2),
+        spaces.Dict(a=TWO, b=spaces.Graph(vector(1), None)),
+        "action space .* is not supported",
+    ),
+    "mask too long": (
+        spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(4)),
+        spaces.Discrete(3),
+        r"'action_mask': a mask MultiBinary\(4\) does not fit Discrete\(3\) with --action-head "
+        r"flat",
+    ),
+    "mask of one part": (
+        spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3)),
+        spaces.MultiDiscrete([3, 2]),
+        "'action_mask': .* does not fit MultiDiscrete",
+    ),
+    "mask of rows that are not there": (
+        spaces.Dict(x=vector(2), action_mask=MASK),
+        spaces.Discrete(3),
+        "--action-head nodes needs .* one graph or set",
+    ),
+    "mask of a box": (
+        spaces.Dict(x=vector(2), action_mask=MASK),
+        vector(2),
+        "'action_mask': .* does not fit Box",
+    ),
+    "mask that is a Dict": (
+        spaces.Dict(g=graph_space(), action_mask=spaces.Dict(a=spaces.MultiBinary(3))),
+        spaces.Discrete(3),
+        "'action_mask.[a0]': .* does not fit",
+    ),
+    "mask that is a Tuple": (
+        spaces.Dict(g=graph_space(), action_mask=spaces.Tuple([spaces.MultiBinary(3)])),
+        spaces.Discrete(3),
+        "'action_mask.[a0]': .* does not fit",
+    ),
+    "mask of three columns": (
+        spaces.Dict(
+            g=graph_space(),
+            action_mask=spaces.Sequence(spaces.Box(0, 1, (3,), np.int8), stack=True),
+        ),
+        spaces.Discrete(3),
+        "does not fit .* with --action-head nodes",
+    ),
+    "node and number": (
+        GRAPH_MASK,
+        spaces.Tuple((spaces.Discrete(9), vector(1))),
+        "leaf 'action_mask': .* does not fit Tuple.* with --action-head flat",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPACES)
+def test_space_without_a_meaning(case):
+    """The leaf or the flag, and what there is."""
+    space, action_space, sentence = SPACES[case]
+    with pytest.raises(ppo_graph.UsageError, match=sentence):
+        make_envs([lambda: ListEnv(space, [None], action_space)])
+
+
+def test_choice_of_a_node_beside_a_number():
+    """--action-head nodes does not apply to a Box, which is said."""
+    action_space = spaces.Tuple((spaces.Discrete(9), vector(1)))
+    with pytest.raises(
+        ppo_graph.UsageError, match="--action-head nodes needs Discrete actions.*Box.*'g.nodes'"
+    ):
+        make_envs([lambda: ListEnv(GRAPH, [None], action_space)], action_head="nodes")
+
+
+@pytest.mark.parametrize(
+    "bad, rows", [(graph(nodes=4), 4), (graph(nodes=0, edges=0, links=np.zeros((0, 2), int)), 0)]
+)
+def test_more_nodes_than_actions(bad, rows):
+    """The environment would receive an action outside of its space; both numbers are named."""
+    space = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK)
+    good, bad = (g | {"action_mask": np.ones(len(g["g"].nodes), np.int8)} for g in (graph(), bad))
+    sentence = (
+        rf"env 2, leaf '(g.nodes|action_mask)', step 2: {rows} rows to choose from, the "
+        rf"action space has 3"
+    )
+    with pytest.raises(ppo_graph.UsageError, match=sentence):
+        walk(make_envs(makers_of(space, spaces.Discrete(3), good, bad)))
+
+
+# ---- What environments return, and how they end ----
+class Simple(gym.Env):
+    """Two numbers; episodes of 5 steps. `fault` says what it does in the third step of its `at`-th
+    episode."""
+
+    observation_space, action_space = vector(2), TWO
+    np_random = np.random.RandomState(0)  # of its own, as some old environments have
+    metadata = {"render_modes": ["human"]}
+
+    def __init__(self, fault=None, at=1, made=True):
+        assert made, "no licence left"
+        self.fault, self.at, self.episode = (
+            fault,
+            at,
+            -1,
+        )  # the reset that looks for a mask is not counted
+
+    def reset(self, *, seed=None, options=None):
+        self.t, self.episode = 0, self.episode + 1
+        if self.fault == "old reset":
+            return np.zeros(2, np.float32)
+        if self.fault == "reset" and self.episode == self.at:
+            self.explode()
+        return np.zeros(2, np.float32), None if self.fault == "no info" else {}
+
+    def step(self, action):
+        self.t += 1
+        obs, now = np.array([self.t / 10, 0], np.float32), self.t == 3 and self.episode == self.at
+        if self.fault == "old step":
+            return obs, 0.0, False, {}
+        if now and self.fault == "exit":
+            sys.exit(0)
+        if now and self.fault == "step":
+            self.explode()
+        if now and self.fault == "gym error":
+            raise gym.error.InvalidAction("no such door")
+        if now and self.fault == "sleep":
+            time.sleep(3)
+        reward = self.fault[1] if now and isinstance(self.fault, (list, tuple)) else 1.0
+        end = self.t >= 5 and self.fault != "no end"
+        return obs, reward, end, False, None if self.fault == "no info" else {}
+
+    def explode(self):
+        raise KeyError("the bridge is out")
+
+
+class NoSeed(Simple):
+    """Of the days before gymnasium."""
+
+    def reset(self):
+        return super().reset()
+
+
+gym.register("Simple-v0", entry_point=Simple)
+gym.register("NoSeed-v0", entry_point=NoSeed)
+
+
+def fails(sentence, folder, **flags):
+    """main ends with an error of those that the command line prints alone, and it holds the
+    sentence."""
+    with pytest.raises((ppo_graph.UsageError, gym.error.Error, OSError, SystemExit)) as error:
+        run(flags.pop("run_dir", folder), **{"env_id": "Simple-v0"} | flags)
+    text = str(error.value)
+    assert re.search(sentence, text), text
+    assert os.path.basename(ppo_graph.__file__) not in text, text  # none of our own frames
+
+
+ENVIRONMENTS = {  # fault -> what is said
+    "old reset": r"env 0, step 0, reset.* 2 values.* not \[0. 0.\]",
+    "old step": r"env 0, step 1, step.* 5 values.* not \(array",
+    "exit": r"env 0, step 3, step\((0|1),\): SystemExit: 0",
+    "step": r"(?s)in explode\n.*env 0, step 3, step\((0|1),\): KeyError: 'the bridge is out'",
+    "gym error": r"env 0, step 3, step\((0|1),\): InvalidAction: no such door",
+    "reset": r"(?s)in explode\n.*env 0, step 0, reset.*: KeyError: 'the bridge is out'",
+    **{
+        f"reward {value}": rf"env 0, step 3: reward {value} is not finite"
+        for value in ("nan", "inf", "-inf")
+    },
+    "reward None": "env 0, step 3.* reward.*(None|nan)",
+    "reward text": "env 0, step 3.* reward.*text",
+    "reward row": r"env 0, step 3.* reward.*\[1.0, 2.0\]",
+}
+REWARDS = {"None": None, "text": "text", "row": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", ENVIRONMENTS)
+def test_fault_of_an_environment(fault, workers, tmp_path):
+    """Env, step and action, below the environment's own frames; from worker processes as well."""
+    kind, value = fault, fault.removeprefix("reward ")
+    if value != fault:
+        kind = ["reward", REWARDS[value] if value in REWARDS else float(value)]
+    fails(ENVIRONMENTS[fault], tmp_path, num_workers=workers, env_kwargs={"fault": kind})
+
+
+def test_reset_without_a_seed(tmp_path):
+    """An environment for gym, not for gymnasium."""
+    fails(r"unexpected keyword argument 'seed'", tmp_path, env_id="NoSeed-v0")
+
+
+@pytest.mark.parametrize(
+    "kwargs, sentence",
+    [
+        ({"nope": 1}, "unexpected keyword argument 'nope'"),
+        ({"made": False}, r"(?s)in __init__\n.*no licence left"),
+        ({"fault": "reset", "at": 0}, "(?s)in explode\n.*the bridge is out"),
+    ],
+)
+def test_environment_that_cannot_be_made(kwargs, sentence, tmp_path):
+    """An exception in its constructor, or in the reset that looks for a mask, is the
+    environment's."""
+    fails(sentence, tmp_path, env_kwargs=kwargs)
+
+
+def test_environments_of_other_spaces(tmp_path):
+    """The entries of --env-kwargs must have one action space and one observation space."""
+
+    def make(size=2, actions=2):
+        return ListEnv(vector(size), [np.zeros(size, np.float32)] * 99, spaces.Discrete(actions))
+
+    gym.register("Sized-v0", entry_point=make)
+    fails(
+        "--env-kwargs: not all entries have the action space Discrete",
+        tmp_path / "a",
+        env_id="Sized-v0",
+        env_kwargs=[{}, {"actions": 3}],
+    )
+    fails(
+        r"env 1, leaf 'obs', step 0: shape \(3,\) where \(2,\) is declared",
+        tmp_path / "b",
+        env_id="Sized-v0",
+        env_kwargs=[{}, {"size": 3}],
+    )
+    del gym.registry["Sized-v0"]
+
+
+def test_environment_that_hangs(tmp_path):
+    """A worker that does not answer is named with its environments, and the process ends."""
+    fails(
+        r"step 3: the worker of envs [02] to [12] did not answer within --env-timeout 1 s",
+        tmp_path,
+        num_workers=2,
+        env_timeout=1.0,
+        env_kwargs={"fault": "sleep"},
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_info_that_is_none(workers, tmp_path):
+    """Simply works, as does an np_random of the environment's own, with checkpoints."""
+    run_ = run(
+        tmp_path,
+        env_id="Simple-v0",
+        env_kwargs={"fault": "no info"},
+        num_workers=workers,
+        checkpoint_every=1,
+        eval_episodes=2,
+    )
+    assert [row["return"] for row in run_.rows] == [5, 5] and len(
+        list(run_.folder.glob("*.ckpt"))
+    ) == 2
+
+
+def test_episode_that_never_ends(tmp_path):
+    """The evaluation cuts it off; so it does in training's log, where it is no episode."""
+    run_ = run(
+        tmp_path,
+        env_id="Simple-v0",
+        env_kwargs={"fault": "no end"},
+        eval_episodes=2,
+        eval_max_steps=70,
+    )
+    assert run_.rows == [{"episode": i, "length": 70, "return": 70.0} for i in range(2)]
+    assert "charts/episodic_return" not in run_.scalars
+
+
+def test_exception_in_the_evaluation(tmp_path):
+    """The model is saved before it is tried; the environment is named."""
+
+    class Flaky(Simple):
+        def reset(self, *, seed=None, options=None):
+            self.seeds = getattr(self, "seeds", []) + [seed]
+            return super().reset()
+
+        def step(self, action):
+            if any(seed is not None and seed >= 10_000 for seed in self.seeds):
+                self.explode()
+            return super().step(action)
+
+    gym.register("Flaky-v0", entry_point=Flaky)
+    fails(
+        r"(?s)in explode\n.*env 0, step 1, step\(.,\): KeyError: 'the bridge is out'",
+        tmp_path,
+        env_id="Flaky-v0",
+        save_model=True,
+        eval_episodes=2,
+    )
+    assert (run_folder(tmp_path) / "model.pt").exists()
+
+
+# ---- Flags ----
+# name of the flag -> values that no script takes, and what is said about them
+FLAGS = {
+    "num_envs": [(0, "--num-envs 0: a number from 1"), (-3, "--num-envs -3: a number from 1")],
+    "num_steps": [(0, "--num-steps 0: a number from 1")],
+    "num_minibatches": [
+        (0, "--num-minibatches 0: a number from 1"),
+        (10**6, "--num-minibatches 1000000 exceeds"),
+    ],
+    "update_epochs": [(0, "--update-epochs 0: a number from 1")],
+    "total_timesteps": [
+        (10, "--total-timesteps 10 is less than a rollout of 24 steps"),
+        (-1, "--total-timesteps -1: a number from 0"),
+    ],
+    "learning_rate": [
+        (float("nan"), "--learning-rate nan: a number"),
+        (-1e-3, "--learning-rate -0.001: a number"),
+    ],
+    "gamma": [(1.5, "--gamma 1.5: a number from 0 to 1"), (float("nan"), "--gamma nan")],
+    "gae_lambda": [(-0.1, "--gae-lambda -0.1: a number from 0 to 1")],
+    "clip_coef": [(-1.0, "--clip-coef -1.0: a number from 0")],
+    "ent_coef": [(float("inf"), "--ent-coef inf: a number"), (float("nan"), "--ent-coef nan")],
+    "vf_coef": [(float("nan"), "--vf-coef nan: a number")],
+    "max_grad_norm": [
+        (float("nan"), "--max-grad-norm nan"),
+        (-1.0, "--max-grad-norm -1.0: a number from 0"),
+    ],
+    "target_kl": [(float("nan"), "--target-kl nan: a number from 0"), (-1.0, "--target-kl -1.0")],
+    "num_workers": [(-1, "--num-workers -1: a number from 0")],
+    "env_timeout": [
+        (-1.0, "--env-timeout -1.0: a number from 0"),
+        (float("nan"), "--env-timeout nan"),
+    ],
+    "checkpoint_every": [(-1, "--checkpoint-every -1: a number from 0")],
+    "eval_episodes": [(-1, "--eval-episodes -1: a number from 0")],
+    "eval_samples": [(-1, "--eval-samples -1: a number from 0")],
+    "eval_max_steps": [(0, "--eval-max-steps 0: a number from 1")],
+    "gnn_dim": [(0, "--gnn-dim 0: a number from 1")],
+    "gnn_layers": [(0, "--gnn-layers 0: a number from 1")],
+    "hidden_dims": [((16, 0), "--hidden-dims 0: a number from 1")],
+    "torch_threads": [(-1, "--torch-threads -1: a number from 0")],
+    "seed": [
+        (-1, "--seed -1: a number from 0 to 4294967295"),
+        (5_000_000_000, "--seed 5000000000: a number from 0"),
+    ],
+    "env_kwargs": [
+        ([], r"--env-kwargs \[\]: an object, or a list of at least one"),
+        ([3], r"--env-kwargs \[3\]"),
+    ],
+    "wrap": [
+        (("hide:9",), "--wrap hide:9: "),
+        (("nope",), "--wrap nope: there is no such wrapper"),
+    ],
+    "action_head": [
+        ("nodes", "--action-head nodes"),
+        ("avail_actions", "--action-head avail_actions"),
+    ],
+    "eval_suite": [("nope", r"--eval-suite nope: Simple-v0 has the suites \[\]")],
+    "capture_video": [(True, "--capture-video: the environment cannot render")],
+    "env_id": [
+        ("Nope-v0", "Environment `Nope` doesn't exist"),
+        ("envs:Nope-v0", "Environment `Nope` doesn't exist"),
+        ("nowhere:Nope-v0", "No module named 'nowhere'"),
+        ("a:b:c", "a:b:c"),
+        ("not an id", "not an id"),
+    ],
+    "load_model": [
+        ("nowhere.pt", "nowhere.pt"),
+        ("{folder}", "folder"),
+        ("{text}", "--load-model .*text"),
+        ("{empty}", "--load-model .*empty"),
+        ("{network}", "--load-model .*network"),
+        ("{other}", "--load-model .*other"),
+    ],
+    "resume": [
+        ("nowhere", "--resume nowhere: auto, a folder .* is needed"),
+        ("{folder}", "--resume .*folder"),
+        ("{text}", "--resume .*text: "),
+        ("{network}", "--resume .*network: "),
+    ],
+    "run_dir": [
+        ("{text}", "cannot write to the folder of the run .*--run-dir"),
+        ("/proc/nope", "cannot write"),
+    ],
+}
+BAD_FLAGS = {
+    f"{flag} {value}": (flag, value, sentence)
+    for flag, values in FLAGS.items()
+    for value, sentence in values
+}
+
+
+@pytest.mark.parametrize("case", BAD_FLAGS)
+def test_bad_flag(case, tmp_path, monkeypatch):
+    """A flag that makes no sense is an error with its name, before the first update."""
+    flag, value, sentence = BAD_FLAGS[case]
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda *args: pytest.fail("training began"))
+    (
+        (tmp_path / "text").write_text("some text"),
+        (tmp_path / "empty").touch(),
+        (tmp_path / "folder").mkdir(),
+    )
+    agent = torch.nn.Linear(2, 2)
+    torch.save({"model": agent.state_dict(), "args": {}}, tmp_path / "network")
+    torch.save(agent.state_dict(), tmp_path / "other")
+    if isinstance(value, str) and value.startswith("{"):
+        value = str(tmp_path / value[1:-1])
+    fails(
+        sentence,
+        tmp_path / "runs",
+        **{flag: value} | ({"num_workers": 0} if flag != "num_workers" else {}),
+    )
+
+
+@pytest.mark.parametrize("gnn", ["gatv2", "transformer"])
+def test_width_of_attention(gnn, tmp_path):
+    """Heads share the width."""
+    fails(
+        f"--gnn-dim 62: the 4 heads of --gnn {gnn} need a multiple of 4",
+        tmp_path,
+        gnn=gnn,
+        gnn_dim=62,
+    )
+    run(tmp_path, env_id="envs:PoissonGraph-v0", gnn="gine", gnn_dim=62)
+
+
+def test_flags_that_look_wrong(tmp_path):
+    """Simply work: no hidden layer, the largest seed, discount 0, a gradient norm without end, more
+    workers than environments, no clipping of the policy."""
+    run(
+        tmp_path,
+        env_id="Simple-v0",
+        hidden_dims=(),
+        seed=2**32 - 1,
+        gamma=0.0,
+        max_grad_norm=float("inf"),
+        num_workers=5,
+        clip_coef=0.0,
+        target_kl=0.0,
+        eval_episodes=1,
+    )
+
+
+def test_run_folder_is_found_first(tmp_path, monkeypatch):
+    """No step is made for a run that could not be written."""
+    monkeypatch.setattr(Simple, "step", lambda *args: pytest.fail("a step was made"))
+    (tmp_path / "file").touch()
+    fails("cannot write to the folder of the run", tmp_path / "file")
+
+
+def test_model_that_cannot_be_written(tmp_path, monkeypatch):
+    """A sentence with the path; the evaluation is not reached."""
+    monkeypatch.setattr(ppo_graph, "play", lambda *args: pytest.fail("the evaluation began"))
+    monkeypatch.setattr(
+        checkpoint.Run, "__enter__", lambda self: os.mkdir(f"{self.folder}/model.pt") or self
+    )
+    fails("model.pt", tmp_path, save_model=True, eval_episodes=1)
+
+
+# ---- Checkpoints ----
+def test_two_runs_at_once(tmp_path):
+    """--resume auto does not write into the folder of a run that is going on."""
+    first = run(tmp_path, env_id="Simple-v0", checkpoint_every=1)
+    with checkpoint.Run(str(first.folder)):
+        fails(
+            f"another process writes to {first.folder}", tmp_path, checkpoint_every=1, resume="auto"
+        )
+
+
+def test_other_flags_for_the_same_run(tmp_path):
+    """--resume auto does not go on, or end at once, with flags that the checkpoint was not made
+    with; what is in the folder stays."""
+    first = run(tmp_path, env_id="Simple-v0", checkpoint_every=1)
+    before = sorted(path.name for path in first.folder.glob("checkpoint*"))
+    fails(r"--learning-rate 0.1, it was 0.00025", tmp_path, resume="auto", learning_rate=0.1)
+    fails(r"--num-envs 2, it was 3", tmp_path, resume=str(first.folder), num_envs=2)
+    fails(
+        r"the network of the checkpoint is not that of the flags",
+        tmp_path,
+        resume=str(first.folder),
+        hidden_dims=(5,),
+    )
+    assert (
+        sorted(path.name for path in first.folder.glob("checkpoint*")) == before
+        and len(before) == 2
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
+def test_checkpoint_of_another_script(name, tmp_path):
+    """And its model, where the network differs."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    other = run(tmp_path / "other", script, env_id="Simple-v0", checkpoint_every=1)
+    fails(f"--script ppo_graph, it was {name}", tmp_path / "runs", resume=str(other.folder))
+
+
+def test_model_is_no_checkpoint(tmp_path, capsys):
+    """model.pt for --resume."""
+    first = run(tmp_path / "a", env_id="Simple-v0", save_model=True)
+    fails(
+        r"--resume .*model.pt: .*checkpoint_\*.ckpt is needed",
+        tmp_path / "b",
+        resume=str(first.folder / "model.pt"),
+    )
+
+
+def test_checkpoint_is_no_model(tmp_path):
+    """A checkpoint for --load-model."""
+    first = run(tmp_path / "a", env_id="Simple-v0", checkpoint_every=1)
+    path = str(next(first.folder.glob("*.ckpt")))
+    fails("--load-model .*ckpt", tmp_path / "b", load_model=path)
+
+
+# ---- The command line ----
+SMALL = [
+    "--total-timesteps",
+    32,
+    "--num-envs",
+    2,
+    "--num-steps",
+    8,
+    "--num-minibatches",
+    2,
+    "--hidden-dims",
+    8,
+    "--eval-episodes",
+    1,
+    "--no-cuda",
+]
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (
+            ["--gnn", "gatv2", "--gnn-dim", 62],
+            "--gnn-dim 62: the 4 heads of --gnn gatv2 need a multiple of 4",
+        ),
+        (
+            ["--env-id", "Nope-v0"],
+            r"--env-id Nope-v0 \(or module:Name-v0\): .*Environment `Nope` doesn't exist.*",
+        ),
+        (["--env-id", "nowhere:Nope-v0"], "--env-id nowhere:Nope-v0 .*No module named 'nowhere'.*"),
+        (["--resume", "nowhere"], "--resume nowhere: auto, a folder .*"),
+        (["--load-model", "nowhere.pt"], "--load-model .*nowhere.pt.*"),
+        (["--wrap", "nope"], "--wrap nope: there is no such wrapper.*"),
+    ],
+)
+def test_a_sentence_alone(flags, sentence, tmp_path):
+    """A wrong flag ends with exit code 1 and the sentence: no traceback."""
+    code, out, err = command(*SMALL, "--run-dir", tmp_path, *flags)
+    assert code == 1 and re.fullmatch(f"(.*: )?{sentence}\n", err.split("\r")[-1]), err
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", ["exit", "step"])
+def test_frames_of_the_environment_alone(fault, workers, tmp_path):
+    """sys.exit(0) in an environment does not end training as if all were well; its frames are
+    shown, ours are not."""
+    code, out, err = command(
+        *SMALL,
+        "--run-dir",
+        tmp_path,
+        "--env-id",
+        "Simple-v0",
+        "--env-kwargs",
+        f'{{"fault": "{fault}"}}',
+        "--num-workers",
+        workers,
+        "--save-model",
+    )
+    assert (
+        code == 1 and "test_bad_input.py" in err and os.path.basename(ppo_graph.__file__) not in err
+    ), err
+    assert err.strip().splitlines()[-1].startswith("env 0, step 3, step(")
+    assert (run_folder(tmp_path) / "failed").exists() and not (
+        run_folder(tmp_path) / "model.pt"
+    ).exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_module_in_the_current_folder(workers, tmp_path):
+    """The environment and the wrapper of one's own are looked for there."""
+    name = f"my_envs_{workers}"
+    (tmp_path / f"{name}.py").write_text(
+        "import gymnasium as gym, numpy as np\n"
+        "class Env(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)\n"
+        "    action_space = gym.spaces.Discrete(2)\n"
+        "    def __init__(self, size=1): self.size = size\n"
+        "    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {}\n"
+        "    def step(self, a): return np.zeros(2, np.float32), float(self.size), True, False, {}\n"
+        "def twice(env): return gym.wrappers.TransformReward(env, lambda r: 2 * r)\n"
+        f"gym.register('Mine{workers}-v0', entry_point=Env)\n"
+    )
+    code, out, err = command(
+        *SMALL,
+        "--env-id",
+        f"{name}:Mine{workers}-v0",
+        "--env-kwargs",
+        '{"size": 7}',
+        "--wrap",
+        f"{name}:twice",
+        "--num-workers",
+        workers,
+        cwd=tmp_path,
+    )
+    assert code == 0 and "| 0 | 1 | 14 |" in out, err
+    assert run_folder(tmp_path / "runs").name.startswith(
+        f"Mine{workers}-v0-"
+    )  # and what tells other kwargs apart
+
+
+def test_there_are_enough_cases():
+    """At least 100 kinds of bad input are in the tables alone."""
+    assert len(FAULTS) + len(SPACES) + len(ENVIRONMENTS) + len(BAD_FLAGS) >= 100

@@ -1,0 +1,326 @@
+"""`main` from end to end: the command line, logs, models, evaluation."""
+
+import csv
+import dataclasses
+import json
+import os
+import sys
+import types
+import typing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import shared_blocks
+import torch
+import tyro
+from gymnasium import spaces
+from helpers import LOGGED, command, run, run_folder, small_args, train_events, vector, weights
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cleanrl_graph import ppo_graph
+
+SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
+
+
+# ---- The command line ----
+def test_command_line():
+    """Any environment and its keyword arguments by flags; tuples, choices and booleans as tyro
+    writes them."""
+    flags = [
+        "--env-id",
+        "envs:BestOfSet-v0",
+        "--env-kwargs",
+        '{"max_size": 3, "stack": false}',
+        "--hidden-dims",
+        "8",
+        "9",
+        "--no-anneal-lr",
+        "--gnn",
+        "sage",
+        "--target-kl",
+        "0.1",
+        "--wrap",
+        "hide:1",
+        "z:skill:2",
+    ]
+    args = tyro.cli(ppo_graph.Args, args=flags)
+    assert args.env_kwargs == {"max_size": 3, "stack": False} and args.hidden_dims == (8, 9)
+    assert args.anneal_lr is False and args.gnn == "sage" and args.target_kl == 0.1
+    assert args.wrap == ("hide:1", "z:skill:2")
+    args.wrap = ()
+    assert ppo_graph.make_env(args).unwrapped.max_size == 3
+    args.env_kwargs = [{"max_size": 4}, {"max_size": 5}]
+    made = [ppo_graph.make_env(args, *which) for which in ((0,), (3,), (1, {"max_size": 9}))]
+    assert [env.unwrapped.max_size for env in made] == [4, 5, 9]
+    assert tyro.cli(ppo_graph.Args, args=[]).env_kwargs == {}
+    tasks = tyro.cli(ppo_graph.Args, args=["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs
+    assert tasks == [{"max_size": 3}, {}]
+    for wrong in (["--env-kwargs", "{max_size: 3}"], ["--gnn", "nope"], ["--batch-size", "3"]):
+        with pytest.raises(SystemExit):
+            tyro.cli(ppo_graph.Args, args=wrong)
+
+
+def test_runs_as_a_command(tmp_path):
+    """`python ppo_graph.py` with worker processes and a wrapper; the table is printed and in the
+    run's folder."""
+    code, out, err = command(
+        "--env-id",
+        "CartPole-v1",
+        "--wrap",
+        "hide:1,3",
+        "z:skill:2",
+        "--total-timesteps",
+        96,
+        "--num-envs",
+        2,
+        "--num-steps",
+        24,
+        "--num-workers",
+        2,
+        "--hidden-dims",
+        8,
+        "--eval-episodes",
+        3,
+        "--no-cuda",
+        cwd=tmp_path,
+    )
+    assert code == 0, err
+    assert set(os.listdir(tmp_path)) == {"runs"}
+    folder = run_folder(tmp_path / "runs")
+    assert folder.name.startswith("CartPole-v1-") and "__ppo_graph__1__" in folder.name
+    assert (
+        folder / "eval.md"
+    ).read_text().strip() in out and "| episode | group | length | return |" in out
+    assert len(list(folder.glob("checkpoint_*.ckpt"))) == 1  # at the end
+    assert any(
+        name.startswith("charts/episodic_return/z_") for name in train_events(tmp_path / "runs")
+    )
+
+
+def test_every_choice_is_a_choice():
+    """No dead values: every --gnn builds another layer."""
+    options = typing.get_args(typing.get_type_hints(ppo_graph.Args)["gnn"])
+    layers = {type(ppo_graph.make_conv(kind, 8, 4, "sum")).__name__ for kind in options}
+    assert len(layers) == len(options)
+
+
+# ---- Logs ----
+def test_names_in_the_log(tmp_path):
+    """CleanRL's names, bytes of observations and the mismatch are in the TensorBoard log, one value
+    an update."""
+    log = run(tmp_path, env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5}).scalars
+    for name in LOGGED:
+        assert [step for step, _ in log[name]] == [24, 48], name
+    assert set(log) == {*LOGGED, "charts/episodic_return", "charts/episodic_length"}
+    assert [value for _, value in log["charts/learning_rate"]] == pytest.approx([2.5e-4, 1.25e-4])
+    assert 0 < log["charts/padding_avoided"][0][1] < 1
+    ends = [step for step, _ in log["charts/episodic_return"]]
+    assert ends == [
+        3 * t for t in (5, 10, 15) for _ in range(3)
+    ]  # every episode, at the step at which it ended
+    assert [value for _, value in log["charts/episodic_length"]] == [5] * 9
+
+
+class Grouped(gym.Env):
+    """Episodes of `length` steps, of which every other ends in group "b", else in "a"; a step earns
+    `reward`."""
+
+    observation_space, action_space = vector(1), spaces.Discrete(2)
+    eval_suites = {"two": [{"length": 2}, {"length": 3}], "none": []}
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, length=4, reward=1.0, grouped=True, render_mode=None):
+        self.length, self.reward, self.grouped, self.num = length, reward, grouped, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.t, self.num = 0, self.num + 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        ended = self.t == self.length
+        info = {"group": "ab"[self.num % 2], "eval": {"rule": 7}} if ended and self.grouped else {}
+        return np.zeros(1, np.float32), self.reward, ended, False, info
+
+    def render(self):
+        return np.full((4, 6, 3), 50 * self.t, np.uint8)
+
+
+gym.register("Grouped-v0", entry_point=Grouped)
+
+
+def test_groups_of_the_environment(tmp_path):
+    """Return and length are logged for all, and for the group that info names at an episode's end;
+    evaluation reports each episode's group."""
+    rows, log, *_ = run(tmp_path, env_id="Grouped-v0", num_envs=1, num_steps=24, eval_episodes=2)
+    assert [step for step, _ in log["charts/episodic_return"]] == list(range(4, 49, 4))
+    assert [step for step, _ in log["charts/episodic_return/a"]] == list(
+        range(4, 49, 8)
+    )  # the first was a mask's
+    assert log["charts/episodic_length/b"] == [(step, 4) for step in range(8, 49, 8)]
+    assert rows == [{"episode": i, "group": "a", "length": 4, "return": 4} for i in range(2)]
+
+
+def test_tasks_are_groups(tmp_path):
+    """Env i gets entry i modulo their number; each entry is a group in the log and in the
+    evaluation."""
+    tasks = [{"reward": reward, "grouped": False} for reward in (1.0, 2.0, 5.0)]
+    rows, log, folder, text = run(
+        tmp_path,
+        env_id="Grouped-v0",
+        env_kwargs=tasks,
+        num_envs=5,
+        num_workers=2,
+        total_timesteps=80,
+        eval_episodes=2,
+    )
+    num_envs = [2, 2, 1]
+    for k, task in enumerate(tasks):
+        assert [value for _, value in log[f"charts/episodic_return/task_{k}"]] == [
+            4 * task["reward"]
+        ] * 4 * num_envs[k]
+    assert len(log["charts/episodic_return"]) == 20
+    expected = [
+        ("task_0", 4),
+        ("task_0", 4),
+        ("task_1", 8),
+        ("task_1", 8),
+        ("task_2", 20),
+        ("task_2", 20),
+    ]
+    assert [(row["group"], row["return"]) for row in rows] == expected
+    assert "| **mean** | **task_1** | **4** | **8** |" in text
+    assert (folder / "eval.md").read_text().strip() in text
+
+
+def test_hyperparameters_are_logged(tmp_path):
+    """Every flag and its value is in the log."""
+    folder = run(tmp_path, env_id="envs:BestOfSet-v0", env_kwargs={"max_size": 5}).folder
+    log = EventAccumulator(str(folder))
+    log.Reload()
+    (event,) = log.Tensors("hyperparameters/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert all(f"|{field.name}|" in text for field in dataclasses.fields(ppo_graph.Args))
+    assert json.dumps({"max_size": 5}).replace('"', "'") in text and "|batch_size|24|" in text
+
+
+def test_tracked_with_wandb(tmp_path, monkeypatch):
+    """--track begins a wandb run with project, flags and the folder's name, which takes over
+    TensorBoard's scalars."""
+    calls = []
+    monkeypatch.setitem(
+        sys.modules, "wandb", types.SimpleNamespace(init=lambda **kwargs: calls.append(kwargs))
+    )
+    folder = run(
+        tmp_path,
+        env_id="envs:BestOfSet-v0",
+        track=True,
+        wandb_project_name="mine",
+        wandb_entity="we",
+    ).folder
+    (call,) = calls
+    assert (call["project"], call["entity"], call["sync_tensorboard"]) == ("mine", "we", True)
+    assert (
+        call["name"] == call["id"] == folder.name
+        and call["config"]["env_id"] == "envs:BestOfSet-v0"
+    )
+    run(tmp_path / "other", env_id="envs:BestOfSet-v0")
+    assert len(calls) == 1
+
+
+# ---- Models and evaluation ----
+def test_model_goes_through_a_file(tmp_path):
+    """--save-model writes the weights and flags; --load-model starts from exactly these; without
+    updates it stays."""
+    first = run(tmp_path / "a", env_id="envs:BestOfSet-v0", save_model=True)
+    saved = torch.load(first.folder / "model.pt", weights_only=True)
+    assert saved["args"]["env_id"] == "envs:BestOfSet-v0" and saved["args"]["hidden_dims"] == (16,)
+    again = run(
+        tmp_path / "b",
+        env_id="envs:BestOfSet-v0",
+        load_model=str(first.folder / "model.pt"),
+        save_model=True,
+        seed=9,
+        total_timesteps=0,
+    )
+    model = weights(again.folder)
+    assert list(model) == list(saved["model"]) and all(
+        torch.equal(model[k], saved["model"][k]) for k in model
+    )
+    assert again.scalars == {} and not list(tmp_path.glob("*/*/*.tmp"))
+
+
+def test_evaluation_alone(tmp_path):
+    """A trained model is played with --total-timesteps 0, to the same returns, whatever the number
+    of environments."""
+    flags = {"env_id": "envs:PoissonGraph-v0", "eval_episodes": 5}
+    first = run(tmp_path / "a", save_model=True, **flags)
+    second = run(
+        tmp_path / "b",
+        load_model=str(first.folder / "model.pt"),
+        total_timesteps=0,
+        num_envs=1,
+        **flags,
+    )
+    assert first.rows == second.rows and len(first.rows) == 5
+    assert (first.folder / "eval.md").read_text() == (second.folder / "eval.md").read_text()
+    assert run(tmp_path / "c", total_timesteps=0, env_id="envs:PoissonGraph-v0").rows == []
+    assert not (run_folder(tmp_path / "c") / "eval.md").exists()
+
+
+def test_played_episodes(tmp_path):
+    """The first episode of each environment, seeded with seed + 10,000 + its number, by the mode or
+    by samples."""
+    args = small_args(env_id="Random-v0", seed=3)
+    envs = ppo_graph.Envs([lambda: ppo_graph.make_env(args)])
+    agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    seeds, makers = [], []
+    for _ in range(4):
+        env = ppo_graph.make_env(args)
+        reset = env.reset
+        env.reset = lambda reset=reset, **kwargs: seeds.append(kwargs["seed"]) or reset(**kwargs)
+        makers.append(lambda env=env: env)
+    play = lambda greedy: ppo_graph.play(agent, args, torch.device("cpu"), makers, greedy)
+    greedy, sampled, again = play(True), play(False), play(True)
+    assert [seed for seed in seeds if seed is not None] == [10_003, 10_004, 10_005, 10_006] * 3
+    assert greedy == again and [episode.env for episode in greedy] == [0, 1, 2, 3]
+    assert all(episode.ret == episode.length for episode in greedy + sampled)
+
+
+def test_suite(tmp_path, capsys):
+    """The table of --eval-suite has a row per instance, the greedy cost and the best of the
+    samples."""
+    flags = dict(
+        env_id="Grouped-v0",
+        env_kwargs={"reward": 3.0},
+        eval_suite="two",
+        eval_samples=2,
+        total_timesteps=0,
+    )
+    rows, _, folder, text = run(tmp_path / "a", **flags)
+    assert rows == [
+        {"instance": str(length), "greedy": -3.0 * length, "best of 2": -3.0 * length, "rule": 7}
+        for length in (2, 3)
+    ]
+    assert (folder / "eval.md").read_text().strip() in text
+    with open(folder / "eval.csv") as file:
+        assert [float(row["greedy"]) for row in csv.DictReader(file)] == [-6, -9]
+    assert run(tmp_path / "b", **flags | {"eval_suite": "none"}).rows == []
+
+
+def test_job_shop_suite(tmp_path):
+    """Instances of job shops with what is known of them."""
+    rows = run(
+        tmp_path, env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=1, total_timesteps=0
+    ).rows
+    assert [row["instance"] for row in rows] == ["ft06", "ft10", "ft20"]
+    assert all(
+        row["greedy"] >= row["best_known"] and row["best of 1"] >= row["best_known"] for row in rows
+    )
+
+
+def test_video(tmp_path):
+    """--capture-video saves a greedy episode."""
+    folder = run(tmp_path, env_id="Grouped-v0", capture_video=True, total_timesteps=0).folder
+    assert (folder / "episode.gif").read_bytes().startswith(b"GIF8")

@@ -1,0 +1,385 @@
+"""Where a script and the package are found: a script that is copied alone, modules of one's own
+that have the names of ours, an installed package, and a checkout that stays as it was."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import shared_blocks
+from gymnasium.envs.registration import EnvSpec
+from helpers import run, run_folder, small_args, train_events, weights
+from packaging.requirements import Requirement
+
+import cleanrl_graph
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs.toy import PoissonGraphEnv
+
+ROOT = Path(cleanrl_graph.__file__).parents[1]
+SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+ENVIRONMENT["OMP_NUM_THREADS"] = "1"
+RUNS_ALONE = (
+    f"runs alone: without cleanrl_graph {ppo_graph.VERSION} there are no checkpoints, workers or "
+    "evaluation tables\n"
+)
+SHORT = ["--total-timesteps", "256", "--num-envs", "4", "--num-steps", "32"]
+SHORT += ["--num-minibatches", "2", "--save-model", "--eval-episodes", "2", "--no-cuda"]
+
+
+def python(*arguments, cwd, path=()) -> subprocess.CompletedProcess:
+    """The finished process of this interpreter in a folder, with these folders on PYTHONPATH."""
+    more = {"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT | more, capture_output=True, text=True)
+
+
+def test_version():
+    """Every script asks for the version of the package that it belongs to."""
+    for name in SCRIPTS:
+        script = importlib.import_module(f"cleanrl_graph.{name}")
+        assert script.VERSION == cleanrl_graph.__version__
+
+
+# ---- A script that is copied alone ----
+OWN_ENV = '''
+import gymnasium as gym, numpy as np
+
+class Env(gym.Env):
+    """Choose the node with the largest number."""
+
+    observation_space = gym.spaces.Dict(
+        g=gym.spaces.Graph(gym.spaces.Box(0, 1, (1,), np.float32), None),
+        action_mask=gym.spaces.Sequence(gym.spaces.Box(0, 1, (), np.int8), stack=True))
+    action_space = gym.spaces.Discrete(6)
+
+    def observe(self):
+        self.x = self.np_random.random((self.np_random.integers(1, 7), 1), np.float32)
+        mask = np.ones(len(self.x), np.int8)
+        graph = gym.spaces.GraphInstance(self.x, None, np.zeros((0, 2), int))
+        return {"g": graph, "action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.t = float(action == self.x.argmax()), self.t + 1
+        return self.observe(), reward, False, self.t == 5, {}
+
+gym.register("Mine-v0", entry_point=Env)
+'''
+HIDE = """
+import sys
+
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cleanrl_graph":
+            raise ModuleNotFoundError("it is hidden", name=name)
+
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.fixture
+def not_installed(tmp_path_factory):
+    """A folder for PYTHONPATH with which Python does not find the package, were it installed."""
+    folder = tmp_path_factory.mktemp("not_installed")
+    (folder / "sitecustomize.py").write_text(HIDE)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name, env_id",
+    [
+        *((name, "my_env:Mine-v0") for name in SCRIPTS),
+        *(pytest.param(name, "CartPole-v1", marks=pytest.mark.slow) for name in SCRIPTS),
+    ],
+)
+def test_copied_alone(name, env_id, tmp_path, not_installed):
+    """In an empty folder a script trains in an environment file of one's own, logs, saves its model
+    and plays, and says what it does without."""
+    shutil.copy(SCRIPTS[name], tmp_path)
+    (tmp_path / "my_env.py").write_text(OWN_ENV)
+    flags = ["--env-id", env_id, *SHORT]
+    if name == "ppo_graph_compile":
+        flags += ["--compile-mode", "none"]
+    done = python(f"{name}.py", *flags, cwd=tmp_path, path=[not_installed])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(RUNS_ALONE) == 1
+    assert re.search(r"returns of greedy episodes: \d+\.0 \d+\.0\n", done.stdout)
+    assert len(weights(run_folder(tmp_path / "runs"))) > 5
+    log = train_events(tmp_path / "runs")
+    assert len(log["losses/value_loss"]) == 2 and "charts/episodic_return" in log
+    if env_id != "CartPole-v1":
+        assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+    made = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert made == {f"{name}.py", "my_env.py", "runs"}
+
+
+@pytest.fixture
+def another_version(monkeypatch):
+    """The package that is found is not the one that the scripts belong to."""
+    forget = getattr(ppo_graph.service, "cache_clear", lambda: None)
+    monkeypatch.setattr(cleanrl_graph, "__version__", "0.9")
+    forget()
+    yield
+    forget()
+
+
+FLAGS = dict(env_id="CartPole-v1", checkpoint_every=1, eval_episodes=1)
+
+
+def test_the_same_version(tmp_path):
+    """Services are used, and nothing is said about them."""
+    assert "runs alone" not in run(tmp_path, **FLAGS).text
+    assert list(tmp_path.glob("*/*.ckpt"))
+
+
+def test_another_version(tmp_path, another_version):
+    """Services of another version are not used, and the run says so once."""
+    assert run(tmp_path, **FLAGS).text.count(RUNS_ALONE) == 1
+    assert not list(tmp_path.glob("*/*.ckpt"))
+
+
+@pytest.mark.parametrize(
+    "flag, value, named",
+    [
+        ("resume", "auto", "--resume"),
+        ("num_workers", 2, "--num-workers"),
+        ("wrap", ("hide:1",), "--wrap"),
+        ("load_model", "model.pt", "--load-model"),
+        ("eval_suite", "ft", "--eval-suite, --capture-video"),
+        ("capture_video", True, "--eval-suite, --capture-video"),
+    ],
+)
+def test_flags_that_need_the_package(flag, value, named, tmp_path, another_version):
+    """Where there is none of the same version each of these flags says so in a sentence."""
+    with pytest.raises(ppo_graph.UsageError) as error:
+        run(tmp_path, env_id="CartPole-v1", **{flag: value})
+    sentence = "needs cleanrl_graph 1.0.0.dev0: its folder, or an installed package"
+    assert str(error.value) == f"{named} {sentence}"
+
+
+def test_copied_beside_an_installed_package(tmp_path):
+    """A script that was copied elsewhere uses the package of the same version."""
+    shutil.copy(SCRIPTS["ppo_graph"], tmp_path)
+    flags = ["--env-id", "envs:PoissonGraph-v0", "--wrap", "z:skill:2", *SHORT]
+    done = python("ppo_graph.py", *flags, cwd=tmp_path, path=[ROOT])
+    assert done.returncode == 0, done.stderr
+    assert "runs alone" not in done.stdout
+    assert list(tmp_path.glob("runs/*/*.ckpt"))
+
+
+# ---- Modules of one's own ----
+OWN_ENVS = """
+import gymnasium as gym
+from gymnasium.envs.classic_control import CartPoleEnv
+
+gym.register("JobShop-v0", entry_point=CartPoleEnv, max_episode_steps=20)
+"""
+OWN_WRAPPER = """
+import gymnasium as gym
+import envs
+import utils
+
+
+def check(env):
+    print("wrapped", type(env.unwrapped).__name__, envs.__file__, utils.__file__, utils.mine)
+    return env
+"""
+
+
+@pytest.mark.parametrize("way, utils", [("path", "utils.py"), ("module", "utils/__init__.py")])
+def test_modules_of_ones_own(way, utils, tmp_path):
+    """`envs` and `utils` in the current folder are what is imported by these names, also for an
+    environment with the name of one of ours; checkpoints, workers and wrappers are ours."""
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "__init__.py").write_text(OWN_ENVS)
+    (tmp_path / utils).parent.mkdir(exist_ok=True)
+    (tmp_path / utils).write_text("mine = 'yes'")
+    (tmp_path / "my_wrapper.py").write_text(OWN_WRAPPER)
+    flags = ["--env-id", "envs:JobShop-v0", "--wrap", "my_wrapper:check", "hide:1", *SHORT]
+    flags += ["--num-workers", "2"]
+    if way == "path":
+        done = python(SCRIPTS["ppo_graph"], *flags, cwd=tmp_path)
+    else:
+        done = python("-m", "cleanrl_graph.ppo_graph", *flags, cwd=tmp_path, path=[ROOT])
+    assert done.returncode == 0, done.stderr
+    assert "runs alone" not in done.stdout
+    said = [line for line in done.stdout.splitlines() if line.startswith("wrapped")]
+    own = f"wrapped CartPoleEnv {tmp_path}/envs/__init__.py {tmp_path}/{utils} yes"
+    assert said and set(said) == {own}
+    assert list(tmp_path.glob("runs/*/*.ckpt"))
+
+
+@pytest.fixture
+def own_envs(tmp_path, monkeypatch):
+    """The folder `envs` of a user, which is found first."""
+    folder = tmp_path / "mine" / "envs"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(folder.parent)
+    yield folder
+    for name in ("envs", "envs.rules"):
+        sys.modules.pop(name, None)
+
+
+def test_an_id_that_ones_own_envs_lacks(tmp_path, own_envs):
+    """The sentence says whose `envs` was read, and how ours is called; which is found."""
+    (own_envs / "__init__.py").write_text("")
+    sentence = (
+        rf"^--env-id envs:PoissonGraph-v9 \(of {own_envs}/__init__.py; that of cleanrl_graph is "
+        r"cleanrl_graph.envs:PoissonGraph-v9\): .*PoissonGraph"
+    )
+    with pytest.raises(ppo_graph.UsageError, match=sentence):
+        ppo_graph.make_env(small_args(env_id="envs:PoissonGraph-v9"))
+    env = ppo_graph.make_env(small_args(env_id="cleanrl_graph.envs:PoissonGraph-v0"))
+    assert type(env.unwrapped) is PoissonGraphEnv
+
+
+def test_a_folder_that_is_no_package(own_envs):
+    """A folder `envs` that holds no __init__.py, such as conda's, has no environments."""
+    env = ppo_graph.make_env(small_args(env_id="envs:PoissonGraph-v0"))
+    assert type(env.unwrapped) is PoissonGraphEnv
+
+
+def test_ids_of_others_stay_theirs(monkeypatch):
+    """The package takes no id away that was registered before it was imported."""
+    theirs = EnvSpec("JobShop-v0", entry_point="somebody:Else")
+    monkeypatch.setitem(gym.registry, "JobShop-v0", theirs)
+    monkeypatch.delitem(gym.registry, "Recall-v0")
+    importlib.reload(cleanrl_graph.envs)
+    assert gym.registry["JobShop-v0"] is theirs
+    assert gym.registry["Recall-v0"].entry_point == "cleanrl_graph.envs.memory:RecallEnv"
+
+
+# ---- Installed ----
+def project() -> dict:
+    """pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_ranges_hold_the_pinned_versions():
+    """What requirements.txt pins is a dependency of the package or of an extra, in a version that
+    it allows."""
+    extras = project()["project"]["optional-dependencies"]
+    allowed = [*project()["project"]["dependencies"], *extras["track"], *extras["test"]]
+    ranges = {Requirement(line).name: Requirement(line).specifier for line in allowed}
+    pins = dict(line.split("==") for line in (ROOT / "requirements.txt").read_text().split())
+    assert set(ranges) == set(pins)
+    for name, version in pins.items():
+        assert ranges[name].contains(version), name
+    lines = (ROOT / "benchmark" / "requirements.txt").read_text().splitlines()
+    names = {line.split("==")[0] for line in lines if not line.startswith("#")}
+    assert set(extras["benchmark"]) == names
+
+
+def test_packages_and_data():
+    """Every folder with modules is a package of pyproject.toml, and every other file in one is
+    data."""
+    packages = project()["tool"]["setuptools"]["packages"]
+    folders = {path.parent for path in (ROOT / "cleanrl_graph").rglob("*.py")}
+    assert {".".join(folder.relative_to(ROOT).parts) for folder in folders} == set(packages)
+    for folder in folders:
+        assert (folder / "__init__.py").exists(), folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of what is packed, so that nothing is built in the checkout."""
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    ignored = shutil.ignore_patterns("__pycache__", "runs")
+    shutil.copytree(ROOT / "cleanrl_graph", folder / "cleanrl_graph", ignore=ignored)
+    return folder
+
+
+def pip(*arguments, cwd):
+    """Runs pip without network."""
+    offline = ["--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    done = python("-m", "pip", *arguments, *offline, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+PROGRAM = """
+import json, sys
+from cleanrl_graph import __file__ as file
+from cleanrl_graph.utils.policy import load_policy
+
+policy = load_policy(sys.argv[1])
+env = policy.make_env()
+observation, _ = env.reset(seed=1)
+print(json.dumps([file, env.action_space.contains(policy(observation))]))
+"""
+
+
+def trains_and_plays(folder, site):
+    """In an empty folder, with the package of the folder `site`: -m trains, with instances that are
+    among the data, and its policy plays in a program."""
+    folder.mkdir()
+    flags = ["--env-id", "envs:JobShop-v0", "--env-kwargs", '{"jobs": 3, "machines": 3}', *SHORT]
+    flags += ["--eval-suite", "ft", "--eval-samples", "0"]
+    # site.addsitedir reads the .pth files of a folder, as Python does with those of its own
+    begin = f"import runpy, site, sys; site.addsitedir({str(site)!r}); "
+    module = "runpy.run_module('cleanrl_graph.ppo_graph', run_name='__main__', alter_sys=True)"
+    done = python("-c", begin + module, *flags, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "runs alone" not in done.stdout and "ft06" in done.stdout
+    model = run_folder(folder / "runs") / "model.pt"
+    done = python("-c", begin + PROGRAM, model, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_wheel(source, tmp_path):
+    """A wheel that is built and installed trains and plays outside of the checkout."""
+    pip("wheel", source, "--wheel-dir", tmp_path / "wheels", cwd=tmp_path)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    assert wheel.name.startswith(f"cleanrl_graph-{cleanrl_graph.__version__}-py3")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if "dist-info" not in name}
+    files = {path for path in (source / "cleanrl_graph").rglob("*") if path.is_file()}
+    assert packed == {str(path.relative_to(source)) for path in files}
+    pip("install", wheel, "--target", tmp_path / "site", cwd=tmp_path)
+    file, is_legal = trains_and_plays(tmp_path / "elsewhere", tmp_path / "site")
+    assert Path(file).is_relative_to(tmp_path / "site") and is_legal
+    done = python("-m", "cleanrl_graph.ppo_graph", "--help", cwd=tmp_path, path=[tmp_path / "site"])
+    assert done.returncode == 0 and "--env-id" in done.stdout
+
+
+@pytest.mark.slow
+def test_editable(source, tmp_path):
+    """After `pip install -e .` the checkout's own files are what is imported."""
+    pip("install", "--editable", source, "--target", tmp_path / "site", cwd=tmp_path)
+    file, is_legal = trains_and_plays(tmp_path / "elsewhere", tmp_path / "site")
+    assert Path(file).is_relative_to(source) and is_legal
+
+
+# ---- The checkout ----
+def test_files_that_tests_leave_fail_the_run(tmp_path):
+    """A test that writes to the checkout passes, and yet the command fails and names the file."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "test_clean.py").write_text("def test_clean():\n    pass\n")
+    (tmp_path / "tests" / "test_untidy.py").write_text(
+        "import os\n\ndef test_untidy():\n    os.makedirs('runs')\n    open('runs/left', 'w')\n"
+    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    clean = python(*command, "tests/test_clean.py", cwd=tmp_path)
+    untidy = python(*command, "tests", cwd=tmp_path)
+    assert clean.returncode == 0, clean.stdout
+    assert untidy.returncode == 1 and "2 passed" in untidy.stdout
+    assert "left in the checkout ==" in untidy.stdout and "\nruns/left\n" in untidy.stdout

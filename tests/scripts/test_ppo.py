@@ -1,0 +1,714 @@
+"""Collection, advantages, updates, worker processes and determinism of ppo_graph.py. What `main`
+did is recorded and computed again in float64."""
+
+import copy
+from functools import partial
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from gymnasium import spaces
+from helpers import (
+    ACTIONS,
+    OBSERVATIONS,
+    RandomEnv,
+    everything,
+    graph_space,
+    make_envs,
+    run,
+    small_args,
+    vector,
+)
+from helpers import weights as weights_of
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from cleanrl_graph import ppo_graph
+
+CPU = torch.device("cpu")
+
+
+# ---- PPO in float64, from what a run of main saw ----
+class Walk(gym.Env):
+    """Random vectors in one array that is written again and again; the reward depends on all that
+    there is. Episodes of 1 to 6 steps, of which every other is truncated."""
+
+    observation_space, action_space = vector(3, low=-10, high=10), spaces.Discrete(3, start=2)
+
+    def __init__(self):
+        self.buffer = np.zeros(3, np.float32)
+
+    def observe(self):
+        self.buffer[:] = self.np_random.normal(size=3)
+        return self.buffer
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left, self.truncates = (
+            int(self.np_random.integers(1, 7)),
+            self.np_random.random() < 0.5,
+        )
+        return self.observe(), {}
+
+    def step(self, action):
+        reward, self.left = (
+            float(self.buffer[0] + 0.5 * action * self.buffer[1] + 0.1),
+            self.left - 1,
+        )
+        ended = self.left == 0
+        return self.observe(), reward, ended and not self.truncates, ended and self.truncates, {}
+
+
+gym.register("Walk-v0", entry_point=Walk)
+
+
+class Record(NamedTuple):
+    """A run of main, without evaluation."""
+
+    agent: nn.Module  # a copy from before the first step
+    steps: list  # what the environments returned, the first observations too
+    actions: list  # what they were given
+    minibatches: list[np.ndarray]  # indices, in order
+    gradients: list[dict]  # parameter name -> gradient that the optimizer was given
+    scalars: dict
+    weights: dict  # at the end
+
+
+def record(run_dir, **flags) -> Record:
+    steps, actions, minibatches, gradients, agents = [], [], [], [], []
+    Envs, Storage, Agent = ppo_graph.Envs, ppo_graph.Storage, ppo_graph.Agent
+    reset, step, gather = Envs.reset, Envs.step, Storage.gather
+
+    def recorded_reset(envs, *args):
+        steps.append(reset(envs, *args))
+        return steps[-1]
+
+    def recorded_step(envs, acts):
+        actions.append(acts)
+        steps.append(step(envs, acts))
+        return steps[-1]
+
+    def recorded_gather(storage, idx):
+        minibatches.append(idx.copy())
+        return gather(storage, idx)
+
+    def make_agent(*args):
+        agents.append(Agent(*args))
+        agents.append(copy.deepcopy(agents[0]))
+        return agents[0]
+
+    def before_step(optimizer, *_):
+        gradients.append(
+            {name: p.grad.clone() for name, p in agents[0].named_parameters() if p.grad is not None}
+        )
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Envs, "reset", recorded_reset)
+        patch.setattr(Envs, "step", recorded_step)
+        patch.setattr(Storage, "gather", recorded_gather)
+        patch.setattr(ppo_graph, "Agent", make_agent)
+        result = run(run_dir, save_model=True, **flags)
+    hook.remove()
+    return Record(
+        agents[1], steps, actions, minibatches, gradients, result.scalars, weights_of(result.folder)
+    )
+
+
+class Net64(nn.Module):
+    """Actor and critic of a vector observation and a Discrete action, in float64 and written
+    anew."""
+
+    def __init__(self, agent):
+        super().__init__()
+        for name, parameter in agent.named_parameters():
+            self.register_parameter(
+                name.replace(".", "_"), nn.Parameter(parameter.detach().double().clone())
+            )
+
+    def forward(self, obs, actions):
+        """(log_prob, entropy, value)"""
+        x = obs["obs"].double()
+        h = torch.tanh(x @ self.actor_0_weight.T + self.actor_0_bias)
+        logits = h @ self.head_heads_0_weight.T + self.head_heads_0_bias
+        p = logits.exp() / logits.exp().sum(1, keepdim=True)
+        h = torch.tanh(x @ self.critic_0_weight.T + self.critic_0_bias)
+        value = (h @ self.critic_2_weight.T + self.critic_2_bias).squeeze(1)
+        return p.gather(1, actions.long()).squeeze(1).log(), -(p * p.log()).sum(1), value
+
+
+class Net32(nn.Module):
+    """The agent itself, for any observation and action."""
+
+    def __init__(self, agent):
+        super().__init__()
+        self.agent = agent
+
+    def forward(self, obs, actions):
+        return [tensor.double() for tensor in self.agent(obs, actions)[1:]]
+
+
+def batch(leaves, flats):
+    storage = ppo_graph.Storage(leaves, CPU)
+    for flat in flats:
+        storage.append(flat)
+    return everything(storage)
+
+
+def reference_advantages(
+    rewards, values, terminated, truncated, next_values, final_values, gamma, lam
+):
+    """GAE, [T, N]: sums of (gamma lambda)^k delta along each trajectory, no recursion."""
+    T, N = rewards.shape
+    result = np.zeros((T, N))
+    for n in range(N):
+        following = np.append(values[1:, n], next_values[n])
+        for t in range(T):
+            if truncated[t, n]:
+                following[t] = final_values[t, n]
+            if terminated[t, n]:
+                following[t] = 0.0
+        deltas = rewards[:, n] + gamma * following - values[:, n]
+        ends = np.flatnonzero(terminated[:, n] | truncated[:, n])
+        for t in range(T):
+            stop = next((end + 1 for end in ends if end >= t), T)
+            result[t, n] = sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, stop))
+    return result
+
+
+def reference_run(seen: Record, network, leaves, args):
+    """(gradients per minibatch, logged scalars per update) of PPO on the recorded steps, actions
+    and minibatches."""
+    T, N = args.num_steps, args.num_envs
+    optimizer = torch.optim.Adam(network.parameters(), lr=args.learning_rate, eps=1e-5)
+    minibatches, gradients, logs, num_updates = (
+        list(seen.minibatches),
+        [],
+        [],
+        args.total_timesteps // (T * N),
+    )
+    for update in range(num_updates):
+        if args.anneal_lr:
+            optimizer.param_groups[0]["lr"] = (
+                args.learning_rate * (num_updates - update) / num_updates
+            )
+        before, after = (
+            seen.steps[update * T : (update + 1) * T],
+            seen.steps[update * T + 1 : (update + 1) * T + 1],
+        )
+        acts = torch.tensor(np.array(seen.actions[update * T : (update + 1) * T])).reshape(
+            T * N, -1
+        )
+        acts = acts - getattr(args, "start", 0)
+        storage = ppo_graph.Storage(leaves, CPU)
+        for step in before:
+            storage.append(step.obs)
+        none = torch.zeros(N, acts.shape[1], dtype=torch.long)
+        with torch.no_grad():
+            old_log_prob, _, old_value = network(everything(storage), acts)
+            next_values = network(batch(leaves, [after[-1].obs]), none)[2].numpy()
+            final_values = np.full((T, N), np.nan)
+            for t, step in enumerate(after):
+                if step.truncated.any():
+                    num = int(step.truncated.sum())
+                    final_values[t, step.truncated] = network(
+                        batch(leaves, [step.final]), none[:num]
+                    )[2].numpy()
+        terminated, truncated, rewards = (
+            np.stack([getattr(step, name) for step in after])
+            for name in ("terminated", "truncated", "reward")
+        )
+        V = old_value.view(T, N).numpy()
+        advantages = reference_advantages(
+            rewards.astype(np.float64),
+            V,
+            terminated,
+            truncated,
+            next_values,
+            final_values,
+            args.gamma,
+            args.gae_lambda,
+        )
+        advantages, clips = torch.tensor(advantages).flatten(), []
+        returns = advantages + old_value
+        for _ in range(args.update_epochs):
+            for idx in (epoch := [minibatches.pop(0) for _ in range(args.num_minibatches)]):
+                log_prob, entropy, value = network(storage.gather(idx), acts[idx])
+                A = advantages[idx]
+                if args.norm_adv:
+                    A = (A - A.mean()) / (A.std() + 1e-8)
+                difference, eps = log_prob - old_log_prob[idx], args.clip_coef
+                ratio = difference.exp()
+                policy_loss = -torch.min(ratio * A, ratio.clip(1 - eps, 1 + eps) * A).mean()
+                error = (value - returns[idx]) ** 2
+                if args.clip_vloss:
+                    near = torch.maximum(
+                        torch.minimum(value, old_value[idx] + eps), old_value[idx] - eps
+                    )
+                    error = torch.maximum(error, (near - returns[idx]) ** 2)
+                loss = (
+                    policy_loss + args.vf_coef * error.mean() / 2 - args.ent_coef * entropy.mean()
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                norm = sum(
+                    p.grad.square().sum() for p in network.parameters() if p.grad is not None
+                ).sqrt()
+                for p in network.parameters():
+                    if p.grad is not None:
+                        p.grad *= min(1.0, args.max_grad_norm / (norm.item() + 1e-6))
+                gradients.append(
+                    [None if p.grad is None else p.grad.clone() for p in network.parameters()]
+                )
+                optimizer.step()
+                clips.append(((ratio - 1).abs() > eps).double().mean().item())
+                kl = (ratio - 1 - difference).mean().item()
+            assert sorted(np.concatenate(epoch)) == list(
+                range(T * N)
+            )  # each epoch sees every step once
+            if args.target_kl is not None and kl > args.target_kl:
+                break
+        logs.append(
+            {
+                "losses/policy_loss": policy_loss.item(),
+                "losses/value_loss": error.mean().item() / 2,
+                "losses/entropy": entropy.mean().item(),
+                "losses/grad_norm": norm.item(),
+                "losses/approx_kl": kl,
+                "losses/old_approx_kl": -difference.mean().item(),
+                "losses/clipfrac": np.mean(clips),
+                "losses/explained_variance": 1
+                - np.var((returns - old_value).numpy()) / np.var(returns.numpy()),
+                "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            }
+        )
+    assert minibatches == []
+    return gradients, logs
+
+
+BASE = dict(
+    env_id="Walk-v0",
+    num_envs=3,
+    num_steps=16,
+    total_timesteps=144,
+    num_minibatches=3,
+    update_epochs=2,
+    learning_rate=1e-3,
+    clip_coef=0.01,
+)
+FLAGS = {
+    "base": {},
+    "learning_rate": 3e-3,
+    "anneal_lr": False,
+    "gamma": 0.5,
+    "gae_lambda": 0.5,
+    "num_minibatches": 4,
+    "update_epochs": 4,
+    "norm_adv": False,
+    "clip_coef": 0.2,
+    "clip_vloss": False,
+    "ent_coef": 0.5,
+    "vf_coef": 0.1,
+    "max_grad_norm": 0.01,
+    "target_kl": 1e-12,
+    "num_envs": 2,
+    "num_steps": 8,
+    "seed": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("base"), **BASE)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_updates_against_float64(name, base, tmp_path):
+    """Gradients, logged losses and weights of all updates are those of the formulas, for every
+    hyperparameter; and each of them changes what is learned. Truncated episodes and the rollout's
+    end are bootstrapped, terminated ones are not, and last observations are kept although the
+    environment writes the next one into the same array."""
+    flags = BASE if name == "base" else BASE | {name: FLAGS[name]}
+    seen = base if name == "base" else record(tmp_path, **flags)
+    args, network = small_args(**flags), Net64(seen.agent)
+    args.start = 2  # of the action space
+    gradients, logs = reference_run(
+        seen, network, ppo_graph.leaves_of(Walk.observation_space), args
+    )
+    names = [name for name, _ in seen.agent.named_parameters()]
+    assert len(gradients) == len(seen.gradients) > 0
+    for ours, theirs in zip(gradients, seen.gradients):
+        for parameter, gradient in zip(names, ours):
+            torch.testing.assert_close(theirs[parameter].double(), gradient, atol=1e-5, rtol=1e-4)
+    for k, log in enumerate(logs):
+        for scalar, value in log.items():
+            assert seen.scalars[scalar][k][1] == pytest.approx(value, rel=1e-4, abs=1e-5), (
+                scalar,
+                k,
+            )
+    for parameter, value in zip(names, network.parameters()):
+        torch.testing.assert_close(
+            seen.weights[parameter].double(), value.data, atol=1e-5, rtol=1e-5
+        )
+    assert (
+        sum(step.truncated.sum() for step in seen.steps)
+        > 2
+        < sum(step.terminated.sum() for step in seen.steps)
+    )
+    assert (name == "base") == all(
+        torch.equal(base.weights[key], seen.weights[key]) for key in base.weights
+    )
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"observation": "graph_edges", "head": "nodes"},
+        {"observation": "mixed", "action": "multidiscrete"},
+        {"observation": "set", "head": "pair"},
+    ],
+    ids=lambda kwargs: "+".join(kwargs.values()),
+)
+def test_update_on_ragged_observations(kwargs, tmp_path):
+    """One update on graphs and sets of all sizes has the gradients and losses of the formulas."""
+    flags = dict(
+        env_id="Random-v0",
+        env_kwargs=kwargs,
+        num_envs=4,
+        num_steps=32,
+        total_timesteps=128,
+        num_minibatches=1,
+        update_epochs=1,
+        seed=3,
+    )
+    seen = record(tmp_path, **flags)
+    env = RandomEnv(**kwargs)
+    leaves = ppo_graph.Envs([lambda: env]).leaves
+    gradients, (log,) = reference_run(seen, Net32(seen.agent), leaves, small_args(**flags))
+    for (name, _), gradient in zip(seen.agent.named_parameters(), gradients[0]):
+        assert (gradient is None) == (name not in seen.gradients[0])
+        if gradient is not None:
+            torch.testing.assert_close(seen.gradients[0][name], gradient, atol=1e-5, rtol=1e-4)
+    for scalar, value in log.items():
+        assert seen.scalars[scalar][0][1] == pytest.approx(value, rel=1e-4, abs=1e-5), scalar
+    num_bytes = sum(values.nbytes for step in seen.steps[:-1] for values in step.obs.values)
+    assert seen.scalars["charts/obs_bytes_per_step"][0][1] == pytest.approx(
+        num_bytes / 128
+    )  # of the rollout alone
+    finals = [step.final.counts for step in seen.steps if step.final]
+    assert len(finals) > 3 and any(
+        0 in num or num.max() > 20 for counts in finals for num in counts.values()
+    )
+
+
+def test_truncated_graphs_bootstrap_from_the_final_observation():
+    """Values of last observations of all sizes, zero nodes included, are those of the observations
+    one by one."""
+    envs = make_envs([partial(RandomEnv, "graph_edges")] * 4)
+    agent, finals = ppo_graph.Agent(envs.leaves, envs.action_space, small_args()), []
+    envs.reset(1)
+    for _ in range(100):
+        step = envs.step([2] * 4)
+        finals += [step.final] * (step.final is not None)
+    together = ppo_graph.Storage(envs.leaves, CPU)
+    values = agent.value(together.append(ppo_graph.join(finals)))
+    sizes = together.whole().counts["obs.nodes"]
+    assert len(values) == len(sizes) > 20 and 0 in sizes and max(sizes) > 20
+    for i in range(len(values)):
+        torch.testing.assert_close(
+            agent.value(together.gather(np.array([i])))[0], values[i], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_one_step_in_a_minibatch(tmp_path):
+    """Advantages of a single step have no spread: they are not normalised, and nothing becomes
+    NaN."""
+    scalars = run(tmp_path, env_id="Walk-v0", num_minibatches=24, update_epochs=1).scalars
+    assert all(np.isfinite(value) for events in scalars.values() for _, value in events)
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        ({"learning_rate": 1e30}, r"update 1, minibatch 1: losses/\w+ is (nan|inf|-inf)"),
+        (
+            {"vf_coef": 1e38, "max_grad_norm": float("inf")},
+            r"update 1, minibatch [01]: losses/\w+ is (nan|inf)",
+        ),
+    ],
+)
+def test_numbers_that_are_not_finite(flags, sentence, tmp_path):
+    """The update and the minibatch are named, and no model is saved."""
+    with pytest.raises(ppo_graph.UsageError, match=sentence):
+        run(tmp_path, env_id="Walk-v0", save_model=True, **flags)
+    assert list(tmp_path.glob("*/*")) and not list(tmp_path.glob("*/model.pt"))
+
+
+# ---- Steps and episodes ----
+class Corridor(gym.Env):
+    """Position 0, 1, 2, ... and reward 1 + position; `ends[k]` is (length, truncated) of the k-th
+    episode, and the last pair goes on for ever. With `reuse` all observations are one array."""
+
+    observation_space, action_space = vector(1, low=0, high=100), spaces.Discrete(2)
+
+    def __init__(self, ends, reuse=False):
+        self.ends, self.episode, self.resets, self.steps = ends, -1, 0, 0
+        self.buffer = np.zeros(1, np.float32) if reuse else None
+
+    def observe(self):
+        if self.buffer is None:
+            return np.array([self.t], np.float32)
+        self.buffer[0] = self.t
+        return self.buffer
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.t, self.resets = self.episode + 1, 0, self.resets + 1
+        return self.observe(), {}
+
+    def step(self, action):
+        length, truncated = self.ends[min(self.episode, len(self.ends) - 1)]
+        self.t, self.steps = self.t + 1, self.steps + 1
+        ended = self.t == length
+        return self.observe(), 1.0 + self.t, ended and not truncated, ended and truncated, {}
+
+
+CORRIDORS = [
+    [(3, False), (4, True)],
+    [(2, True), (5, False), (1, True), (1, False), (4, True)],
+    [(100, False)],
+    [(6, True), (12, False)],
+]
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
+    """The observation after an episode's last step is the first of the next one; every one before
+    is an action's. The last ones of truncated episodes are kept, although the environment may write
+    the next one into the same array."""
+    makers = [partial(Corridor, ends, reuse) for ends in CORRIDORS]
+    envs, positions, finals, episodes = make_envs(makers, workers), [], [], []
+    step = envs.reset(0)
+    assert step.terminated.all() and not step.truncated.any()  # new episodes begin
+    for t in range(12):
+        positions.append(step.obs.values[0].ravel().tolist())
+        step = envs.step([0] * 4)
+        assert (
+            step.reward.dtype == np.float32
+            and step.terminated.dtype == step.truncated.dtype == bool
+        )
+        finals.append(None if step.final is None else step.final.values[0].ravel().tolist())
+        assert step.truncated.sum() == (0 if step.final is None else len(finals[-1]))
+        episodes += [(t + 1, episode) for episode in step.episodes]
+    envs.close()
+    assert [row[0] for row in positions] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert [row[1] for row in positions] == [0, 1, 0, 1, 2, 3, 4, 0, 0, 0, 1, 2]
+    assert step.obs.values[0].ravel().tolist() == [1, 3, 12, 6]
+    expected = {
+        2: [2],
+        6: [6],
+        7: [4],
+        8: [1],
+        11: [4],
+    }  # time: last observations of truncated episodes
+    assert finals == [expected.get(t + 1) for t in range(12)]
+    if not workers:
+        assert [env.steps for env in envs.envs] == [12] * 4 and [
+            env.resets for env in envs.envs
+        ] == [4, 5, 1, 2]
+    returns = {length: sum(range(2, length + 2)) for length in range(1, 13)}
+    assert all(
+        episode.ret == returns[episode.length] and episode[3:] == (None, {})
+        for _, episode in episodes
+    )
+    ends = {
+        0: [(3, 3), (7, 4), (11, 4)],
+        1: [(2, 2), (7, 5), (8, 1), (9, 1)],
+        3: [(6, 6)],
+    }  # env: (time, length)
+    assert sorted((episode.env, t, episode.length) for t, episode in episodes) == [
+        (i, t, length) for i, row in ends.items() for t, length in row
+    ]
+
+
+def test_both_ends_at_once_is_a_termination():
+    """An episode that is terminated and truncated in the same step is not bootstrapped."""
+
+    class Both(Corridor):
+        def step(self, action):
+            obs, reward, *_ = super().step(action)
+            return obs, reward, True, True, {}
+
+    envs = make_envs([lambda: Both([(9, False)])])
+    envs.reset(0)
+    step = envs.step([0])
+    assert (
+        step.terminated.tolist() == [True]
+        and step.truncated.tolist() == [False]
+        and step.final is None
+    )
+
+
+def test_what_is_known_of_an_episode():
+    """Group and eval are those of the info at the episode's end; return and length those of
+    RecordEpisodeStatistics, if there are any; a life that ends is no episode."""
+
+    class Informed(Corridor):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            info = {"group": "middle"} if not terminated else infos[self.episode]
+            return obs, reward, terminated, truncated, info
+
+    infos = [
+        {},
+        {"group": "left", "eval": {"cost": 3}},
+        {"episode": {"r": np.float32(70), "l": 7, "t": 0.1}},
+        {"episode": None},
+    ]
+    envs, episodes = make_envs([lambda: Informed([(2, False)])]), []
+    envs.reset(0)
+    for _ in range(8):
+        episodes += envs.step([0]).episodes
+    assert episodes == [(0, 5, 2, None, {}), (0, 5, 2, "left", {"cost": 3}), (0, 70, 7, None, {})]
+    recorded = make_envs([lambda: gym.wrappers.RecordEpisodeStatistics(Corridor([(2, True)]))])
+    recorded.reset(0)
+    assert [recorded.step([0]).episodes for _ in range(2)] == [[], [(0, 5, 2, None, {})]]
+
+
+def test_reset_begins_anew():
+    """Whatever came before."""
+    envs = make_envs([partial(Corridor, [(9, False)])])
+    for _ in range(2):
+        step = envs.reset(0)
+        assert step.obs.values[0].tolist() == [[0]] and step.terminated.tolist() == [True]
+        assert (
+            envs.step([0]).reward.tolist() == [2]
+            and envs.returns.tolist() == [2]
+            and envs.lengths.tolist() == [1]
+        )
+
+
+CASES = [(kind, "discrete", "flat", {}) for kind in OBSERVATIONS]
+CASES += [("mixed", action, "flat", {}) for action in ACTIONS]
+CASES += [
+    ("vector", action, "flat", {"autoregressive": True}) for action in ("multidiscrete", "mixed")
+]
+CASES += [
+    ("vector", "box", "flat", {"state_dependent_std": True}),
+    ("graph_edges", "discrete", "mask", {}),
+    ("vector", "multidiscrete", "mask", {"autoregressive": True}),
+    ("graph_edges", "", "nodes", {}),
+    ("set", "", "nodes", {}),
+    ("graph", "", "avail_actions", {}),
+    ("graph_edges", "", "pair", {}),
+    ("graph_edges", "", "pair", {"autoregressive": True}),
+]
+
+
+@pytest.mark.parametrize(
+    "observation, action, head, flags",
+    CASES,
+    ids=lambda v: v if isinstance(v, str) else "+".join(v),
+)
+def test_collection_and_training_agree(observation, action, head, flags, tmp_path):
+    """Before the first gradient step of each update the probability ratio is 1, for every
+    observation and head; all actions are legal; main runs from environment to evaluation."""
+    kwargs = {"observation": observation, "action": action, "head": head}
+    rows, scalars, *_ = run(
+        tmp_path, env_id="Random-v0", env_kwargs=kwargs, eval_episodes=2, **flags
+    )
+    assert len(scalars["debug/collection_mismatch"]) == 2
+    assert all(0 <= value < 1e-5 for _, value in scalars["debug/collection_mismatch"])
+    assert all(np.isfinite(value) for events in scalars.values() for _, value in events)
+    assert scalars["losses/approx_kl"][0][1] != 0  # something was learned
+    assert [row["return"] for row in rows] == [
+        row["length"] for row in rows
+    ]  # reward 1: legal actions only
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"env_id": "envs:PoissonGraph-v0"},
+        {"env_id": "Random-v0", "env_kwargs": {"observation": "mixed", "action": "mixed"}},
+    ],
+    ids=["graph", "mixed"],
+)
+def test_same_seed_same_run(tmp_path, kwargs):
+    """A seed fixes every bit of the weights and of the log, with worker processes or without;
+    another seed gives others."""
+
+    def trained(name, **flags):
+        result = run(tmp_path / name, save_model=True, eval_episodes=1, **kwargs | flags)
+        del result.scalars["charts/SPS"]
+        return weights_of(result.folder), result.scalars, result.rows
+
+    first = trained("first")
+    torch.rand(3), np.random.rand(3)  # what ran before does not matter
+    for name, flags in {"again": {}, "workers": {"num_workers": 2}, "seed": {"seed": 2}}.items():
+        other = trained(name, **flags)
+        same = all(torch.equal(first[0][key], other[0][key]) for key in first[0])
+        assert same == (first[1:] == other[1:]) == (name != "seed")
+
+
+# ---- Worker processes: what they hand over ----
+class Growing(gym.Env):
+    """Step t has 4**t elements, all equal to t."""
+
+    observation_space, action_space = (
+        spaces.Sequence(vector(2, low=0, high=9), stack=True),
+        spaces.Discrete(2),
+    )
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros((0, 2), np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full((4**self.t, 2), self.t, np.float32), 0.0, False, False, {}
+
+
+def test_observations_of_any_size_leave_a_worker():
+    """Observations that grow a thousandfold arrive whole."""
+    envs = make_envs([Growing] * 3, 2)
+    try:
+        envs.reset(0)
+        for t in range(1, 9):
+            obs = envs.step([0] * 3).obs
+            assert obs.counts["obs"].tolist() == [4**t] * 3
+            assert obs.values[0].shape == (3 * 4**t, 2) and (obs.values[0] == t).all()
+    finally:
+        envs.close()
+
+
+def test_nothing_is_padded_between_processes():
+    """What workers hand over is exactly the valid bytes."""
+    envs = make_envs([partial(RandomEnv, "graph_edges")] * 6, 2)
+    answers, ask = [], envs.ask
+    envs.ask = lambda requests: answers.extend(ask(requests)) or answers
+    envs.reset(3)
+    envs.close()
+    handed_over = sum(array.nbytes for step in answers for array in step.obs.values)
+    space, valid = graph_space(vector(2)), 0
+    for i in range(6):
+        graph, _ = RandomEnv("graph_edges").reset(seed=3 + i)
+        num_edges = 0 if graph.edges is None else len(graph.edges)
+        valid += graph.nodes.nbytes + num_edges * (8 + 4 * space.edge_space.shape[0])
+    assert handed_over == valid
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_seeds_of_environments(workers):
+    """Environment i is seeded with seed + i, wherever it runs."""
+
+    class Seeded(Corridor):
+        def reset(self, *, seed=None, options=None):
+            super().reset()
+            return np.array([0 if seed is None else seed], np.float32), {}
+
+    envs = make_envs([partial(Seeded, [(9, False)])] * 5, workers)
+    assert envs.reset(30).obs.values[0].ravel().tolist() == [30, 31, 32, 33, 34]
+    envs.close()

@@ -1,0 +1,345 @@
+"""What the README says is so: its diffs apply to the scripts and its environment trains,
+what was trained plays in a program of one's own, its links, flags and environments exist, and
+CI runs its test command."""
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import run, run_folder, small_args
+from torch_geometric import nn as pyg
+
+from cleanrl_graph.envs import job_shop
+
+ROOT = Path(__file__).parents[2]
+README, TABLES = (ROOT / name / "README.md" for name in (".", "benchmark"))
+TEXT = README.read_text()
+SCRIPTS = [
+    pytest.param("ppo_graph"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "ppo_framestack",
+            "ppo_lstm_sparse",
+            "ppo_gtrxl",
+            "ppo_graph_async",
+            "ppo_graph_aux",
+        )
+    ),
+]
+
+
+def fences(kind, title):
+    """The blocks of a kind below the bold words, up to the next bold words or heading."""
+    (text,) = re.findall(
+        rf"^(?:\*\*|## ){re.escape(title)}(.*?)(?=^\*\*|^## |\Z)", TEXT, re.S | re.M
+    )
+    return re.findall(rf"```{kind}\n(.*?)```", text, re.S)
+
+
+def apply(text, diff):
+    """`text` after a diff without line numbers, each hunk of which must occur exactly once."""
+    for hunk in re.split(r"^@@\n", diff, flags=re.M):
+        lines = hunk.splitlines(keepends=True)
+        old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def changed(tmp_path, script, title):
+    """The script after the README's diff under that title, as a module."""
+    text = (ROOT / "cleanrl_graph" / f"{script}.py").read_text()
+    diffs = fences("diff", title)
+    assert diffs
+    for diff in diffs:
+        text = apply(text, diff)
+    path = tmp_path / f"changed_{script}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(module, run_dir, **flags):
+    """What a short training logged: tag -> values."""
+    flags = {"state_dependent_std": False, **flags}
+    scalars = {
+        tag: [value for _, value in values]
+        for tag, values in run(run_dir, module, **flags).scalars.items()
+    }
+    assert scalars["debug/collection_mismatch"][0] < 1e-5
+    assert all(np.isfinite(values).all() for values in scalars.values())
+    return scalars
+
+
+class Target(gym.Env):
+    """Hit the target that the observation shows: the reward is minus the squared distance."""
+
+    observation_space, action_space = spaces.Box(-2, 2, (2,)), spaces.Box(-2, 2, (2,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.target = self.np_random.uniform(-2, 2, 2).astype(np.float32)
+        return self.target, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.target, -float(((action - self.target) ** 2).sum()), True, False, {}
+
+
+gym.register("Target-v0", entry_point=Target)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_gnn_layer(tmp_path, script):
+    module = changed(tmp_path, script, "A message passing layer")
+    assert isinstance(module.make_conv("gcn", 8, 3, "sum"), pyg.GCNConv)
+    assert isinstance(
+        module.make_conv("sage", 8, 3, "sum"), pyg.SAGEConv
+    )  # the others are as they were
+    train(module, tmp_path / "runs", env_id="envs:PoissonGraph-v0", gnn="gcn")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_action_head(tmp_path, script):
+    train(
+        changed(tmp_path, script, "An action head"),
+        tmp_path / "runs",
+        env_id="Target-v0",
+        eval_episodes=2,
+    )
+
+
+@pytest.mark.slow
+def test_the_action_head_learns(tmp_path):
+    module = changed(tmp_path, "ppo_graph", "An action head")
+    rows = run(
+        tmp_path / "runs",
+        module,
+        env_id="Target-v0",
+        hidden_dims=(32,),
+        num_envs=16,
+        num_steps=32,
+        num_minibatches=4,
+        update_epochs=4,
+        learning_rate=3e-3,
+        total_timesteps=24_576,
+        ent_coef=0.0,
+        eval_episodes=50,
+    ).rows
+    assert np.mean([row["return"] for row in rows]) > -1.0  # -8/3 for the centre, -4.5 at first
+
+
+@pytest.mark.parametrize("script", SCRIPTS[:-1])  # another loss is what ppo_graph_aux.py is about
+def test_the_loss(tmp_path, monkeypatch, script):
+    """The first minibatch is that of the policy that collected, where the term is 0; the second
+    one's loss has it."""
+    losses, backward = [], torch.Tensor.backward
+    monkeypatch.setattr(
+        torch.Tensor, "backward", lambda loss: (losses.append(loss.item()), backward(loss))
+    )
+    for module in (
+        changed(tmp_path, script, "A term of the loss"),
+        importlib.import_module(f"cleanrl_graph.{script}"),
+    ):
+        logs = train(
+            module,
+            tmp_path / module.__name__,
+            env_id="CartPole-v1",
+            learning_rate=1e-2,
+            num_minibatches=1,
+        )
+    first, second, *_ = (
+        np.array(losses[: len(losses) // 2]) - losses[len(losses) // 2 :]
+    )  # of two epochs
+    assert (
+        abs(first) < 1e-6
+        and second == pytest.approx(logs["losses/approx_kl"][0], abs=1e-6)
+        and second > 1e-5
+    )
+
+
+@pytest.fixture
+def routes(tmp_path, monkeypatch):
+    """The README's environment, as a module `routes`."""
+    (code,) = fences("python", "An environment")
+    (tmp_path / "routes.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("routes", None)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_environment(tmp_path, routes, script):
+    train(
+        importlib.import_module(f"cleanrl_graph.{script}"),
+        tmp_path / "runs",
+        env_id="routes:Routes-v0",
+        env_kwargs={"most": 6},
+    )
+
+
+def test_the_environment_is_the_travelling_salesman(routes):
+    env = gym.make("routes:Routes-v0", most=6)
+    obs, _ = env.reset(seed=3)
+    cities, total, done, visited = obs["graph"].nodes[:, :2], 0.0, False, [0]
+    while not done:
+        visited.append(int(np.flatnonzero(obs["action_mask"])[-1]))
+        obs, reward, done, _, _ = env.step(visited[-1])
+        total += reward
+    assert sorted(visited) == list(range(len(cities)))
+    tour = cities[[*visited, 0]]
+    assert total == pytest.approx(-np.linalg.norm(np.diff(tour, axis=0), axis=1).sum(), abs=1e-5)
+    assert torch.from_numpy(obs["graph"].edges).isfinite().all()
+
+
+@pytest.mark.parametrize("script", ["ppo_graph", "ppo_lstm_sparse"])
+def test_what_was_trained_plays(tmp_path, monkeypatch, script):
+    """The README's program, of at most ten lines, plays the script's own greedy episode of the same
+    seed."""
+    flags = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3}, norm_obs=True)
+    played = run(
+        tmp_path / "runs",
+        importlib.import_module(f"cleanrl_graph.{script}"),
+        save_model=True,
+        eval_episodes=1,
+        **flags,
+    )
+    (run_folder(tmp_path / "runs") / "model.pt").rename(tmp_path / "model.pt")
+    monkeypatch.chdir(tmp_path)
+    (code,), rewards = fences("python", "Use what was trained"), []
+    assert len(code.splitlines()) <= 10
+    step = job_shop.JobShopEnv.step
+
+    def noted(*args):
+        result = step(*args)
+        rewards.append(result[1])
+        return result
+
+    monkeypatch.setattr(job_shop.JobShopEnv, "step", noted)
+    exec(code.replace("seed=1)", f"seed={small_args().seed + 10_000})"), {})
+    assert (
+        sum(rewards) == pytest.approx(played.rows[0]["return"])
+        and len(rewards) == played.rows[0]["length"]
+    )
+
+
+def test_length():
+    assert len(TEXT.splitlines()) <= 250
+
+
+@pytest.mark.parametrize("path", [README, TABLES], ids=["README", "benchmark/README"])
+def test_links(path):
+    """Every file and heading that is linked to or shown exists, and so does every file that a
+    command names."""
+    text = path.read_text()
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    headings = [
+        "#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)", text, re.M)
+    ]
+    named = set(re.findall(r"(?:cleanrl_graph|benchmark|tests)/[\w/]+\.(?:py|sh)", text)) - {
+        "benchmark/NAME.sh"
+    }
+    assert links and not [
+        link for link in links if link not in headings and not (path.parent / link).exists()
+    ]
+    assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_flags():
+    """Every flag of the scripts that the README names exists."""
+    known = {
+        "dist",
+        "nproc-per-node",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "standalone",
+        "max-restarts",
+        "write",
+    }
+    for script in ("ppo_graph", "ppo_graph_aux"):
+        known |= {
+            f.name.replace("_", "-")
+            for f in dataclasses.fields(importlib.import_module(f"cleanrl_graph.{script}").Args)
+        }
+    assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known
+
+
+def test_environments():
+    names = set(re.findall(r"\b[A-Z]\w+-v\d", TEXT)) - {"YourEnv-v0", "Routes-v0", "Taxi-v4"}
+    assert "JobShop-v0" in names
+    for name in names - {"Atari-v0"}:
+        gym.make(f"cleanrl_graph.envs:{name}", disable_env_checker=True).close()
+
+
+def test_requirements_list_all_that_is_imported():
+    """Every third-party package that the scripts import has its line, but those of optional
+    environments."""
+    pinned = {line.split("==")[0] for line in (ROOT / "requirements.txt").read_text().split()}
+    found = set()
+    for path in (ROOT / "cleanrl_graph").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = (
+                    [node.module]
+                    if isinstance(node, ast.ImportFrom)
+                    else [alias.name for alias in node.names]
+                )
+                found |= {name.split(".")[0] for name in names}
+    names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
+    own = {path.stem for path in (ROOT / "cleanrl_graph").rglob("*")}
+    packages = {names.get(name, name) for name in found - own - set(sys.stdlib_module_names)}
+    assert packages - {"ale_py", "cv2"} <= pinned
+
+
+@pytest.mark.parametrize("fast, slow, style", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_ci_runs_the_test_command_and_the_slow_tests(fast, slow, style, tmp_path):
+    """.ci/run takes the command from the README as it stands, makes that of the slow tests from it,
+    checks format and rules, and fails where one of these does."""
+    files = {
+        "README.md": TEXT,
+        ".ci/run": (ROOT / ".ci" / "run").read_text(),
+        "python3": "#!/bin/sh",
+        ".venv/bin/pip": "#!/bin/sh",
+        ".venv/bin/ruff": f"#!/bin/sh\n[ $1 = format ] || exit {style}",
+        ".venv/bin/python": f"""#!/bin/sh
+echo "$@"
+case "$*" in *"not slow") exit {fast};; *slow) exit {slow};; esac""",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    result = subprocess.run(
+        ["bash", ".ci/run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )
+    tests = "-m pytest -q -n 2 --dist loadfile tests -m"
+    command = f"OMP_NUM_THREADS=1 .venv/bin/python {tests}"
+    assert result.returncode == fast + slow + style, result.stderr
+    assert result.stdout.splitlines() == [
+        f'python3 -m venv .venv && .venv/bin/pip install -q -r requirements.txt && {command} "not '
+        f'slow"',
+        f"{tests} not slow",
+        ".venv/bin/ruff format --check .",
+        ".venv/bin/ruff check .",
+        f"{command} slow",
+        f"{tests} slow",
+    ]

@@ -1,0 +1,780 @@
+"""What stops a run: kill -9, signals, faults of environments, bad numbers, damaged
+checkpoints, full disks."""
+
+import hashlib
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import train_events, vector, weights
+from processes import (
+    SCRIPTS,
+    Dies,
+    begun_earlier,
+    children,
+    folder_of,
+    is_alive,
+    newest,
+    start,
+    train,
+    wait_for,
+)
+from torch.utils.tensorboard import SummaryWriter
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.ppo_graph import UsageError
+from cleanrl_graph.utils import checkpoint
+from cleanrl_graph.utils.workers import WorkerEnvs
+
+BENCHMARK = Path(__file__).parents[2] / "benchmark"
+sys.path[:0] = [str(BENCHMARK / "reliability"), str(BENCHMARK / "third_party")]
+
+GRAPH = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
+OWN_MODULE = """
+import gymnasium as gym
+import numpy as np
+
+
+class Walk(gym.Env):
+    observation_space = gym.spaces.Dict(
+        x=gym.spaces.Box(-99, 99, (2,)), s=gym.spaces.Sequence(gym.spaces.Discrete(9))
+    )
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.draw = 0.0, lambda scale: scale * self.np_random.normal()
+        return self.observe(), {}
+
+    def observe(self):
+        return {"x": np.float32([self.x, 1]), "s": tuple(range(int(abs(self.x)) % 9))}
+
+    def step(self, action):
+        self.x += self.draw(0.5) + action - 0.5
+        return self.observe(), -abs(self.x), abs(self.x) > 3, self.np_random.random() < 0.1, {}
+
+
+gym.register("Walk-v0", Walk)
+"""
+
+
+def log_of(folder):
+    """What a run logged, without what depends on the clock; its run_dir has no other run."""
+    return {
+        tag: values for tag, values in train_events(folder.parent).items() if tag != "charts/SPS"
+    }
+
+
+def assert_same(run_dir, whole):
+    """The weights and the log in a run_dir are those of the run in the folder `whole`, bit by
+    bit."""
+    folder = folder_of(run_dir)
+    mine, other = weights(folder), weights(whole)
+    assert list(mine) == list(other) and all(torch.equal(mine[name], other[name]) for name in other)
+    assert log_of(folder) == log_of(whole)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(checkpoint, "said", set())
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A module of one's own in the current folder."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "walk.py").write_text(OWN_MODULE)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    sys.modules.pop("walk", None)
+
+
+# ---- Kill and resume ----
+def moment(name, flags):
+    """Where a run dies, after its first checkpoint: in a step, in an update, while it logs or
+    saves."""
+    rng = random.Random(name)
+    envs = (WorkerEnvs if flags.get("num_workers") else "Envs", "step", rng.randrange(17, 49))
+    return [
+        envs,
+        (torch.optim.Adam, "step", rng.randrange(9, 17)),
+        (os, "replace", 2),
+        (SummaryWriter, "add_scalar", rng.randrange(3, 7), "losses/clipfrac"),
+    ][rng.randrange(4)]
+
+
+STATELESS = dict(env_id="envs:StatelessCartPole-v1", norm_obs=True)
+RUNS = {  # name -> (script, flags): what is kept between two updates, all of it
+    "CartPole": ("ppo_graph", dict(env_id="CartPole-v1")),
+    "CartPole, workers": ("ppo_graph", dict(env_id="CartPole-v1", num_workers=2, norm_obs=True)),
+    "graphs": ("ppo_graph", GRAPH | dict(norm_obs=True)),
+    "graphs, workers": ("ppo_graph", GRAPH | dict(num_workers=2, wrap=("z:skill:3",))),
+    "JobShop": ("ppo_graph", dict(env_id="envs:JobShop-v0", anneal_lr=False, target_kl=0.01)),
+    "pairs": ("ppo_graph", dict(env_id="envs:PairNodes-v0", autoregressive=True)),
+    "own class": (
+        "ppo_graph",
+        dict(env_id="walk:Walk-v0", env_kwargs=[{}, {"max_episode_steps": 4}]),
+    ),
+    "own class, workers": ("ppo_framestack", dict(env_id="walk:Walk-v0", num_workers=2)),
+    "MiniGrid": (
+        "ppo_graph",
+        dict(env_id="minigrid_wrapped:MiniGridDict-v0", env_kwargs={"max_steps": 9}),
+    ),
+    "MiniGrid, workers": (
+        "ppo_gtrxl",
+        dict(env_id="minigrid_wrapped:MiniGridImage-v0", num_workers=2),
+    ),
+    "POPGym": ("ppo_lstm_sparse", dict(env_id="popgym:popgym-RepeatFirstEasy-v0")),
+    "POPGym, workers": (
+        "ppo_lstm_sparse",
+        dict(env_id="popgym:popgym-CountRecallEasy-v0", num_workers=2),
+    ),
+    "shifts": (
+        "ppo_framestack",
+        STATELESS | dict(obs_shifts="-11:0", action_shifts="-12,-1", reward_shifts="-9:-1"),
+    ),
+    "shifts, workers": ("ppo_framestack", dict(env_id="envs:LastGraphs-v0", num_workers=2)),
+    "LSTM, ids": (
+        "ppo_lstm_sparse",
+        dict(
+            env_id="envs:GraphExplore-v0", remember_edges=True, prev_action=True, prev_reward=True
+        ),
+    ),
+    "LSTM, workers": (
+        "ppo_lstm_sparse",
+        dict(env_id="envs:GraphExplore-v0", num_workers=2, norm_obs=True),
+    ),
+    "transformer": (
+        "ppo_gtrxl",
+        STATELESS | dict(prev_action=True, prev_reward=True, memory_length=11),
+    ),
+    "transformer, workers": (
+        "ppo_gtrxl",
+        dict(env_id="envs:GraphExplore-v0", prev_action=True, num_workers=2),
+    ),
+}
+RUNS = {name: run for name, run in RUNS.items() if run[0] in SCRIPTS}
+
+
+EVERY = {
+    f"{script}, {env_id}, {workers}": (
+        script,
+        dict(env_id=env_id, num_workers=workers, norm_obs=True),
+    )
+    for script in SCRIPTS
+    for workers in (0, 2)
+    for env_id in (
+        "CartPole-v1",
+        "walk:Walk-v0",
+        "minigrid_wrapped:MiniGridDict-v0",
+        "popgym:popgym-RepeatFirstEasy-v0",
+        "envs:PoissonGraph-v0",
+    )
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in EVERY)]
+)
+def test_killed_and_resumed(name, tmp_path, own_module, capfd):
+    """A run that was killed with -9 is continued to the weights and the log of one that was not.
+    The log file of the first one still holds what came after its last checkpoint."""
+    script, flags = (RUNS | EVERY)[name]
+    if ":" in flags["env_id"]:
+        pytest.importorskip(flags["env_id"].split(":")[0], reason="not installed")
+    whole = train(tmp_path / "a", script, **flags)
+    process = start(tmp_path / "b", script, Dies(*moment(name, flags)), **flags)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and 0 < newest(tmp_path / "b") < 144
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", script, resume="auto", **flags)
+    assert_same(tmp_path / "b", whole)
+    assert "new episode" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("at", [("Envs", "step", 9), (os, "replace", 1)], ids=["step", "replace"])
+def test_killed_before_the_first_checkpoint(at, tmp_path, capsys):
+    """`auto` starts anew and says so; no half of a file is taken for a checkpoint."""
+    whole = train(tmp_path / "a", **GRAPH)
+    process = start(tmp_path / "b", patch=Dies(*at), **GRAPH)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and newest(tmp_path / "b") == 0
+    train(tmp_path / "b", resume="auto", **GRAPH)
+    assert "no checkpoint of PoissonGraph-v0" in capsys.readouterr().err
+    begun_earlier(tmp_path / "b")
+    assert_same(tmp_path / "b", whole)
+
+
+def test_killed_while_it_saves(tmp_path):
+    """The checkpoint before is taken, and nothing unfinished stays."""
+    whole = train(tmp_path / "a", **GRAPH)
+    process = start(
+        tmp_path / "b", patch=Dies(os, "fsync", 3), **GRAPH
+    )  # the first one was the trial
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and newest(tmp_path / "b") == 48
+    (unfinished,) = tmp_path.glob("b/*/unfinished.tmp")
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", resume="auto", **GRAPH)
+    assert_same(tmp_path / "b", whole)
+    assert not unfinished.exists()
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path):
+    """benchmark/reliability/kill.py, whatever its processes do when they are killed."""
+    import kill
+
+    outcomes = kill.kill_runs(3, tmp_path, seed=None, total_timesteps=240)
+    assert [outcome.equal for outcome in outcomes] == [True] * 3, outcomes
+
+
+@pytest.mark.slow
+def test_killed_at_many_random_moments(tmp_path):
+    """Every script, in process and with workers, on CartPole and environments that ship with the
+    scripts."""
+    import kill
+
+    outcomes = kill.kill_runs(len(kill.RUNS), tmp_path, seed=None, total_timesteps=720)
+    assert all(outcome.equal for outcome in outcomes), outcomes
+
+
+def test_resumed_again_and_again(tmp_path):
+    """Three kills in one run, of which the second comes before a new checkpoint."""
+    whole = train(tmp_path / "a", **STATELESS)
+    for at, found in ((20, 48), (5, 48), (20, 96)):
+        process = start(tmp_path / "b", patch=Dies("Envs", "step", at), resume="auto", **STATELESS)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL and newest(tmp_path / "b") == found
+        begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", resume="auto", **STATELESS)
+    assert_same(tmp_path / "b", whole)
+
+
+# ---- Environments that do not go on exactly ----
+class Faulty(gym.Env):
+    """Episodes of `length` steps, or of one more after a seed that is odd. A `fault` happens in
+    step `at` of the env whose first seed was `victim`, counted over its episodes; `seeds` is a file
+    that notes the seeds of resets."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = vector(2, low=0, high=1000)
+
+    def __init__(self, fault="", at=5, victim=2, length=7, seeds=""):
+        self.fault, self.at, self.victim, self.length, self.seeds = fault, at, victim, length, seeds
+        self.t, self.first_seed, self.left, self.seed = 0, None, length, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.first_seed, self.seed = seed if self.first_seed is None else self.first_seed, seed
+            if self.seeds:
+                with open(self.seeds, "a") as file:
+                    file.write(f"{seed}\n")
+        self.strike("reset")
+        self.left = self.length
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array(
+            [self.t, np.nan if self.t == self.at and self.is_victim("nan observation") else 1],
+            np.float32,
+        )
+
+    def is_victim(self, fault):
+        return self.fault == fault and self.first_seed == self.victim
+
+    def strike(self, fault):
+        if self.is_victim(fault) and self.t >= self.at:
+            if fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "hang":
+                time.sleep(1000)
+            if fault == "exit":
+                sys.exit(0)
+            raise KeyError("the engine is on fire")
+
+    def step(self, action):
+        self.t, self.left = self.t + 1, self.left - 1
+        for fault in ("step", "kill", "hang", "exit"):
+            self.strike(fault)
+        reward = np.nan if self.t == self.at and self.is_victim("nan reward") else 1.0
+        return self.observe(), reward, False, self.left == 0, {}
+
+
+class Lossy(Faulty, gym.utils.EzPickle):
+    """Its pickle is its arguments."""
+
+    def __init__(self, **kwargs):
+        gym.utils.EzPickle.__init__(self, **kwargs)
+        super().__init__(**kwargs)
+
+
+class NoPickle(Faulty):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.lock = threading.Lock()
+
+
+for env in (Faulty, Lossy, NoPickle):
+    gym.register(f"{env.__name__}-v0", entry_point=env)
+
+
+@pytest.mark.parametrize(
+    "kind, words, workers",
+    [
+        ("NoPickle", "no copy can be made of it: TypeError", 0),
+        ("NoPickle", "no copy can be made of it", 2),
+        ("Lossy", "a copy returns another observation", 0),
+    ],
+)
+def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
+    """Where a pickled copy does not go on exactly, the run says so once, and a resumed run begins
+    new episodes with other seeds; all else goes on."""
+    flags = dict(
+        env_id=f"{kind}-v0", env_kwargs={"seeds": str(tmp_path / "seeds")}, num_workers=workers
+    )
+    process = start(tmp_path / "b", patch=Dies(torch.optim.Adam, "step", 11), **flags)
+    process.join()
+    begun_earlier(tmp_path / "b")
+    sentence = f"{kind}-v0: it begins a new episode when the run is resumed, since {words}"
+    assert (
+        capfd.readouterr().err.count(sentence) == max(workers, 1) and newest(tmp_path / "b") == 48
+    )
+    folder = train(tmp_path / "b", resume="auto", **flags)
+    assert capfd.readouterr().err.count(sentence) == max(workers, 1)
+    log = log_of(folder)
+    assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
+    ends = sorted([*range(21, 49, 21), *range(48 + 21, 145, 21)] * 3)
+    assert log["charts/episodic_length"] == [(step, 7) for step in ends]
+    seeds = list(map(int, (tmp_path / "seeds").read_text().split()))  # workers write side by side
+    assert sorted(seeds[:3]) == [1, 2, 3] and len(seeds) == len(set(seeds)) == 6
+
+
+# ---- What --resume finds ----
+def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
+    """Although its checksum fits; the one before it is used, and the end is the same."""
+    whole = train(tmp_path / "a", **GRAPH)
+    process = start(tmp_path / "b", patch=Dies("Envs", "step", 35), **GRAPH)
+    process.join()
+    begun_earlier(tmp_path / "b")
+    path = Path(checkpoint.checkpoints_in(str(folder_of(tmp_path / "b")))[0])
+    data = b"not a pickle"
+    path.write_bytes(f"{checkpoint.FORMAT} {hashlib.sha256(data).hexdigest()}\n".encode() + data)
+    train(tmp_path / "b", resume="auto", **GRAPH)
+    assert f"{path} is left out: " in capsys.readouterr().err
+    assert_same(tmp_path / "b", whole)
+
+
+def test_auto_refuses_changed_flags(tmp_path, capsys):
+    """By name, before anything is written; a folder goes on with them, and each is printed and
+    holds."""
+    folder = train(tmp_path, anneal_lr=False, learning_rate=0.5, **GRAPH)
+    changed = GRAPH | dict(anneal_lr=False, learning_rate=1e-3, gamma=0.5, total_timesteps=192)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(
+        SystemExit, match=r"--learning-rate 0.001, it was 0.5; --gamma 0.5, it was 0.99\. "
+    ):
+        train(tmp_path, resume="auto", **changed)
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+    capsys.readouterr()
+    begun_earlier(tmp_path)
+    train(tmp_path, resume=str(folder), **changed)
+    written = capsys.readouterr().err
+    for sentence in (
+        "--learning-rate 0.001, it was 0.5",
+        "--gamma 0.5, it was 0.99",
+        "--total-timesteps 192, it was",
+    ):
+        assert f"--resume: {sentence}" in written
+    assert written.count("it was") == 3
+    rates = log_of(folder)["charts/learning_rate"]
+    assert rates == [(24 * k, pytest.approx(0.5 if k < 7 else 1e-3)) for k in range(1, 9)]
+
+
+def test_auto_after_the_end(tmp_path):
+    """With the same flags nothing is trained and the run ends well, with its model; other steps go
+    on."""
+    folder = train(tmp_path, **GRAPH)
+    model, log, paths = weights(folder), log_of(folder), checkpoint.checkpoints_in(str(folder))
+    before = Path(paths[0]).read_bytes()
+    (folder / "model.pt").unlink()
+    begun_earlier(tmp_path)
+    process = start(tmp_path, resume="auto", **GRAPH)
+    process.join()
+    assert process.exitcode == 0 and folder_of(tmp_path) == folder and log_of(folder) == log
+    assert all(torch.equal(weights(folder)[name], model[name]) for name in model)
+    assert checkpoint.checkpoints_in(str(folder)) == paths and Path(paths[0]).read_bytes() == before
+    begun_earlier(tmp_path)
+    train(tmp_path, resume="auto", **GRAPH | dict(total_timesteps=192))
+    assert newest(tmp_path) == 192 and len(log_of(folder)["losses/value_loss"]) == 8
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    """A second one is refused, and leaves the first one's files alone."""
+    flags = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30})
+    process = start(tmp_path, **flags)
+    wait_for(lambda: newest(tmp_path) == 48)
+    with pytest.raises(SystemExit, match="another process writes to"):
+        train(tmp_path, resume="auto", **flags)
+    assert newest(tmp_path) == 48 and len(list(tmp_path.glob("*/events*"))) == 1
+    process.kill()
+    process.join()
+    begun_earlier(tmp_path)
+    train(tmp_path, resume="auto", **flags | {"total_timesteps": 72})
+    assert newest(tmp_path) == 72
+
+
+def test_no_checkpoints(tmp_path):
+    """--checkpoint-every 0 writes none, and tries no copies."""
+    folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
+    assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
+        "events",
+        "lock",
+        "model",
+    ]
+
+
+def test_checkpoints_that_are_kept(tmp_path):
+    """Every second update and the last one, of which two stay."""
+    folder = train(tmp_path, total_timesteps=120, **GRAPH)
+    assert sorted(path.name for path in folder.glob("*c*k*")) == [
+        f"checkpoint_{step:012d}.ckpt" for step in (96, 120)
+    ] + ["lock"]
+
+
+# ---- Signals ----
+@pytest.mark.parametrize(
+    "number, script, workers",
+    [
+        (signal.SIGINT, "ppo_graph", 0),
+        (signal.SIGTERM, "ppo_lstm_sparse", 2),
+        (signal.SIGTERM, "ppo_gtrxl", 0),
+    ],
+)
+def test_signal_saves_and_leaves(number, script, workers, tmp_path):
+    """SIGINT and SIGTERM, here to the whole group, end the update, save and exit with 130 and 143.
+    The resumed run ends like one that was not stopped."""
+    if script not in SCRIPTS:
+        pytest.skip(f"{script} has the old form")
+    flags, at = (
+        STATELESS | dict(num_workers=workers),
+        (WorkerEnvs if workers else "Envs", "step", 19),
+    )
+    whole = train(tmp_path / "a", script, **flags)
+    process = start(tmp_path / "b", script, Dies(*at, number=number), checkpoint_every=50, **flags)
+    process.join()
+    assert (
+        process.exitcode == 128 + number
+        and newest(tmp_path / "b") == 72
+        and not list(tmp_path.glob("b/*/failed"))
+    )
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", script, resume="auto", **flags)
+    assert_same(tmp_path / "b", whole)
+
+
+def test_second_signal_leaves_at_once(tmp_path):
+    """Where the first one has to wait for an environment that hangs."""
+    flags = dict(env_id="Faulty-v0", env_kwargs={"fault": "hang", "at": 30})
+    process = start(tmp_path, num_workers=2, **flags)
+    wait_for(lambda: newest(tmp_path) == 48)
+    time.sleep(0.3)
+    for _ in range(2):
+        assert process.is_alive()
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.2)
+    wait_for(lambda: process.exitcode is not None, 2)
+    assert process.exitcode == 130
+
+
+def test_signal_while_it_is_evaluated(tmp_path):
+    """After the training one signal is enough, and the model is there."""
+    process = start(
+        tmp_path,
+        env_id="Faulty-v0",
+        env_kwargs={"fault": "hang", "victim": 10_001},
+        eval_episodes=1,
+    )
+    wait_for(lambda: list(tmp_path.glob("*/model.pt")))
+    time.sleep(0.3)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(10)
+    process.kill()
+    assert process.exitcode == 143 and weights(folder_of(tmp_path))
+
+
+@pytest.mark.parametrize("fault", ["", pytest.param("hang", marks=pytest.mark.slow)])
+def test_no_orphans(fault, tmp_path):
+    """Kill -9 of the run: its workers leave, also from a step that hangs."""
+    flags = dict(env_id="Faulty-v0", env_kwargs={"fault": fault, "at": 30}, total_timesteps=10**6)
+    process = start(tmp_path, num_workers=2, **flags)
+    wait_for(lambda: newest(tmp_path) >= 48)
+    time.sleep(0.3 if fault else 0)
+    workers = children(process.pid)
+    process.kill()
+    process.join()
+    wait_for(lambda: not any(map(is_alive, workers)), 20)
+    assert len(workers) == 2
+
+
+@pytest.mark.slow
+def test_the_command_line(tmp_path, own_module):
+    """Ctrl-C in the middle of `python ppo_graph.py` with a class of one's own from the current
+    folder exits with 130 and shows no traceback; the run goes on as one that was not stopped."""
+    flags = [
+        "--env-id",
+        "walk:Walk-v0",
+        "--run-dir",
+        str(tmp_path / "b"),
+        "--num-envs",
+        "3",
+        "--num-steps",
+        "8",
+        "--total-timesteps",
+        "96000",
+        "--hidden-dims",
+        "16",
+        "--gnn-dim",
+        "8",
+        "--gnn-layers",
+        "2",
+        "--no-cuda",
+        "--num-minibatches",
+        "2",
+        "--update-epochs",
+        "2",
+        "--eval-episodes",
+        "0",
+        "--no-anneal-lr",
+        "--save-model",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, ppo_graph.__file__, *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("b/*/events*")), 100)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    error = process.communicate()[1]
+    assert (
+        process.returncode == 130
+        and "SIGINT: stops after this update" in error
+        and "Traceback" not in error
+    )
+    begun_earlier(tmp_path / "b")
+    same = dict(env_id="walk:Walk-v0", anneal_lr=False, checkpoint_every=100)
+    total = newest(tmp_path / "b") + 48
+    assert 48 < total < 96000
+    train(tmp_path / "b", resume="auto", total_timesteps=total, **same)
+    assert_same(tmp_path / "b", train(tmp_path / "a", total_timesteps=total, **same))
+
+
+# ---- Faults in environments ----
+@pytest.mark.parametrize(
+    "fault, workers, sentence",
+    [
+        (
+            "step",
+            0,
+            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on "
+            r"fire'",
+        ),
+        (
+            "step",
+            2,
+            r"raise KeyError(.|\n)*env 1, step 21, step\([01],\): KeyError: 'the engine is on "
+            r"fire'",
+        ),
+        (
+            "reset",
+            2,
+            r"raise KeyError(.|\n)*env 1, step 21, reset: KeyError: 'the engine is on fire'",
+        ),
+        ("exit", 0, r"sys.exit(.|\n)*env 1, step 21, step\([01],\): SystemExit: 0"),
+        ("nan observation", 2, r"env 1, leaf 'obs', step 21: value nan"),
+        ("nan reward", 0, r"env 1, step 21: reward nan is not finite"),
+        ("kill", 2, r"step 21: the worker of envs 0 to 1 died with exit code -9"),
+        (
+            "hang",
+            2,
+            r"step 21: the worker of envs 0 to 1 did not answer within --env-timeout 0.5 s",
+        ),
+    ],
+)
+def test_fault_in_an_environment(fault, workers, sentence, tmp_path):
+    """An error with the environment's own frames, or with the worker's environments, and a mark.
+    The run that goes on from the last checkpoint begins new episodes with other seeds, so that the
+    same fault does not come again."""
+    flags = dict(
+        env_id="Faulty-v0",
+        num_workers=workers,
+        env_timeout=0.5,
+        env_kwargs={"fault": fault, "at": 21, "seeds": str(tmp_path / "seeds")},
+    )
+    with pytest.raises((UsageError, ChildProcessError), match=sentence):
+        train(tmp_path / "b", **flags)
+    folder = folder_of(tmp_path / "b")
+    assert newest(tmp_path / "b") == 48 and (folder / "failed").read_text().count("\n") == 1
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", resume="auto", **flags)
+    assert newest(tmp_path / "b") == 144 and not (folder / "failed").exists()
+    log = log_of(folder)
+    assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
+    assert [step for step, _ in log["charts/episodic_length"]][-3:] == [
+        48 + 21 * 4
+    ] * 3  # they began in update 3
+    seeds = (tmp_path / "seeds").read_text().split()
+    assert len(seeds) == len(set(seeds)) == 6
+
+
+def test_fault_that_comes_again(tmp_path):
+    """Every attempt has other seeds, and the last checkpoint stays the same."""
+    flags = dict(env_id="Hopeless-v0", env_kwargs={"seeds": str(tmp_path / "seeds")})
+    for k in range(4):
+        with pytest.raises(UsageError, match="env 0, step .*: RuntimeError: hopeless"):
+            train(tmp_path / "b", resume="auto", **flags)
+        begun_earlier(tmp_path / "b")
+        assert newest(tmp_path / "b") == 48
+        assert (folder_of(tmp_path / "b") / "failed").read_text().count(
+            "RuntimeError: hopeless\n"
+        ) == k + 1
+    seeds = (tmp_path / "seeds").read_text().split()
+    assert len(seeds) == len(set(seeds)) == 4 * 3
+
+
+class Hopeless(Faulty):
+    """Fails in step 20, and much sooner in a run that was resumed."""
+
+    def step(self, action):
+        if self.t == (19 if self.first_seed < 9 else 5):
+            raise RuntimeError("hopeless")
+        return super().step(action)
+
+
+gym.register("Hopeless-v0", entry_point=Hopeless)
+
+
+def test_fault_ends_the_process(tmp_path):
+    """sys.exit(0) in an environment is no success."""
+    process = start(
+        tmp_path, env_id="Faulty-v0", env_kwargs={"fault": "exit"}, stderr=str(tmp_path / "err")
+    )
+    process.join()
+    assert process.exitcode == 1 and "SystemExit: 0" in (tmp_path / "err").read_text()
+
+
+# ---- Bad numbers ----
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_network_that_diverges(script, tmp_path):
+    """NaN stops the run at the end of its update, before anything is saved."""
+    with pytest.raises(
+        ValueError, match=r"update \d, minibatch \d: losses/\w+ is (nan|inf).*--learning-rate"
+    ):
+        train(
+            tmp_path, script, learning_rate=1e30, checkpoint_every=1, anneal_lr=False, **STATELESS
+        )
+    (folder,) = tmp_path.iterdir()
+    assert not (folder / "model.pt").exists() and (folder / "failed").exists()
+    for path in folder.glob("*.ckpt"):
+        assert all(value.isfinite().all() for value in checkpoint.read(str(path))["model"].values())
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
+    """Although the losses of the last minibatch were."""
+    original, calls = torch.optim.Adam.step, []
+
+    def step(self, *args):
+        calls.append(0)
+        original(self, *args)
+        if len(calls) == 12:  # the last one of update 3
+            self.param_groups[0]["params"][0].data[0] = np.nan
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    with pytest.raises(UsageError, match="update 4"):
+        train(tmp_path, checkpoint_every=1, **GRAPH)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_minibatches_of_nothing(script, tmp_path):
+    """Observations without a single row give no gradient to some weights; that is no bad number."""
+    folder = train(tmp_path, script, env_id="Nothing-v0", num_minibatches=3)
+    assert len(log_of(folder)["losses/value_loss"]) == 6
+
+
+class Nothing(gym.Env):
+    """Env 0 shows a graph, the others graphs without nodes."""
+
+    observation_space = spaces.Dict(
+        g=spaces.Graph(vector(2), vector(1)),
+        node_ids=spaces.Sequence(spaces.Discrete(9), stack=True),
+    )
+    action_space, num = spaces.Discrete(2), 0
+
+    def reset(self, *, seed=None, options=None):
+        self.num = self.num if seed is None else 2 * (seed == 1)
+        return self.observe(), {}
+
+    def observe(self):
+        graph = spaces.GraphInstance(
+            np.ones((self.num, 2), np.float32),
+            np.ones((self.num, 1), np.float32),
+            np.zeros((self.num, 2), np.int64),
+        )
+        return {"g": graph, "node_ids": np.arange(self.num)}
+
+    def step(self, action):
+        return self.observe(), 1.0, False, False, {}
+
+
+gym.register("Nothing-v0", entry_point=Nothing)
+
+
+# ---- Files that cannot be written ----
+@pytest.mark.parametrize(
+    "limit, sentence",
+    [
+        (1000, "cannot write to the folder of the run"),
+        (70_000, "cannot write .*checkpoint_0"),
+        (70_000, ""),
+    ],
+)
+def test_full_disk(limit, sentence, tmp_path):
+    """Files that may not grow beyond `limit` bytes stand for a full disk: an error before the first
+    step, at the first checkpoint, and at the end, where nobody must take the run for one that
+    succeeded."""
+
+    def fill(module):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    flags = GRAPH | dict(
+        hidden_dims=(512,), checkpoint_every=2 if sentence else 0, total_timesteps=48
+    )
+    process = start(tmp_path / "runs", patch=fill, stderr=str(tmp_path / "err"), **flags)
+    process.join()
+    assert process.exitcode == 1 and re.search(sentence, (tmp_path / "err").read_text())
+    assert not list(tmp_path.glob("runs/*/*.ckpt"))
+
+
+def test_run_dir_that_is_a_file(tmp_path):
+    """An error before an environment is made."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SystemExit, match="cannot write to the folder of the run .*--run-dir"):
+        train(tmp_path / "file", env_id="NotThere-v0")

@@ -1,0 +1,738 @@
+"""utils/checkpoint.py, the checkpoints of a run, its folder, and its environments as pickles that
+were tried."""
+
+import hashlib
+import multiprocessing as mp
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from cleanrl_graph.utils import checkpoint
+
+FORK = mp.get_context("fork")
+
+
+@dataclass
+class Args:
+    run_dir: str
+    resume: str = "auto"
+    env_id: str = "CartPole-v1"
+    exp_name: str = "test_checkpoint"
+    num_envs: int = 4
+    num_workers: int = 0
+    learning_rate: float = 0.5
+    hidden_dims: tuple = (8,)
+    total_timesteps: int = 100
+    checkpoint_every: int = 1
+    cuda: bool = True
+    batch_size: int = 4
+    world_size: int = 1
+
+
+def run_of(args, name, *steps, **state):
+    """The folder of a run that wrote checkpoints at these steps, a second apart from those of
+    earlier runs."""
+    folder = os.path.join(args.run_dir, name)
+    with checkpoint.Run(folder) as run:
+        for step in steps:
+            run.save(
+                step,
+                {"script": checkpoint.script_of(args), "args": vars(args), "step": step} | state,
+            )
+    return folder
+
+
+def paths_in(folder):
+    return sorted(os.listdir(folder))
+
+
+# ---- Finding ----
+def test_state_comes_back(tmp_path):
+    """Tensors, arrays of any dtype, bytes and nested values are as they were."""
+    args = Args(str(tmp_path), resume=str(tmp_path / "run"))
+    saved = {
+        "model": {"w": torch.arange(3.0)},
+        "keys": np.array([2**60, -1]),
+        "envs": [b"pickle", None],
+        "pair": (1, 2),
+    }
+    run_of(args, "run", 12, **saved)
+    folder, path, state = checkpoint.find(args, "")
+    assert folder == args.resume and path == os.path.join(folder, "checkpoint_000000000012.ckpt")
+    assert torch.equal(state["model"]["w"], torch.arange(3.0)) and state["keys"].tolist() == [
+        2**60,
+        -1,
+    ]
+    assert (
+        state["keys"].dtype == np.int64
+        and state["envs"] == [b"pickle", None]
+        and state["pair"] == (1, 2)
+    )
+
+
+class Exploding:
+    def __reduce__(self):
+        return os.listdir, ("/no such folder",)
+
+
+def unreadable(data):
+    """A whole file that cannot be unpickled."""
+    body = b"not a pickle"
+    return data.split()[0] + b" " + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "truncated": lambda data: data[: len(data) // 2],
+    "flipped byte": lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+    "only the header": lambda data: data[: data.index(b"\n")],
+    "another format": lambda data: data.replace(b"checkpoint-2 ", b"checkpoint-9 ", 1),
+    "cannot be unpickled": unreadable,
+}
+
+
+@pytest.mark.parametrize("how", ["auto", "folder", "file"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_checkpoint(damage, how, tmp_path, capsys):
+    """The one before it is taken, with a line that says so; no file gets another name. Without one:
+    an error."""
+    args = Args(str(tmp_path))
+    folder = run_of(args, "run", 100, 200)
+    path = tmp_path / "run" / "checkpoint_000000000200.ckpt"
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    args.resume = {"auto": "auto", "folder": folder, "file": str(path)}[how]
+    before = paths_in(folder)
+    assert checkpoint.find(args, "run")[2]["step"] == 100
+    assert f"{path} is left out" in capsys.readouterr().err and paths_in(folder) == before
+    os.remove(path.with_name("checkpoint_000000000100.ckpt"))
+    with pytest.raises(SystemExit, match="there is no checkpoint that can be read"):
+        checkpoint.find(args, "run")
+
+
+def test_pickle_that_raises(tmp_path, capsys):
+    """A file whose checksum fits, but which an exception of any kind keeps from being read, is left
+    out, too."""
+    args = Args(str(tmp_path))
+    run_of(args, "run", 1)
+    run_of(args, "run", 2, odd=Exploding())
+    assert checkpoint.find(args, "run")[2]["step"] == 1
+    assert "000002.ckpt is left out: FileNotFoundError" in capsys.readouterr().err
+
+
+def test_auto(tmp_path, capsys):
+    """The run with this prefix whose checkpoint is the newest; folders without one do not count."""
+    args = Args(str(tmp_path / "runs[1]"))
+    assert checkpoint.find(args, "a__") is None
+    assert "--resume auto: no checkpoint of a__* in" in capsys.readouterr().err
+    for k, name in enumerate(["a__2", "a__1", "b__3"]):
+        path = os.path.join(run_of(args, name, k), f"checkpoint_{k:012d}.ckpt")
+        os.utime(path, (1000 + k, 1000 + k))
+    run_of(args, "a__9")
+    assert checkpoint.find(args, "a__")[0] == os.path.join(args.run_dir, "a__1")
+
+
+def test_file(tmp_path):
+    """A file is that one or an older one, whatever is newer; what is no checkpoint is refused."""
+    args = Args(str(tmp_path))
+    folder = run_of(args, "run", 1, 2)
+    assert (
+        checkpoint.find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")[2][
+            "step"
+        ]
+        == 1
+    )
+    (tmp_path / "run" / "checkpoint_000000000001.ckpt").write_bytes(b"")
+    with pytest.raises(SystemExit, match="there is no checkpoint that can be read"):
+        checkpoint.find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")
+    (tmp_path / "run" / "model.pt").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    for name in ("run/model.pt", "run/checkpoint_000000000003.ckpt", "missing", "empty"):
+        with pytest.raises(
+            SystemExit, match=f"--resume {tmp_path / name}: auto, a folder with checkpoints or"
+        ):
+            checkpoint.find(replace(args, resume=str(tmp_path / name)), "")
+
+
+def test_flags_that_do_not_matter(tmp_path, capsys):
+    """The run goes on without a word."""
+    args = Args(str(tmp_path))
+    run_of(args, "run", 1)
+    for resume in ("auto", str(tmp_path / "run")):
+        changed = replace(
+            args, resume=resume, exp_name="other", checkpoint_every=7, cuda=False, batch_size=9
+        )
+        assert checkpoint.find(changed, "run")[2]["step"] == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_flags_that_shape_the_training(tmp_path, capsys):
+    """auto refuses them by name with both values, but total_timesteps; a folder goes on with them
+    and prints each."""
+    args = Args(str(tmp_path))
+    folder = run_of(args, "run", 1)
+    changed = replace(args, learning_rate=0.1, hidden_dims=(8, 8), total_timesteps=200)
+    with pytest.raises(SystemExit) as error:
+        checkpoint.find(changed, "run")
+    text = str(error.value)
+    assert (
+        "--learning-rate 0.1, it was 0.5; --hidden-dims (8, 8), it was (8,)." in text
+        and folder in text
+    )
+    assert "total" not in text and f"--resume {folder} to go on with these" in text
+    assert checkpoint.find(replace(args, total_timesteps=200), "run") is not None
+    assert capsys.readouterr().err == "--resume: --total-timesteps 200, it was 100\n"
+    assert checkpoint.find(replace(changed, resume=folder), "run") is not None
+    written = capsys.readouterr().err
+    for line in (
+        "learning-rate 0.1, it was 0.5",
+        "hidden-dims (8, 8), it was (8,)",
+        "total-timesteps 200, it was 100",
+    ):
+        assert f"--resume: --{line}\n" in written
+
+
+def test_flag_that_is_new(tmp_path):
+    """A flag that the checkpoint does not know is named, unless it is None."""
+
+    @dataclass
+    class More(Args):
+        target_kl: float | None = None
+        noise: float = 0.1
+
+    run_of(Args(str(tmp_path)), "run", 1)
+    with pytest.raises(SystemExit, match="other flags: --noise 0.1, it was None. Give"):
+        checkpoint.find(More(str(tmp_path)), "run")
+
+
+@pytest.mark.parametrize(
+    "name, value", [("env_id", "Other-v0"), ("num_envs", 5), ("num_workers", 1), ("world_size", 2)]
+)
+def test_flags_that_must_be_the_same(name, value, tmp_path):
+    """The saved state has their shape: they are refused for a folder and a file, too."""
+    args = Args(str(tmp_path))
+    folder = run_of(args, "run", 1)
+    for resume in ("auto", folder, f"{folder}/checkpoint_000000000001.ckpt"):
+        with pytest.raises(SystemExit) as error:
+            checkpoint.find(replace(args, resume=resume, **{name: value}), "run")
+        assert f"--{name.replace('_', '-')} {value}, it was {getattr(args, name)}" in str(
+            error.value
+        )
+        assert "to go on with these" not in str(error.value)
+
+
+def test_checkpoint_of_another_script(tmp_path):
+    args = Args(str(tmp_path))
+    run_of(args, "run", 1, script="ppo_gtrxl")
+    for resume in ("auto", str(tmp_path / "run")):
+        with pytest.raises(SystemExit, match="--script test_checkpoint, it was ppo_gtrxl"):
+            checkpoint.find(replace(args, resume=resume), "run")
+
+
+# ---- The folder of a run ----
+def test_newest_two_are_kept(tmp_path):
+    """Also where the last step is saved once more."""
+    folder = run_of(Args(str(tmp_path)), "run", 10, 20, 30, 30)
+    assert paths_in(folder) == [
+        "checkpoint_000000000020.ckpt",
+        "checkpoint_000000000030.ckpt",
+        "lock",
+    ]
+
+
+def test_checkpoints_of_another_future(tmp_path):
+    """A run that went back to step 100 keeps its own checkpoints; the later ones stay under another
+    name."""
+    args = Args(str(tmp_path))
+    folder = run_of(args, "run", 100, 200)
+    run_of(args, "run", 150)
+    assert paths_in(folder) == [
+        "checkpoint_000000000100.ckpt",
+        "checkpoint_000000000150.ckpt",
+        "checkpoint_000000000200.ckpt.unused",
+        "lock",
+    ]
+    assert checkpoint.find(args, "run")[2]["step"] == 150
+
+
+def test_folder_that_cannot_be_made_or_written(tmp_path):
+    """An error before the first step: a file in the way, or a file system that refuses."""
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "read-only").mkdir(mode=0o500)
+    refusing = (
+        "/proc" if os.access(tmp_path / "read-only", os.W_OK) else tmp_path / "read-only"
+    )  # root may write
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", f"{refusing}/run"):
+        with pytest.raises(
+            SystemExit, match="cannot write to the folder of the run .*--run-dir.*Errno"
+        ):
+            checkpoint.Run(str(folder))
+
+
+class full_disk:
+    """No file may grow beyond `limit` bytes."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def __enter__(self):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.RLIM_INFINITY))
+
+    def __exit__(self, *error):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_full_disk(tmp_path):
+    """An error before the first step; later the checkpoints that there are stay, and nothing half
+    written does."""
+    with (
+        full_disk(1000),
+        pytest.raises(SystemExit, match="cannot write to the folder .*File too large"),
+    ):
+        checkpoint.Run(str(tmp_path / "other"))
+    args = Args(str(tmp_path))
+    folder = run_of(args, "run", 100, 200)
+    before = paths_in(folder)
+    with pytest.raises(SystemExit, match=r"cannot write .*checkpoint_000000000150.ckpt: \[Errno"):
+        with checkpoint.Run(folder) as run, full_disk(20_000):
+            run.save(150, {"script": "", "args": {}, "model": torch.zeros(10_000)})
+    assert paths_in(folder) == before and checkpoint.find(args, "run")[2]["step"] == 200
+
+
+def test_one_run_per_folder(tmp_path):
+    folder = str(tmp_path / "run")
+    with checkpoint.Run(folder):
+        with pytest.raises(SystemExit, match=f"another process writes to {folder}"):
+            checkpoint.Run(folder)
+    with checkpoint.Run(folder):
+        pass
+
+
+def hold(folder, pipe):
+    """A run with a worker process, both of which wait."""
+    checkpoint.Run(folder)
+    worker = FORK.Process(target=time.sleep, args=(60,))
+    worker.start()
+    pipe.send(worker.pid)
+    time.sleep(60)
+
+
+def test_lock_ends_with_its_process(tmp_path):
+    """Another process is refused; after kill -9 the folder is free, even while a worker of the dead
+    run lives on."""
+    folder, (mine, its) = str(tmp_path / "run"), FORK.Pipe()
+    process = FORK.Process(target=hold, args=(folder, its))
+    process.start()
+    worker = mine.recv()
+    try:
+        with pytest.raises(SystemExit, match="another process writes"):
+            checkpoint.Run(folder)
+        process.kill()
+        process.join()
+        with checkpoint.Run(folder):
+            os.kill(worker, 0)  # it is there
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_marks(tmp_path):
+    """An exception leaves a mark, which the next run sees and its first checkpoint removes; Ctrl-C
+    leaves none."""
+    folder, seen = str(tmp_path / "run"), []
+    for error in (
+        ValueError("frames of an environment\nenv 3, step 7: it burns"),
+        RuntimeError(),
+        KeyboardInterrupt(),
+        SystemExit(143),
+    ):
+        with pytest.raises(type(error)), checkpoint.Run(folder) as run:
+            seen.append(run.failures)
+            raise error
+    assert seen == [0, 1, 2, 2] and (tmp_path / "run" / "failed").read_text().startswith(
+        "env 3, step 7: it burns\n"
+    )
+    with checkpoint.Run(folder) as run:
+        run.save(1, {})
+        assert run.failures == 2
+    with checkpoint.Run(folder) as run:
+        assert run.failures == 0
+
+
+# ---- Random states ----
+def test_random_state():
+    """The global generators draw the same once more; states of other devices than there are do no
+    harm."""
+    draw = lambda: (random.random(), np.random.random(), torch.rand(3).tolist())
+    state = checkpoint.random_state()
+    first = draw()
+    checkpoint.set_random_state(state)
+    assert draw() == first != draw()
+    checkpoint.set_random_state(state | {"cuda": [None] * (torch.cuda.device_count() + 1)})
+    assert draw() == first
+
+
+# ---- Environments ----
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(checkpoint, "said", set())
+
+
+class Walk(gym.Env):
+    """A random walk of 25 steps; `draw` returns its numbers."""
+
+    observation_space, action_space = (
+        spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        spaces.Discrete(2),
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.x = 0, self.draw()
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([self.t, self.x], np.float32)
+
+    def draw(self):
+        return self.np_random.random()
+
+    def step(self, action):
+        self.t, self.x = self.t + 1, self.x + action * self.draw()
+        return self.observe(), float(self.x), self.x > 9, self.t == 25, {}
+
+
+class OwnGenerators(Walk):
+    """Its `np_random` is its own, as old environments have it."""
+
+    def __init__(self):
+        self.np_random = np.random.RandomState(3)
+        self.random, self.rng = random.Random(5), np.random.default_rng(7)
+
+    def reset(self, *, seed=None, options=None):
+        self.t, self.x = 0, self.draw()
+        return self.observe(), {}
+
+    def draw(self):
+        return self.np_random.rand() + self.random.random() + self.rng.random()
+
+
+class GlobalGenerators(OwnGenerators):
+    def draw(self):
+        return np.random.random() + random.random() + torch.rand(()).item()
+
+
+class DrawsWhenLoaded(GlobalGenerators):
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self.draw()
+
+
+class WithLambda(Walk):
+    def __init__(self):
+        self.double = lambda x: 2 * x
+
+    def draw(self):
+        return self.double(super().draw())
+
+
+class Nested(Walk):
+    """Observations of all kinds, in one array that is written again, with NaN, without edges."""
+
+    def observe(self):
+        graph = spaces.GraphInstance(np.full((2, 1), self.x), None, np.zeros((0, 2), np.int64))
+        self.array = getattr(self, "array", np.zeros(2))
+        self.array[:] = self.x, np.nan
+        return {
+            "graph": graph,
+            "set": ({"a": self.array, "b": 1},) * (self.t % 3),
+            "name": "x",
+            "none": None,
+        }
+
+
+def play(env, steps):
+    """What comes back from each of these steps, with the reset after an episode's end, as text that
+    tells each bit."""
+    results = []
+    for t in steps:
+        obs, reward, terminated, truncated, _ = env.step(t % 2)
+        results.append([repr(obs), float(reward).hex(), terminated, truncated])
+        if terminated or truncated:
+            results[-1].append(repr(env.reset()[0]))
+    return results
+
+
+def begun(make):
+    """The environment after 5 steps, from the same random states."""
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    env = make()
+    env.reset(seed=1)
+    play(env, range(5))
+    return env
+
+
+EXACT = {
+    "CartPole": lambda: gym.make("CartPole-v1", max_episode_steps=12),
+    "generator of gymnasium": Walk,
+    "generators of its own": OwnGenerators,
+    "global generators": GlobalGenerators,
+    "draws when loaded": DrawsWhenLoaded,
+    "lambda": WithLambda,
+    "nested observations": Nested,
+    "wrapped": lambda: gym.wrappers.TransformReward(
+        gym.wrappers.TimeLimit(Walk(), 9), lambda r: r + 1
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_exact_copies(kind, capsys):
+    """What was dumped at any moment goes on bit by bit as its original did, also what was dumped
+    while the copy was tried. Neither the dumps nor the trial change what the environment does."""
+    expected = play(begun(EXACT[kind]), range(5, 85))
+    envs, results, dumps = [begun(EXACT[kind])], [], []
+    for start in range(5, 85, 10):
+        dumps.append((checkpoint.dump_envs(envs)[0], checkpoint.random_state()))
+        results += play(envs[0], range(start, start + 10))
+    assert results == expected and len({str(result) for result in expected}) > 40
+    for k, (data, state) in enumerate(dumps):
+        copy = checkpoint.load_env(data)
+        checkpoint.set_random_state(state)
+        assert play(copy, range(5 + 10 * k, 85)) == expected[10 * k :]
+    assert capsys.readouterr().err == ""
+
+
+class Odd(Walk):
+    """Its copies are not like it, each in another way."""
+
+    def __init__(self, how, at=1):
+        self.how, self.num_left, self.is_copy = how, at, False
+
+    def __getstate__(self):
+        if self.how == "pickle":
+            raise TypeError("I hold a simulator")
+        return vars(self)
+
+    def __setstate__(self, state):
+        vars(self).update(state, is_copy=True)
+        if self.how == "load":
+            raise KeyError("what is missing")
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs + (self.is_copy and self.how == "reset"), info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.num_left -= self.is_copy
+        if self.is_copy and self.num_left == 0:
+            if self.how == "exception":
+                raise RuntimeError("I am lost")
+            if self.how == "exit":
+                raise SystemExit(3)
+            reward += self.how == "reward"
+            terminated, truncated = (
+                terminated ^ (self.how == "terminated"),
+                truncated ^ (self.how == "truncated"),
+            )
+            obs = {"observation": obs + 1, "dtype": obs.view(np.int32), "shape": obs[None]}.get(
+                self.how, obs
+            )
+        return obs, reward, terminated, truncated, info
+
+
+class Lossy(Walk, gym.utils.EzPickle):
+    """An EzPickle: its copies are made anew and have not begun an episode."""
+
+    num_open = 0
+
+    def __init__(self):
+        gym.utils.EzPickle.__init__(self)
+        Lossy.num_open += 1
+
+    def close(self):
+        Lossy.num_open -= 1
+
+
+class Changing(Walk):
+    """Cannot be pickled from step 20 on."""
+
+    def step(self, action):
+        if self.t == 20:
+            self.rows = (row for row in range(3))
+        return super().step(action)
+
+
+class Locked(Walk):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+shared_rng = np.random.default_rng(0)
+
+
+class OfAModule(Walk):
+    """Its generator belongs to the module, so that its copies share it."""
+
+    def draw(self):
+        return shared_rng.random()
+
+
+INEXACT = {
+    "observation": (
+        lambda: Odd("observation"),
+        "a copy returns another observation in the next step",
+    ),
+    "dtype": (lambda: Odd("dtype"), "a copy returns another observation in the next step"),
+    "shape": (lambda: Odd("shape"), "a copy returns another observation in the next step"),
+    "reward": (lambda: Odd("reward"), "a copy returns another reward in the next step"),
+    "terminated": (lambda: Odd("terminated"), "a copy returns another terminated in the next step"),
+    "truncated": (lambda: Odd("truncated"), "a copy returns another truncated in the next step"),
+    "a later step": (lambda: Odd("reward", 16), "a copy returns another reward in the next step"),
+    "exception": (
+        lambda: Odd("exception"),
+        "a copy fails in the next step: RuntimeError: I am lost",
+    ),
+    "exit": (lambda: Odd("exit"), "a copy fails in the next step: SystemExit: 3"),
+    "reset": (
+        lambda: gym.wrappers.TimeLimit(Odd("reset"), 10),
+        "a copy returns another observation in the next reset",
+    ),
+    "EzPickle": (Lossy, "a copy fails in the next step: AttributeError"),
+    "module": (OfAModule, "a copy returns another observation and reward in the next step"),
+    "load": (lambda: Odd("load"), "no copy can be made of it: KeyError: 'what is missing'"),
+    "pickle": (lambda: Odd("pickle"), "no copy can be made of it: TypeError: I hold a simulator"),
+    "lock": (Locked, "no copy can be made of it: TypeError: cannot pickle '_thread.lock' object"),
+    "generator": (
+        Changing,
+        "no copy can be made of it: TypeError: cannot pickle 'generator' object",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", INEXACT)
+def test_inexact_copies(kind, capsys):
+    """An environment whose copy is not as it was is not dumped, and stderr says so once; it goes on
+    undisturbed."""
+    make, sentence = INEXACT[kind]
+    expected = play(begun(make), range(5, 35)) if kind != "module" else None
+    envs = [begun(make), begun(make)]
+    first = checkpoint.dump_envs(envs)
+    results = [play(env, range(5, 35)) for env in envs]
+    assert checkpoint.dump_envs(envs) == checkpoint.dump_envs(envs) == [None, None]
+    assert (first == [None, None]) == (kind in ("load", "pickle", "lock"))
+    written = capsys.readouterr().err
+    name = type(envs[0].unwrapped).__name__
+    assert written.startswith(
+        f"{name}: it begins a new episode when the run is resumed, since {sentence}"
+    )
+    assert written.count("\n") == 1
+    assert expected is None or results == [expected] * 2
+    play(envs[0], range(35, 80))
+    assert checkpoint.dump_envs(envs) == [None, None] and capsys.readouterr().err == ""
+
+
+def test_one_inexact_environment(capsys):
+    """The others in the list are dumped; the line has the id under which the environment was
+    made."""
+    gym.register("Odd-v0", entry_point=Odd)
+    envs = [
+        begun(Walk),
+        begun(lambda: gym.make("Odd-v0", how="reward", disable_env_checker=True)),
+        begun(Walk),
+    ]
+    checkpoint.dump_envs(envs)
+    for env in envs:
+        play(env, range(5, 10))
+    assert [data is None for data in checkpoint.dump_envs(envs)] == [False, True, False]
+    assert capsys.readouterr().err.startswith("Odd-v0: it begins a new episode")
+
+
+class Counted(Walk):
+    num_steps = num_loaded = num_closed = 0
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        Counted.num_loaded += 1
+
+    def step(self, action):
+        Counted.num_steps += 1
+        return super().step(action)
+
+    def close(self):
+        Counted.num_closed += 1
+
+
+@pytest.mark.parametrize("length, num", [(25, 16), (8, 3)])
+def test_copies_are_dropped(length, num):
+    """One copy is loaded and makes 16 steps, or those to the end of the episode. It is not closed:
+    what that takes away may be shared."""
+    envs = [begun(lambda: gym.wrappers.TimeLimit(Counted(), length))]
+    Counted.num_steps = Counted.num_loaded = Counted.num_closed = 0
+    for start in range(5, 25, 5):
+        checkpoint.dump_envs(envs)
+        play(envs[0], range(start, start + 5))
+    assert (Counted.num_steps, Counted.num_loaded, Counted.num_closed) == (20 + num, 1, 0)
+    envs[0].close()
+    assert Counted.num_closed == 1
+
+
+def test_copies_that_were_made_anew_are_closed():
+    """Those of an EzPickle, which may have started a simulator of their own."""
+    Lossy.num_open = 0
+    envs = [begun(Lossy)]
+    checkpoint.dump_envs(envs)
+    assert Lossy.num_open == 2
+    play(envs[0], range(5, 10))
+    assert Lossy.num_open == 1
+
+
+def test_dumped_environment_is_still_itself():
+    """What scripts ask of an environment they find while its copy is tried and afterwards."""
+    env = gym.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=30)
+    envs = [env]
+    env.reset(seed=1)
+    for _ in range(3):
+        checkpoint.dump_envs(envs)
+        twin = envs[0]
+        assert (
+            twin.unwrapped is env.unwrapped
+            and twin.spec.id == "CartPole-v1"
+            and twin.np_random is env.np_random
+        )
+        assert (twin.observation_space, twin.action_space) == (
+            env.observation_space,
+            env.action_space,
+        )
+        assert twin.has_wrapper_attr("_elapsed_steps") and not twin.has_wrapper_attr("nothing")
+        assert twin.get_wrapper_attr("_elapsed_steps") == env.get_wrapper_attr("_elapsed_steps")
+        assert find_spec("pygame") is None or twin.render().shape == (400, 600, 3)
+        play(twin, range(10))
+        twin.reset(seed=5, options={"low": -0.01, "high": 0.01})
+
+
+def test_actions_that_are_written_to():
+    """An environment that changes the action in place gets the one that was meant."""
+
+    class Clipping(Walk):
+        def step(self, action):
+            action += 1
+            obs, _, *outcome = super().step(0)
+            return obs, float(action[0]), *outcome
+
+    envs = [Clipping()]
+    envs[0].reset(seed=1)
+    checkpoint.dump_envs(envs)
+    assert [envs[0].step(np.zeros(1))[1] for _ in range(3)] == [1, 1, 1] and checkpoint.dump_envs(
+        envs
+    ) != [None]

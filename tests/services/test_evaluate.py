@@ -1,0 +1,336 @@
+"""utils/evaluate.py: suites of instances, tables and videos of what a trained agent plays."""
+
+import csv
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from PIL import Image
+
+from cleanrl_graph.envs.job_shop import JobShopEnv
+from cleanrl_graph.utils import evaluate
+
+
+class Episode(NamedTuple):
+    """As the scripts have it."""
+
+    env: int
+    ret: float
+    length: int
+    group: str | None
+    eval: dict
+
+
+class Lottery(gym.Env):
+    """The return is minus the action, 0 to 9."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(10)
+    eval_suites = {"two": [{"shift": 0}, {"shift": 100, "scale": 3}], "none": []}
+
+    def __init__(self, shift=0, scale=2, report=True):
+        self.shift, self.scale, self.report = shift, scale, report
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        info = {"eval": {"cost": np.float64(self.shift + self.scale * action), "rule": np.int64(3)}}
+        return self.observation_space.low, -float(action), True, False, info if self.report else {}
+
+
+def play(makers, greedy):
+    """Greedy: action 5. Sampled: 9, 8, 7, ... in turn. The scripts' one needs an environment,
+    too."""
+    assert makers
+    episodes = []
+    for i, make in enumerate(makers):
+        env = make()
+        env.reset()
+        _, ret, *_, info = env.step(5 if greedy else 9 - i % 10)
+        episodes.append(Episode(i, ret, 1, None, info.get("eval", {})))
+    return episodes
+
+
+def suite_of(suite="two", samples=4, play=play, **kwargs):
+    args = SimpleNamespace(eval_suite=suite, eval_samples=samples, env_id="Lottery-v0")
+    return evaluate.run_suite(play, lambda more={}: Lottery(**kwargs | more), args)
+
+
+def cells(table):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def column(table, name):
+    header, _, *lines = cells(table)
+    return [line[header.index(name)] for line in lines]
+
+
+class Writer:
+    """Holds what was logged as text."""
+
+    def __init__(self):
+        self.texts = []
+
+    def add_text(self, name, text, step):
+        self.texts.append((name, text, step))
+
+
+# ---- Suites ----
+@pytest.mark.parametrize("samples, best", [(1, 9), (4, 6), (0, None)])
+@pytest.mark.parametrize("report", [False, True])
+def test_best_of_samples(samples, best, report):
+    """The greedy cost and the best of --eval-samples; the cost is info["eval"]["cost"], else minus
+    the return."""
+    rows = suite_of(samples=samples, report=report)
+    for row, instance, shift, scale in zip(rows, ("0", "100 3"), (0, 100), (2, 3), strict=True):
+        cost = (lambda a: shift + scale * a) if report else float
+        expected = {"instance": instance, "greedy": cost(5)}
+        if samples:
+            expected[f"best of {samples}"] = cost(best)
+        assert row == expected | ({"rule": 3} if report else {})
+
+
+def test_suite_that_does_not_exist():
+    with pytest.raises(
+        SystemExit, match=r"--eval-suite three: Lottery-v0 has the suites \['none', 'two'\]"
+    ):
+        suite_of("three")
+    args = SimpleNamespace(eval_suite="la", env_id="CartPole-v1")
+    with pytest.raises(SystemExit, match=r"--eval-suite la: CartPole-v1 has the suites \[\]"):
+        evaluate.suite_entries(lambda more={}: gym.make("CartPole-v1"), args)
+    assert suite_of("none") == []
+
+
+def test_job_shop_suite():
+    """The entries are the keyword arguments of the instances."""
+    args = SimpleNamespace(eval_suite="ft", env_id="envs:JobShop-v0")
+    entries = evaluate.suite_entries(lambda more={}: JobShopEnv(**more), args)
+    assert [JobShopEnv(**entry).reset()[0] is not None for entry in entries] == [True] * 3
+
+
+# ---- Tables ----
+def saved(rows, folder):
+    """(table, rows of the csv)"""
+    writer = Writer()
+    evaluate.save_table(rows, str(folder), writer, 7)
+    table = (Path(folder) / "eval.md").read_text()
+    ((name, text, step),) = writer.texts
+    assert (name, text + "\n", step) == ("evaluation", table, 7)
+    with open(Path(folder) / "eval.csv", newline="") as file:
+        return table.strip(), list(csv.reader(file))
+
+
+def test_gaps(tmp_path, capsys):
+    """Costs become gaps to the best known in percent, the mean is that of the gaps; the csv has the
+    costs."""
+    rows = [
+        {"instance": "a", "greedy": 110.0, "SPT": 150, "best_known": 100, "lower_bound": 90},
+        {
+            "instance": "b 2",
+            "greedy": np.float64(52),
+            "SPT": 75,
+            "best_known": 50,
+            "lower_bound": 50,
+        },
+    ]
+    table, read = saved(rows, tmp_path)
+    assert table in capsys.readouterr().out
+    assert cells(table) == [
+        ["instance", "greedy gap %", "SPT gap %", "best_known", "lower_bound"],
+        ["---"] * 5,
+        ["a", "10.0", "50.0", "100", "90"],
+        ["b 2", "4.0", "50.0", "50", "50"],
+        ["**mean**", "**7.0**", "**50.0**", "", ""],
+    ]
+    assert read == [
+        list(rows[0]),
+        ["a", "110.0", "150", "100", "90"],
+        ["b 2", "52.0", "75", "50", "50"],
+    ]
+
+
+def test_costs_without_best_known(tmp_path):
+    table, _ = saved(suite_of(), tmp_path)
+    assert cells(table) == [
+        ["instance", "greedy", "best of 4", "rule"],
+        ["---"] * 4,
+        ["0", "10", "12", "3"],
+        ["100 3", "115", "118", "3"],
+        ["**mean**", "**62.5**", "**65**", "**3**"],
+    ]
+
+
+def test_groups(tmp_path):
+    """Rows of plain evaluation: the mean of each group in the order of their numbers, and the mean
+    of all."""
+    rows = [
+        {"episode": i, "group": f"z_{z}", "length": 4 * i, "return": float(z)}
+        for i, z in enumerate((10, 2, 10, 0))
+    ]
+    table, read = saved(rows, tmp_path)
+    assert column(table, "group") == [
+        "z_10",
+        "z_2",
+        "z_10",
+        "z_0",
+        "**z_0**",
+        "**z_2**",
+        "**z_10**",
+        "",
+    ]
+    assert column(table, "episode")[4:] == ["**mean**"] * 4
+    assert column(table, "length")[4:] == ["**12**", "**4**", "**4**", "**6**"]
+    assert column(table, "return")[4:] == ["**0**", "**2**", "**10**", "**5.5**"]
+    assert read[1] == ["0", "z_10", "0", "10.0"] and len(read) == 5
+
+
+@pytest.mark.parametrize("groups", [["z_1", "z_1"], ["z_1", "z_2"], [None, None]])
+def test_groups_that_tell_nothing(groups, tmp_path):
+    """No means of groups where there is one alone, or one per row."""
+    table, _ = saved(
+        [{"episode": i, "group": g, "return": 1.0} for i, g in enumerate(groups)], tmp_path
+    )
+    assert len(cells(table)) == 5 and column(table, "return") == ["1", "1", "**1**"]
+
+
+def test_plain_episodes(tmp_path):
+    table, read = saved(
+        [{"episode": i, "length": 2, "return": np.float32(i / 3)} for i in range(2)], tmp_path
+    )
+    assert column(table, "return") == ["0", "0.33333", "**0.16667**"] and read[0] == [
+        "episode",
+        "length",
+        "return",
+    ]
+    assert (tmp_path / "eval.csv").read_bytes().startswith(b"episode,length,return\n0,2,0.0\n")
+
+
+def test_rows_of_unlike_columns(tmp_path):
+    """An episode that was cut has no references, an environment may report words, a best known cost
+    may be 0."""
+    rows = [
+        {"instance": "a", "greedy": 3.0},
+        {"instance": "b", "greedy": 12.0, "best_known": 10, "status": "x, y"},
+        {"instance": "c", "greedy": 1.0, "best_known": 0, "status": None},
+    ]
+    table, read = saved(rows, tmp_path)
+    assert column(table, "greedy gap %") == ["", "20.0", "nan", "**nan**"]
+    assert column(table, "best_known") == ["", "10", "0", ""]
+    assert read[1] == ["a", "3.0", "", ""] and read[2] == ["b", "12.0", "10", "x, y"]
+
+
+def test_table_that_cannot_be_written(tmp_path, capsys):
+    """The table is printed, and the error is one sentence."""
+    with pytest.raises(SystemExit, match="cannot write the evaluation's table: .*Errno"):
+        evaluate.save_table([{"episode": 0, "return": 1.0}], str(tmp_path / "missing"), Writer(), 0)
+    assert "| return |" in capsys.readouterr().out
+
+
+# ---- Videos ----
+class Picture(gym.Env):
+    """Shows the step as a shade of grey; episodes of `length` steps."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space, action_space = spaces.Discrete(1), spaces.Discrete(2)
+
+    def __init__(self, render_mode=None, length=5, frame=None):
+        self.render_mode, self.length, self.frame = render_mode, length, frame
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return 0, {}
+
+    def step(self, action):
+        self.t += 1
+        return 0, 1.0, self.t == self.length, False, {}
+
+    def render(self):
+        if self.frame == "error":
+            raise RuntimeError("no display")
+        return np.full((8, 12, 3), self.t % 256, np.uint8) if self.frame is None else self.frame
+
+
+def film(num_steps):
+    """A `play` that makes these steps, with a reset in the same step as an episode's end."""
+
+    def play(makers, greedy):
+        assert greedy and len(makers) == 1
+        env = makers[0]()
+        env.reset(seed=1)
+        for _ in range(num_steps):
+            if any(env.step(0)[2:4]):
+                env.reset()
+
+    return play
+
+
+def shades(path):
+    with Image.open(path) as image:
+        found = []
+        for k in range(image.n_frames):
+            image.seek(k)
+            found.append(image.convert("RGB").getpixel((3, 3))[0])
+        return found
+
+
+@pytest.mark.parametrize("num_steps, expected", [(5, [0, 1, 2, 3, 4, 5]), (3, [0, 1, 2, 3])])
+def test_video(num_steps, expected, tmp_path):
+    """Each frame of the first episode, the last one too, and none of the next episode."""
+    evaluate.save_video(
+        str(tmp_path / "episode.gif"), film(num_steps), lambda more={}: Picture(**more)
+    )
+    assert shades(tmp_path / "episode.gif") == expected
+
+
+def test_video_of_an_episode_without_end(tmp_path):
+    """The last 1,000 frames."""
+    evaluate.save_video(
+        str(tmp_path / "episode.gif"), film(1100), lambda more={}: Picture(length=9999, **more)
+    )
+    assert shades(tmp_path / "episode.gif") == [t % 256 for t in range(101, 1101)]
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_video_that_cannot_be_written(limit, tmp_path):
+    path = tmp_path / ("missing" if limit is None else ".") / "episode.gif"
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(SystemExit, match="cannot write .*episode.gif: .*Errno"):
+            evaluate.save_video(str(path), film(5), lambda more={}: Picture(**more))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class Blind(Picture):
+    metadata = {"render_modes": ["ansi"]}
+
+
+class NoMode(Lottery):
+    """Its constructor does not take a render_mode."""
+
+
+@pytest.mark.parametrize(
+    "make, sentence",
+    [
+        (lambda more={}: Blind(**more), r"render modes are \['ansi'\]"),
+        (lambda more={}: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
+        (lambda more={}: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
+        (lambda more={}: NoMode(**more), "cannot render: TypeError"),
+        (lambda more={}: gym.make("cleanrl_graph.envs:PoissonGraph-v0", **more), "render"),
+    ],
+)
+def test_environments_that_cannot_render(make, sentence):
+    """An error before the training."""
+    with pytest.raises(SystemExit, match=f"--capture-video: .*{sentence}"):
+        evaluate.check_video(make)
+
+
+@pytest.mark.parametrize("make", [lambda more={}: Picture(**more)])
+def test_environments_that_render(make):
+    assert evaluate.check_video(make) is None

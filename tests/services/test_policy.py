@@ -1,0 +1,303 @@
+"""A trained policy in a program of one's own: it does what `play` does, in every script."""
+
+import importlib
+import runpy
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import shared_blocks
+import torch
+from gymnasium import spaces
+from helpers import run, small_args, weights
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils.policy import load_policy
+
+FOLDER = Path(ppo_graph.__file__).parent
+SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
+MEMORIES = ["ppo_framestack", "ppo_gtrxl", "ppo_lstm_sparse"]
+CPU = torch.device("cpu")
+NAMED = {"observation": "graph_edges", "action": "box"}
+
+
+class Noted(gym.Wrapper):
+    """Keeps the actions of its first episode."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.actions, self.open = [], True
+
+    def step(self, action):
+        self.actions += [np.copy(action)] * self.open
+        result = self.env.step(action)
+        self.open &= not (result[2] or result[3])
+        return result
+
+
+def saved(path, name, **flags):
+    """A model.pt of an agent whose weights are random, and the actions of its greedy episodes in 4
+    environments."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    more = {"prev_reward": True} if hasattr(script.Args, "prev_reward") else {}
+    args = small_args(script, num_steps=3, **{"env_id": "Random-v0"} | more | flags)
+    envs = [Noted(script.make_env(args)) for _ in range(4)]
+    agent = script.Agent(
+        script.Envs([lambda: envs[0]], args.action_head).leaves, envs[0].action_space, args
+    )
+    for parameter in agent.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape)
+    torch.save({"model": agent.state_dict(), "args": vars(args), "script": name}, path)
+    script.play(agent, args, CPU, [lambda env=env: env for env in envs], True)
+    return [env.actions for env in envs]
+
+
+def episode(policy, env, **kwargs):
+    """The actions of an episode."""
+    (obs, _), reward, ended, actions = env.reset(**kwargs), 0.0, False, []
+    while not ended:
+        actions.append(policy(obs, reward))
+        assert env.action_space.contains(actions[-1])
+        obs, reward, terminated, truncated, _ = env.step(actions[-1])
+        ended = terminated or truncated
+    return actions
+
+
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(
+        np.allclose(a, b, atol=2e-4) for a, b in zip(ours, theirs)
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "env_kwargs", [NAMED, {"observation": "set", "head": "nodes"}], ids=["box", "nodes"]
+)
+def test_as_play_does(tmp_path, name, env_kwargs):
+    """One environment after the other by one policy, which forgets at each episode's start; memory
+    or not."""
+    path = tmp_path / "model.pt"
+    played = saved(path, name, env_kwargs=env_kwargs)
+    policy = load_policy(path)
+    for i, actions in enumerate(played):
+        policy.reset()
+        assert same(episode(policy, policy.make_env(), seed=10_001 + i), actions)
+    if name in MEMORIES and env_kwargs == NAMED:
+        policy.reset(), episode(policy, policy.make_env(), seed=7)
+        assert not same(
+            episode(policy, policy.make_env(), seed=10_001), played[0]
+        )  # it remembers the last one
+        policy.reset()
+        assert same(episode(policy, policy.make_env(), seed=10_001), played[0])
+
+
+@pytest.mark.parametrize("name", ["ppo_graph", *MEMORIES])
+@pytest.mark.parametrize(
+    "flags",
+    [{"env_kwargs": NAMED}, {"env_id": "envs:Colouring-v0"}, {"env_id": "envs:NeighbourMean-v0"}],
+    ids=["box", "colours", "rows"],
+)
+def test_many_environments(tmp_path, name, flags):
+    """All environments at once; those whose episodes end begin others, as in `play`; with an action
+    per node, too."""
+    played, N = saved(tmp_path / "model.pt", name, **flags), 4
+    policy = load_policy(tmp_path / "model.pt", num_envs=N)
+    envs = [Noted(policy.make_env()) for _ in range(N)]
+    observations, rewards, starts = (
+        [env.reset(seed=10_001 + i)[0] for i, env in enumerate(envs)],
+        [0.0] * N,
+        [True] * N,
+    )
+    for _ in range(max(map(len, played))):
+        for i, action in enumerate(policy(observations, rewards, starts)):
+            observations[i], rewards[i], terminated, truncated, _ = envs[i].step(action)
+            starts[i] = terminated or truncated
+            if starts[i]:
+                observations[i], _ = envs[i].reset()
+    assert all(not env.open and same(env.actions, actions) for env, actions in zip(envs, played))
+    if name == "ppo_graph":
+        assert len(policy(observations[:2])) == 2
+    else:
+        with pytest.raises(ValueError, match="2 observations for a policy with num_envs=4"):
+            policy(observations[:2])
+
+
+def test_sampled_actions(tmp_path):
+    """Not greedy: actions are drawn from the policy's distribution, by torch's generator."""
+    saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED)
+    policy = load_policy(tmp_path / "model.pt", greedy=False)
+    obs = policy.make_env().reset(seed=1)[0]
+    draws = [policy(obs) for _ in range(2)]
+    torch.manual_seed(0), policy(obs), torch.manual_seed(0)
+    assert not same(draws[:1], draws[1:])
+    torch.manual_seed(3)
+    first = policy(obs)
+    torch.manual_seed(3)
+    assert same([first], [policy(obs)])
+
+
+def test_spaces_are_enough(tmp_path):
+    """Without an environment, and for a script under another name, which the file names or the
+    caller hands over."""
+    played = saved(tmp_path / "model.pt", "ppo_graph", env_kwargs=NAMED, env_id="Random-v0")
+    env = gym.make("Random-v0", **NAMED)
+    model = torch.load(tmp_path / "model.pt", weights_only=True)
+    (tmp_path / "my_ppo.py").write_text((FOLDER / "ppo_graph.py").read_text())
+    torch.save(model | {"script": "my_ppo"}, tmp_path / "mine.pt")
+    torch.save(model | {"args": model["args"] | {"env_id": "gone:Gone-v0"}}, tmp_path / "gone.pt")
+    with pytest.raises(
+        ImportError, match="mine.pt: it was saved by my_ppo.py, which Python does not find"
+    ):
+        load_policy(tmp_path / "mine.pt", env)
+    for policy in (
+        load_policy(tmp_path / "mine.pt", env, script=ppo_graph),
+        load_policy(tmp_path / "gone.pt", env),
+    ):
+        assert same(episode(policy, env, seed=10_001), played[0])
+    sys.path.append(str(tmp_path))
+    try:
+        assert same(episode(load_policy(tmp_path / "mine.pt", env), env, seed=10_001), played[0])
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("my_ppo")
+
+
+def test_what_does_not_fit(tmp_path):
+    path = tmp_path / "model.pt"
+    saved(path, "ppo_graph", env_kwargs=NAMED)
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("text")
+    for name in ("other.pt", "text.pt"):
+        with pytest.raises(ValueError, match=f"{name}: not a file that --save-model wrote"):
+            load_policy(tmp_path / name)
+    with pytest.raises(
+        ValueError, match="(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
+    ):
+        load_policy(path, gym.make("CartPole-v1"))
+    with pytest.raises(
+        ValueError, match=r"flags \['lstm_dim'\], ppo_graph does not; it is of ppo_lstm_sparse"
+    ):
+        model = torch.load(path, weights_only=True)
+        torch.save(
+            model | {"args": {"exp_name": "", "lstm_dim": 3}, "script": "ppo_lstm_sparse"},
+            tmp_path / "lstm.pt",
+        )
+        load_policy(tmp_path / "lstm.pt", script=ppo_graph)
+    policy = load_policy(path)
+    with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
+        policy(np.zeros(3))
+    with pytest.raises(OSError):
+        load_policy(tmp_path / "none.pt")
+    assert isinstance(policy.observation_space, spaces.Graph)
+
+
+# ---- --load-model: flags of the file ----
+NETWORK = {
+    "ppo_graph": dict(hidden_dims=(12,), readout="max", norm_obs=True),
+    "ppo_framestack": dict(obs_shifts="-2:0", action_shifts=""),
+    "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True),
+    "ppo_lstm_sparse": dict(lstm_dim=9),
+    "ppo_graph_aux": dict(aux="predict"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORK)
+def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, capsys, name):
+    """Only --load-model: the same network, memory and environment play the same episodes; others of
+    its kwargs may be given."""
+    script, flags = importlib.import_module(f"cleanrl_graph.{name}"), NETWORK[name]
+    env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
+    first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
+    alone = script.Args(
+        load_model=str(first.folder / "model.pt"),
+        total_timesteps=0,
+        eval_episodes=2,
+        cuda=False,
+        run_dir=str(tmp_path / "b"),
+        save_model=True,
+    )
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--load-model=model.pt"])
+    assert script.main(alone) == first.rows
+    assert weights(next((tmp_path / "b").iterdir())).keys() == weights(first.folder).keys()
+    assert alone.env_id == env["env_id"] and all(getattr(alone, k) == v for k, v in flags.items())
+    other = script.Args(
+        **vars(alone) | dict(env_kwargs={"jobs": 4, "machines": 2}, run_dir=str(tmp_path / "c"))
+    )
+    assert script.main(other) != first.rows and other.env_kwargs == {"jobs": 4, "machines": 2}
+
+
+def test_flags_that_make_another_network(tmp_path, monkeypatch):
+    """A flag that is given, in a program or on the command line, and differs from the file's is
+    named. What does not change the weights is free, and so is everything about the training."""
+    path = tmp_path / "model.pt"
+    saved(path, "ppo_gtrxl", env_kwargs=NAMED, gnn_dim=8)
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
+    with pytest.raises(
+        SystemExit,
+        match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32",
+    ):
+        script.check_args(script.Args(load_model=str(path), gnn_dim=16, dim=32))
+    args = script.Args(
+        load_model=str(path), memory_length=7, learning_rate=1.0, env_id="CartPole-v1"
+    )
+    script.check_args(args)
+    assert (args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs) == (
+        7,
+        8,
+        "CartPole-v1",
+        {},
+    )
+    args = script.Args(load_model=str(path))
+    script.check_args(args)
+    assert (args.env_id, args.env_kwargs, args.memory_length) == ("Random-v0", NAMED, 64)
+    for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
+        monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
+        with pytest.raises(
+            SystemExit, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")
+        ):
+            script.check_args(script.Args(load_model=str(path)))
+    with pytest.raises(
+        SystemExit, match="load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not"
+    ):
+        monkeypatch.setattr(sys, "argv", ["ppo.py"])
+        run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
+
+
+# ---- Threads ----
+def test_threads(tmp_path, monkeypatch):
+    """One thread unless OMP_NUM_THREADS or the flag says otherwise; 0 leaves them as they are."""
+    for value, default in (("", 1), ("3", 3), ("4,2", 4), (None, 1)):
+        monkeypatch.delenv("OMP_NUM_THREADS") if value is None else monkeypatch.setenv(
+            "OMP_NUM_THREADS", value
+        )
+        assert runpy.run_path(ppo_graph.__file__)["Args"]().torch_threads == default
+    flags = dict(total_timesteps=0, env_id="CartPole-v1")
+    try:
+        for k, (flag, num) in enumerate([(2, 2), (0, 2), (1, 1)]):
+            run(tmp_path / str(k), torch_threads=flag, **flags)
+            assert torch.get_num_threads() == num
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+def test_tables(tmp_path, monkeypatch):
+    """benchmark/speed/policy.py and threads.py run."""
+    monkeypatch.syspath_prepend(FOLDER.parent / "benchmark" / "speed")
+    import policy
+    import threads
+
+    policy.main(
+        policy.Args(batches=(0, 2), num_steps=2, rounds=1, jobs=2, out=str(tmp_path / "table.md"))
+    )
+    assert (tmp_path / "table.md").read_text().count(".py | 2 |") == 4
+    out = tmp_path / "threads.md"
+    threads.main(
+        threads.Args(
+            parts=("steps",), threads=(1,), networks=("small",), num_envs=2, repeats=1, out=str(out)
+        )
+    )
+    assert out.read_text().count("| small | gradient step |") == 2

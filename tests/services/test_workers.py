@@ -1,0 +1,296 @@
+"""Environments in worker processes are those of one process, and no process stays behind."""
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import ACTIONS, OBSERVATIONS, RandomEnv, sample, small_args, vector
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.ppo_graph import Envs, UsageError
+from cleanrl_graph.utils import workers
+from cleanrl_graph.utils.workers import WorkerEnvs
+
+
+@contextlib.contextmanager
+def started(makers, num_workers, first_env=0, **flags):
+    """WorkerEnvs that are closed at the end."""
+    args = small_args(num_workers=num_workers, num_envs=len(makers), **flags)
+    with contextlib.closing(WorkerEnvs(Envs, makers, args, first_env)) as envs:
+        yield envs
+
+
+def plain(value):
+    """Nested tuples, dicts and arrays as what == compares, with dtypes."""
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    if isinstance(value, (list, dict)):
+        return [plain(v) for v in (value.items() if isinstance(value, dict) else value)]
+    return (value.dtype, value.shape, value.tolist()) if isinstance(value, np.ndarray) else value
+
+
+def same(a, b):
+    assert type(a) is type(b) is ppo_graph.Step and plain(a) == plain(b)
+
+
+def some_actions(envs, step, rng):
+    """One action per environment, a row of the observation where the actions choose one."""
+    group = ppo_graph.parts_of(envs.action_space, envs.leaves, "auto")[0].group
+    rows = np.split(step.obs.counts[group], len(step.reward)) if group else None
+    return (
+        [int(rng.integers(num[0])) for num in rows]
+        if rows
+        else [sample(envs.action_space, rng) for _ in step.reward]
+    )
+
+
+KINDS = (
+    [(observation, "discrete", "flat") for observation in OBSERVATIONS]
+    + [("vector", action, "flat") for action in ACTIONS]
+    + [
+        ("graph_edges", "discrete", "nodes"),
+        ("set", "discrete", "avail_actions"),
+        ("mixed", "mixed", "flat"),
+    ]
+)
+
+
+@pytest.mark.parametrize("observation, action, head", KINDS)
+def test_steps_are_the_same(observation, action, head):
+    """Every Step is that of Envs bit by bit, the last observations of truncated episodes and what
+    is known of those that ended included."""
+    makers, rng = [lambda: RandomEnv(observation, action, head)] * 5, np.random.default_rng(0)
+    local, first, finals, ended = Envs(makers, "auto", 10), [], 0, []
+    with started(makers, 2, 10) as envs:
+        same(step := local.reset(7), first := envs.reset(7))
+        for _ in range(15):
+            actions = some_actions(local, step, rng)
+            same(step := local.step(actions), other := envs.step(actions))
+            finals += other.final is not None
+            ended += other.episodes
+        assert [leaf[:6] for leaf in envs.leaves] == [leaf[:6] for leaf in local.leaves]
+        assert envs.action_space == local.action_space and envs.num_steps == local.num_steps == 15
+        assert finals and {episode.env for episode in ended} == {*range(10, 15)}
+        same(local.reset(7), again := envs.reset(7))
+        assert plain(again.obs) == plain(first.obs)
+
+
+@pytest.mark.parametrize(
+    "num_envs, num_workers, spans", [(5, 2, [3, 2]), (3, 8, [1, 1, 1]), (4, 1, [4])]
+)
+def test_shares(num_envs, num_workers, spans):
+    """The environments are spread evenly, and no worker is without one."""
+    with started([RandomEnv] * num_envs, num_workers) as envs:
+        assert [span.stop - span.start for _, _, span in envs.workers] == spans
+        assert len({process.pid for process, _, _ in envs.workers}) == len(spans)
+        assert all(process.is_alive() for process, _, _ in envs.workers)
+        processes = [process for process, _, _ in envs.workers]
+    assert [process.exitcode for process in processes] == [0] * len(spans)
+
+
+class Own(gym.Env):
+    """Shows [number, the id of its process, a draw of the global generators]. In step `at` of the
+    environment that was seeded with `victim` there is a `fault`."""
+
+    action_space = spaces.Discrete(9)
+
+    def __init__(self, number=0, fault="", at=3, victim=1, width=4):
+        self.number, self.fault, self.at, self.victim = number, fault, at, victim
+        self.observation_space, self.first_seed, self.t = (
+            vector(width, low=-np.inf, high=np.inf),
+            None,
+            0,
+        )
+        self.wrong = False
+
+    def observe(self):
+        obs = [self.number, os.getpid() % 65536, random.random(), np.random.random()]
+        return np.float32(["x", *obs[1:]] if self.wrong else obs)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.first_seed = seed if self.first_seed is None else self.first_seed
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        reward, ends = 1.0, self.t == 2 and self.fault == "reset"
+        if self.t == self.at and self.first_seed == self.victim:
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "hang":
+                time.sleep(1000)
+            if self.fault in ("raise", "exit"):
+                self.burn()
+            reward = np.nan if self.fault == "nan" else None if self.fault == "none" else 1.0
+        return self.observe(), reward, ends, False, {}
+
+    def burn(self):
+        if self.fault == "exit":
+            sys.exit(7)
+        raise KeyError("the engine is on fire")
+
+
+gym.register("Own-v0", entry_point=Own)
+
+ERRORS = {
+    "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): '
+    r"KeyError: ",
+    "exit": r"in burn(.|\n)*env 1, step 3, step\(4,\): SystemExit: 7",
+    "nan": "env 1, step 3: reward nan is not finite",
+    "none": r"env 1, step 3, reward\(None,\): TypeError",
+}
+
+
+@pytest.mark.parametrize("fault", ERRORS)
+def test_errors_are_those_of_one_process(fault):
+    """What goes wrong in an environment is the same error, word for word, with its own frames."""
+    makers, texts = [lambda: Own(fault=fault)] * 3, []
+    with started(makers, 2) as envs:
+        for stepped in (Envs(makers), envs):
+            stepped.reset(0)
+            with pytest.raises(UsageError, match=ERRORS[fault]) as error:
+                for _ in range(5):
+                    stepped.step([4] * 3)
+            texts.append(str(error.value))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("num_workers, span", [(3, "1 to 1"), (1, "0 to 2")])
+@pytest.mark.parametrize(
+    "fault, sentence",
+    [("kill", "died with exit code -9"), ("hang", r"did not answer within --env-timeout 0.5 s")],
+)
+def test_worker_that_is_lost(fault, sentence, num_workers, span):
+    """It is named by its environments and the step; the others leave as ever."""
+    with started([lambda: Own(fault=fault)] * 3, num_workers, env_timeout=0.5) as envs:
+        envs.reset(0)
+        with pytest.raises(
+            ChildProcessError, match=f"step 3: the worker of envs {span} {sentence}"
+        ):
+            for _ in range(5):
+                envs.step([0] * 3)
+        processes, begin = [process for process, _, _ in envs.workers], time.time()
+    assert time.time() - begin < 8 and not any(process.is_alive() for process in processes)
+
+
+def test_worker_that_was_killed_between_steps():
+    """It is missed by the next step."""
+    with started([Own] * 4, 2) as envs:
+        envs.reset(0)
+        envs.workers[1][0].kill()
+        with pytest.raises(
+            ChildProcessError, match="step 1: the worker of envs 2 to 3 died with exit code -9"
+        ):
+            envs.step([0] * 4)
+
+
+class NotThere(Own):
+    """Can be made in this process only."""
+
+    def __init__(self, parent):
+        super().__init__()
+        if os.getpid() != parent:
+            raise gym.error.DependencyNotInstalled("no licence")
+
+
+def test_environment_that_cannot_be_made_in_a_worker():
+    parent = os.getpid()
+    with started([lambda: NotThere(parent)] * 2, 2) as envs:
+        with pytest.raises(UsageError, match="DependencyNotInstalled: no licence"):
+            envs.reset(0)
+
+
+@pytest.mark.slow
+def test_spawned_workers(monkeypatch):
+    """Where processes cannot be forked they are spawned; makers that can be pickled, as those of
+    the scripts are, give the same Steps."""
+    args = small_args(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 3})
+    makers = [ppo_graph.partial(ppo_graph.make_env, args, i) for i in range(2)]
+    monkeypatch.setattr(workers.mp, "get_all_start_methods", lambda: ["spawn"])
+    local = Envs(makers)
+    with started(makers, 1) as envs:
+        same(local.reset(3), envs.reset(3))
+        for _ in range(4):
+            same(local.step([0, 0]), envs.step([0, 0]))
+        with pytest.raises(UsageError, match="env 0, step 5"):
+            envs.step(["left", 0])
+
+
+def pipes_of(pid):
+    """The sockets and pipes that a process holds."""
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            name = os.readlink(f"/proc/{pid}/fd/{fd}")
+            found |= {name} if name.startswith("socket:") else set()
+    return found
+
+
+def test_no_pipe_is_inherited():
+    """No worker holds this process's end of a pipe, its own or another's, so that each sees when it
+    is gone."""
+    before = pipes_of(os.getpid())
+    with started([Own] * 3, 3) as envs:
+        envs.reset(0)
+        mine = pipes_of(os.getpid()) - before
+        assert len(mine) == 3
+        for process, _, _ in envs.workers:
+            assert not pipes_of(process.pid) & mine and len(pipes_of(process.pid) - before) == 1
+    assert pipes_of(os.getpid()) == before
+
+
+def test_global_generators():
+    """Environments that draw from the global generators draw other numbers in each worker, the same
+    in each run."""
+    draws = []
+    for _ in range(2):
+        with started([Own] * 4, 2) as envs:
+            rows = np.array([envs.reset(0).obs.values[0], envs.step([0] * 4).obs.values[0]])
+        draws.append(rows[:, :, 2:])
+        assert len(np.unique(rows[:, :, 1])) == 2
+    assert np.array_equal(*draws) and len(np.unique(draws[0])) == 16
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_env_i_has_entry_i_modulo_the_number(num_workers):
+    """Of a list of --env-kwargs, counted over all ranks, wherever the environment is stepped."""
+    tasks = [{"number": 1}, {"number": 2}, {"number": 4}]
+    args = small_args(env_id="Own-v0", env_kwargs=tasks, num_workers=num_workers)
+    makers = [ppo_graph.partial(ppo_graph.make_env, args, 8 + i) for i in range(4)]
+    with contextlib.closing(
+        WorkerEnvs(Envs, makers, args, 8) if num_workers else Envs(makers, "auto", 8)
+    ) as envs:
+        assert envs.reset(0).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
+        assert envs.step([0] * 4).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
+
+
+def test_entries_that_differ_are_found_before_workers_start():
+    """An entry of --env-kwargs whose actions are others, also one whose environments are in another
+    worker."""
+
+    class Wide(Own):
+        action_space = spaces.Discrete(8)
+
+    with pytest.raises(UsageError, match="--env-kwargs: not all entries have the action space"):
+        with started([Own, Wide, Own, Wide], 4, env_kwargs=[{}, {}]):
+            pass
+
+
+def test_requests_by_function():
+    """What is asked of every worker is answered in the order of the environments."""
+    with started([Own] * 3, 2) as envs:
+        envs.reset(0)
+        answers = envs.ask([(number_of_envs, "a"), (number_of_envs, "b")])
+        assert answers == [("a", 2, 0), ("b", 1, 2)]
+
+
+def number_of_envs(envs, text):
+    return text, len(envs.envs), envs.first_env

@@ -1,0 +1,479 @@
+"""ppo_graph_compile.py, whose batches are filled up to few sizes, computes what ppo_graph.py
+computes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import (
+    LOGGED,
+    OBSERVATIONS,
+    command,
+    observation_spaces,
+    run,
+    sample,
+    small_args,
+    stored,
+    vector,
+    weights,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import begun_earlier, folder_of, train, train_ranks
+from torch_geometric.data import Batch, Data
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph_compile as script
+
+CPU = torch.device("cpu")
+NONE = {"compile_mode": "none"}
+TASKS = {  # of every kind of head, with leaves that are empty now and then
+    "vector": dict(env_id="CartPole-v1"),
+    "graph": dict(env_id="envs:PoissonGraph-v0", gnn_layers=1),
+    "nodes": dict(
+        env_id="Random-v0", env_kwargs={"observation": "graph", "head": "nodes"}, norm_obs=True
+    ),
+    "pair": dict(env_id="envs:PairNodes-v0", autoregressive=True),
+    "avail_actions": dict(
+        env_id="Random-v0", env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}
+    ),
+    "masked": dict(
+        env_id="Random-v0", env_kwargs={"observation": "graph_categories", "head": "mask"}
+    ),
+    "mixed": dict(
+        env_id="Random-v0", env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True
+    ),
+    "job_shop": dict(
+        env_id="envs:JobShop-v0", env_kwargs={"jobs": [2, 4], "machines": 3}, num_minibatches=5
+    ),
+}
+
+
+# ---- Buckets ----
+def test_bucket():
+    """8 sizes per octave, never less than what came in and less than an eighth more."""
+    sizes = [script.bucket(num) for num in range(5000)]
+    assert sizes[:20] == [*range(17), 18, 18, 20]
+    assert all(num <= size < num * 1.125 for num, size in enumerate(sizes) if num)
+    assert all(script.bucket(size) == size for size in sizes)
+    for k in range(3, 12):
+        assert len({size for size in sizes if 2**k < size <= 2 ** (k + 1)}) == 8
+
+
+def test_waste():
+    """Spare rows are less than 15% of the rows wherever there are at least 8, and there is one at
+    least."""
+    rows = np.arange(8, 100_000)
+    spare = np.array([script.bucket(int(num) + 1) - num for num in rows])
+    assert (
+        spare.min() == 1 and (spare / rows).max() < 0.15 and (spare / (rows + spare)).max() < 0.125
+    )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), min_size=1, max_size=9),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
+    """What PyG's Batch makes of the graphs and one at the end whose nodes have loops; empty graphs
+    and batches included."""
+    rng, space = (
+        np.random.default_rng(seed),
+        spaces.Dict(
+            g=spaces.Graph(vector(2), vector(1)),
+            action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+        ),
+    )
+    graphs = [
+        spaces.GraphInstance(
+            rng.random((n, 2), np.float32),
+            rng.random((e * (n > 0), 1), np.float32),
+            rng.integers(max(n, 1), size=(e * (n > 0), 2)),
+        )
+        for n, e in sizes
+    ]
+    graphs = [graph for graph in graphs if len(graph.nodes)] or [space["g"].sample()]
+    masks = [rng.permutation(np.arange(len(graph.nodes)) < 1).astype(np.int8) for graph in graphs]
+    storage, leaves = stored(
+        space,
+        [[{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]],
+        action_space=spaces.Discrete(99),
+    )
+    obs = script.Buckets(leaves, CPU).fill(storage.batch(storage.whole()))
+    num_nodes, num_edges = (
+        sum(len(part) for part in parts) for parts in (masks, [g.edges for g in graphs])
+    )
+    nodes, edges = (script.bucket(max(num + 1, 2)) - num for num in (num_nodes, num_edges))
+    loops = torch.arange(edges) % nodes
+    data = [
+        Data(
+            x=torch.tensor(x),
+            edge_attr=torch.tensor(e),
+            edge_index=torch.tensor(links).T,
+            mask=torch.tensor(m),
+        )
+        for (x, e, links), m in zip(graphs, masks)
+    ]
+    data.append(
+        Data(
+            x=torch.zeros(nodes, 2),
+            edge_attr=torch.zeros(edges, 1),
+            edge_index=torch.stack([loops, loops]),
+            mask=torch.ones(nodes, dtype=torch.int8),
+        )
+    )
+    batch = Batch.from_data_list(data)
+    for path, values in (
+        ("g.nodes", batch.x),
+        ("g.edges", batch.edge_attr),
+        ("g.edge_links", batch.edge_index.T),
+        ("action_mask", batch.mask),
+    ):
+        assert torch.equal(obs[path].values, values) and obs[path].values.dtype == values.dtype, (
+            path
+        )
+    for path in ("g.nodes", "action_mask"):
+        assert torch.equal(obs[path].ptr, batch.ptr) and torch.equal(obs[path].batch, batch.batch)
+    assert torch.equal(obs["g.edge_links"].batch, batch.batch[batch.edge_index[0]])
+    assert obs["g.edges"].ptr.tolist() == [0, *np.cumsum([d.num_edges for d in data])]
+
+
+@given(observation_spaces, st.integers(1, 5), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_fill_any_space(space, num, seed):
+    """The rows that came in stand first, unchanged, and those of a group have a size of few;
+    without ragged leaves nothing changes."""
+    rng = np.random.default_rng(seed)
+    storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
+    obs, buckets = storage.batch(storage.whole()), script.Buckets(leaves, CPU)
+    result = buckets.fill(obs)
+    assert list(result) == list(obs)
+    if not any(leaf.group for leaf in leaves):
+        assert result is obs and buckets.stats() == {
+            "charts/batch_sizes": 0,
+            "charts/spare_rows": 0,
+        }
+        return
+    for leaf in leaves:
+        old, new = obs[leaf.path], result[leaf.path]
+        if leaf.group:
+            assert torch.equal(new.ptr[:-1], old.ptr) and torch.equal(
+                new.batch[: len(old.batch)], old.batch
+            )
+            assert len(new.ptr) == num + 2 and new.ptr[-1] == len(new.values) == len(new.batch)
+            assert set(new.batch[len(old.batch) :].tolist()) == {num}
+            assert len(new.values) == script.bucket(len(new.values)) > max(len(old.values), 1)
+            old, new = old.values, new.values
+        else:
+            assert len(new) == num + 1
+        assert torch.equal(new[: len(old)], old) and new.dtype == old.dtype
+    assert buckets.stats()["charts/batch_sizes"] == 1
+
+
+# ---- The same results ----
+def losses(space, observations, action_space, **flags):
+    """(loss, logs, gradients) of the same weights and rollout by ppo_graph's agent on the batch as
+    it is, and by the script's loss on the filled one."""
+    storage, leaves = stored(space, [observations], action_space=action_space)
+    args = small_args(script, autoregressive=True, **NONE | flags)
+    agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
+    action, log_prob, entropy, value = agent(obs)
+    rollout = torch.stack(
+        [
+            log_prob + 0.1 * torch.randn(len(action)),
+            value + torch.randn(len(action)),
+            torch.randn(len(action)),
+            torch.randn(len(action)),
+        ],
+        1,
+    ).detach()
+    buckets = script.Buckets(leaves, CPU)
+    for inputs, spare in ((obs, 0), (buckets.fill(obs), buckets.spare)):
+        agent.zero_grad()
+        loss, logs = script.ppo_loss(agent, args, spare, inputs, action, rollout)
+        loss.backward()
+        yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
+
+
+def mask_of(num):
+    return spaces.Sequence(spaces.Box(0, 1, (num,), np.int8), stack=True)
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_spare_rows_change_nothing(kind):
+    """Loss and gradients are those of the batch as it is, for all observations, empty ones
+    included."""
+    rng = np.random.default_rng(0)
+    observations = [
+        sample(OBSERVATIONS[kind], rng, lambda rng: rng.choice([0, 1, 5, 40])) for _ in range(7)
+    ]
+    action_space = spaces.Dict(a=spaces.Discrete(3), b=vector(2), c=spaces.MultiBinary(2))
+    (one, logs, grads), (two, other, others) = losses(
+        OBSERVATIONS[kind], observations, action_space
+    )
+    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, others[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gnn", ["gine", "gatv2", "transformer", "sage"])
+def test_spare_rows_change_no_choice(gnn):
+    """The same where actions choose nodes, under masks, and for all layers."""
+    rng, space = (
+        np.random.default_rng(1),
+        spaces.Dict(g=spaces.Graph(vector(2), vector(1)), action_mask=mask_of(2)),
+    )
+    observations = []
+    for n in (1, 6, 2, 17):
+        mask = rng.integers(0, 2, (n, 2)).astype(np.int8)
+        mask[rng.integers(n)] = 1
+        links = rng.integers(n, size=(2 * n - 2, 2))
+        graph = spaces.GraphInstance(
+            rng.random((n, 2), np.float32), rng.random((2 * n - 2, 1), np.float32), links
+        )
+        observations.append({"g": graph, "action_mask": mask})
+    action_space = spaces.Tuple([spaces.Discrete(99)] * 2)
+    (one, logs, grads), (two, other, others) = losses(space, observations, action_space, gnn=gnn)
+    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, others[name], atol=1e-6, rtol=1e-4)
+
+
+def greedy(monkeypatch):
+    """Actions are the most probable ones, so that runs which draw other random numbers have the
+    same rollouts."""
+    for module in (ppo_graph, script):
+        monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
+        monkeypatch.setattr(module.Bernoulli, "sample", lambda self, shape=(): self.mode)
+        monkeypatch.setattr(module.Normal, "rsample", lambda self, shape=(): self.mode.detach())
+
+
+def assert_same_run(one, two):
+    """Two runs logged the same and have the same weights, within float32."""
+    for tag, values in one.scalars.items():
+        if tag not in ("charts/SPS", "charts/compilations"):
+            assert [at for at, _ in values] == [at for at, _ in two.scalars[tag]], tag
+            expected, result = (
+                [value for _, value in scalars] for scalars in (values, two.scalars[tag])
+            )
+            assert result == pytest.approx(expected, abs=2e-4, rel=1e-3), tag
+    assert list(weights(one.folder)) == list(weights(two.folder))
+    for name, value in weights(one.folder).items():
+        torch.testing.assert_close(value, weights(two.folder)[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
+    """Without the compiler a run logs what ppo_graph.py logs and ends with its weights; collection
+    and training agree, and spare rows are few."""
+    if name != "vector":  # where nothing is filled up the random numbers are the same
+        greedy(monkeypatch)
+    one = run(tmp_path / "one", save_model=True, **TASKS[name])
+    two = run(tmp_path / "two", script, save_model=True, **NONE | TASKS[name])
+    assert_same_run(one, two)
+    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-5
+    assert {value for _, value in two.scalars["charts/compilations"]} == {
+        two.scalars["charts/compilations"][0][1]
+    }
+    assert two.scalars["charts/spare_rows"][-1][1] < 0.15
+
+
+def test_log(tmp_path):
+    """What is logged beside ppo_graph.py's scalars."""
+    log = run(tmp_path, script, **NONE | TASKS["graph"]).scalars
+    assert set(LOGGED) < set(log)
+    assert set(log) - set(LOGGED) - {"charts/episodic_return", "charts/episodic_length"} == {
+        "charts/batch_sizes",
+        "charts/spare_rows",
+        "charts/compilations",
+    }
+
+
+def test_models_of_both_scripts(tmp_path):
+    """model.pt of either is loaded and played by the other, with the same returns."""
+    flags = TASKS["job_shop"] | dict(eval_episodes=3)
+    first = run(tmp_path / "a", script, save_model=True, **NONE | flags)
+    assert not [name for name in weights(first.folder) if "_orig_mod" in name]
+    more = dict(load_model=str(first.folder / "model.pt"), total_timesteps=0, save_model=True)
+    second = run(tmp_path / "b", **flags | more)
+    more["load_model"] = str(second.folder / "model.pt")
+    third = run(tmp_path / "c", script, **NONE | flags | more)
+    assert (
+        [row["return"] for row in first.rows]
+        == [row["return"] for row in second.rows]
+        == [row["return"] for row in third.rows]
+    )
+    assert dataclasses.asdict(
+        script.Args(**torch.load(first.folder / "model.pt", weights_only=True)["args"])
+    )
+
+
+def test_modes(tmp_path):
+    """A mode that is not for this device ends the run with a sentence."""
+    flags = ["--env-id", "CartPole-v1", "--no-cuda", "--compile-mode"]
+    code, _, err = command(*flags, "reduce-overhead", script=script, cwd=tmp_path)
+    assert (
+        code == 1
+        and "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU" in err
+    )
+    code, *_ = command(*flags, "fast", script=script, cwd=tmp_path)
+    assert code == 2
+
+
+# ---- Compiled ----
+def traced(monkeypatch):
+    """torch.compile makes its graphs of forward and backward, as ever, but they are run without
+    being compiled."""
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda function, mode, **how: compile(
+            function, backend="aot_eager_decomp_partition", **how
+        ),
+    )
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """An empty folder for what the compiler makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        torch._dynamo.reset()
+        yield
+
+
+def assert_compiled(result, num_before):
+    """Policy step and loss were compiled once each, and collection and training agree."""
+    assert {value for _, value in result.scalars["charts/compilations"]} == {num_before + 2}
+    assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
+
+
+@pytest.mark.slow
+def test_compiled(tmp_path, cache):
+    """By the compiler of the CPU a run logs what it logs without, random numbers included, and its
+    weights have ppo_graph.py's names."""
+    flags, before = (
+        TASKS["nodes"] | dict(save_model=True, gnn_layers=1, norm_obs=False),
+        script.num_compilations(),
+    )
+    one = run(tmp_path / "one", script, **NONE | flags)
+    two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
+    assert_same_run(one, two)
+    assert_compiled(two, before)
+    assert not [name for name in weights(two.folder) if "_orig_mod" in name]
+
+
+@pytest.mark.slow
+def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
+    """Policy step and loss are traced without a break, once for all sizes; the run logs what
+    ppo_graph.py logs."""
+    traced(monkeypatch)
+    greedy(monkeypatch)
+    flags = TASKS["mixed"] | dict(save_model=True, gnn_layers=1, autoregressive=True)
+    before = script.num_compilations()
+    one = run(tmp_path / "one", **flags)
+    two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
+    assert_same_run(one, two)
+    assert_compiled(two, before)
+
+
+@pytest.mark.slow
+def test_no_silent_fallback(tmp_path, monkeypatch):
+    """What cannot be compiled ends the run with a sentence."""
+    head = script.ActionHead.forward
+    monkeypatch.setattr(
+        script.ActionHead, "forward", lambda *args: print() or head(*args)
+    )  # breaks the graph
+    with pytest.raises(
+        script.UsageError,
+        match="(?s)print.*--compile-mode default: this cannot be compiled; --comp",
+    ):
+        run(tmp_path, script, env_id="CartPole-v1", compile_mode="default")
+
+
+@pytest.mark.slow
+def test_resume_and_workers(tmp_path, monkeypatch):
+    """A run that was stopped and goes on ends with the weights of a whole one, bit by bit; with
+    worker processes, too, and --norm-obs."""
+    traced(monkeypatch)
+    flags = dict(
+        compile_mode="auto", env_id="Random-v0", env_kwargs={"observation": "vector"}, norm_obs=True
+    )
+    whole = train(tmp_path / "a", "ppo_graph_compile", **flags)
+    train(tmp_path / "b", "ppo_graph_compile", num_workers=2, **flags)
+    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*144.ckpt")):
+        path.unlink()
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", "ppo_graph_compile", resume="auto", num_workers=2, **flags)
+    one, two = weights(whole), weights(folder_of(tmp_path / "b"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+@pytest.mark.slow
+def test_ranks(tmp_path, monkeypatch):
+    """Each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
+    traced(monkeypatch)
+    monkeypatch.setattr(script.Categorical, "sample", lambda self: self.mode)
+    flags = dict(
+        compile_mode="auto",
+        env_id="Random-v0",
+        env_kwargs={"observation": "set"},
+        num_steps=16,
+        num_minibatches=1,
+        update_epochs=1,
+        total_timesteps=96,
+        norm_adv=False,
+    )
+    one = weights(train(tmp_path / "1", "ppo_graph_compile", num_envs=6, **flags))
+    assert train_ranks(tmp_path / "2", "ppo_graph_compile", num_envs=3, **flags) == [0, 0]
+    two = weights(folder_of(tmp_path / "2"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)
+
+
+# ---- On CUDA ----
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["vector", "nodes", "mixed"])
+def test_captured(name, tmp_path, monkeypatch, cache):
+    """Policy step and loss are captured as CUDA graphs, forward and backward, one per size; a run
+    logs what it logs without them within the rounding of atomic sums, and results that are kept are
+    not overwritten."""
+    from torch._inductor.cudagraph_trees import get_container
+
+    greedy(monkeypatch)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    flags = dict(save_model=True, cuda=True, num_steps=16, total_timesteps=192) | TASKS[name]
+    before = script.num_compilations()
+    one = run(tmp_path / "one", script, **NONE | flags)
+    two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
+    num_graphs = get_container(0).tree_manager.new_graph_id().id
+    assert num_graphs >= 3 and torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+    assert {value for _, value in two.scalars["charts/compilations"]} == {before + 2}
+    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-4
+    for tag in ("losses/value_loss", "losses/entropy", "charts/episodic_return"):
+        expected, result = ([value for _, value in log.scalars[tag]] for log in (one, two))
+        assert result == pytest.approx(expected, abs=1e-2, rel=1e-2), tag
+    for key, value in weights(one.folder).items():
+        torch.testing.assert_close(weights(two.folder)[key], value, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_cannot_be_captured(tmp_path, cache):
+    """A layer that needs a number from the device is an error where graphs are captured, and
+    compiles without."""
+    flags = TASKS["graph"] | {"gnn": "gatv2", "cuda": True}
+    with pytest.raises((script.UsageError, RuntimeError), match="(?i)cudagraph|capture"):
+        run(tmp_path / "a", script, **flags, compile_mode="reduce-overhead")
+    torch._dynamo.reset()
+    log = run(tmp_path / "b", script, **flags, compile_mode="default").scalars
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-4

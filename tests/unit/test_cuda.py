@@ -1,0 +1,160 @@
+"""On a CUDA device everything is as on the CPU."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import OBSERVATIONS, everything, run, sample, small_args, stored, weights
+from processes import SCRIPTS, SMALL, begun_earlier, folder_of, train
+
+from cleanrl_graph import ppo_graph
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    """No TF32, whose 10 bits would hide errors behind rounding."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def observations(kind, num_steps=6, num_envs=4):
+    rng = np.random.default_rng(0)
+    size = lambda rng: rng.choice([0, 1, 4, 60])
+    return [
+        [sample(OBSERVATIONS[kind], rng, size) for _ in range(num_envs)] for _ in range(num_steps)
+    ]
+
+
+def on_cpu(obs):
+    parts = {
+        path: (None if part is None else part.cpu() for part in leaf)
+        for path, leaf in obs.items()
+        if isinstance(leaf, ppo_graph.Ragged)
+    }
+    return {
+        path: ppo_graph.Ragged(*parts[path]) if path in parts else leaf.cpu()
+        for path, leaf in obs.items()
+    }
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for path in a:
+        for x, y in zip(a[path], b[path]):
+            assert x is y is None or x.dtype == y.dtype and torch.equal(x, y), path
+
+
+@pytest.mark.parametrize("kind", OBSERVATIONS)
+def test_storage_and_agent(kind):
+    """The same batches through pinned memory; actions, log-probabilities and values agree within
+    1e-4."""
+    data = observations(kind)
+    (host, leaves), (device, _) = (
+        stored(OBSERVATIONS[kind], data, name) for name in ("cpu", "cuda")
+    )
+    idx = np.random.default_rng(1).integers(24, size=30)
+    assert_equal(everything(host), on_cpu(everything(device)))
+    assert_equal(host.gather(idx), on_cpu(device.gather(idx)))
+    assert all(values.is_cuda for values in device.whole().values) and host.stats(
+        24
+    ) == device.stats(24)
+
+    agent = ppo_graph.Agent(leaves, spaces.MultiDiscrete([3, 4]), small_args(autoregressive=True))
+    action, *expected = agent(host.gather(idx), greedy=True)
+    agent.to("cuda")
+    _, *result = agent(device.gather(idx), action.cuda())
+    for x, y in zip(expected, result):
+        torch.testing.assert_close(x, y.cpu(), atol=1e-4, rtol=1e-4)
+
+
+def test_pinned_memory_is_not_overwritten():
+    """Steps that follow each other at once do not disturb the copies that are still under way."""
+    rng = np.random.default_rng(0)
+    space = spaces.Box(0, 1, (256, 256), np.float32)
+    data = [[rng.random((256, 256), np.float32) for _ in range(4)] for _ in range(30)]
+    storage, _ = stored(space, data, "cuda")
+    for t, row in enumerate(data):
+        values = storage.gather(np.arange(4 * t, 4 * t + 4))["obs"].cpu().numpy()
+        assert np.array_equal(values, np.stack(row))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"env_id": "envs:PoissonGraph-v0"},
+        {"env_id": "envs:PairNodes-v0", "autoregressive": True},
+        {"env_id": "envs:BestOfSet-v0", "env_kwargs": {"key": "avail_actions"}},
+        {"env_id": "envs:JobShop-v0", "env_kwargs": {"jobs": 3, "machines": 3}},
+        {"env_id": "Random-v0", "env_kwargs": {"observation": "mixed", "action": "mixed"}},
+        {"env_id": "envs:GraphExplore-v0", "num_workers": 2, "norm_obs": True},
+    ],
+    ids=lambda flags: "-".join(
+        str(value) for value in flags.values() if not isinstance(value, dict)
+    ),
+)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_main_on_cuda(name, flags, tmp_path):
+    """Two updates and the evaluation run on the device, where collection and training agree within
+    1e-4."""
+    result = run(
+        tmp_path,
+        importlib.import_module(f"cleanrl_graph.{name}"),
+        cuda=True,
+        eval_episodes=2,
+        save_model=True,
+        **SMALL.get(name, {}) | flags,
+    )
+    mismatch = [value for _, value in result.scalars["debug/collection_mismatch"]]
+    assert len(mismatch) == 2 and max(mismatch) < 1e-4
+    for tag, values in result.scalars.items():
+        assert all(np.isfinite(value) for _, value in values), tag
+    assert all(value.isfinite().all() for value in weights(result.folder).values())
+
+
+def test_a_model_moves_between_devices(tmp_path):
+    """A model saved on the device is loaded on the CPU."""
+    env = {"env_id": "envs:BestOfSet-v0"}
+    first = run(tmp_path / "a", cuda=True, save_model=True, **env).folder
+    second = run(
+        tmp_path / "b",
+        load_model=str(first / "model.pt"),
+        save_model=True,
+        total_timesteps=0,
+        **env,
+    ).folder
+    saved = torch.load(first / "model.pt", weights_only=True, map_location="cpu")["model"]
+    assert all(torch.equal(saved[name], value) for name, value in weights(second).items())
+
+
+@pytest.mark.parametrize("resumed_on", ["cuda", "cpu"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_resume_on_cuda(name, resumed_on, tmp_path):
+    """A checkpoint of a run on the device is gone on from there, or on the CPU: memory, optimiser
+    and random state are on it, and on the device the weights end close to those of a run without
+    the stop (sums have no fixed order)."""
+    flags = dict(
+        env_id="envs:Recall-v0", env_kwargs={"length": 4}, total_timesteps=96, norm_obs=True
+    )
+    whole = train(tmp_path / "a", name, cuda=True, **flags)
+    train(tmp_path / "b", name, cuda=True, **flags)
+    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*96.ckpt")):
+        path.unlink()
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", name, resume="auto", cuda=resumed_on == "cuda", **flags)
+    one, two = (
+        torch.load(folder / "model.pt", map_location="cpu", weights_only=True)["model"]
+        for folder in (whole, folder_of(tmp_path / "b"))
+    )
+    assert list(one) == list(two)
+    for name, value in one.items():
+        assert two[name].isfinite().all()
+        assert resumed_on == "cpu" or torch.allclose(value, two[name], atol=1e-3, rtol=1e-3), name

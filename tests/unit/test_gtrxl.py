@@ -1,0 +1,815 @@
+"""The memory of ppo_gtrxl.py: one step at a time, a whole segment, and the formulas of the papers
+written out."""
+
+import gymnasium as gym
+import helpers
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from helpers import ACTIONS, vector, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cleanrl_graph import ppo_gtrxl
+
+Memory = ppo_gtrxl.Memory
+SMALL = dict(dim=8, num_heads=2, num_layers=2, memory_length=5)
+
+
+def small_args(**kwargs):
+    """Args of a network and a run that take milliseconds."""
+    return helpers.small_args(ppo_gtrxl, **SMALL | kwargs)
+
+
+def run(run_dir, **kwargs):
+    return helpers.run(run_dir, ppo_gtrxl, **SMALL | {"total_timesteps": 72} | kwargs)
+
+
+class Bare(torch.nn.Module):
+    """The transformer alone as an agent: the observations are its tokens, and all that it says is
+    what comes out."""
+
+    action_dim = 0
+
+    def __init__(self, seed=0, dtype=torch.float64, **kwargs):
+        super().__init__()
+        self.args = small_args(**kwargs)
+        torch.manual_seed(seed)
+        self.gtrxl = ppo_gtrxl.GTrXL(self.args).to(dtype)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.gtrxl.parameters():  # the biases included
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
+
+    def forward(self, obs, past, action=None, greedy=False):
+        out = self.gtrxl(obs.view(*past.age.shape, -1), past).flatten(0, 1)
+        return out, out, out, out, out[:, :0]
+
+
+def step_of(starts):
+    """What Envs return where the episodes `starts` begin."""
+    num = len(starts)
+    return ppo_gtrxl.Step(
+        None, np.zeros(num, np.float32), np.array(starts), np.zeros(num, bool), None, []
+    )
+
+
+def walk(agent, x, starts, num_before=0):
+    """The steps x [T, B, D] one after the other. The last T - num_before of them are the rollout:
+    its outputs and the memory after it."""
+    agent.args.num_steps = max(1, len(x) - num_before)
+    memory, outputs = Memory(agent, x.shape[1], agent.args), []
+    for t in range(len(x)):
+        if t == num_before:
+            memory.begin()
+        with torch.no_grad():
+            outputs.append(memory.act(x[t], step_of(starts[t]))[2])
+    return torch.stack(outputs)[num_before:], memory
+
+
+def segment(agent, x, starts, num_before, envs=None):
+    """(outputs of the rollout's steps, outputs and past of the same steps at once), of all envs."""
+    outputs, memory = walk(agent, x, starts, num_before)
+    past = memory.minibatch(np.arange(x.shape[1]) if envs is None else envs)
+    return outputs, agent.gtrxl(x[num_before:, slice(None) if envs is None else envs], past), past
+
+
+def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.standard_normal((num_before + num_steps, num_envs, dim)))
+    starts = rng.random(x.shape[:2]) < end_probability
+    starts[0] = True
+    return x, starts
+
+
+# ---- The transformer ----
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 99),
+    st.integers(0, 70),
+    st.integers(1, 70),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([0, 1, 2, 5, 16, 17, 40, 1000]),
+    st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]),
+)
+def test_segment_equals_steps(
+    seed, num_before, num_steps, num_envs, num_layers, memory_length, end_probability
+):
+    """In float64 a segment gives what its steps gave one by one, whatever came before and wherever
+    episodes end, for memories shorter and longer than the segment, for any of the envs in any
+    order."""
+    agent = Bare(seed, num_layers=num_layers, memory_length=memory_length)
+    x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
+    envs = np.random.default_rng(seed).permutation(num_envs)[: max(1, num_envs - seed % 2)]
+    outputs, at_once, _ = segment(agent, x, starts, num_before, envs)
+    torch.testing.assert_close(at_once, outputs[:, envs], atol=1e-10, rtol=1e-10)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 99),
+    st.integers(0, 20),
+    st.integers(1, 20),
+    st.sampled_from([0, 1, 5, 17, 1000]),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_probability):
+    """What is valued in one batch when a rollout has ended, after its last actions and after any
+    others, is what another memory says that made the env's steps up to there and then that one."""
+    agent, num_envs, rng = Bare(seed, memory_length=memory_length), 3, np.random.default_rng(seed)
+    x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
+    _, memory = walk(agent, x, starts, num_before)
+    cut = rng.permutation(num_steps * num_envs)[: int(rng.integers(6))]
+    tokens = torch.from_numpy(rng.standard_normal((num_envs + len(cut), 8)))
+    with torch.no_grad():
+        values = memory.value(tokens, step_of([False] * num_envs), cut)
+    places = [(num_steps - 1, i) for i in range(num_envs)] + [divmod(int(k), num_envs) for k in cut]
+    assert len(values) == len(places)
+    for value, token, (t, i) in zip(values, tokens, places):
+        stop = num_before + t + 1
+        again = torch.cat([x[:stop, i : i + 1], token.view(1, 1, -1)])
+        outputs, _ = walk(agent, again, [*starts[:stop, i : i + 1], [False]])
+        torch.testing.assert_close(value, outputs[-1, 0], atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
+@pytest.mark.parametrize(
+    "gate, num_layers, memory_length",
+    [("gru", 1, 3), ("gru", 3, 9), ("none", 2, 100), ("gru", 2, 0)],
+)
+def test_against_the_formulas(attention, gate, num_layers, memory_length):
+    """Steps and segment agree with a GTrXL that is written out for one token at a time: every
+    window by itself, head by head, distance by distance."""
+    agent = Bare(3, gate=gate, num_layers=num_layers, memory_length=memory_length)
+    x, starts = history(4, 12, 40, 2, 0.1)
+    agent.gtrxl.attention = attention
+    with torch.no_grad():
+        outputs, at_once, _ = segment(agent, x, starts, 12)
+    for i in range(2):
+        expected = reference(agent.gtrxl, x[:, i], starts[:, i], memory_length)[12:]
+        torch.testing.assert_close(outputs[:, i], expected, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(at_once[:, i], expected, atol=1e-10, rtol=1e-10)
+
+
+def reference(gtrxl, x, starts, memory_length):
+    """The outputs of one env's tokens x [T, D]. Equations of Dai et al. 2019, section 3.3, and
+    Parisotto et al. 2019, sections 3.1 and 3.2."""
+    streams = [list(x)] + [[] for _ in gtrxl.layers]  # inputs of each layer, outputs of the last
+    for t in range(len(x)):
+        begin = max(s for s in range(t + 1) if starts[s])
+        for number, net in enumerate(gtrxl.layers):
+            w = {name: value.detach() for name, value in net.named_parameters()}
+            dim, num_heads, stream = net.dim, net.num_heads, streams[number]
+            d = dim // num_heads
+            tokens = {
+                s: norm(stream[s], w["norm_attention.weight"], w["norm_attention.bias"])
+                for s in range(max(begin, t - memory_length), t + 1)
+            }
+            heads = []
+            for n in range(num_heads):
+                rows = slice(n * d, n * d + d)
+                w_key, w_value = w["kv.weight"][:dim][rows], w["kv.weight"][dim:][rows]
+                query = w["q.weight"][rows] @ tokens[t]
+                logits = []
+                for s, token in tokens.items():
+                    angles = [(t - s) / 10000 ** (2 * k / dim) for k in range(dim // 2)]
+                    encoding = torch.tensor([*np.sin(angles), *np.cos(angles)], dtype=x.dtype)
+                    by_content = (query + w["bias_key"][n]) @ (w_key @ token)
+                    by_distance = (query + w["bias_distance"][n]) @ (w["r.weight"][rows] @ encoding)
+                    logits.append((by_content + by_distance) / d**0.5)
+                share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
+                heads.append(
+                    sum(weight * (w_value @ token) for weight, token in zip(share, tokens.values()))
+                )
+            h = gated(
+                net.gate_attention, stream[t], (w["out.weight"] @ torch.cat(heads)).clamp(min=0)
+            )
+            y = (
+                w["mlp.0.weight"] @ norm(h, w["norm_mlp.weight"], w["norm_mlp.bias"])
+                + w["mlp.0.bias"]
+            )
+            y = w["mlp.2.weight"] @ y.clamp(min=0) + w["mlp.2.bias"]
+            streams[number + 1].append(gated(net.gate_mlp, h, y.clamp(min=0)))
+    return torch.stack(streams[-1])
+
+
+def norm(x, weight, bias):
+    return (x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt() * weight + bias
+
+
+def gated(gate, x, y):
+    if not isinstance(gate, ppo_gtrxl.GRUGate):
+        return x + y
+    (w_r, w_z, w_g), (u_r, u_z) = gate.y.weight.detach().chunk(3), gate.x.weight.detach().chunk(2)
+    sigmoid = lambda value: 1 / (1 + (-value).exp())
+    r = sigmoid(w_r @ y + u_r @ x)
+    z = sigmoid(w_z @ y + u_z @ x - gate.bias.detach())
+    h = torch.tanh(w_g @ y + gate.rx.weight.detach() @ (r * x))
+    return (1 - z) * x + z * h
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 90), st.integers(1, 3), st.integers(0, 50))
+def test_attention_against_a_dense_mask(seed, T, B, W):
+    """Chunks, FlexAttention (its plain formula) and, for one step, the short form, with gradients,
+    are attention whose [T, W + T] logits are masked outside of the window."""
+    rng = torch.Generator().manual_seed(seed)
+    q, k, v, bias = (
+        torch.randn(num, B, 2, columns, generator=rng, dtype=torch.float64, requires_grad=True)
+        for num, columns in ((T, 4), (W + T, 4), (W + T, 4), (T, W + 1))
+    )
+    age = torch.randint(W + 3, (T, B), generator=rng)
+    near = bias.masked_fill(torch.arange(W, -1, -1) > age[..., None, None], -torch.inf)
+    distance = W + torch.arange(T)[:, None] - torch.arange(W + T)  # [T, W + T]
+    columns = (W - distance).clamp(0, W).expand(B, 2, T, W + T)
+    mask = (
+        near.permute(1, 2, 0, 3)
+        .gather(3, columns)
+        .masked_fill((distance < 0) | (distance > W), -torch.inf)
+    )
+    inputs = [x.permute(1, 2, 0, 3) for x in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*inputs, mask).permute(2, 0, 1, 3)
+    grads = torch.autograd.grad(expected.square().sum(), (q, k, v, bias), retain_graph=True)
+    forms = [ppo_gtrxl.attend_in_chunks, *[ppo_gtrxl.attend_step] * (T == 1)]
+    for attend in forms:
+        found = attend(q, k, v, near)
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+        for a, b in zip(
+            torch.autograd.grad(found.square().sum(), (q, k, v, bias), retain_graph=True), grads
+        ):
+            torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+    with torch.no_grad():
+        found = ppo_gtrxl.flex_attend(age, W)(*(x.detach() for x in (q, k, v, near)))
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+def mismatch(change=lambda memory: None):
+    """The largest difference between steps and a segment whose memory was changed in between."""
+    agent = Bare(memory_length=6)
+    x, starts = history(0, 10, 40, 3, 0.1)
+    outputs, memory = walk(agent, x, starts, 10)
+    change(memory)
+    with torch.no_grad():
+        return (agent.gtrxl(x[10:], memory.minibatch(np.arange(3))) - outputs).abs().max().item()
+
+
+MUTATIONS = {
+    "episodes not cut": lambda memory: memory.ages.__setitem__(
+        slice(None), [age + 1000 for age in memory.ages]
+    ),
+    "boundaries one step early": lambda memory: memory.ages.__setitem__(
+        slice(None), [np.maximum(age, 1) for age in memory.ages]
+    ),
+    "window one longer": lambda memory: setattr(memory, "memory_length", 7),
+    "window one shorter": lambda memory: setattr(memory, "memory_length", 5),
+    "past one step late": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 1)),
+    "past of another env": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 2)),
+    "past of another layer": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 0)),
+    "no past": lambda memory: memory.inputs.zero_(),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_mistakes_are_seen(name):
+    """The equality of steps and segment breaks if the segment attends to anything else."""
+    assert mismatch() < 1e-10 < 1e-4 < mismatch(MUTATIONS[name])
+
+
+@pytest.mark.parametrize("memory_length", [2, 100])
+def test_gradients(memory_length):
+    """The gradient of the segment, through several chunks and with a past, with respect to tokens
+    and parameters."""
+    agent = Bare(dim=4, num_heads=2, num_layers=2, memory_length=memory_length)
+    x, starts = history(1, 5, 33 if memory_length == 2 else 7, 2, 0.15, dim=4)
+    *_, past = segment(agent, x, starts, 5)
+    names = [
+        "layers.0.q.weight",
+        "layers.1.kv.weight",
+        "layers.0.bias_distance",
+        "layers.1.bias_key",
+        "layers.0.r.weight",
+        "layers.1.gate_attention.rx.weight",
+        "layers.0.gate_mlp.bias",
+        "layers.0.norm_attention.weight",
+    ]
+    parameters = [dict(agent.gtrxl.named_parameters())[name] for name in names]
+
+    def function(tokens, *values):
+        return torch.func.functional_call(agent.gtrxl, dict(zip(names, values)), (tokens, past))
+
+    inputs = (
+        x[5:].clone().requires_grad_(),
+        *(p.detach().clone().requires_grad_() for p in parameters),
+    )
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("memory_length", [3, 70])
+def test_gradients_of_flex_attention(monkeypatch, memory_length):
+    """Both kernels have the same gradient. FlexAttention refuses to make one on the CPU; its plain
+    formula, which runs there, can if the refusal is taken away."""
+    monkeypatch.setattr(
+        ppo_gtrxl.flex.flex_attention.__globals__["_validate_device"],
+        "__code__",
+        (lambda query, key, value: None).__code__,
+    )
+    agent = Bare(1, memory_length=memory_length)
+    x, starts = history(1, 10, 50, 2, 0.05)
+    *_, past = segment(agent, x, starts, 10)
+    weight, grads = torch.randn(50, 2, 8, dtype=torch.float64), {}
+    for agent.gtrxl.attention in ("sdpa", "flex"):
+        loss = (agent.gtrxl(x[10:], past) * weight).sum()
+        grads[agent.gtrxl.attention] = torch.autograd.grad(loss, list(agent.parameters()))
+    for a, b in zip(*grads.values()):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+def test_no_gradient_into_the_past():
+    """What was remembered at collection is a constant; the weights that make keys and values of it
+    are not."""
+    agent = Bare(memory_length=6)
+    x, starts = history(0, 6, 1, 2, 0.0)
+    _, memory = walk(agent, x, starts, 6)
+    assert not memory.inputs.requires_grad and memory.inputs[:, :6].abs().min() > 0
+    agent.gtrxl(x[6:], memory.minibatch(np.arange(2)))[..., 0].sum().backward()
+    assert agent.gtrxl.layers[0].kv.weight.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flex"])
+@pytest.mark.parametrize("gate", ["gru", "none"])
+def test_bfloat16(attention, gate):
+    """--bf16, here on the CPU: steps and segment agree within the rounding of bfloat16, and with
+    float32 also."""
+    agent = Bare(dtype=torch.float32, gate=gate, memory_length=10)
+    x, starts = history(2, 20, 40, 2, 0.05)
+    x = x.float()
+    expected, _ = walk(agent, x, starts, 20)
+    agent.gtrxl.bf16, agent.gtrxl.attention = True, attention
+    with torch.no_grad():
+        outputs, at_once, past = segment(agent, x, starts, 20)
+    assert at_once.dtype == torch.float32 and not torch.equal(outputs, expected)
+    for result in (outputs, at_once):
+        assert (result - expected).norm() < 0.02 * expected.norm()
+    if attention == "sdpa":
+        agent.gtrxl(x[20:], past).sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in agent.parameters())
+
+
+def test_gates_begin_near_the_identity():
+    """The bias of 2 lets 12% of a sublayer through at first; --gate none is the plain sum, and lets
+    all through."""
+    x, starts = history(0, 0, 20, 2, 0.1)
+    change = {}
+    for gate in ("gru", "none"):
+        agent = Bare(gate=gate, num_layers=1)
+        torch.manual_seed(0)
+        agent.gtrxl = ppo_gtrxl.GTrXL(agent.args).double()
+        change[gate] = ((walk(agent, x, starts)[0] - x).norm() / x.norm()).item()
+        gates = [module for module in agent.modules() if isinstance(module, ppo_gtrxl.GRUGate)]
+        assert len(gates) == 2 * (gate == "gru") and all((g.bias == 2).all() for g in gates)
+    gate = ppo_gtrxl.GRUGate(8).double()
+    for weight in (gate.x.weight, gate.y.weight, gate.rx.weight):
+        weight.data.zero_()
+    torch.testing.assert_close(gate(x, x), x * (1 - 1 / (1 + np.exp(2))))
+    assert change["gru"] < 0.35 and change["none"] > 0.1
+
+
+# ---- What is remembered ----
+def test_memory_zero_is_memoryless():
+    """With --memory-length 0 the output depends on the present token alone; with 1 and one layer on
+    two tokens."""
+    x, starts = history(0, 0, 30, 2, 0.0)
+    other = x.clone()
+    other[:20] *= -1
+    for memory_length, last_change in ((0, 19), (1, 20), (4, 23), (1000, 29)):
+        agent = Bare(num_layers=1, memory_length=memory_length)
+        first, second = (walk(agent, tokens, starts)[0] for tokens in (x, other))
+        assert np.nonzero((first != second).any(2).any(1).numpy())[0].max() == last_change
+
+
+def test_whole_history():
+    """A huge memory length costs what the longest episode so far needs, and equals its length."""
+    x, starts = history(0, 50, 60, 2, 0.0)
+    starts[[30, 45], [0, 1]] = True
+    outputs, memory = walk(Bare(memory_length=10**9), x, starts, 50)
+    assert memory.inputs.shape[1] == 20 + 60 and memory.minibatch(np.arange(2)).window == 79
+    assert memory.minibatch(np.array([1])).window == 64
+    torch.testing.assert_close(outputs, walk(Bare(memory_length=79), x, starts, 50)[0])
+    assert not torch.allclose(outputs, walk(Bare(memory_length=70), x, starts, 50)[0])
+
+
+def test_stored_entries():
+    """One entry per step and layer: those of the rollout, and at most memory_length before it,
+    whatever the length of the episodes, where a rollout begins by itself, too; each is what the
+    layer was given at that step."""
+    agent = Bare(memory_length=10, num_layers=3, num_steps=200)
+    memory = Memory(agent, 4, agent.args)
+    x, num_begun = torch.randn(700, 4, 8, dtype=torch.float64), 0
+    begin = memory.begin
+
+    def counted():
+        nonlocal num_begun
+        num_begun += 1
+        begin()
+
+    memory.begin = counted
+    with torch.no_grad():
+        for t in range(700):
+            memory.act(x[t], step_of([t == 0] * 4))
+            assert memory.inputs.shape == (3, min(10, 200 * (num_begun - 1)) + 200, 4, 8)
+            assert memory.kv.shape == (3, 2, *memory.inputs.shape[1:])
+    assert num_begun == 4 and memory.stop == 110
+    assert torch.equal(memory.inputs[0, :110], x[-110:])
+    assert memory.state()["inputs"].untyped_storage().nbytes() == 3 * 10 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize("memory_length", [0, 4, 1000])
+def test_state_and_restore(memory_length):
+    """A memory that was put into another one goes on bit by bit, in a new rollout, with other
+    weights, too."""
+    agent = Bare(memory_length=memory_length, num_steps=20)
+    x, starts = history(3, 30, 20, 3, 0.05)
+    _, first = walk(agent, x[:30], starts)
+    second = Memory(agent, 3, agent.args)
+    second.restore(first.state())
+    for parameter in agent.parameters():
+        parameter.data *= 1.1
+    results = []
+    for memory in (first, second):
+        memory.begin()
+        with torch.no_grad():
+            results.append(
+                torch.stack([memory.act(x[t], step_of(starts[t]))[2] for t in range(30, 50)])
+            )
+        results[-1] = (
+            results[-1],
+            agent.gtrxl(x[30:], memory.minibatch(np.arange(3))),
+            memory.state(),
+        )
+    assert all(map(torch.equal, results[0][:2], results[1][:2]))
+    for name, value in results[0][2].items():
+        assert np.array_equal(value, results[1][2][name]), name
+
+
+# ---- Whole runs ----
+CASES = [
+    (kind, "discrete", "flat", {})
+    for kind in ("vector", "image_hwc", "graph_edges", "set", "mixed")
+]
+CASES += [("vector", action, "flat", {}) for action in ACTIONS if action != "discrete"]
+CASES += [
+    ("vector", "mixed", "flat", {"autoregressive": True}),
+    ("vector", "discrete", "mask", {}),
+    ("graph_edges", "", "nodes", {}),
+    ("set", "", "nodes", {}),
+    ("graph", "", "avail_actions", {}),
+    ("graph_edges", "", "pair", {"autoregressive": True}),
+    ("vector", "discrete", "flat", {"memory_length": 0}),
+    ("vector", "discrete", "flat", {"memory_length": 10**6}),
+    ("vector", "discrete", "flat", {"gate": "none"}),
+    ("vector", "discrete", "flat", {"num_steps": 1, "total_timesteps": 9}),
+    ("graph", "discrete", "flat", {"norm_obs": True}),
+    ("vector", "discrete", "flat", {"num_workers": 2}),
+]
+
+
+@pytest.mark.parametrize("prev", [False, True], ids=["", "prev"])
+@pytest.mark.parametrize(
+    "observation, action, head, flags",
+    CASES,
+    ids=lambda v: v if isinstance(v, str) else "+".join(v),
+)
+def test_collection_and_training_agree(observation, action, head, flags, prev, tmp_path):
+    """Before the first gradient step of each update the probability ratio is 1 within 1e-5, for
+    every observation and head, with and without previous action and reward; main runs from
+    environment to evaluation."""
+    kwargs = {"observation": observation, "action": action, "head": head}
+    rows, scalars, *_ = run(
+        tmp_path,
+        env_id="Random-v0",
+        env_kwargs=kwargs,
+        eval_episodes=2,
+        prev_action=prev,
+        prev_reward=prev,
+        learning_rate=3e-3,
+        **flags,
+    )
+    assert all(len(scalars[name]) == 3 for name in scalars if name.startswith(("losses", "debug")))
+    assert all(0 <= value < 1e-5 for _, value in scalars["debug/collection_mismatch"])
+    for name in set(scalars) - {"losses/explained_variance"}:
+        assert np.isfinite([value for _, value in scalars[name]]).all(), name
+    assert scalars["losses/approx_kl"][0][1] != 0
+    assert [row["return"] for row in rows] == [
+        row["length"] for row in rows
+    ]  # reward 1: legal actions only
+
+
+class Counter(gym.Env):
+    """Observes noise, which nothing but the seed changes. Episodes of `length` steps, truncated if
+    `truncated`."""
+
+    observation_space, action_space = vector(3), spaces.Discrete(3)
+
+    def __init__(self, length=5, truncated=True):
+        self.length, self.truncated = length, truncated
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.random(3).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        end = self.t == self.length
+        obs = self.np_random.random(3).astype(np.float32)
+        return obs, float(obs[0]), end and not self.truncated, end and self.truncated, {}
+
+
+gym.register("GTrXLCounter-v0", entry_point=Counter)
+
+
+class Recorded(Memory):
+    """Keeps what goes in and out of its calls, of each rollout anew."""
+
+    def begin(self):
+        super().begin()
+        Recorded.last, self.before = self, self.state()
+        self.obs, self.actions, self.envs = [], [], []
+
+    def act(self, obs, step, greedy=False):
+        self.obs.append(obs["obs"])
+        result = super().act(obs, step, greedy)
+        self.actions.append(result[0])
+        return result
+
+    def value(self, obs, step, cut):
+        values = super().value(obs, step, cut)
+        self.valued = obs["obs"], step, cut, values
+        return values
+
+    def minibatch(self, envs):
+        self.envs.append(envs)
+        return super().minibatch(envs)
+
+
+def counter_run(run_dir, monkeypatch, num_rollouts=3, **kwargs):
+    """The memory after a run on three counters that are truncated after 5, 13 and 3 steps; learning
+    rate 0."""
+    monkeypatch.setattr(ppo_gtrxl, "Memory", Recorded)
+    env_kwargs = kwargs.pop("env_kwargs", [{"length": n} for n in (5, 13, 3)])
+    run(
+        run_dir,
+        env_id="GTrXLCounter-v0",
+        env_kwargs=env_kwargs,
+        num_steps=16,
+        learning_rate=0.0,
+        norm_obs=False,
+        prev_action=True,
+        prev_reward=True,
+        total_timesteps=num_rollouts * 48,
+        **kwargs,
+    )
+    return Recorded.last
+
+
+@pytest.mark.parametrize("memory_length", [0, 4, 50])
+def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
+    """V of each truncated episode's last observation, and of the one after the rollout, has the
+    memory of its episode: it is the value that the agent gives, step by step, to the whole episode
+    and that observation."""
+    memory = counter_run(tmp_path, monkeypatch, memory_length=memory_length)
+    (final, step, cut, values), agent = memory.valued, memory.agent
+    lengths, times = (5, 13, 3), np.arange(33, 49)  # of actions 1, 2, ... of the third rollout
+    assert sorted(cut) == [
+        t * 3 + i for t in range(16) for i in range(3) if times[t] % lengths[i] == 0
+    ]
+    assert final.shape == (3 + len(cut), 3)
+    for row, k in enumerate([45, 46, 47, *cut]):
+        t, i = divmod(int(k), 3)
+        age = memory.ages[t][i] + 1
+        if row < 3 and age == lengths[i]:
+            continue  # an episode ended with the last action: what it led to counts as truncated
+        alone = Memory(agent, 1, small_args(memory_length=memory_length, prev_reward=True))
+        start, before = max(0, t + 1 - age), memory.before
+        if age > t + 1:  # the episode began before the rollout
+            kept = before["inputs"][:, :, i : i + 1]
+            alone.restore(
+                {
+                    "inputs": kept,
+                    "age": before["age"][i : i + 1],
+                    "action": before["action"][i : i + 1],
+                }
+            )
+        obs = [*(memory.obs[s][i] for s in range(start, t + 1)), final[row]]
+        actions = [*(memory.actions[s][i : i + 1] for s in range(start, t + 1)), None]
+        with torch.no_grad():
+            for s, (token, action) in enumerate(zip(obs, actions), start):
+                begins = age <= t + 1 and s == start
+                reward = (
+                    memory.previous[s][i, -1:]
+                    if s < 16
+                    else torch.from_numpy(step.reward[i : i + 1])
+                )
+                known = step_of([begins])._replace(reward=reward.numpy().astype(np.float32))
+                *_, value = alone.act({"obs": token[None]}, known)
+                if action is not None:
+                    alone.action = torch.nn.functional.one_hot(action[0], 3).float()
+        torch.testing.assert_close(values[row], value[0], atol=1e-5, rtol=1e-5)
+
+
+def test_previous_action_and_reward(tmp_path, monkeypatch):
+    """The inputs beside the observation: one-hot action and reward of the step before, zeros at an
+    episode's start."""
+    memory = counter_run(tmp_path, monkeypatch)
+    past = memory.minibatch(np.arange(3))
+    previous, age, actions = past.previous.view(16, 3, 4), past.age, torch.stack(memory.actions)
+    assert (previous[age == 0] == 0).all() and (age == 0).sum() > 5
+    for t, i in zip(*np.nonzero(age[1:].numpy())):
+        assert (
+            previous[t + 1, i, :3].argmax() == actions[t, i] and previous[t + 1, i, :3].sum() == 1
+        )
+        assert (
+            previous[t + 1, i, 3] == memory.obs[t + 1][i, 0]
+        )  # the reward is the observation's first number
+
+
+def test_ages_of_a_rollout(tmp_path, monkeypatch):
+    """The age of a token is its step in the episode, which the rollout's start does not cut."""
+    lengths = (5, 13, 100)
+    memory = counter_run(tmp_path, monkeypatch, 2, env_kwargs=[{"length": n} for n in lengths])
+    assert memory.minibatch(np.arange(3)).age.T.tolist() == [
+        (np.arange(16, 32) % n).tolist() for n in lengths
+    ]
+
+
+def test_minibatches_are_envs(tmp_path, monkeypatch):
+    """Each epoch sees the whole rollout of each env once; columns of a minibatch belong together,
+    first step first."""
+    memory = counter_run(tmp_path, monkeypatch, update_epochs=3)
+    assert [len(envs) for envs in memory.envs] == [2, 1] * 3
+    for k in range(0, 6, 2):
+        assert sorted(np.concatenate(memory.envs[k : k + 2])) == [0, 1, 2]
+    both, past = np.array([2, 0]), memory.minibatch(np.array([2, 0]))
+    everything = memory.minibatch(np.arange(3))
+    assert torch.equal(past.age, everything.age[:, both])
+    assert torch.equal(past.previous.view(16, 2, 4), everything.previous.view(16, 3, 4)[:, both])
+
+
+def test_resume_continues_the_memory(tmp_path):
+    """Two updates, then two more from the checkpoint, are bit by bit the four updates of one
+    run."""
+    flags = dict(
+        env_id="Random-v0",
+        env_kwargs={"observation": "mixed"},
+        memory_length=20,
+        prev_action=True,
+        prev_reward=True,
+        anneal_lr=False,
+        save_model=True,
+        checkpoint_every=2,
+    )
+    whole = run(tmp_path / "whole", **flags, total_timesteps=96)
+    run(tmp_path / "parts", **flags, total_timesteps=48)
+    resumed = run(tmp_path / "parts", **flags, total_timesteps=96, resume="auto")
+    for name, value in weights(whole.folder).items():
+        assert torch.equal(value, weights(resumed.folder)[name]), name
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"num_minibatches": 4}, "--num-minibatches 4 exceeds --num-envs 3"),
+        ({"dim": 10, "num_heads": 4}, "--dim 10"),
+        ({"num_heads": 0}, "--num-heads 0"),
+        ({"num_layers": 0}, "--num-layers 0"),
+        ({"dim": 0}, "--dim 0"),
+        ({"memory_length": -1}, "--memory-length -1"),
+        ({"bf16": True}, "--bf16"),
+        ({"attention": "flex"}, "CUDA"),
+    ],
+)
+def test_flags_that_do_not_fit(flags, message, tmp_path):
+    with pytest.raises(ppo_gtrxl.UsageError, match=message):
+        run(tmp_path, env_id="CartPole-v1", **flags)
+
+
+@pytest.mark.slow
+def test_evaluation_remembers_and_a_model_is_loaded(tmp_path):
+    """A policy that was trained to say the cue after a corridor says it in the evaluation, after
+    loading, too."""
+    flags = dict(
+        env_id="envs:Recall-v0",
+        env_kwargs={"length": 3},
+        total_timesteps=0,
+        eval_episodes=10,
+        dim=32,
+        num_layers=1,
+        hidden_dims=(32,),
+        memory_length=8,
+    )
+    rows, _, folder, _ = run(
+        tmp_path / "a",
+        **flags
+        | {
+            "total_timesteps": 12288,
+            "save_model": True,
+            "num_envs": 16,
+            "num_steps": 32,
+            "num_minibatches": 4,
+            "update_epochs": 4,
+            "learning_rate": 3e-3,
+        },
+    )
+    assert [row["return"] for row in rows] == [1.0] * 10
+    flags["load_model"] = str(folder / "model.pt")
+    assert run(tmp_path / "b", **flags).rows == rows
+    assert run(tmp_path / "c", **flags | {"memory_length": 2}).rows != rows
+
+
+@pytest.mark.slow
+def test_learns_masked_cartpole(tmp_path):
+    """A short run balances the pole without seeing velocities, longer than any policy without
+    memory does."""
+    rows, *_ = run(
+        tmp_path,
+        env_id="CartPole-v1",
+        wrap=("hide:1,3",),
+        norm_obs=True,
+        num_envs=16,
+        num_steps=32,
+        total_timesteps=20480,
+        num_minibatches=4,
+        update_epochs=4,
+        dim=32,
+        num_heads=4,
+        num_layers=1,
+        hidden_dims=(32,),
+        memory_length=8,
+        learning_rate=3e-3,
+        eval_episodes=10,
+        ent_coef=0.0,
+        gamma=0.98,
+        gae_lambda=0.8,
+        clip_vloss=False,
+    )
+    assert np.mean([row["return"] for row in rows]) > 80
+
+
+# ---- On a CUDA device ----
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.cuda
+@cuda
+@pytest.mark.parametrize("memory_length", [5, 40, 200])
+def test_compiled_flex_attention(memory_length):
+    """The compiled kernel gives the outputs and the gradients of attention in chunks, within
+    float32."""
+    agent = Bare(dtype=torch.float32, dim=64, num_heads=4, memory_length=memory_length).cuda()
+    x, starts = history(1, 150, 256, 3, 0.02, dim=64)
+    x = x.float().cuda()
+    *_, past = segment(agent, x, starts, 150)
+    weight, results = torch.randn(256, 3, 64, device="cuda"), {}
+    for agent.gtrxl.attention in ("sdpa", "flex"):
+        out = agent.gtrxl(x[150:], past)
+        results[agent.gtrxl.attention] = (
+            out,
+            *torch.autograd.grad((out * weight).sum(), list(agent.parameters())),
+        )
+    for a, b in zip(*results.values()):
+        torch.testing.assert_close(a, b, atol=1e-3 * max(1.0, a.abs().max().item()), rtol=1e-3)
+
+
+@pytest.mark.cuda
+@cuda
+@pytest.mark.parametrize("attention", ["auto", "flex", "sdpa"])
+@pytest.mark.parametrize("bf16, bound", [(False, 1e-4), (True, 0.05)])
+def test_main_on_cuda(tmp_path, attention, bf16, bound):
+    """Collection and training agree on the device; with --bf16 within 0.05."""
+    rows, scalars, *_ = run(
+        tmp_path,
+        cuda=True,
+        env_id="Random-v0",
+        env_kwargs={"observation": "mixed"},
+        dim=64,
+        num_heads=4,
+        attention=attention,
+        bf16=bf16,
+        prev_action=True,
+        prev_reward=True,
+        eval_episodes=2,
+    )
+    mismatches = [value for _, value in scalars["debug/collection_mismatch"]]
+    assert len(mismatches) == 3 and max(mismatches) < bound and len(rows) == 2
+
+
+def test_past_actions_are_small_at_first():
+    """Their weights are a tenth of those of the observation, so that they do not drown it in a long
+    memory."""
+    args = small_args(env_id="Random-v0", prev_reward=True)
+    env = ppo_gtrxl.make_env(args)
+    agent = ppo_gtrxl.Agent(ppo_gtrxl.Envs([lambda: env]).leaves, env.action_space, args)
+    seen, past = agent.token.weight.split([agent.encoder.dim, agent.action_dim + 1], 1)
+    assert 0.05 < past.std() / seen.std() < 0.2

@@ -1,0 +1,327 @@
+"""Ragged observations: what is stored and gathered equals PyG's batches and a plain per-observation
+reference."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import (
+    everything,
+    graph_space,
+    observation_spaces,
+    run,
+    sample,
+    stored,
+    vector,
+    weights,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Batch, Data
+
+from cleanrl_graph import ppo_graph
+
+SIZES = [
+    (5, 8),
+    (0, 0),
+    (1, 0),
+    (1, 3),
+    (7, 0),
+    (4, 2),
+    (500, 900),
+    (0, 0),
+    (6, 10),
+]  # nodes, edges
+
+
+def graphs(rng, features=3, edge_features=2):
+    """One GraphInstance per entry of SIZES."""
+    return [
+        spaces.GraphInstance(
+            rng.standard_normal((n, features)).astype(np.float32),
+            rng.standard_normal((e, edge_features)).astype(np.float32),
+            rng.integers(max(n, 1), size=(e, 2)),
+        )
+        for n, e in SIZES
+    ]
+
+
+def pyg_batch(instances):
+    return Batch.from_data_list(
+        [
+            Data(
+                x=torch.from_numpy(g.nodes),
+                edge_index=torch.from_numpy(g.edge_links.T),
+                edge_attr=torch.from_numpy(g.edges),
+            )
+            for g in instances
+        ]
+    )
+
+
+def assert_is_pyg(obs, batch):
+    assert torch.equal(obs["obs.nodes"].values, batch.x)
+    assert torch.equal(obs["obs.edge_links"].values.t(), batch.edge_index)
+    assert torch.equal(obs["obs.edges"].values, batch.edge_attr)
+    assert torch.equal(obs["obs.nodes"].batch, batch.batch)
+    assert torch.equal(obs["obs.nodes"].ptr, batch.ptr)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_are_those_of_pyg(seed):
+    """Empty, edgeless, single-node and huge graphs in one batch; of a step, and gathered with
+    repeats."""
+    rng = np.random.default_rng(seed)
+    steps = [graphs(rng) for _ in range(3)]
+    storage, _ = stored(
+        graph_space(vector(2)),
+        [[steps[t][i] for i in rng.permutation(len(SIZES))] for t in range(3)],
+    )
+    order = np.random.default_rng(seed)  # the same permutations again
+    graphs(order), graphs(order), graphs(order)
+    flat = [steps[t][i] for t in range(3) for i in order.permutation(len(SIZES))]
+    assert_is_pyg(storage.batch(storage.blocks[-1]), pyg_batch(flat[-len(SIZES) :]))
+    assert_is_pyg(storage.gather(np.arange(len(flat))), pyg_batch(flat))
+    assert_is_pyg(everything(storage), pyg_batch(flat))
+    idx = rng.integers(len(flat), size=40)
+    assert_is_pyg(storage.gather(idx), pyg_batch([flat[i] for i in idx]))
+
+
+def test_missing_edges_are_zero_edges():
+    """A Graph whose edges and edge_links are None has none, beside graphs that have some."""
+    rng = np.random.default_rng(0)
+    full = graphs(rng)[0]
+    none = spaces.GraphInstance(full.nodes, None, None)
+    storage, _ = stored(graph_space(vector(2)), [[none, full, none]])
+    obs = storage.gather(np.array([0, 1, 2, 0]))
+    assert obs["obs.edge_links"].ptr.tolist() == [0, 0, 8, 8, 8] == obs["obs.edges"].ptr.tolist()
+    assert torch.equal(obs["obs.edge_links"].values, torch.from_numpy(full.edge_links + 5))
+
+
+def reference(space, obs, path="obs"):
+    """[(path, array, group, name of the nodes that the rows index)] of one observation; group None:
+    dense."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        items = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        prefix = "" if path == "obs" else path + "."
+        return [leaf for k, child in items for leaf in reference(child, obs[k], f"{prefix}{k}")]
+    if isinstance(space, spaces.Graph):
+        nodes, links = path + ".nodes", path + ".edge_links"
+        edge_links = np.zeros((0, 2), np.int64) if obs.edge_links is None else obs.edge_links
+        leaves = [(nodes, obs.nodes, nodes, None), (links, edge_links, links, nodes)]
+        if space.edge_space is not None:
+            edges = np.zeros((0, *space.edge_space.shape)) if obs.edges is None else obs.edges
+            leaves.append((path + ".edges", edges, links, None))
+        return leaves
+    if isinstance(space, spaces.Sequence):
+        inner = space.feature_space
+        if isinstance(inner, spaces.Dict):
+            columns = {
+                k: obs[k]
+                if space.stack
+                else np.array([row[k] for row in obs]).reshape(-1, *inner[k].shape)
+                for k in inner
+            }
+            return [(f"{path}.{k}", column, path, None) for k, column in columns.items()]
+        return [(path, obs if space.stack else np.array(obs).reshape(-1, *inner.shape), path, None)]
+    return [(path, np.asarray(obs), None, None)]
+
+
+def assert_is_reference(batch, space, observations):
+    """`batch` holds the observations, one after the other."""
+    columns = list(zip(*[reference(space, obs) for obs in observations]))
+    assert set(batch) == {column[0][0] for column in columns}
+    sizes = {
+        column[0][0]: [len(array) for _, array, _, _ in column]
+        for column in columns
+        if column[0][2]
+    }
+    for column in columns:
+        path, _, group, nodes = column[0]
+        arrays = [array for _, array, _, _ in column]
+        if group is None:
+            assert np.array_equal(batch[path].numpy(), np.stack(arrays))
+            continue
+        first = (
+            np.concatenate([[0], np.cumsum(sizes[nodes])])
+            if nodes
+            else np.zeros(len(arrays) + 1, int)
+        )
+        assert np.array_equal(
+            batch[path].values.numpy(), np.concatenate([a + b for a, b in zip(arrays, first)])
+        )
+        assert batch[path].ptr.tolist() == [0, *np.cumsum(sizes[path])]
+        assert batch[path].batch.tolist() == [
+            i for i, a in enumerate(arrays) for _ in range(len(a))
+        ]
+
+
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+@given(observation_spaces, st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3))
+def test_gather_equals_reference(space, seed, num_steps, num_envs):
+    """Any tree of spaces; any subset with repeats; the bytes stored are the valid ones and no
+    other."""
+    rng = np.random.default_rng(seed)
+    observations = [[sample(space, rng) for _ in range(num_envs)] for _ in range(num_steps)]
+    storage, leaves = stored(space, observations)
+    flat = [obs for row in observations for obs in row]
+    assert_is_reference(storage.batch(storage.blocks[-1]), space, observations[-1])
+    assert_is_reference(everything(storage), space, flat)
+    assert_is_reference(storage.gather(np.arange(len(flat))), space, flat)
+    idx = rng.integers(len(flat), size=rng.integers(1, 8))
+    assert_is_reference(storage.gather(idx), space, [flat[i] for i in idx])
+
+    valid = padded = 0
+    columns = zip(*[sorted(reference(space, obs), key=lambda leaf: leaf[0]) for obs in flat])
+    for leaf, column in zip(sorted(leaves, key=lambda leaf: leaf.path), columns):
+        row = leaf.dtype.itemsize * int(np.prod(leaf.shape))
+        sizes = [len(array) if group else 1 for _, array, group, _ in column]
+        valid, padded = valid + row * sum(sizes), padded + row * max(sizes) * len(flat)
+    assert sum(values.nbytes for values in storage.whole().values) == valid
+    stats = storage.stats(len(flat))
+    assert stats["charts/obs_bytes_per_step"] == pytest.approx(valid / len(flat))
+    if padded:
+        assert stats["charts/padding_avoided"] == pytest.approx(1 - valid / padded)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    observation_spaces, st.integers(0, 10**6), st.lists(st.integers(1, 3), min_size=1, max_size=3)
+)
+def test_joined_observations(space, seed, sizes):
+    """Observations of any numbers of environments are joined in order; the copy shares no memory
+    with them."""
+    rng = np.random.default_rng(seed)
+    parts = [[sample(space, rng) for _ in range(num)] for num in sizes]
+    storages = [stored(space, [part])[0] for part in parts]
+    flats = [
+        ppo_graph.Flat(
+            [values.numpy() for values in storage.whole().values], storage.whole().counts
+        )
+        for storage in storages
+    ]
+    joined = ppo_graph.join(flats)
+    fresh = ppo_graph.Storage(storages[0].leaves, torch.device("cpu"))
+    assert_is_reference(fresh.append(joined), space, sum(parts, []))
+    for k, values in enumerate(joined.values):
+        assert not any(np.shares_memory(values, flat.values[k]) for flat in flats)
+
+
+def test_stats_of_known_sizes():
+    """Two graphs of 1 and 3 nodes and 0 and 4 edges: 48 + 32 bytes of which padding would store
+    136. What is stored beyond the rollout is not counted."""
+    zeros = [
+        spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
+        for n, e in [(1, 0), (3, 4)]
+    ]
+    storage, _ = stored(graph_space(), [zeros, zeros])
+    valid, padded = 4 * 12 + 4 * 8, 6 * 12 + 8 * 8
+    assert storage.stats(2) == pytest.approx(
+        {
+            "charts/obs_bytes_per_step": valid / 2,
+            "charts/padding_avoided": 1 - valid / padded,
+            "charts/rows/obs.nodes": 2,
+            "charts/rows/obs.edge_links": 2,
+        }
+    )
+
+
+def test_stats_of_nothing():
+    """Where there are no bytes no padding is avoided."""
+    empty = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
+    stats = stored(graph_space(), [[empty, empty]])[0].stats(2)
+    assert set(stats.values()) == {0}
+
+
+def test_one_copy_per_leaf(monkeypatch):
+    """A step reaches the device with one copy per leaf, of its valid bytes; the indices of a batch
+    with one."""
+    copied, to_device = [], ppo_graph.to_device
+    monkeypatch.setattr(
+        ppo_graph, "to_device", lambda *args: copied.append(args[0].nbytes) or to_device(*args)
+    )
+    instances = graphs(np.random.default_rng(0))
+    storage, leaves = stored(graph_space(vector(2)), [instances])
+    num_nodes, num_edges = map(sum, zip(*SIZES))
+    assert copied[:3] == [12 * num_nodes, 8 * num_edges, 8 * num_edges]
+    assert copied[3:] == [8 * 2 * (len(SIZES) + 1)]
+    copied.clear()
+    storage.gather(np.array([3, 0, 6]))
+    assert copied == [8 * (2 * 4 + 3 * 3)]
+
+
+def test_clear_keeps_nothing():
+    """A cleared storage that is filled again gives the new observations only."""
+    rng = np.random.default_rng(0)
+    space = graph_space(vector(2))
+    storage, _ = stored(space, [graphs(rng)])
+    other = graphs(rng)
+    fresh, _ = stored(space, [other])
+    storage.clear()
+    storage.append(
+        ppo_graph.Flat([values.numpy() for values in fresh.whole().values], fresh.whole().counts)
+    )
+    assert_is_pyg(storage.gather(np.arange(len(SIZES))), pyg_batch(other))
+
+
+def test_declared_maximum_costs_nothing(tmp_path):
+    """With the declared maximum raised tenfold the same bytes are stored and the same is computed,
+    bit by bit, on sizes with a long tail."""
+    flags = {
+        "env_id": "envs:PoissonGraph-v0",
+        "num_steps": 32,
+        "total_timesteps": 192,
+        "save_model": True,
+    }
+    small, large = (
+        run(tmp_path / str(num), env_kwargs={"declared_max": num}, **flags) for num in (200, 2000)
+    )
+    assert small.scalars.keys() == large.scalars.keys()
+    for name in small.scalars.keys() - {"charts/SPS"}:
+        assert small.scalars[name] == large.scalars[name], name
+    ours, theirs = weights(small.folder), weights(large.folder)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+    assert small.scalars["charts/padding_avoided"][0][1] > 0.3  # there was something to pad
+
+
+@pytest.mark.parametrize(
+    "space, leaf",
+    [
+        (spaces.Text(5), "obs"),
+        (spaces.OneOf([spaces.Discrete(2), vector(2)]), "obs"),
+        (spaces.Dict(a=spaces.Tuple((vector(2), spaces.Text(5)))), "a.1"),
+        (spaces.Sequence(spaces.Text(5)), "obs"),
+        (spaces.Dict(many=spaces.Sequence(graph_space())), "many"),
+        (spaces.Dict(many=spaces.Sequence(spaces.Sequence(vector(2)), stack=False)), "many"),
+    ],
+)
+def test_unsupported_space_is_named(space, leaf):
+    """A space without a rule is an error with the space's name and the leaf's path."""
+    with pytest.raises(ppo_graph.UsageError, match="is not supported") as error:
+        ppo_graph.leaves_of(space)
+    assert f"'{leaf}'" in str(error.value)
+    assert type(space).__name__ in ("Dict",) or type(space).__name__ in str(error.value)
+    assert any(
+        name in str(error.value)
+        for name in ("Text", "OneOf", "Sequence(Graph", "Sequence(Sequence")
+    )
+
+
+def test_subclasses_of_spaces():
+    """Spaces that an environment derives from Discrete and MultiDiscrete are what they derive
+    from."""
+
+    class Flat(spaces.Discrete):
+        pass
+
+    class Levels(spaces.MultiDiscrete):
+        pass
+
+    leaves = ppo_graph.leaves_of(spaces.Tuple((Flat(3), Levels([2, 4]))))
+    assert [leaf.kind for leaf in leaves] == ["discrete", "multidiscrete"]
+    assert [part.size for part in ppo_graph.parts_of(Flat(3), leaves, "auto")] == [3]
+    assert [part.size for part in ppo_graph.parts_of(Levels([2, 4]), leaves, "flat")] == [2, 4]
+    (action,) = ppo_graph.to_env_actions(Flat(3), np.array([[2]]))
+    assert action == 2 and type(action) is int  # some environments refuse NumPy's

@@ -1,7 +1,7 @@
 """PPO on graphs, sets, images, vectors or any Dict/Tuple of these, without padding.
 
     python cleanrl_graph/ppo_graph.py --env-id envs:PoissonGraph-v0 --total-timesteps 200000
-    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la --save-model
+    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0
 
 Rooms: Args, observations, environments, storage, encoder, action heads, memory (none here), agent,
@@ -714,12 +714,12 @@ class Rows(nn.Module):
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
         spread = ((values - mean) ** 2).sum(0)
-        for num, mean, spread in all_ranks((len(values), mean, spread)):
+        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
             if num > 0:
                 total = self.count + num
-                delta = mean.to(self.mean) - self.mean
-                spread = spread.to(delta) + delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + spread) / total)
+                delta = rank_mean.to(self.mean) - self.mean
+                between = delta**2 * self.count * num / total
+                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
                 self.mean += delta * num / total
                 self.count += num
 
@@ -987,8 +987,8 @@ class Vector:
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
-    or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
+    "bits" or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
@@ -1644,8 +1644,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         if len(bad):
             k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
-                "and observations are finite, so look at their size, the network and "
+                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; "
+                "rewards and observations are finite, so look at their size, the network and "
                 "--learning-rate"
             )
         scalars = dict(zip(LOGGED, logs[-1]))
@@ -1705,7 +1705,9 @@ def main(args: Any) -> list:
         if evaluation:
             global_step = args.num_iterations * run.steps
             return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
         print("returns of greedy episodes:", *(episode.ret for episode in episodes))
         return episodes
 

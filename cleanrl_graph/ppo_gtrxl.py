@@ -4,9 +4,8 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --prev-reward
 
 Rooms: as in ppo_graph.py, with a memory. A step attends to itself and to the `memory_length` steps
-before it in its episode. Collection makes one step at a time and remembers what each layer of the
-transformer was given. Training runs all steps of a rollout at once, with keys and values made anew.
-Defaults differ from CleanRL's: see benchmark/results/memory_defaults.
+before it in its episode. Training runs all steps of a rollout at once, with new keys and values of
+what the layers were given before. Defaults are those of benchmark/results/memory_defaults.
 
 Papers: GTrXL (Parisotto et al. 2019, arXiv:1910.06764), Transformer-XL (Dai et al. 2019,
 arXiv:1901.02860); of the rest: ppo_graph.py.
@@ -732,12 +731,12 @@ class Rows(nn.Module):
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
         spread = ((values - mean) ** 2).sum(0)
-        for num, mean, spread in all_ranks((len(values), mean, spread)):
+        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
             if num > 0:
                 total = self.count + num
-                delta = mean.to(self.mean) - self.mean
-                spread = spread.to(delta) + delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + spread) / total)
+                delta = rank_mean.to(self.mean) - self.mean
+                between = delta**2 * self.count * num / total
+                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
                 self.mean += delta * num / total
                 self.count += num
 
@@ -1005,8 +1004,8 @@ class Vector:
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
-    or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
+    "bits" or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
@@ -1318,8 +1317,7 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 # --- end shared: action heads ---
 
 
-# ---- Memory: gated Transformer-XL ----
-# T steps of B environments look at the W steps before them; H heads, D = dim, d = D / H
+# ---- Memory: gated Transformer-XL; T steps of B envs look at W steps before them; D = H * d ----
 class Past(NamedTuple):
     """What T steps know beside their observations."""
 
@@ -1329,8 +1327,7 @@ class Past(NamedTuple):
 
 
 class GRUGate(nn.Module):
-    """Joins a sublayer's output y to the stream x (Parisotto et al. 2019, section 3.2). The bias
-    makes it little of y at first."""
+    """Joins a sublayer's output y, little of it at first, to the stream x (Parisotto et al.)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -1344,7 +1341,8 @@ class GRUGate(nn.Module):
         r_x, z_x = self.x(x).chunk(2, -1)
         r = torch.sigmoid(r_y + r_x)
         z = torch.sigmoid(z_y + z_x - self.bias)
-        h = torch.tanh(h_y + self.rx(r * x))
+        h_x = self.rx(r * x)
+        h = torch.tanh(h_y + h_x)
         return torch.addcmul(x, z, h - x)
 
 
@@ -1352,9 +1350,10 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """What queries q [B, H, T, d] find in keys k and values v [B, H, W + T, d] at the distances W,
     ..., 0, whose logits have a bias [B, H, T, W + 1]. Chunks of C >= W queries find W + C keys: the
     cost is O(T W), as long as T has a divisor that fits."""
-    H, T = q.shape[1:3]
+    _, H, T, _ = q.shape
     W = k.shape[2] - T
-    num = max(1, T // max(W, 16))
+    smallest = max(W, 16)
+    num = max(1, T // smallest)
     while T % num:
         num -= 1
     C = T // num
@@ -1366,12 +1365,20 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     # Row i of a chunk finds distance W - m at key i + m: it lies one further to the right than the
     # row before, as it does where rows are one longer than there are keys. The rest is -inf
     bias = bias.unflatten(2, (num, C)).flatten(1, 2)  # [B, H * num, C, W + 1]
-    bias = F.pad(bias, (0, C), value=-torch.inf).flatten(2)
-    bias = bias[..., : C * (W + C)]
+    bias = F.pad(bias, (0, C), value=-torch.inf)
+    bias = bias.flatten(2)[..., : C * (W + C)]
     bias = bias.unflatten(2, (C, W + C))
     out = F.scaled_dot_product_attention(q, k, v, bias)  # [B, H * num, C, d]
     out = out.unflatten(1, (H, num))
     return out.flatten(2, 3)
+
+
+def attend_step(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """attend_in_chunks for T = 1, in few operations: it is called at each step."""
+    logits = q @ k.transpose(2, 3)  # [B, H, 1, W + 1]
+    logits = logits / math.sqrt(q.shape[3]) + bias
+    weights = logits.softmax(3)
+    return weights @ v
 
 
 @cache
@@ -1390,15 +1397,17 @@ def flex_attend(age: Tensor, W: int) -> Callable:
         distance = W + i - j
         return (distance >= 0) & (distance <= reach[i, b])
 
-    mask = flex.create_block_mask(in_window, B, None, T, W + T, device=str(age.device))
+    mask = flex.create_block_mask(in_window, B, None, T, W + T, device=age.device)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        q = q.to(k.dtype)
         bias = bias.to(k.dtype).contiguous()
 
         def add_bias(score, b, h, i, j):
-            return score + bias[b, h, i, (j - i).clamp(0, W)]
+            m = (j - i).clamp(0, W)
+            return score + bias[b, h, i, m]
 
-        return attention(q.to(k.dtype), k, v, add_bias, mask)
+        return attention(q, k, v, add_bias, mask)
 
     return attend
 
@@ -1415,8 +1424,8 @@ class GTrXLLayer(nn.Module):
         self.kv = nn.Linear(dim, 2 * dim, bias=False)
         self.r = nn.Linear(dim, dim, bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
-        self.bias_key = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
-        self.bias_distance = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
+        self.bias_key = nn.Parameter(torch.zeros(num_heads, 1, dim // num_heads))
+        self.bias_distance = nn.Parameter(torch.zeros(num_heads, 1, dim // num_heads))
         self.mlp = nn.Sequential(
             nn.Linear(dim, 2 * dim),
             nn.ReLU(),
@@ -1436,16 +1445,18 @@ class GTrXLLayer(nn.Module):
         q = q.permute(1, 2, 0, 3)
         r = self.r(distances) / math.sqrt(q.shape[3])
         r = r.unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
-        bias = q + self.bias_distance[:, None]
-        bias = torch.einsum("bhtd,whd->bhtw", bias, r)
+        bias = torch.einsum("bhtd,whd->bhtw", q + self.bias_distance, r)
         bias = torch.where(far, -torch.inf, bias)
-        kv = torch.cat([kv, self.kv(h)])
+        new = self.kv(h)
+        kv = torch.cat([kv.to(new.dtype), new])
         by_head = kv.unflatten(2, (2, self.num_heads, -1))  # [W + T, B, 2, H, d]
         k, v = by_head.permute(2, 1, 3, 0, 4)
-        y = attend(q + self.bias_key[:, None], k, v, bias)  # [B, H, T, d]
+        y = attend(q + self.bias_key, k, v, bias)  # [B, H, T, d]
         y = y.permute(2, 0, 1, 3).flatten(2)
-        x = self.gate_attention(x, self.out(y).relu())
-        y = self.mlp(self.norm_mlp(x))
+        y = self.out(y)
+        x = self.gate_attention(x, y.relu())
+        h = self.norm_mlp(x)
+        y = self.mlp(h)
         x = self.gate_mlp(x, y.relu())
         return x, kv
 
@@ -1468,8 +1479,8 @@ class GTrXL(nn.Module):
         self.bf16 = args.bf16
         self.attention = args.attention
         self.head_dim = args.dim // args.num_heads
-        # With the frequencies of Dai et al. 2019, section 3.3
-        self.encoding = pyg.PositionalEncoding(args.dim, 1e-4 ** (1 - 2 / args.dim))
+        lowest = 1e-4 ** (1 - 2 / args.dim)  # frequency, as in Dai et al. 2019, section 3.3
+        self.encoding = pyg.PositionalEncoding(args.dim, lowest)
         self.layers = nn.ModuleList()
         for _ in range(args.num_layers):
             layer = GTrXLLayer(args.dim, args.num_heads, args.gate)
@@ -1481,7 +1492,8 @@ class GTrXL(nn.Module):
         W = len(past.kv[0])
         attend = self.kernel(past.age, W)
         distances = torch.arange(W, -1, -1, device=x.device)
-        far = distances > past.age.t()[:, None, :, None]
+        age = past.age.t()[:, None, :, None]  # [B, 1, T, 1]
+        far = distances > age
         distances = self.encoding(distances)
         inputs = []
         keys_values = []
@@ -1490,12 +1502,14 @@ class GTrXL(nn.Module):
                 inputs.append(x)
                 x, kv = layer(x, kv, distances, far, attend)
                 keys_values.append(kv)
-        return x.float() if self.bf16 else x, inputs, keys_values
+        if self.bf16:
+            x = x.float()
+        return x, inputs, keys_values
 
     def kernel(self, age: Tensor, W: int) -> Callable:
         """The function that attends for steps of these ages [T, B]."""
         if len(age) == 1:
-            return F.scaled_dot_product_attention
+            return attend_step
         # FlexAttention computes blocks of 128 keys, more than the chunks where W is less
         fits = age.is_cuda and W >= 128 and self.head_dim >= 16
         if self.attention == "flex" or (self.attention == "auto" and fits):
@@ -1503,14 +1517,14 @@ class GTrXL(nn.Module):
         return attend_in_chunks
 
     def keys_values(self, inputs: Tensor, W: int) -> list[Tensor]:
-        """Of each layer those of the last W of its inputs [layers, steps, B, D], after zeros where
-        there are less."""
+        """Of each layer [W, B, 2 D], of the last W steps of its inputs [layers, steps, B, D]."""
         keys_values = []
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.bf16):
-            for layer, x in zip(self.layers, inputs):
-                kv = layer.kv(layer.norm_attention(x))
-                missing = W - len(kv)  # below 0: F.pad cuts
-                keys_values.append(F.pad(kv, (0, 0, 0, 0, missing, 0)))
+        for layer, x in zip(self.layers, inputs):
+            h = layer.norm_attention(x)
+            kv = layer.kv(h)
+            missing = W - len(kv)  # zeros, which are out of reach; below 0 F.pad cuts
+            kv = F.pad(kv, (0, 0, 0, 0, missing, 0))
+            keys_values.append(kv)
         return keys_values
 
 
@@ -1524,44 +1538,25 @@ class Memory:
         weight = next(agent.parameters())
         self.device = weight.device
         self.storage = Storage(leaves, self.device)
-        # Before the rollout [layers, K, N, D], then of each step [layers, 1, N, D]
+        # Layer inputs before the rollout [layers, K, N, D], then of each step [layers, 1, N, D]
         self.inputs = [weight.new_zeros(args.num_layers, 0, num_envs, args.dim)]
         self.action = weight.new_zeros(num_envs, agent.action_dim)  # as the next step sees it
         self.age = np.zeros(num_envs, np.int64)  # steps of the present episodes so far
-
-    def reach(self, age: np.ndarray) -> int:
-        """The largest distance at which steps of these ages see something."""
-        return min(self.args.memory_length, int(age.max()))
-
-    def state(self) -> dict:
-        """What a checkpoint keeps: what the next step can attend to, and sees of the last
-        action."""
-        inputs = torch.cat(self.inputs, 1)
-        first = inputs.shape[1] - self.reach(self.age)
-        return {
-            "inputs": inputs[:, first:].clone(),
-            "age": self.age,
-            "action": self.action,
-        }
-
-    def restore(self, state: dict) -> None:
-        self.inputs = [state["inputs"].to(self.device)]
-        self.age = state["age"]
-        self.action = state["action"].to(self.device)
 
     @torch.no_grad()
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, and what is out of reach. The rest gets keys
         and values of the present weights."""
         before = self.state()["inputs"]
+        K = before.shape[1]
         self.inputs = [before]
-        self.kv = self.agent.gtrxl.keys_values(before, before.shape[1])
+        self.kv = self.agent.gtrxl.keys_values(before, K)
         self.storage.clear()
         self.actions = []
         self.ages = []
         self.previous = []
         self.finals = []  # the last observations of episodes that were truncated
-        self.truncated = []  # whether the steps led to them, bool [N] of each step
+        self.truncated = []  # where the steps led to them, bool [N] of each step
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -1597,25 +1592,27 @@ class Memory:
         N = len(self.age)
         size = N * len(self.ages)
         last = np.arange(size - N, size)
-        idx = np.append(last, np.flatnonzero(self.truncated))  # [B], the steps that led there
+        cuts = np.flatnonzero(self.truncated)
+        idx = np.append(last, cuts)  # [B], the steps that led there
         age = np.concatenate(self.ages)[idx] + 1
         W = self.reach(age)
         # Row s * N + i of the inputs is step s of env i, and the rollout begins with step K
-        first = self.inputs[0].shape[1] + 1 - W
-        shifts = N * np.arange(first, first + W)
-        rows = shifts[:, None] + idx  # [W, B], below 0 where it is too far for the age
+        K = self.inputs[0].shape[1]
+        steps = np.arange(K + 1 - W, K + 1)
+        rows = N * steps[:, None] + idx  # [W, B], below 0 where it is too far for the age
         rows = to_device(rows.clip(0), self.device)
         inputs = torch.cat(self.inputs, 1).flatten(1, 2)
-        previous = torch.cat([*self.previous[1:], self.after(step)])  # of the step after each
+        inputs = inputs[:, rows]  # [layers, W, B, D]
+        after = self.after(step)
+        previous = torch.cat([*self.previous[1:], after])  # what the step after each sees
         previous = previous[to_device(idx, self.device)]
-        past = self.past(age[None], previous, inputs[:, rows])
+        past = self.past(age[None], previous, inputs)
         flat = self.storage.copy(join([step.obs, *self.finals]))
         obs = self.storage.batch(flat)
         return self.agent.value(obs, past)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The rollouts of the environments in `num` random parts: the numbers of their steps,
-        inputs of the agent."""
+        """The environments in `num` random parts: the numbers of their steps, agent's inputs."""
         ages = np.stack(self.ages)  # [T, N]
         numbers = np.arange(ages.size).reshape(ages.shape)
         actions = torch.cat(self.actions)
@@ -1633,6 +1630,26 @@ class Memory:
     def rollout(self) -> Obs:
         """All observations of the rollout."""
         return self.storage.batch(self.storage.whole())
+
+    def state(self) -> dict:
+        """What a checkpoint keeps: what the next step attends to, and sees of the last action."""
+        inputs = torch.cat(self.inputs, 1)
+        first = inputs.shape[1] - self.reach(self.age)
+        return {
+            "inputs": inputs[:, first:].clone(),
+            "age": self.age,
+            "action": self.action,
+        }
+
+    def restore(self, state: dict) -> None:
+        self.inputs = [state["inputs"].to(self.device)]
+        self.age = state["age"]
+        self.action = state["action"].to(self.device)
+
+    def reach(self, age: np.ndarray) -> int:
+        """The largest distance at which steps of these ages see something."""
+        longest = int(age.max())
+        return min(longest, self.args.memory_length)
 
     def past(self, age: np.ndarray, previous: Tensor, inputs: Tensor) -> Past:
         """Of steps of these ages [T, B] after those where the layers were given `inputs`."""
@@ -1684,8 +1701,8 @@ class Agent(nn.Module):
         features, elements = self.encoder(obs)
         is_later = past.age.flatten() > 0
         previous = past.previous * is_later[:, None]
-        tokens = self.token(torch.cat([features, previous], 1))
-        tokens = tokens.unflatten(0, past.age.shape)
+        features = torch.cat([features, previous], 1)
+        tokens = self.token(features).unflatten(0, past.age.shape)
         latent, inputs, keys_values = self.gtrxl(tokens, past)
         return latent.flatten(0, 1), elements, inputs, keys_values
 
@@ -1967,8 +1984,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         if len(bad):
             k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
-                "and observations are finite, so look at their size, the network and "
+                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; "
+                "rewards and observations are finite, so look at their size, the network and "
                 "--learning-rate"
             )
         scalars = dict(zip(LOGGED, logs[-1]))
@@ -2028,7 +2045,9 @@ def main(args: Any) -> list:
         if evaluation:
             global_step = args.num_iterations * run.steps
             return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
         print("returns of greedy episodes:", *(episode.ret for episode in episodes))
         return episodes
 

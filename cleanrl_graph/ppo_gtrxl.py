@@ -1323,7 +1323,7 @@ class Past(NamedTuple):
 
     age: Tensor  # int64 [T, B], steps of its episode before each step
     previous: Tensor  # [T * B, columns], what each step sees of the action and reward before it
-    kv: list[Tensor]  # of each layer keys and values of the W steps before the first, [W, B, 2 D]
+    kv: list[Tensor]  # of each layer keys and values of W steps before them, [2, B, H, W, d]
 
 
 class GRUGate(nn.Module):
@@ -1434,12 +1434,17 @@ class GTrXLLayer(nn.Module):
         self.gate_attention = GRUGate(dim) if gate == "gru" else torch.add
         self.gate_mlp = GRUGate(dim) if gate == "gru" else torch.add
 
+    def keys_values(self, h: Tensor) -> Tensor:
+        """Of normalised inputs [steps, B, D], [2, B, H, steps, d]."""
+        kv = self.kv(h).unflatten(2, (2, self.num_heads, -1))
+        return kv.permute(2, 1, 3, 0, 4)
+
     def forward(
         self, x: Tensor, kv: Tensor, distances: Tensor, far: Tensor, attend: Callable
     ) -> tuple[Tensor, Tensor]:
-        """(outputs [T, B, D], keys and values [W + T, B, 2 D]) of inputs x [T, B, D] after W steps
-        with keys and values kv. `distances` are encodings of W, ..., 0, [W + 1, D]; `far` are those
-        at which a step sees nothing, bool [B, 1, T, W + 1]."""
+        """(outputs [T, B, D], keys and values [2, B, H, W + T, d]) of inputs x [T, B, D] after W
+        steps with keys and values kv. `distances` are encodings of W, ..., 0, [W + 1, D]; `far` are
+        those at which a step sees nothing, bool [B, 1, T, W + 1]."""
         h = self.norm_attention(x)
         q = self.q(h).unflatten(2, (self.num_heads, -1))  # [T, B, H, d]
         q = q.permute(1, 2, 0, 3)
@@ -1447,10 +1452,9 @@ class GTrXLLayer(nn.Module):
         r = r.unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
         bias = torch.einsum("bhtd,whd->bhtw", q + self.bias_distance, r)
         bias = torch.where(far, -torch.inf, bias)
-        new = self.kv(h)
-        kv = torch.cat([kv.to(new.dtype), new])
-        by_head = kv.unflatten(2, (2, self.num_heads, -1))  # [W + T, B, 2, H, d]
-        k, v = by_head.permute(2, 1, 3, 0, 4)
+        new = self.keys_values(h)
+        kv = torch.cat([kv.to(new.dtype), new], 3)
+        k, v = kv
         y = attend(q + self.bias_key, k, v, bias)  # [B, H, T, d]
         y = y.permute(2, 0, 1, 3).flatten(2)
         y = self.out(y)
@@ -1488,8 +1492,8 @@ class GTrXL(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """(outputs [T, B, D] of tokens x [T, B, D], and of each layer its inputs [T, B, D] and keys
-        and values [W + T, B, 2 D])"""
-        W = len(past.kv[0])
+        and values [2, B, H, W + T, d])"""
+        W = past.kv[0].shape[3]
         attend = self.kernel(past.age, W)
         distances = torch.arange(W, -1, -1, device=x.device)
         age = past.age.t()[:, None, :, None]  # [B, 1, T, 1]
@@ -1517,20 +1521,19 @@ class GTrXL(nn.Module):
         return attend_in_chunks
 
     def keys_values(self, inputs: Tensor, W: int) -> list[Tensor]:
-        """Of each layer [W, B, 2 D], of the last W steps of its inputs [layers, steps, B, D]."""
+        """Of each layer [2, B, H, W, d], of the last W of its inputs [layers, steps, B, D]."""
         keys_values = []
         for layer, x in zip(self.layers, inputs):
             h = layer.norm_attention(x)
-            kv = layer.kv(h)
-            missing = W - len(kv)  # zeros, which are out of reach; below 0 F.pad cuts
-            kv = F.pad(kv, (0, 0, 0, 0, missing, 0))
+            kv = layer.keys_values(h)
+            missing = W - len(x)  # zeros, which are out of reach; below 0 F.pad cuts
+            kv = F.pad(kv, (0, 0, missing, 0))
             keys_values.append(kv)
         return keys_values
 
 
 class Memory:
-    """The steps of a rollout of N environments, number t * N + i is step t of env i, and what the
-    layers of the transformer were given at them and at the steps in reach before them."""
+    """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
         self.agent = agent
@@ -1538,19 +1541,18 @@ class Memory:
         weight = next(agent.parameters())
         self.device = weight.device
         self.storage = Storage(leaves, self.device)
-        # Layer inputs before the rollout [layers, K, N, D], then of each step [layers, 1, N, D]
+        # Inputs of the layers before the rollout [layers, K, N, D], of each step [layers, 1, N, D]
         self.inputs = [weight.new_zeros(args.num_layers, 0, num_envs, args.dim)]
         self.action = weight.new_zeros(num_envs, agent.action_dim)  # as the next step sees it
         self.age = np.zeros(num_envs, np.int64)  # steps of the present episodes so far
 
     @torch.no_grad()
     def begin(self) -> None:
-        """A rollout begins: what was stored is let go, and what is out of reach. The rest gets keys
-        and values of the present weights."""
+        """A rollout begins: what was stored is let go, and what is out of reach."""
         before = self.state()["inputs"]
         K = before.shape[1]
         self.inputs = [before]
-        self.kv = self.agent.gtrxl.keys_values(before, K)
+        self.kv = self.agent.gtrxl.keys_values(before, K)  # of the present weights
         self.storage.clear()
         self.actions = []
         self.ages = []
@@ -1561,12 +1563,12 @@ class Memory:
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
-        stored. What the layers are given is remembered."""
+        stored."""
         obs = self.storage.append(step.obs)
         begins = step.terminated | step.truncated
         age = np.where(begins, 0, self.age)
         W = self.reach(age)
-        kv = [rows[len(rows) - W :] for rows in self.kv]
+        kv = [x[..., x.shape[3] - W :, :] for x in self.kv]
         previous = self.after(step)
         past = Past(to_device(age[None], self.device), previous, kv)
         latent, elements, inputs, self.kv = self.agent.encode(obs, past)

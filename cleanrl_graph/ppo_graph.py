@@ -41,7 +41,7 @@ import torch.nn as nn
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from torch_geometric.utils import segment
@@ -609,34 +609,39 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def batch(self, flat: Flat, places: dict[str, Tensor] | None = None) -> Obs:
-        """The observations of a block as the network sees them; `places` are those of their
-        rows."""
-        arrays = []
-        for num in flat.counts.values():
-            ptr = np.append(0, num.cumsum())
-            arrays += [ptr, np.arange(len(num)).repeat(num)]
+    def batch(self, flat: Flat) -> Obs:
+        """The observations of a block as the network sees them."""
+        return self.assemble(flat.values, flat.counts, {})
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
+        values, counts = self.whole()
+        places = {None: idx}  # of dense leaves, and of each group
+        for group, num in counts.items():
+            places[group] = ranges((num.cumsum() - num)[idx], num[idx])
+        counts = {group: num[idx] for group, num in counts.items()}
+        return self.assemble(values, counts, places)
+
+    def assemble(self, values: list[Tensor], counts: dict, places: dict) -> Obs:
+        """A batch of the rows at `places`, or of all; indices reach the device in one copy."""
+        arrays = list(places.values())
+        for num in counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
+        places = dict(zip(places, arrays))
+        arrays = arrays[len(places) :]
         index = {}
-        for group, ptr, batch in zip(flat.counts, arrays[::2], arrays[1::2]):
-            index[group] = Ragged(None, ptr, batch, places and places[group])
+        for group, ptr, batch in zip(counts, arrays[::2], arrays[1::2]):
+            index[group] = Ragged(None, ptr, batch, places.get(group))
         obs = {}
-        for leaf, rows in zip(self.leaves, flat.values):
+        for leaf, rows in zip(self.leaves, values):
+            if places:
+                rows = select_rows(rows, places[leaf.group])
             if leaf.kind == "links":  # from here on they count the nodes of the batch
                 first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
                 rows = rows + first_node[:, None]
             obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
         return obs
-
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
-        values, counts = self.whole()
-        places = [idx]
-        for num in counts.values():
-            places.append(ranges((num.cumsum() - num)[idx], num[idx]))
-        places = dict(zip([None, *counts], pack(places, self.device)))
-        rows = [select_rows(rows, places[leaf.group]) for leaf, rows in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}), places)
 
 
 # --- end shared: storage ---
@@ -938,17 +943,23 @@ class Choice(Categorical):
         return segment_sum(terms, self.ptr)
 
 
-class Vector(Independent):
-    """Independent bits or real numbers; Vector(distribution of each [B, n], 1)."""
+class Vector:
+    """Independent bits or real numbers, from a distribution over each of them."""
+
+    def __init__(self, each: Bernoulli | Normal):
+        self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
         """The mode, or a sample, [B, n]."""
         if greedy:
-            return self.mode
-        return self.rsample() if self.has_rsample else self.sample()
+            return self.each.mode
+        return self.each.rsample() if self.each.has_rsample else self.each.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return super().log_prob(action.float())
+        return self.each.log_prob(action.float()).sum(1)
+
+    def entropy(self) -> Tensor:
+        return self.each.entropy().sum(1)
 
 
 class Part(NamedTuple):
@@ -989,7 +1000,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
                 entry[path] = entries.stop
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, leaves)
+        check.parts(UsageError, space, factors, parts, leaves, heads)
     return parts
 
 
@@ -1105,12 +1116,12 @@ class PartHead(nn.Module):
     def forward(self, latent: Tensor, elements: dict[str, Elements], obs: Obs):
         output = self.output(latent)
         if self.part.kind == "bits":
-            return Vector(Bernoulli(logits=output, validate_args=False), 1)
+            return Vector(Bernoulli(logits=output, validate_args=False))
         if self.part.kind == "normal":
             log_std = self.log_std
             if log_std is None:
                 output, log_std = output.chunk(2, 1)
-            return Vector(Normal(output, log_std.exp(), validate_args=False), 1)
+            return Vector(Normal(output, log_std.exp(), validate_args=False))
         if self.part.kind == "categorical":
             return Categorical(self.masked(output, obs))
         rows = elements[self.part.group]
@@ -1643,7 +1654,9 @@ def main(args: Any) -> list:
         if evaluation:
             global_step = args.num_iterations * run.steps
             return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
         print("returns of greedy episodes:", *(episode.ret for episode in episodes))
         return episodes
 

@@ -457,12 +457,13 @@ class Envs:
             info = info or {}
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            self.outcome[:, i] = (reward, terminated, truncated and not terminated)
+            self.outcome[0, i] = reward
             self.returns[i] += reward
             self.lengths[i] += 1
             if not (terminated or truncated):
                 self.observations[i] = self.read(i, obs)
                 continue
+            self.outcome[1 if terminated else 2, i] = 1
             if not terminated:  # copied at once: the environment may write into it
                 finals.append(self.collate([self.read(i, obs)], [i]))
             if info.get("episode", {}) is not None:  # None: the end of a life, not of a game

@@ -1181,7 +1181,7 @@ class ActionHead(nn.Module):
         kinds = [part.kind for part in self.parts]
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
         self.dtype = torch.float32 if "normal" in kinds else torch.int64
-        self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
+        self.heads = nn.ModuleList()  # of the latent: logits, means or queries
         self.choices = nn.ModuleDict()
         self.log_stds = nn.ParameterDict()
         self.conditions = nn.ModuleDict()
@@ -1207,10 +1207,10 @@ class ActionHead(nn.Module):
         elif part.kind == "normal":
             self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
         output = nn.Linear(dim, num_outputs)
-        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
+        self.heads.append(layer_init(output, 0.01))  # nearly uniform at first
         if part.kind == "choice":
             score = layer_init(nn.Linear(width, 1), 0.01)
-            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
+            self.choices[name] = nn.ModuleList([nn.Linear(dims[part.group], width), score])
 
     def forward(
         self,
@@ -1248,7 +1248,7 @@ class ActionHead(nn.Module):
     def distribution(self, k: int, latent: Tensor, elements: dict[str, Elements], obs: Obs):
         """Of part k, given the latent [B, dim], or [rows, dim] of a Sequence."""
         part = self.parts[k]
-        output = self.outputs[k](latent)
+        output = self.heads[k](latent)
         mask = self.mask(part, obs)
         if part.kind == "categorical":
             return Categorical(output, mask)
@@ -1261,7 +1261,7 @@ class ActionHead(nn.Module):
                 output, log_std = output.chunk(2, 1)
             return Vector(Normal(output, log_std.exp(), validate_args=False))
         rows = elements[part.group]
-        score, key_layer = self.choices[str(k)]
+        key_layer, score = self.choices[str(k)]
         keys = project(key_layer, rows)
         query = select_rows(output, rows.batch)
         logits = score(torch.tanh(keys + query)).squeeze(1)

@@ -30,7 +30,7 @@ import os
 import random
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -45,9 +45,10 @@ import torch.nn as nn
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
+from torch_geometric.utils import segment
 from tqdm import tqdm
 
 VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used

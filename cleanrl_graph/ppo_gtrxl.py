@@ -21,7 +21,7 @@ import os
 import random
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -37,10 +37,11 @@ import torch.nn.functional as F
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.nn.attention import flex_attention as flex
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
+from torch_geometric.utils import segment
 from tqdm import tqdm
 
 VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used

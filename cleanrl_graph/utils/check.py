@@ -13,11 +13,13 @@ import gymnasium as gym
 import numpy as np
 
 POSITIVE = (
-    "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
+    "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
+    "hidden_dims bc_minibatch_size"
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples "
-    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor"
+    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor pg_coef aux_coef bc_coef "
+    "bc_anneal bc_updates max_lag"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
@@ -32,7 +34,7 @@ def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None
     """`error` for a flag without a meaning. `max_minibatches` are those that a rollout gives."""
     for names, least, most in RANGES:
         for name in names.split():
-            for value in np.ravel(getattr(args, name)):
+            for value in np.ravel(getattr(args, name, None)):  # not all scripts have all
                 if value is not None and not in_range(name, value, least, most):
                     flag = f"--{name.replace('_', '-')} {value}"
                     raise error(f"{flag}: a number from {least} to {most} is needed")

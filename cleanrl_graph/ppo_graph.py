@@ -1640,10 +1640,13 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             agent.encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
-        for k, column in np.argwhere(~np.isfinite(logs)):
+        bad = np.argwhere(~np.isfinite(logs))
+        if len(bad):
+            k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards and "
-                "observations are finite, so look at their size, the network and --learning-rate"
+                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
+                "and observations are finite, so look at their size, the network and "
+                "--learning-rate"
             )
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()

@@ -1,6 +1,7 @@
 """How much code a file holds and how packed it is, whatever its lines look like.
 
     python tests/density.py FILES
+    python tests/density.py --old ../old FILES     # a table of these and of those in another checkout
 
 Tokens are those of Python's tokenize without layout, comments, docstrings and the annotations of
 functions, which help a reader. Code lines are lines that bear a token. Packed constructs are
@@ -154,13 +155,45 @@ def functions_of(
         yield from functions_of(child, tokens, inside)
 
 
+def describe(figures: Figures, path: str) -> str:
+    """One line about a file."""
+    longest = sorted(figures.functions.items(), key=lambda item: -item[1])[:3]
+    return (
+        f"{path}: {figures.lines} lines, {figures.code_lines} of code, {figures.tokens} tokens, "
+        f"{figures.tokens_per_line:.1f} a line, {figures.packed_per_thousand:.1f} packed per 1,000; "
+        "longest: " + ", ".join(f"{function} {num}" for function, num in longest)
+    )
+
+
+def cells(path: Path) -> list[str]:
+    """Tokens, tokens a line, packed constructs, `train`, the longest other function of a file."""
+    if not path.exists():
+        return ["", "", "", "", ""]
+    figures = measure(path.read_text())
+    train = [num for name, num in figures.functions.items() if name.split(":")[0] == "train"]
+    others = [num for name, num in figures.functions.items() if name.split(":")[0] != "train"]
+    tokens = f"{figures.tokens:,}"
+    per_line = f"{figures.tokens_per_line:.1f}"
+    packed = f"{figures.packed_per_thousand:.1f}"
+    return [tokens, per_line, packed, f"{max(train, default=0):,}", f"{max(others, default=0):,}"]
+
+
+def table(old: str, paths: list[str]) -> str:
+    """Markdown: each figure of each file in the old checkout -> in this one."""
+    lines = [
+        "| file | tokens | a code line | packed per 1,000 | `train` | longest other function |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for path in paths:
+        pairs = zip(cells(Path(old, path)), cells(Path(path)))
+        lines.append(f"| {path} | " + " | ".join(" -> ".join(pair) for pair in pairs) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        figures = measure(Path(name).read_text())
-        longest = sorted(figures.functions.items(), key=lambda item: -item[1])[:3]
-        print(
-            f"{name}: {figures.lines} lines, {figures.code_lines} of code, "
-            f"{figures.tokens} tokens, {figures.tokens_per_line:.1f} a line, "
-            f"{figures.packed_per_thousand:.1f} packed per 1,000; longest: "
-            + ", ".join(f"{function} {num}" for function, num in longest)
-        )
+    paths = sys.argv[1:]
+    if paths[:1] == ["--old"]:
+        print(table(paths[1], paths[2:]))
+    else:
+        for path in paths:
+            print(describe(measure(Path(path).read_text()), path))

@@ -1885,10 +1885,12 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
 
         names = [*more, *LOGGED]
         logs = torch.stack(logs).cpu().numpy()
-        for k, column in np.argwhere(~np.isfinite(logs)):
+        bad = np.argwhere(~np.isfinite(logs))
+        if len(bad):
+            k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; "
-                "rewards and observations are finite, so look at their size, the network and "
+                f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; rewards "
+                "and observations are finite, so look at their size, the network and "
                 "--learning-rate"
             )
         scalars = dict(zip(names, logs[-1]))

@@ -102,7 +102,7 @@ def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
         [[{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]],
         action_space=spaces.Discrete(99),
     )
-    obs = script.Buckets(leaves, CPU).fill(storage.batch(storage.whole()))
+    obs = script.BucketStorage(leaves, CPU).batch(storage.whole())
     num_nodes, num_edges = (
         sum(len(part) for part in parts) for parts in (masks, [g.edges for g in graphs])
     )
@@ -148,15 +148,13 @@ def test_fill_any_space(space, num, seed):
     without ragged leaves nothing changes."""
     rng = np.random.default_rng(seed)
     storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
-    obs, buckets = storage.batch(storage.whole()), script.Buckets(leaves, CPU)
-    result = buckets.fill(obs)
-    assert list(result) == list(obs)
+    flat, buckets = storage.whole(), script.BucketStorage(leaves, CPU)
     if not any(leaf.group for leaf in leaves):
-        assert result is obs and buckets.stats() == {
-            "charts/batch_sizes": 0,
-            "charts/spare_rows": 0,
-        }
+        assert buckets.fill(flat) is flat
+        assert buckets.stats() == {"charts/batch_sizes": 0, "charts/spare_rows": 0}
         return
+    obs, result = storage.batch(flat), buckets.batch(flat)
+    assert list(result) == list(obs)
     for leaf in leaves:
         old, new = obs[leaf.path], result[leaf.path]
         if leaf.group:
@@ -180,7 +178,8 @@ def losses(space, observations, action_space, **flags):
     storage, leaves = stored(space, [observations], action_space=action_space)
     args = small_args(script, autoregressive=True, **NONE | flags)
     agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
-    action, log_prob, entropy, value = agent(obs)
+    with torch.no_grad():
+        action, log_prob, entropy, value = agent(obs)
     rollout = torch.stack(
         [
             log_prob + 0.1 * torch.randn(len(action)),
@@ -189,11 +188,11 @@ def losses(space, observations, action_space, **flags):
             torch.randn(len(action)),
         ],
         1,
-    ).detach()
-    buckets = script.Buckets(leaves, CPU)
-    for inputs, spare in ((obs, 0), (buckets.fill(obs), buckets.spare)):
+    )
+    filled = script.BucketStorage(leaves, CPU).batch(storage.whole())
+    for inputs in (obs, filled):
         agent.zero_grad()
-        loss, logs = script.ppo_loss(agent, args, spare, inputs, action, rollout)
+        loss, logs = script.ppo_loss(agent, args, inputs, action, rollout, torch.tensor(1.5))
         loss.backward()
         yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
 
@@ -247,10 +246,9 @@ def test_spare_rows_change_no_choice(gnn):
 def greedy(monkeypatch):
     """Actions are the most probable ones, so that runs which draw other random numbers have the
     same rollouts."""
-    for module in (ppo_graph, script):
-        monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
-        monkeypatch.setattr(module.Bernoulli, "sample", lambda self, shape=(): self.mode)
-        monkeypatch.setattr(module.Normal, "rsample", lambda self, shape=(): self.mode.detach())
+    for kind in (ppo_graph.Categorical, ppo_graph.Vector, script.Categorical, script.Vector):
+        draw = kind.draw
+        monkeypatch.setattr(kind, "draw", lambda self, greedy, draw=draw: draw(self, True))
 
 
 def assert_same_run(one, two):
@@ -349,6 +347,10 @@ def cache(tmp_path_factory):
         yield
 
 
+def num_compilations():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
 def assert_compiled(result, num_before):
     """Policy step and loss were compiled once each, and collection and training agree."""
     assert {value for _, value in result.scalars["charts/compilations"]} == {num_before + 2}
@@ -361,7 +363,7 @@ def test_compiled(tmp_path, cache):
     weights have ppo_graph.py's names."""
     flags, before = (
         TASKS["nodes"] | dict(save_model=True, gnn_layers=1, norm_obs=False),
-        script.num_compilations(),
+        num_compilations(),
     )
     one = run(tmp_path / "one", script, **NONE | flags)
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
@@ -377,7 +379,7 @@ def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
     traced(monkeypatch)
     greedy(monkeypatch)
     flags = TASKS["mixed"] | dict(save_model=True, gnn_layers=1, autoregressive=True)
-    before = script.num_compilations()
+    before = num_compilations()
     one = run(tmp_path / "one", **flags)
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     assert_same_run(one, two)
@@ -420,7 +422,7 @@ def test_resume_and_workers(tmp_path, monkeypatch):
 def test_ranks(tmp_path, monkeypatch):
     """Each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
     traced(monkeypatch)
-    monkeypatch.setattr(script.Categorical, "sample", lambda self: self.mode)
+    greedy(monkeypatch)
     flags = dict(
         compile_mode="auto",
         env_id="Random-v0",
@@ -452,7 +454,7 @@ def test_captured(name, tmp_path, monkeypatch, cache):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     flags = dict(save_model=True, cuda=True, num_steps=16, total_timesteps=192) | TASKS[name]
-    before = script.num_compilations()
+    before = num_compilations()
     one = run(tmp_path / "one", script, **NONE | flags)
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     num_graphs = get_container(0).tree_manager.new_graph_id().id

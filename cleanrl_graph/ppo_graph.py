@@ -1,7 +1,7 @@
 """PPO on graphs, sets, images, vectors or any Dict/Tuple of these, without padding.
 
     python cleanrl_graph/ppo_graph.py --env-id envs:PoissonGraph-v0 --total-timesteps 200000
-    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la --save-model
+    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0
 
 Rooms: Args, observations, environments, storage, encoder, action heads, memory (none here), agent,
@@ -41,7 +41,7 @@ import torch.nn as nn
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
@@ -619,34 +619,39 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def batch(self, flat: Flat, places: dict[str, Tensor] | None = None) -> Obs:
-        """The observations of a block as the network sees them; `places` are those of their
-        rows."""
-        arrays = []
-        for num in flat.counts.values():
-            ptr = np.append(0, num.cumsum())
-            arrays += [ptr, np.arange(len(num)).repeat(num)]
+    def batch(self, flat: Flat) -> Obs:
+        """The observations of a block as the network sees them."""
+        return self.assemble(flat.values, flat.counts, {})
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
+        values, counts = self.whole()
+        places = {None: idx}  # of dense leaves, and of each group
+        for group, num in counts.items():
+            places[group] = ranges((num.cumsum() - num)[idx], num[idx])
+        counts = {group: num[idx] for group, num in counts.items()}
+        return self.assemble(values, counts, places)
+
+    def assemble(self, values: list[Tensor], counts: dict, places: dict) -> Obs:
+        """A batch of the rows at `places`, or of all; indices reach the device in one copy."""
+        arrays = list(places.values())
+        for num in counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
+        places = dict(zip(places, arrays))
+        arrays = arrays[len(places) :]
         index = {}
-        for group, ptr, batch in zip(flat.counts, arrays[::2], arrays[1::2]):
-            index[group] = Ragged(None, ptr, batch, places and places[group])
+        for group, ptr, batch in zip(counts, arrays[::2], arrays[1::2]):
+            index[group] = Ragged(None, ptr, batch, places.get(group))
         obs = {}
-        for leaf, rows in zip(self.leaves, flat.values):
+        for leaf, rows in zip(self.leaves, values):
+            if places:
+                rows = select_rows(rows, places[leaf.group])
             if leaf.kind == "links":  # from here on they count the nodes of the batch
                 first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
                 rows = rows + first_node[:, None]
             obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
         return obs
-
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
-        values, counts = self.whole()
-        places = [idx]
-        for num in counts.values():
-            places.append(ranges((num.cumsum() - num)[idx], num[idx]))
-        places = dict(zip([None, *counts], pack(places, self.device)))
-        rows = [select_rows(rows, places[leaf.group]) for leaf, rows in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}), places)
 
 
 # --- end shared: storage ---
@@ -714,12 +719,12 @@ class Rows(nn.Module):
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
         spread = ((values - mean) ** 2).sum(0)
-        for num, mean, spread in all_ranks((len(values), mean, spread)):
+        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
             if num > 0:
                 total = self.count + num
-                delta = mean.to(self.mean) - self.mean
-                spread = spread.to(delta) + delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + spread) / total)
+                delta = rank_mean.to(self.mean) - self.mean
+                between = delta**2 * self.count * num / total
+                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
                 self.mean += delta * num / total
                 self.count += num
 
@@ -972,23 +977,23 @@ class Vector:
     """Independent bits or real numbers, from a distribution over each of them."""
 
     def __init__(self, each: Bernoulli | Normal):
-        self.dist = Independent(each, 1, validate_args=False)
+        self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
         if greedy:
-            return self.dist.mode
-        return self.dist.rsample() if self.dist.has_rsample else self.dist.sample()
+            return self.each.mode
+        return self.each.rsample() if self.each.has_rsample else self.each.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.dist.log_prob(action.float())
+        return self.each.log_prob(action.float()).sum(1)
 
     def entropy(self) -> Tensor:
-        return self.dist.entropy()
+        return self.each.entropy().sum(1)
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
-    or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
+    "bits" or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
@@ -1027,7 +1032,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks)
+        check.parts(UsageError, space, factors, parts, masks, heads)
     return parts
 
 
@@ -1644,8 +1649,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         if len(bad):
             k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
-                "and observations are finite, so look at their size, the network and "
+                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; "
+                "rewards and observations are finite, so look at their size, the network and "
                 "--learning-rate"
             )
         scalars = dict(zip(LOGGED, logs[-1]))
@@ -1705,7 +1710,9 @@ def main(args: Any) -> list:
         if evaluation:
             global_step = args.num_iterations * run.steps
             return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
         print("returns of greedy episodes:", *(episode.ret for episode in episodes))
         return episodes
 

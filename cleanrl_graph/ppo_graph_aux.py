@@ -40,7 +40,7 @@ import torch.nn as nn
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
@@ -641,34 +641,39 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def batch(self, flat: Flat, places: dict[str, Tensor] | None = None) -> Obs:
-        """The observations of a block as the network sees them; `places` are those of their
-        rows."""
-        arrays = []
-        for num in flat.counts.values():
-            ptr = np.append(0, num.cumsum())
-            arrays += [ptr, np.arange(len(num)).repeat(num)]
+    def batch(self, flat: Flat) -> Obs:
+        """The observations of a block as the network sees them."""
+        return self.assemble(flat.values, flat.counts, {})
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
+        values, counts = self.whole()
+        places = {None: idx}  # of dense leaves, and of each group
+        for group, num in counts.items():
+            places[group] = ranges((num.cumsum() - num)[idx], num[idx])
+        counts = {group: num[idx] for group, num in counts.items()}
+        return self.assemble(values, counts, places)
+
+    def assemble(self, values: list[Tensor], counts: dict, places: dict) -> Obs:
+        """A batch of the rows at `places`, or of all; indices reach the device in one copy."""
+        arrays = list(places.values())
+        for num in counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
+        places = dict(zip(places, arrays))
+        arrays = arrays[len(places) :]
         index = {}
-        for group, ptr, batch in zip(flat.counts, arrays[::2], arrays[1::2]):
-            index[group] = Ragged(None, ptr, batch, places and places[group])
+        for group, ptr, batch in zip(counts, arrays[::2], arrays[1::2]):
+            index[group] = Ragged(None, ptr, batch, places.get(group))
         obs = {}
-        for leaf, rows in zip(self.leaves, flat.values):
+        for leaf, rows in zip(self.leaves, values):
+            if places:
+                rows = select_rows(rows, places[leaf.group])
             if leaf.kind == "links":  # from here on they count the nodes of the batch
                 first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
                 rows = rows + first_node[:, None]
             obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
         return obs
-
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
-        values, counts = self.whole()
-        places = [idx]
-        for num in counts.values():
-            places.append(ranges((num.cumsum() - num)[idx], num[idx]))
-        places = dict(zip([None, *counts], pack(places, self.device)))
-        rows = [select_rows(rows, places[leaf.group]) for leaf, rows in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}), places)
 
 
 # --- end shared: storage ---
@@ -736,12 +741,12 @@ class Rows(nn.Module):
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
         spread = ((values - mean) ** 2).sum(0)
-        for num, mean, spread in all_ranks((len(values), mean, spread)):
+        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
             if num > 0:
                 total = self.count + num
-                delta = mean.to(self.mean) - self.mean
-                spread = spread.to(delta) + delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + spread) / total)
+                delta = rank_mean.to(self.mean) - self.mean
+                between = delta**2 * self.count * num / total
+                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
                 self.mean += delta * num / total
                 self.count += num
 
@@ -994,23 +999,23 @@ class Vector:
     """Independent bits or real numbers, from a distribution over each of them."""
 
     def __init__(self, each: Bernoulli | Normal):
-        self.dist = Independent(each, 1, validate_args=False)
+        self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
         if greedy:
-            return self.dist.mode
-        return self.dist.rsample() if self.dist.has_rsample else self.dist.sample()
+            return self.each.mode
+        return self.each.rsample() if self.each.has_rsample else self.each.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.dist.log_prob(action.float())
+        return self.each.log_prob(action.float()).sum(1)
 
     def entropy(self) -> Tensor:
-        return self.dist.entropy()
+        return self.each.entropy().sum(1)
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
-    or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
+    "bits" or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
@@ -1049,7 +1054,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks)
+        check.parts(UsageError, space, factors, parts, masks, heads)
     return parts
 
 
@@ -1447,7 +1452,7 @@ def predict(
     latent: Tensor,
     elements: dict[str, Elements],
     actions: Tensor,
-    rows: Tensor,
+    rows: np.ndarray,
     next_obs: Obs,
 ) -> Tensor:
     """--aux predict: the error of the encoder's features of the next observation, told from the
@@ -1458,7 +1463,7 @@ def predict(
     targets have variance 1 in the minibatch: a loss of 1 is no better than a constant, and a
     collapse to one does not lower it."""
     seen = torch.cat([latent, agent.head.seen(actions, elements)], 1)
-    predicted = agent.aux(seen[rows])
+    predicted = agent.aux(seen[to_device(rows, seen.device)])
     with torch.no_grad():
         features, _ = agent.encoder(next_obs)
         target = standardised(features)
@@ -1859,8 +1864,10 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                     more["losses/reconstruct"] = reconstruct(agent, args, envs.leaves, obs, latent)
                 elif args.aux == "predict":
                     rows = np.flatnonzero(dones.flat[idx] == 0)
-                    following = to_device(rows, device), memory.storage.gather(idx[rows] + N)
-                    more["losses/predict"] = predict(agent, latent, elements, actions, *following)
+                    next_obs = memory.storage.gather(idx[rows] + N)
+                    more["losses/predict"] = predict(
+                        agent, latent, elements, actions, rows, next_obs
+                    )
                 loss = loss + args.aux_coef * sum(more.values())
                 if demos and bc_coef > 0:
                     more |= behaviour_cloning(agent, *demos.sample(rng))
@@ -1889,8 +1896,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         if len(bad):
             k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; rewards "
-                "and observations are finite, so look at their size, the network and "
+                f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; "
+                "rewards and observations are finite, so look at their size, the network and "
                 "--learning-rate"
             )
         scalars = dict(zip(names, logs[-1]))
@@ -1953,7 +1960,9 @@ def main(args: Any) -> list:
         if evaluation:
             global_step = args.num_iterations * run.steps
             return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
         print("returns of greedy episodes:", *(episode.ret for episode in episodes))
         return episodes
 

@@ -51,7 +51,7 @@ import torch.nn as nn
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
 from tqdm import tqdm
@@ -633,34 +633,39 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def batch(self, flat: Flat, places: dict[str, Tensor] | None = None) -> Obs:
-        """The observations of a block as the network sees them; `places` are those of their
-        rows."""
-        arrays = []
-        for num in flat.counts.values():
-            ptr = np.append(0, num.cumsum())
-            arrays += [ptr, np.arange(len(num)).repeat(num)]
+    def batch(self, flat: Flat) -> Obs:
+        """The observations of a block as the network sees them."""
+        return self.assemble(flat.values, flat.counts, {})
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
+        values, counts = self.whole()
+        places = {None: idx}  # of dense leaves, and of each group
+        for group, num in counts.items():
+            places[group] = ranges((num.cumsum() - num)[idx], num[idx])
+        counts = {group: num[idx] for group, num in counts.items()}
+        return self.assemble(values, counts, places)
+
+    def assemble(self, values: list[Tensor], counts: dict, places: dict) -> Obs:
+        """A batch of the rows at `places`, or of all; indices reach the device in one copy."""
+        arrays = list(places.values())
+        for num in counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
+        places = dict(zip(places, arrays))
+        arrays = arrays[len(places) :]
         index = {}
-        for group, ptr, batch in zip(flat.counts, arrays[::2], arrays[1::2]):
-            index[group] = Ragged(None, ptr, batch, places and places[group])
+        for group, ptr, batch in zip(counts, arrays[::2], arrays[1::2]):
+            index[group] = Ragged(None, ptr, batch, places.get(group))
         obs = {}
-        for leaf, rows in zip(self.leaves, flat.values):
+        for leaf, rows in zip(self.leaves, values):
+            if places:
+                rows = select_rows(rows, places[leaf.group])
             if leaf.kind == "links":  # from here on they count the nodes of the batch
                 first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
                 rows = rows + first_node[:, None]
             obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
         return obs
-
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
-        values, counts = self.whole()
-        places = [idx]
-        for num in counts.values():
-            places.append(ranges((num.cumsum() - num)[idx], num[idx]))
-        places = dict(zip([None, *counts], pack(places, self.device)))
-        rows = [select_rows(rows, places[leaf.group]) for leaf, rows in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}), places)
 
 
 # --- end shared: storage ---
@@ -728,12 +733,12 @@ class Rows(nn.Module):
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
         spread = ((values - mean) ** 2).sum(0)
-        for num, mean, spread in all_ranks((len(values), mean, spread)):
+        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
             if num > 0:
                 total = self.count + num
-                delta = mean.to(self.mean) - self.mean
-                spread = spread.to(delta) + delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + spread) / total)
+                delta = rank_mean.to(self.mean) - self.mean
+                between = delta**2 * self.count * num / total
+                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
                 self.mean += delta * num / total
                 self.count += num
 
@@ -986,23 +991,23 @@ class Vector:
     """Independent bits or real numbers, from a distribution over each of them."""
 
     def __init__(self, each: Bernoulli | Normal):
-        self.dist = Independent(each, 1, validate_args=False)
+        self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
         if greedy:
-            return self.dist.mode
-        return self.dist.rsample() if self.dist.has_rsample else self.dist.sample()
+            return self.each.mode
+        return self.each.rsample() if self.each.has_rsample else self.each.sample()
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.dist.log_prob(action.float())
+        return self.each.log_prob(action.float()).sum(1)
 
     def entropy(self) -> Tensor:
-        return self.dist.entropy()
+        return self.each.entropy().sum(1)
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation), "bits"
-    or "normal"."""
+    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
+    "bits" or "normal"."""
 
     path: str  # in the action space: "action.amount"
     kind: str
@@ -1041,7 +1046,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks)
+        check.parts(UsageError, space, factors, parts, masks, heads)
     return parts
 
 
@@ -1323,51 +1328,56 @@ def bucket(num: int) -> int:
 
 
 class BucketStorage(Storage):
-    """Fills its batches up. Where there are ragged leaves one more observation stands at the end.
-    It owns the spare rows, at least one per group, that make their number a bucket, and at least 2:
+    """Fills batches up. Where there are ragged leaves one more observation stands at the end. Its
+    rows are repeated, at least one per group, until their number is a bucket, and at least 2:
     torch.compile makes other code for 0 and 1."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         super().__init__(leaves, device)
         self.sizes = set()  # of batches so far
         self.totals = np.zeros(2)  # rows, spare rows
-        self.rows = []  # spare ones: the first category, an action that is allowed, or zeros
+        counts = {leaf.group: np.ones(1, np.int64) for leaf in leaves if leaf.group}
+        num = min(len(counts), 1)  # observations that are added
+        rows = []  # the first category, an action that is allowed, or zeros
         for leaf in leaves:
             value = leaf.space.start if leaf.kind in CATEGORIES else 0
             if leaf.path.startswith("action_mask"):
                 value = 1
-            row = np.full(leaf.shape, value, leaf.dtype)
-            self.rows.append(torch.as_tensor(row, device=device))
+            rows.append(np.full((num, *leaf.shape), value, leaf.dtype))
+        self.spare = self.copy(Flat(rows, counts))
 
-    def batch(self, flat: Flat, places: dict[str, Tensor] | None = None) -> Obs:
-        return super().batch(self.fill(flat), places)
-
-    def fill(self, flat: Flat) -> Flat:
-        """The observations with a spare one at the end, whose links go from each of its nodes to
-        itself."""
+    def append(self, flat: Flat) -> Obs:
+        """Adds observations and returns them as a batch that is filled up."""
         if not flat.counts:
-            return flat
+            return super().append(flat)
+        self.blocks.append(self.copy(flat))
+        block = join([self.blocks[-1], self.spare], torch.cat)
+        return self.fill(block, np.arange(block.size))
+
+    def fill(self, flat: Flat, idx: np.ndarray) -> Obs:
+        """The observations `idx` of a block, the last of which is spare."""
         counts = {}
+        places = {None: idx}
         for group, num in flat.counts.items():
-            total = int(num.sum())
-            more = bucket(max(total + 1, 2)) - total
-            counts[group] = np.append(num, more)
-            self.totals += (total + more, more)
-        values = []
-        for leaf, rows, row in zip(self.leaves, flat.values, self.rows):
-            more = counts[leaf.group][-1] if leaf.group else 1
-            if leaf.kind == "links":
-                nodes = torch.arange(more, device=self.device) % counts[leaf.nodes][-1]
-                row = nodes[:, None]
-            values.append(torch.cat([rows, row.expand(more, *leaf.shape)]))
-        self.sizes.add(tuple((len(num), num.sum()) for num in counts.values()))
-        return Flat(values, counts)
+            rows = ranges((num.cumsum() - num)[idx], num[idx])
+            size = bucket(max(len(rows), 2))
+            more = size - len(rows)
+            counts[group] = num[idx]
+            counts[group][-1] += more
+            places[group] = np.append(rows, np.full(more, rows[-1]))
+            self.totals += (size, more + 1)
+        self.sizes.add(tuple(map(len, places.values())))
+        return self.assemble(flat.values, counts, places)
 
     def stats(self) -> dict[str, float]:
-        """Sizes of batches so far, each of which CUDA captures once, and the share of spare
-        rows."""
+        """Sizes of batches so far, each of which CUDA captures once, the share of spare rows, and
+        the graphs that torch.compile has made in this process, for all sizes."""
         rows, spare = self.totals
-        return {"charts/batch_sizes": len(self.sizes), "charts/spare_rows": spare / max(rows, 1)}
+        return {
+            "charts/batch_sizes": len(self.sizes),
+            "charts/spare_rows": spare / max(rows, 1),
+            "charts/compilations": dynamo.utils.counters["stats"]["unique_graphs"],
+        }
 
 
 def compiled(function: Callable, args: Any, storage: BucketStorage) -> Callable:
@@ -1388,8 +1398,8 @@ def compiled(function: Callable, args: Any, storage: BucketStorage) -> Callable:
     inductor.triton.cudagraph_or_error = mode == "reduce-overhead"
     inductor.triton.cudagraph_dynamic_shape_warn_limit = None  # sizes are few, and logged
     inductor.graph_partition = False
-    is_ragged = any(leaf.group for leaf in storage.leaves)
-    fast = torch.compile(function, mode=mode, fullgraph=True, dynamic=is_ragged or None)
+    dynamic = storage.spare.size > 0 or None  # all sizes at once
+    fast = torch.compile(function, mode=mode, fullgraph=True, dynamic=dynamic)
 
     def call(*inputs):
         torch.compiler.cudagraph_mark_step_begin()
@@ -1428,8 +1438,9 @@ class Memory:
         N = step.obs.size
         per_row = self.agent.head.per_row
         num = step.obs.counts[per_row].sum() if per_row else N  # actions that are not spare
-        self.actions.append(action[:num].clone())
-        return self.actions[-1], log_prob[:N].clone(), value[:N].clone()
+        action = action[:num].clone()
+        self.actions.append(action)
+        return action, log_prob[:N].clone(), value[:N].clone()
 
     def keep(self, step: Step) -> None:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
@@ -1440,19 +1451,22 @@ class Memory:
     def next_values(self, step: Step) -> Tensor:
         """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
         flat = self.storage.copy(join([step.obs, *self.finals]))
-        return self.agent.value(Storage.batch(self.storage, flat))  # not filled up
+        return self.agent.value(self.storage.batch(flat))
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The steps of the rollout in `num` random parts: their numbers, inputs of the agent."""
-        actions = torch.cat(self.actions)
-        num_steps = self.storage.whole().size
-        for idx in np.array_split(rng.permutation(num_steps), num):
-            obs = self.storage.gather(idx)
-            yield idx, (obs, self.agent.head.select(actions, obs, idx))
+        actions = torch.cat([*self.actions, torch.zeros_like(self.actions[0][:1])])
+        flat = self.storage.whole()
+        filled = join([flat, self.storage.spare], torch.cat)
+        spare = np.arange(flat.size, filled.size)
+        for idx in np.array_split(rng.permutation(flat.size), num):
+            numbers = np.append(idx, spare)
+            obs = self.storage.fill(filled, numbers)
+            yield idx, (obs, self.agent.head.select(actions, obs, numbers))
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
-        return Storage.batch(self.storage, self.storage.whole())  # not filled up
+        return self.storage.batch(self.storage.whole())
 
     def state(self) -> None:
         """What a checkpoint keeps."""
@@ -1483,10 +1497,6 @@ class Agent(nn.Module):
     def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
         """(action [B, columns], log_prob [B], entropy [B], value [B])"""
         features, elements = self.encoder(obs)
-        if action is not None:  # those of spare rows are 0
-            per_row = self.head.per_row
-            rows = elements[per_row].batch if per_row else features
-            action = nn.functional.pad(action, (0, 0, 0, len(rows) - len(action)))
         outputs = self.head(self.actor(features), elements, obs, action, greedy)
         return *outputs, self.critic(features).squeeze(1)
 
@@ -1642,8 +1652,8 @@ LOGGED = (
     "losses/old_approx_kl",
     "losses/approx_kl",
     "losses/clipfrac",
-    "losses/grad_norm",
     "debug/collection_mismatch",
+    "losses/grad_norm",
 )
 
 
@@ -1655,8 +1665,8 @@ def ppo_loss(
     returns. What spare observations at the end give is cut off, so their gradient is zero."""
     B = len(rollout)
     log_probs, values, mb_advantages, returns = rollout.unbind(1)
-    _, *outputs = agent(obs, actions)
-    new_log_prob, entropy, new_value = [output[:B] for output in outputs]
+    outputs = [output[:B] for output in agent(obs, actions)]
+    _, new_log_prob, entropy, new_value = outputs
     logratio = new_log_prob - log_probs
     ratio = logratio.exp()
     if args.norm_adv and B > 1:
@@ -1758,7 +1768,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
-                logs.append(torch.cat([stats[:-1], grad_norm[None], stats[-1:]]))
+                logs.append(torch.cat([stats, grad_norm[None]]))
             approx_kl = stats[LOGGED.index("losses/approx_kl")]
             if args.target_kl is not None:
                 if np.mean(all_ranks(approx_kl.item())) > args.target_kl:
@@ -1771,16 +1781,15 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         if len(bad):
             k, column = bad[0]
             raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; rewards "
-                "and observations are finite, so look at their size, the network and "
+                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; "
+                "rewards and observations are finite, so look at their size, the network and "
                 "--learning-rate"
             )
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
-        scalars["debug/collection_mismatch"] = logs[0, -1]  # where the weights are those that acted
+        scalars["debug/collection_mismatch"] = logs[0, -2]  # where the weights are those that acted
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        scalars["charts/compilations"] = dynamo.utils.counters["stats"]["unique_graphs"]
         scalars |= memory.storage.stats()
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration, agent, optimizer, memory, envs, rng)
@@ -1834,7 +1843,9 @@ def main(args: Any) -> list:
         if evaluation:
             global_step = args.num_iterations * run.steps
             return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
         print("returns of greedy episodes:", *(episode.ret for episode in episodes))
         return episodes
 

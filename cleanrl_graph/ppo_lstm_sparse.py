@@ -207,100 +207,138 @@ NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a mea
 
 
 class Leaf(NamedTuple):
-    """One array of the observation tree. A ragged leaf (`group` is not None) has any number of rows
-    per step, as many as others of its group. `shape`, `dtype` and `space` are those of one row
-    (ragged) or one step (dense)."""
+    """One array of an observation. A ragged leaf (`group` is not None) has any number of rows per
+    step, as many as the others of its group. `shape`, `dtype` and `space` are those of one row
+    (ragged) or of one step (dense)."""
 
     path: str  # "graph.nodes", "position"
     kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
-    group: str | None
     space: gym.Space
-    get: Callable[[Any], Any]  # observation -> array, None for no rows
-    is_input = property(lambda leaf: leaf.path.split(".")[0] not in NOT_INPUT)
+    getters: tuple[Callable, ...]  # called one after the other: observation -> array
+    group: str | None = None
+    nodes: str | None = None  # the group whose rows the values of "links" count
+
+    @property
+    def is_input(self) -> bool:
+        return self.path.split(".")[0] not in NOT_INPUT
+
+    def read(self, obs: Any) -> Any:
+        """The array in an observation, None for no rows."""
+        for get in self.getters:
+            obs = get(obs)
+        return obs
 
 
-def leaves_of(space: gym.Space, path: str = "", get: Callable = lambda obs: obs) -> list[Leaf]:
+def leaves_of(space: gym.Space, path: str = "", getters: tuple = ()) -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
-    name = path or "obs"  # the path of a space that is not inside another
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        return [
-            leaf
-            for k, child in children
-            for leaf in leaves_of(
-                child, f"{path}.{k}" if path else str(k), lambda obs, k=k: get(obs)[k]
-            )
-        ]
+    name = path or "obs"  # of a space that is not inside another
     if isinstance(space, spaces.Graph):
-        nodes, edges = f"{name}.nodes", f"{name}.edge_links"
-        leaves = [
-            leaf._replace(group=nodes)
-            for leaf in leaves_of(space.node_space, nodes, lambda obs: get(obs).nodes)
-        ]
-        leaves.append(
-            Leaf(
-                edges,
-                "links",
-                (2,),
-                np.dtype(np.int32),
-                edges,
-                space,
-                lambda obs: get(obs).edge_links,
-            )
-        )
-        if space.edge_space is not None:
-            features = leaves_of(space.edge_space, f"{name}.edges", lambda obs: get(obs).edges)
-            leaves += [leaf._replace(group=edges) for leaf in features]
-        return leaves
+        return graph_leaves(space, name, getters)
     if isinstance(space, spaces.Sequence):
-        rows = leaves_of(space.feature_space, name)
-        if any(leaf.group for leaf in rows):
+        return sequence_leaves(space, name, getters)
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [array_leaf(space, name, getters)]
+    leaves = []
+    children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+    for k, child in children:
+        child_path = f"{path}.{k}" if path else str(k)
+        leaves += leaves_of(child, child_path, getters + (itemgetter(k),))
+    return leaves
+
+
+def graph_leaves(space: spaces.Graph, path: str, getters: tuple) -> list[Leaf]:
+    """Nodes, edge_links and, if they have features, edges."""
+    nodes = array_leaf(space.node_space, f"{path}.nodes", getters + (attrgetter("nodes"),))
+    nodes = nodes._replace(group=nodes.path)
+    name = f"{path}.edge_links"
+    int32 = np.dtype(np.int32)
+    get_links = getters + (attrgetter("edge_links"),)
+    links = Leaf(name, "links", (2,), int32, space, get_links, name, nodes.path)
+    if space.edge_space is None:
+        return [nodes, links]
+    edges = array_leaf(space.edge_space, f"{path}.edges", getters + (attrgetter("edges"),))
+    return [nodes, links, edges._replace(group=name)]
+
+
+def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[Leaf]:
+    """The leaves of a row. Without `stack` the rows are a tuple, each is read on its own."""
+    leaves = []
+    for leaf in leaves_of(space.feature_space, path):
+        if leaf.group:
             raise UsageError(
-                f"leaf '{name}': {space} is not supported, its rows must have a fixed shape"
+                f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
             )
-        if space.stack:
-            return [
-                leaf._replace(group=name, get=lambda obs, g=leaf.get: g(get(obs))) for leaf in rows
-            ]
-        return [
-            leaf._replace(
-                group=name, get=lambda obs, g=leaf.get: [g(row) for row in get(obs)] or None
-            )
-            for leaf in rows
-        ]
-    kind, dtype = "vector", np.dtype(np.int64)  # torch knows no larger unsigned numbers
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        kind = "discrete" if isinstance(space, spaces.Discrete) else "multidiscrete"
+        of_rows = leaf.getters if space.stack else (partial(read_rows, leaf),)
+        leaves.append(leaf._replace(group=path, getters=getters + of_rows))
+    return leaves
+
+
+def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
+    """What a leaf of a row is in each of them."""
+    return [leaf.read(row) for row in rows] or None
+
+
+def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
+    """The leaf of a space whose elements are arrays or numbers."""
+    kind = "vector"
+    if isinstance(space, spaces.Discrete):
+        kind = "discrete"
+    elif isinstance(space, spaces.MultiDiscrete):
+        kind = "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(
-            f"leaf '{name}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Graph, "
-            "Sequence, Dict and Tuple are)"
+            f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
+            "Graph, Sequence, Dict and Tuple are)"
         )
-    elif space.dtype.kind == "f":
-        dtype = np.dtype(np.float32)
-    elif space.dtype.kind in "bi" or space.dtype == np.uint8:
-        dtype = space.dtype
-    if isinstance(space, spaces.Box) and len(space.shape) == 3:
+    elif isinstance(space, spaces.Box) and len(space.shape) == 3:
         pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
         kind = "image" if min(pixels) >= 8 else "vector"
-    return [Leaf(name, kind, tuple(space.shape), dtype, None, space, get)]
+    dtype = np.dtype(np.int64)  # torch knows no larger unsigned numbers
+    if space.dtype.kind == "f":
+        dtype = np.dtype(np.float32)
+    elif kind in ("vector", "image") and (space.dtype.kind in "bi" or space.dtype == np.uint8):
+        dtype = space.dtype
+    return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
     """The number of values of each category of a discrete or multidiscrete leaf, int64
     [entries]."""
-    return np.ravel(leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec).astype(np.int64)
+    options = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
+    return np.ravel(options).astype(np.int64)
+
+
+class Group(NamedTuple):
+    """The paths of the leaves of a graph, or of a set, which has no edges."""
+
+    nodes: list[str]  # with a row per node, or per element
+    links: str | None  # edge_links, which is the name of the group of edges, too
+    edges: list[str]  # with a row per edge
+
+
+def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
+    """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
+    links = {leaf.nodes: leaf.group for leaf in leaves if leaf.nodes}
+    paths = {}  # group -> its leaves
+    for leaf in leaves:
+        if leaf.group and leaf.is_input:
+            paths.setdefault(leaf.group, []).append(leaf.path)
+    groups = {}
+    for name, nodes in paths.items():
+        if name not in links.values():
+            edges = paths.get(links.get(name), [])
+            groups[name] = Group(nodes, links.get(name), edges[1:])  # the first are the links
+    return groups
 
 
 def element_groups(leaves: list[Leaf]) -> list[str]:
     """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where
     there is no graph."""
-    groups = dict.fromkeys(leaf.group for leaf in leaves if leaf.group and leaf.is_input)
-    return [g for g in groups if g.endswith(".nodes")] or [
-        g for g in groups if not g.endswith(".edge_links")
-    ]
+    groups = groups_of(leaves)
+    graphs = [name for name, group in groups.items() if group.links]
+    return graphs or list(groups)
 
 
 class Flat(NamedTuple):
@@ -310,14 +348,16 @@ class Flat(NamedTuple):
     values: list[np.ndarray]  # per leaf [N, ...] (dense) or the rows of all N one after the other
     counts: dict[str, np.ndarray]  # group of ragged leaves -> int64 [N]
 
+    @property
+    def size(self) -> int:
+        return len(next(iter(self.counts.values()), self.values[0]))
+
 
 def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
     """The observations of all `flats`, copied by `concatenate`."""
     values, counts = zip(*flats)
-    return Flat(
-        [concatenate(arrays) for arrays in zip(*values)],
-        {group: np.concatenate([num[group] for num in counts]) for group in counts[0]},
-    )
+    joined = {group: np.concatenate([num[group] for num in counts]) for group in counts[0]}
+    return Flat([concatenate(arrays) for arrays in zip(*values)], joined)
 
 
 # --- end shared: observations ---
@@ -325,76 +365,53 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
-VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
-
-
+@cache
 def service(name: str, flag: str | None = None):
-    """The module cleanrl_graph.NAME; None, or a UsageError if a flag needs it, where this script
+    """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
-    try:
+    with contextlib.suppress(ModuleNotFoundError):
         package = importlib.import_module("cleanrl_graph")
-    except ModuleNotFoundError:
-        package = None
-    if getattr(package, "__version__", None) == VERSION:
-        return importlib.import_module(f"cleanrl_graph.{name}")
+        if getattr(package, "__version__", None) == VERSION:
+            return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
         )
-    return None
-
-
-def own_envs() -> str | None:
-    """The file of an `envs` that is not this project's; a folder without __init__.py has no ids."""
-    spec = importlib.util.find_spec("envs")
-    return spec.origin if spec else None
-
-
-def full_id(env_id: str) -> str:
-    """`envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
-    if env_id.startswith("envs:") and own_envs() is None:
-        return f"cleanrl_graph.{env_id}"
-    return env_id
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs); its exception becomes a UsageError: frames of others' code, then a
-    sentence."""
-    try:
-        return function(*args, **kwargs)
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        trace, frames = error.__traceback__, []
-        while trace and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        if not isinstance(
-            error, (gym.error.Error, OSError, ModuleNotFoundError)
-        ):  # which say enough
-            frames = traceback.format_exception(type(error), error, trace)
-        raise UsageError(
-            f"{''.join(frames)}{doing}{args or ''}: {type(error).__name__}: {error}"
-        ) from None
+    """function(*args, **kwargs). utils/check.py makes sentences of its exceptions."""
+    check = service("utils.check")
+    if check:
+        return check.guarded(UsageError, doing, function, *args, **kwargs)
+    return function(*args, **kwargs)
 
 
-def tasks_of(args) -> list[dict]:  # the entries of --env-kwargs
+def tasks_of(args: Any) -> list[dict]:
+    """The entries of --env-kwargs."""
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
 
 
-def make_env(args, i: int = 0, more: dict | None = None) -> gym.Env:
-    """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers."""
-    kwargs = {"disable_env_checker": True} | tasks_of(args)[i % len(tasks_of(args))] | (more or {})
-    env_id = full_id(args.env_id)
+def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
+    """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers. An id
+    `envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
+    tasks = tasks_of(args)
+    kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
+    env_id = args.env_id
     where = "or module:Name-v0"
     if env_id.startswith("envs:"):
-        where = f"of {own_envs()}; that of cleanrl_graph is cleanrl_graph.{env_id}"
+        own = importlib.util.find_spec("envs")
+        env_id = f"cleanrl_graph.{env_id}"
+        if own and own.origin:
+            where = f"of {own.origin}; that of cleanrl_graph is {env_id}"
+            env_id = args.env_id
     env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
 class Episode(NamedTuple):
-    """An episode that ended. Return and length are those of RecordEpisodeStatistics where used."""
+    """An episode that ended."""
 
     env: int
     ret: float
@@ -405,7 +422,7 @@ class Episode(NamedTuple):
 
 class Step(NamedTuple):
     """What N environments returned. Where one is `terminated` or `truncated`, as all are at first,
-    a new one begins."""
+    a new episode begins."""
 
     obs: Flat
     reward: np.ndarray  # float32 [N]
@@ -420,223 +437,131 @@ class Envs:
     an episode's last step is the first of the next one. UsageError names env, step and action, or
     leaf and value, of what goes wrong."""
 
-    def __init__(
-        self, makers: list[Callable[[], gym.Env]], action_head: str = "auto", first_env: int = 0
-    ):
-        self.envs, self.first_env, N = (
-            [guarded("make_env", make) for make in makers],
-            first_env,
-            len(makers),
-        )
-        self.action_space, space, self.num_steps = (
-            self.envs[0].action_space,
-            self.envs[0].observation_space,
-            0,
-        )
-        leaves = leaves_of(space)
-        paths = [leaf.path for leaf in leaves]
-        if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
-            raise UsageError(
-                f"{space}: its leaves {paths} need different names, and one must be an input"
-            )
+    def __init__(self, makers: list[Callable], action_head: str = "auto", first_env: int = 0):
+        self.first_env = first_env
+        self.num_steps = 0
+        self.check = service("utils.check")
+        self.envs = [guarded("make_env", make) for make in makers]
+        self.action_space = self.envs[0].action_space
+        leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        kinds = [
-            [part._replace(size=0) if part.kind == "choice" else part for part in own]
-            for own in self.parts
-        ]
-        if (
-            len(
-                {
-                    repr((own, to_env_actions(env.action_space, np.zeros((1, 999)))))
-                    for own, env in zip(kinds, self.envs)
-                }
-            )
-            > 1
-        ):
+        meanings = [[part[:-1] for part in parts] for parts in self.parts]  # without the size
+        if any(meaning != meanings[0] for meaning in meanings):
             raise UsageError(
                 f"--env-kwargs: not all entries have the action space {self.action_space}"
             )
-        sets = [g for g in element_groups(leaves) if g != "avail_actions"]
-        aligned = {part.mask: part.group for part in self.parts[0]} | {
-            "node_ids": next(iter(sets), None)
-        }
-        self.leaves = sorted(
-            (leaf._replace(group=aligned.get(leaf.path, leaf.group)) for leaf in leaves),
-            key=lambda leaf: not leaf.is_input,
-        )
-        self.returns, self.lengths = np.zeros(N), np.zeros(N, np.int64)  # of the present episodes
-        self.observations: list[list[np.ndarray]] = [[]] * N  # leaf arrays of the last step
+        self.leaves = aligned(leaves, self.parts[0])
+        self.returns = np.zeros(len(makers))  # of the present episodes
+        self.lengths = np.zeros(len(makers), np.int64)
+        self.observations: list = [None] * len(makers)  # leaf arrays of the last step
 
     def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
-        N = len(self.envs)
-        self.reward, self.terminated, self.truncated = (
-            np.zeros(N, np.float32),
-            np.ones(N, bool),
-            np.zeros(N, bool),
-        )
-        for i in range(N):
+        self.outcome = np.zeros((3, len(self.envs)), np.float32)  # reward, terminated, truncated
+        self.outcome[1] = 1
+        for i in range(len(self.envs)):
             self.begin(i, None if seed is None else seed + self.first_env + i)
         return self.latest()
 
     def begin(self, i: int, seed: int | None = None) -> None:
-        obs, _ = self.call(i, 2, "reset", seed=seed)
-        self.returns[i], self.lengths[i], self.observations[i] = 0.0, 0, self.flatten(i, obs)
+        """Starts an episode of env i."""
+        obs, _ = self.call(i, "reset", seed=seed)
+        self.returns[i] = 0.0
+        self.lengths[i] = 0
+        self.observations[i] = self.read(i, obs)
 
     def latest(self, final: Flat | None = None, episodes: Iterable[Episode] = ()) -> Step:
         obs = self.collate(self.observations, range(len(self.envs)))
-        return Step(obs, self.reward, self.terminated, self.truncated, final, list(episodes))
+        reward, terminated, truncated = self.outcome
+        return Step(obs, reward, terminated > 0, truncated > 0, final, list(episodes))
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
-        outcomes, finals, episodes = [], {}, []
+        self.outcome = np.zeros_like(self.outcome)
+        finals = {}  # env -> the last observation of an episode that is truncated
+        episodes = []
         for i, action in enumerate(actions):
-            obs, reward, terminated, truncated, info = self.call(i, 5, "step", action)
-            info, doing = info or {}, f"env {self.first_env + i}, step {self.num_steps}"
-            reward = (
-                reward if isinstance(reward, float) else guarded(f"{doing}, reward", float, reward)
-            )
-            if not abs(reward) < 3e38:
-                raise UsageError(f"{doing}: reward {reward} is not finite")
-            if "action_mask" in info and not any(part.mask for part in self.parts[i]):
-                raise UsageError(f"{doing}: info has an action_mask, the first reset had none")
+            obs, reward, terminated, truncated, info = self.call(i, "step", action)
+            info = info or {}
+            if self.check:
+                self.check.outcome(self.error, i, reward, info, self.parts[i])
+            self.outcome[0, i] = reward
             self.returns[i] += reward
             self.lengths[i] += 1
-            outcomes.append((reward, terminated, truncated and not terminated))
             if not (terminated or truncated):
-                self.observations[i] = self.flatten(i, obs)
+                self.observations[i] = self.read(i, obs)
                 continue
+            self.outcome[1 if terminated else 2, i] = 1
             if not terminated:  # copied: the environment may write into it
-                finals[i] = [array.copy() for array in self.flatten(i, obs)]
-            if (
-                whole := info.get("episode", {})
-            ) is not None:  # None: the end of a life, not of a game
-                whole = {
-                    "r": self.returns[i],
-                    "l": self.lengths[i],
-                    **(whole if isinstance(whole, dict) else {}),
-                }
-                episodes.append(
-                    Episode(
-                        self.first_env + i,
-                        float(whole["r"]),
-                        int(whole["l"]),
-                        info.get("group"),
-                        info.get("eval", {}),
-                    )
-                )
+                finals[i] = [array.copy() for array in self.read(i, obs)]
+            if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
+                episodes.append(self.episode(i, info))
             self.begin(i)
-        outcomes = np.array(outcomes, np.float64)
-        self.reward, self.terminated, self.truncated = (
-            outcomes[:, 0].astype(np.float32),
-            *(outcomes[:, 1:] > 0).T,
-        )
-        return self.latest(
-            self.collate(list(finals.values()), list(finals)) if finals else None, episodes
-        )
+        final = self.collate(list(finals.values()), list(finals)) if finals else None
+        return self.latest(final, episodes)
 
-    def call(self, i: int, length: int, method: str, *args, **kwargs) -> tuple:
-        """The `length` values that a method of env i returns."""
+    def episode(self, i: int, info: dict) -> Episode:
+        """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
+        whole = {"r": self.returns[i], "l": self.lengths[i]}
+        if isinstance(info.get("episode"), dict):
+            whole |= info["episode"]
+        ret = float(whole["r"])
+        length = int(whole["l"])
+        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
+
+    def call(self, i: int, method: str, *args, **kwargs) -> tuple:
+        """What `reset` or `step` of env i returns."""
         doing = f"env {self.first_env + i}, step {self.num_steps}, {method}"
-        result = guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
-        if not isinstance(result, tuple) or len(result) != length:
-            raise UsageError(
-                f"{doing}: gymnasium's environments return {length} values, not {str(result)[:200]}"
-            )
-        return result
+        return guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
 
-    def flatten(self, i: int, obs: Any) -> list[np.ndarray]:
+    def read(self, i: int, obs: Any) -> list[np.ndarray]:
         """The leaf arrays of one observation of env i."""
-        arrays, num_rows = [], {}
+        arrays = []
         for leaf in self.leaves:
-            ragged = leaf.group is not None
             try:
-                array = leaf.get(obs)
-                array = (
-                    np.zeros((0, *leaf.shape), leaf.dtype)
-                    if array is None and ragged
-                    else np.asarray(array)
-                )
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
-                raise self.error(
-                    i, leaf, f"cannot be read: {type(error).__name__} {error}"
-                ) from None
-            if array.dtype != leaf.dtype:
-                if array.dtype.kind not in ("biu" if leaf.dtype.kind in "iu" else "biuf"):
-                    raise self.error(
-                        i,
-                        leaf,
-                        f"dtype {array.dtype} where {leaf.space.dtype or leaf.dtype} is declared",
-                    )
-                array = array.astype(leaf.dtype)
-            if array.ndim != len(leaf.shape) + ragged or array.shape[ragged:] != leaf.shape:
-                raise self.error(
-                    i,
-                    leaf,
-                    f"shape {array.shape} where {('rows',) * ragged + leaf.shape} is declared",
-                )
-            if ragged and num_rows.setdefault(leaf.group, len(array)) != len(array):
-                raise self.error(
-                    i, leaf, f"{len(array)} rows where '{leaf.group}' has {num_rows[leaf.group]}"
-                )
-            if leaf.path == "node_ids" and len(np.unique(array)) < len(array):
-                raise self.error(i, leaf, f"an id occurs twice: {array.tolist()}")
-            for part in self.parts[i]:
-                is_choice = part.kind == "choice"
-                if is_choice and part.group == leaf.group and not 0 < len(array) <= part.size:
-                    raise self.error(
-                        i,
-                        leaf,
-                        f"{len(array)} rows to choose from, the action space has {part.size}",
-                    )
-                if part.mask == leaf.path:
-                    options = array.reshape(-1, math.prod(leaf.shape))[:, part.entries]
-                    if not options.any(0 if is_choice else 1).all():
-                        raise self.error(i, leaf, f"all actions are masked: {array.tolist()}")
-            arrays.append(array)
+                array = leaf.read(obs)
+                if array is None and leaf.group:
+                    array = np.zeros((0, *leaf.shape), leaf.dtype)
+                arrays.append(np.asarray(array))
+            except Exception as error:
+                problem = f"cannot be read: {type(error).__name__} {error}"
+                raise self.error(i, problem, leaf) from None
         return arrays
 
     def collate(self, observations: list[list[np.ndarray]], envs: Iterable[int]) -> Flat:
-        """The observations of `envs`, copied; UsageError for the first value that is out of
-        range."""
-        values, counts = [], {}
+        """The observations of `envs`, copied."""
+        if self.check:
+            self.check.observations(self.error, self.leaves, self.parts, observations, list(envs))
+        values = []
+        counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
             if leaf.group and leaf.group not in counts:
                 counts[leaf.group] = np.fromiter(map(len, arrays), np.int64, len(arrays))
-            values.append(np.concatenate(arrays) if leaf.group else np.array(arrays))
-            if leaf.dtype.kind == "f":
-                bad = ~np.isfinite(values[-1])
-            elif leaf.kind == "links":
-                num_nodes = counts[leaf.path.removesuffix("edge_links") + "nodes"]
-                bad = (values[-1] < 0) | (
-                    values[-1] >= num_nodes.repeat(counts[leaf.group])[:, None]
-                )
-            elif leaf.kind in ("discrete", "multidiscrete"):
-                option, num = values[-1] - leaf.space.start, num_options(leaf).reshape(leaf.shape)
-                bad = (option < 0) | (option >= num)
-            else:
-                continue
-            if bad.any():
-                row = int(np.argwhere(bad)[0][0])
-                b = (
-                    int(np.searchsorted(counts[leaf.group].cumsum(), row, side="right"))
-                    if leaf.group
-                    else row
-                )
-                where = f" in row {row - counts[leaf.group][:b].sum()}" if leaf.group else ""
-                where += f" of a graph with {num_nodes[b]} nodes" if leaf.kind == "links" else ""
-                raise self.error(list(envs)[b], leaf, f"value {values[-1][bad][0]}{where}")
+            rows = np.concatenate(arrays) if leaf.group else np.array(arrays)
+            values.append(rows.astype(leaf.dtype, copy=False))
         return Flat(values, counts)
 
-    def error(self, i: int, leaf: Leaf, problem: str) -> UsageError:
-        return UsageError(
-            f"env {self.first_env + i}, leaf '{leaf.path}', step {self.num_steps}: {problem}"
-        )
+    def error(self, i: int, problem: str, leaf: Leaf | None = None) -> UsageError:
+        of_leaf = f", leaf '{leaf.path}'" if leaf else ""
+        return UsageError(f"env {self.first_env + i}{of_leaf}, step {self.num_steps}: {problem}")
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
+    """The leaves, inputs first. Masks and node_ids have the rows of the group that they speak of.
+    UsageError for leaves of the same name, or if there is no input."""
+    paths = [leaf.path for leaf in leaves]
+    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
+        raise UsageError(f"leaves {paths} need different names, and one must be an input")
+    groups = {part.mask: part.group for part in parts}
+    sets = [name for name in element_groups(leaves) if name != "avail_actions"]
+    groups["node_ids"] = sets[0] if sets else None
+    leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
+    return sorted(leaves, key=lambda leaf: not leaf.is_input)
 
 
 # --- end shared: environments ---
@@ -646,12 +571,12 @@ class Envs:
 # ---- Storage: every step once, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
     """Rows of B observations one after the other; b owns values[ptr[b]:ptr[b + 1]]. Node indices
-    ("edge_links") index the rows of the batch, as in PyG's Batch."""
+    ("edge_links") count the rows of the batch, as in PyG's Batch."""
 
-    values: Tensor  # [rows, ...]
+    values: Tensor | None  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
     batch: Tensor  # int64 [rows], the observation that a row belongs to
-    rows: Tensor | None = None  # int64 [rows], their places in the storage
+    places: Tensor | None = None  # int64 [rows], where the rows stand in the storage
 
 
 Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
@@ -660,7 +585,22 @@ Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """The array on the device, from pinned memory, without waiting for the copy."""
     host = torch.from_numpy(array)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """For each k counts[k] numbers from first[k] on, one after the other."""
+    return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
+
+
+def pack(arrays: list[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
+    """Index arrays on the device, by one copy."""
+    if not arrays:
+        return ()
+    lengths = [len(array) for array in arrays]
+    return to_device(np.concatenate(arrays), device).split(lengths)
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:
@@ -674,17 +614,20 @@ class Storage:
     """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
-        self.leaves, self.device = leaves, device
+        self.leaves = leaves
+        self.device = device
         self.clear()
 
     def clear(self) -> None:
         self.blocks: list[Flat] = []  # what was appended, with tensors as values
 
+    def copy(self, flat: Flat) -> Flat:
+        """With tensors on the device, by one copy per leaf."""
+        return Flat([to_device(array, self.device) for array in flat.values], flat.counts)
+
     def append(self, flat: Flat) -> Obs:
-        """Adds observations, with one copy to the device per leaf, and returns them as a batch."""
-        self.blocks.append(
-            Flat([to_device(array, self.device) for array in flat.values], flat.counts)
-        )
+        """Adds observations and returns them as a batch."""
+        self.blocks.append(self.copy(flat))
         return self.batch(self.blocks[-1])
 
     def whole(self) -> Flat:
@@ -693,58 +636,39 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
+    def batch(self, flat: Flat) -> Obs:
+        """The observations of a block as the network sees them."""
+        return self.assemble(flat.values, flat.counts, {})
+
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
         values, counts = self.whole()
-        first = [(num.cumsum() - num)[idx] for num in counts.values()]
-        return self.batch(
-            Flat(values, {group: num[idx] for group, num in counts.items()}), [*first, idx]
-        )
+        places = {None: idx}  # of dense leaves, and of each group
+        for group, num in counts.items():
+            places[group] = ranges((num.cumsum() - num)[idx], num[idx])
+        counts = {group: num[idx] for group, num in counts.items()}
+        return self.assemble(values, counts, places)
 
-    def batch(self, flat: Flat, first: Iterable[np.ndarray] = ()) -> Obs:
-        """B observations as the network sees them: of group k counts[group] rows from row first[k]
-        on, of dense leaves the rows first[-1]; without `first` all there are. The index arrays
-        reach the device in one copy."""
-        obs, index, rows, ends = (
-            {},
-            {},
-            {},
-            [np.append(0, num.cumsum()) for num in flat.counts.values()],
-        )
-        arrays = [*ends, *first]
-        if arrays:
-            arrays = to_device(np.concatenate(arrays), self.device).split(list(map(len, arrays)))
-        for k, (group, num) in enumerate(flat.counts.items()):
-            batch = torch.repeat_interleave(arrays[k].diff(), output_size=int(num.sum()))
-            if first:
-                shift = arrays[len(ends) + k] - arrays[k][:-1]
-                rows[group] = select_rows(shift, batch) + torch.arange(
-                    len(batch), device=self.device
-                )
-            index[group] = arrays[k], batch, rows.get(group)
-        for leaf, values in zip(self.leaves, flat.values):
-            if first:
-                values = select_rows(values, rows[leaf.group] if leaf.group else arrays[-1])
-            if leaf.kind == "links":
-                first_node = index[leaf.path.removesuffix("edge_links") + "nodes"][0]
-                values = values + select_rows(first_node, index[leaf.group][1])[:, None]
-            obs[leaf.path] = Ragged(values, *index[leaf.group]) if leaf.group else values
+    def assemble(self, values: list[Tensor], counts: dict, places: dict) -> Obs:
+        """A batch of the rows at `places`, or of all; indices reach the device in one copy."""
+        arrays = list(places.values())
+        for num in counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        arrays = pack(arrays, self.device)
+        places = dict(zip(places, arrays))
+        arrays = arrays[len(places) :]
+        index = {}
+        for group, ptr, batch in zip(counts, arrays[::2], arrays[1::2]):
+            index[group] = Ragged(None, ptr, batch, places.get(group))
+        obs = {}
+        for leaf, rows in zip(self.leaves, values):
+            if places:
+                rows = select_rows(rows, places[leaf.group])
+            if leaf.kind == "links":  # from here on they count the nodes of the batch
+                first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
+                rows = rows + first_node[:, None]
+            obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
         return obs
-
-    def stats(self, size: int) -> dict[str, float]:
-        """Of the first `size` observations: bytes of each, share that padding would waste, rows per
-        group."""
-        stats, used, full, counts = {}, 0, 0, self.whole().counts
-        for leaf in self.leaves:
-            num = counts[leaf.group][:size] if leaf.group else np.ones(size, np.int64)
-            row_bytes = leaf.dtype.itemsize * math.prod(leaf.shape)
-            used, full = used + int(num.sum()) * row_bytes, full + int(num.max()) * size * row_bytes
-            if leaf.group:
-                stats[f"charts/rows/{leaf.group}"] = num.mean()
-        return stats | {
-            "charts/obs_bytes_per_step": used / size,
-            "charts/padding_avoided": (full - used) / (full or 1),
-        }
 
 
 # --- end shared: storage ---
@@ -762,10 +686,11 @@ def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.
 
 
 def mlp(widths: list[int], activation: str) -> nn.Sequential:
-    layers = [
-        [layer_init(nn.Linear(i, o)), ACTIVATIONS[activation]()] for i, o in zip(widths, widths[1:])
-    ]
-    return nn.Sequential(*sum(layers, []))
+    layers = []
+    for num_in, num_out in zip(widths, widths[1:]):
+        layers.append(layer_init(nn.Linear(num_in, num_out)))
+        layers.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*layers)
 
 
 def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
@@ -785,52 +710,52 @@ class Rows(nn.Module):
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.axes, self.embedding, self.dim = len(leaf.shape), None, math.prod(leaf.shape)
+        self.axes = len(leaf.shape)
+        self.dim = math.prod(leaf.shape)
+        self.embedding = None
         self.categorical = leaf.kind in ("discrete", "multidiscrete")
         if self.categorical:
             num = num_options(leaf)
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
             self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
-            self.num = self.dim = int(num.sum())
+            self.num = int(num.sum())
+            self.dim = min(self.num, 64)
             if self.num > 64:
-                self.embedding, self.dim = nn.EmbeddingBag(self.num, 64, mode="sum"), 64
+                self.embedding = nn.EmbeddingBag(self.num, self.dim, mode="sum")
         self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box)
         if self.norm_obs:
             zeros = torch.zeros(self.dim, dtype=torch.float64)
-            for name, value in ("count", zeros[0]), ("mean", zeros), ("var", zeros + 1):
-                self.register_buffer(name, value.clone())
+            self.register_buffer("count", torch.zeros_like(zeros[0]))
+            self.register_buffer("mean", zeros)
+            self.register_buffer("var", torch.ones_like(zeros))
 
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
         2.1)."""
         values = values.reshape(-1, self.dim).double()
-        moments = (
-            torch.var_mean(values, 0, correction=0)
-            if len(values)
-            else (0 * self.var, 0 * self.mean)
-        )
-        for num, moment in all_ranks((len(values), torch.stack(moments))):
-            (var, mean), total = moment.to(self.mean), (self.count + num).clamp(min=1)
-            delta = mean - self.mean
-            spread = self.var * self.count + var * num + delta**2 * self.count * num / total
-            self.mean += delta * num / total
-            self.var.copy_(torch.where(self.count + num > 0, spread / total, self.var))
-            self.count += num
+        mean = values.sum(0) / max(len(values), 1)
+        spread = ((values - mean) ** 2).sum(0)
+        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
+            if num > 0:
+                total = self.count + num
+                delta = rank_mean.to(self.mean) - self.mean
+                between = delta**2 * self.count * num / total
+                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
+                self.mean += delta * num / total
+                self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.flatten(1) if self.axes else values[:, None]
         if self.norm_obs:
-            return ((values.float() - self.mean.float()) / (self.var + 1e-8).sqrt().float()).clamp(
-                -10, 10
-            )
+            std = (self.var + 1e-8).sqrt().float()
+            return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
         if not self.categorical:
             return values.float()
         if self.embedding is not None:
             return self.embedding(values + self.shift)
-        return torch.zeros(len(values), self.num, device=values.device).scatter_(
-            1, values + self.shift, 1.0
-        )
+        zeros = torch.zeros(len(values), self.num, device=values.device)
+        return zeros.scatter_(1, values + self.shift, 1.0)
 
 
 class CNN(nn.Module):
@@ -840,129 +765,161 @@ class CNN(nn.Module):
 
     def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()
-        self.channels_last, self.dim = leaf.shape[2] < leaf.shape[0], 512
+        self.dim = 512
         self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
-        c, h, w = np.roll(leaf.shape, 1).tolist() if self.channels_last else leaf.shape
-        spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)] if min(h, w) >= 36 else [(32, 3, 2), (64, 3, 1)]
-        widths = [c * num_frames, *(width for width, _, _ in spec)]
-        convs = [layer_init(nn.Conv2d(i, o, k, s)) for i, (o, k, s) in zip(widths, spec)]
-        net = nn.Sequential(*sum([[conv, nn.ReLU()] for conv in convs], []), nn.Flatten())
-        num = net(torch.zeros(1, widths[0], h, w)).shape[1]
-        self.net = net.extend([layer_init(nn.Linear(num, self.dim)), nn.ReLU()])
+        self.channels_last = leaf.shape[2] < leaf.shape[0]
+        shape = np.roll(leaf.shape, 1).tolist() if self.channels_last else leaf.shape
+        channels, height, width = shape
+        spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
+        if min(height, width) >= 36:
+            spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+        layers = []
+        num_in = channels * num_frames
+        for num_out, kernel, stride in spec:
+            layers.append(layer_init(nn.Conv2d(num_in, num_out, kernel, stride)))
+            layers.append(nn.ReLU())
+            num_in = num_out
+        self.net = nn.Sequential(*layers, nn.Flatten())
+        num_features = self.net(torch.zeros(1, channels * num_frames, height, width)).shape[1]
+        self.net.append(layer_init(nn.Linear(num_features, self.dim))).append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
-        images = images.movedim(-1, -3) if self.channels_last else images
+        if self.channels_last:
+            images = images.movedim(-1, -3)
         return self.net(images.flatten(1, -3).float() * self.scale)
 
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
-    if kind == "gine":
-        net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-        return (
-            pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
-            if edge_dim
-            else pyg.GINConv(net, aggr=aggr)
-        )
-    if kind == "gatv2":
-        return pyg.GATv2Conv(dim, dim // 4, heads=4, edge_dim=edge_dim)
-    if kind == "transformer":
-        return pyg.TransformerConv(dim, dim // 4, heads=4, edge_dim=edge_dim)
-    return pyg.SAGEConv(dim, dim, aggr=aggr)
+    if kind in ("gatv2", "transformer"):
+        attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
+    if kind == "sage":
+        return pyg.SAGEConv(dim, dim, aggr=aggr)
+    net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+    if edge_dim:
+        return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
+    return pyg.GINConv(net, aggr=aggr)
 
 
 class GNN(nn.Module):
     """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention: residual layers on
     normalised inputs."""
 
-    def __init__(self, node_dim: int, edge_dim: int | None, args):
+    def __init__(self, node_dim: int, edge_dim: int | None, args: Any):
         super().__init__()
-        self.embed, layers = nn.Linear(node_dim, args.gnn_dim), range(args.gnn_layers)
-        self.convs = nn.ModuleList(
-            make_conv(args.gnn, args.gnn_dim, edge_dim, args.gnn_aggr) for _ in layers
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(args.gnn_dim) for _ in layers)
-        self.takes_edge_attr = "edge_attr" in inspect.signature(self.convs[0].forward).parameters
+        dim = args.gnn_dim
+        self.embed = nn.Linear(node_dim, dim)
+        self.convs = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        for _ in range(args.gnn_layers):
+            self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
+            self.norms.append(nn.LayerNorm(dim))
+        takes = inspect.signature(self.convs[0].forward).parameters
+        self.takes_edge_attr = "edge_attr" in takes
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
-        h, edge_attrs = self.embed(x), [edge_attr] if self.takes_edge_attr else []
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+        h = self.embed(x)
+        edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
         for conv, norm in zip(self.convs, self.norms):
-            h = h + conv(norm(h), edge_index, *edge_attrs).relu()
+            h = h + conv(norm(h), *edges).relu()
         return h
 
 
-class Encoder(nn.Module):
-    """Observation -> (features [B, dim], elements {group: [rows, gnn_dim]}, of edges their
-    features). Dense leaves enter as they are, images through a CNN, graphs through a GNN, sets
-    through an MLP per row; then a readout."""
+class Elements(NamedTuple):
+    """Rows of B observations that an action can choose or that act: nodes and elements of sets with
+    their embeddings, or edges with their features and both ends."""
 
-    def __init__(self, leaves: list[Leaf], args):
+    values: Tensor  # [rows, dim]
+    ptr: Tensor  # int64 [B + 1]
+    batch: Tensor  # int64 [rows]
+    ends: Tensor | None = None  # int64 [edges, 2], source and target
+    nodes: Tensor | None = None  # [nodes, dim], what `ends` counts
+
+    def at(self, rows: Tensor) -> Tensor:
+        """What is known of some rows, [B, dim]; of edges (source, target, features)."""
+        chosen = self.values[rows]
+        if self.ends is None:
+            return chosen
+        return torch.cat([self.nodes[self.ends[rows]].flatten(1), chosen], 1)
+
+
+class Encoder(nn.Module):
+    """Observation -> (features [B, dim], elements {group: Elements}). Dense leaves enter as they
+    are, images through a CNN, graphs through a GNN, sets through an MLP per row; a readout makes
+    one vector of each graph or set."""
+
+    def __init__(self, leaves: list[Leaf], args: Any):
         super().__init__()
         leaves = [leaf for leaf in leaves if leaf.is_input]
-        rows = {
-            leaf.path: CNN(leaf) if leaf.kind == "image" else Rows(leaf, args.norm_obs)
-            for leaf in leaves
-            if leaf.kind != "links"
-        }
-        self.rows = nn.ModuleDict({key(path): row for path, row in rows.items()})
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
-        links = [leaf.path.removesuffix("edge_links") for leaf in leaves if leaf.kind == "links"]
-        self.links = {f"{path}nodes": f"{path}edge_links" for path in links}
-        self.edges = {f"{path}nodes": f"{path}edges" for path in links if f"{path}edges" in rows}
-        groups = dict.fromkeys(
-            leaf.group for leaf in leaves if leaf.group not in (None, *self.links.values())
-        )
-        self.groups = {
-            group: [leaf.path for leaf in leaves if leaf.group == group] for group in groups
-        }
+        self.groups = groups_of(leaves)
+        self.readout = args.readout
+        self.rows = nn.ModuleDict()
+        for leaf in leaves:
+            if leaf.kind == "image":
+                self.rows[key(leaf.path)] = CNN(leaf)
+            elif leaf.kind != "links":
+                self.rows[key(leaf.path)] = Rows(leaf, args.norm_obs)
+        dim = args.gnn_dim
         self.nets = nn.ModuleDict()
-        self.element_dims = dict.fromkeys(self.groups, args.gnn_dim)
-        for group, paths in self.groups.items():
-            dim = sum(rows[path].dim for path in paths)
-            edge_dim = rows[self.edges[group]].dim if group in self.edges else None
-            if group in self.links:
-                self.element_dims[self.links[group]] = 2 * args.gnn_dim + (edge_dim or 0)
-            self.nets[key(group)] = (
-                GNN(dim, edge_dim, args)
-                if group in self.links
-                else mlp([dim, args.gnn_dim, args.gnn_dim], args.activation)
-            )
-        self.readout, self.element_dim = args.readout, args.gnn_dim
-        readout_dim = args.gnn_dim * (2 if args.readout == "meanmax" else 1) + 1
-        self.dim = sum(rows[path].dim for path in self.dense) + readout_dim * len(self.groups)
+        self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
+        self.dim = self.dim_of(self.dense)
+        for name, group in self.groups.items():
+            node_dim = self.dim_of(group.nodes)
+            if group.links:
+                edge_dim = self.dim_of(group.edges)
+                self.nets[key(name)] = GNN(node_dim, edge_dim or None, args)
+                self.element_dims[group.links] = 2 * dim + edge_dim
+            else:
+                self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
+            self.dim += 2 * dim + 1 if args.readout == "meanmax" else dim + 1
 
-    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Tensor]]:
-        features, elements = [self.rows[key(path)](obs[path]) for path in self.dense], {}
-        for group, paths in self.groups.items():
-            x = torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
-            graph = [obs[self.links[group]].values.t().contiguous()] if group in self.links else []
-            if group in self.edges:
-                graph.append(self.rows[key(self.edges[group])](obs[self.edges[group]].values))
-            if graph:
-                elements[self.links[group]] = (
-                    graph[1] if graph[1:] else x.new_zeros(graph[0].shape[1], 0)
-                )
-            elements[group] = self.nets[key(group)](x, *graph)
-            features.append(self.pool(elements[group], obs[paths[0]].ptr))
+    def dim_of(self, paths: list[str]) -> int:
+        return sum(self.rows[key(path)].dim for path in paths)
+
+    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Elements]]:
+        features = [self.rows[key(path)](obs[path]) for path in self.dense]
+        elements = {}
+        for name, group in self.groups.items():
+            _, ptr, batch, _ = obs[group.nodes[0]]
+            x = self.features_of(group.nodes, obs)
+            if group.links:
+                links, *edge_index, _ = obs[group.links]
+                edge_attr = self.features_of(group.edges, obs)
+                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
+                if edge_attr is None:
+                    edge_attr = x.new_zeros(len(links), 0)
+                elements[group.links] = Elements(edge_attr, *edge_index, links, x)
+            else:
+                x = self.nets[key(name)](x)
+            elements[name] = Elements(x, ptr, batch)
+            features.append(self.pool(x, ptr))
         return torch.cat(features, 1), elements
+
+    def features_of(self, paths: list[str], obs: Obs) -> Tensor | None:
+        """The leaves of a group side by side, [rows, dim]; None if there are none."""
+        if paths:
+            return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for path, leaf in obs.items():
-            if key(path) in self.rows and getattr(self.rows[key(path)], "norm_obs", False):
-                self.rows[key(path)].observe(leaf.values if isinstance(leaf, Ragged) else leaf)
+            rows = self.rows[key(path)] if key(path) in self.rows else None
+            if getattr(rows, "norm_obs", False):
+                rows.observe(leaf.values if isinstance(leaf, Ragged) else leaf)
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
         num = ptr.diff()[:, None].float()
-        parts = [num.log1p()]
+        pooled = []
+        if self.readout == "sum":
+            pooled.append(segment_sum(rows, ptr))
+        if self.readout in ("mean", "meanmax"):
+            pooled.append(segment_sum(rows, ptr) / num.clamp(min=1))
         if self.readout in ("max", "meanmax"):
-            parts.insert(0, torch.where(num > 0, segment_max(rows, ptr), 0.0))
-        if self.readout != "max":
-            parts.insert(
-                0, segment_sum(rows, ptr) / (1 if self.readout == "sum" else num.clamp(min=1))
-            )
-        return torch.cat(parts, 1)
+            pooled.append(torch.where(num > 0, segment_max(rows, ptr), 0.0))
+        return torch.cat([*pooled, num.log1p()], 1)
 
 
 def key(path: str) -> str:
@@ -1276,304 +1233,391 @@ class Memory:
 
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
+LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
+CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
+
+
 class Categorical:
     """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None):
-        self.log_probs = (
-            logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
-        ).log_softmax(-1)
+        if mask is not None:
+            logits = torch.where(mask != 0, logits, -torch.inf)
+        self.log_probs = logits.log_softmax(-1)
 
-    mode = property(lambda self: self.best(self.log_probs))
+    def draw(self, greedy: bool) -> Tensor:
+        """The most likely option, or a sample, [B, 1]."""
+        score = self.log_probs
+        if not greedy:  # Gumbel noise
+            score = score - torch.empty_like(score).exponential_().log()
+        return self.best(score)
 
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1, keepdim=True)
 
-    def sample(self) -> Tensor:  # Gumbel noise
-        return self.best(self.log_probs - torch.empty_like(self.log_probs).exponential_().log())
-
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, action).squeeze(-1)
+        return self.log_probs.gather(-1, action.long()).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        return -(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST)).sum(-1)
+        return self.total(-self.log_probs.exp() * self.log_probs.clamp(min=LOWEST))
+
+    def total(self, terms: Tensor) -> Tensor:
+        return terms.sum(-1)
 
 
-class RaggedCategorical(Categorical):
-    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows] or
+class Choice(Categorical):
+    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows, 1] or
     None."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None, rows: Ragged):
-        self.ptr, self.batch = rows.ptr, rows.batch
-        logits = logits if mask is None else torch.where(mask != 0, logits, -torch.inf)
-        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
-        self.log_probs = logits - segment_sum(logits.exp(), self.ptr).log().index_select(
-            0, self.batch
-        )
+    def __init__(self, logits: Tensor, mask: Tensor | None, elements: Elements):
+        self.elements = elements
+        ptr = elements.ptr
+        batch = elements.batch
+        if mask is not None:
+            logits = torch.where(mask.squeeze(1) != 0, logits, -torch.inf)
+        logits = logits - segment_max(logits.detach(), ptr)[batch]
+        self.log_probs = logits - segment_sum(logits.exp(), ptr).log().index_select(0, batch)
 
     def best(self, score: Tensor) -> Tensor:
-        is_best = score == segment_max(score, self.ptr)[self.batch]
+        ptr = self.elements.ptr
+        is_best = score == segment_max(score, ptr)[self.elements.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
+        return (segment_max(rows * is_best, ptr).long() - ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs[self.ptr[:-1] + action.squeeze(1)]
+        return self.log_probs[self.elements.ptr[:-1] + action.long().squeeze(1)]
+
+    def total(self, terms: Tensor) -> Tensor:
+        return segment_sum(terms, self.elements.ptr)
+
+
+class Vector:
+    """Independent bits or real numbers, from a distribution over each of them."""
+
+    def __init__(self, each: Bernoulli | Normal):
+        self.each = each
+
+    def draw(self, greedy: bool) -> Tensor:
+        if greedy:
+            return self.each.mode
+        return self.each.rsample() if self.each.has_rsample else self.each.sample()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.each.log_prob(action.float()).sum(1)
 
     def entropy(self) -> Tensor:
-        return -segment_sum(self.log_probs.exp() * self.log_probs.clamp(min=LOWEST), self.ptr)
-
-
-LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
+        return self.each.entropy().sum(1)
 
 
 class Part(NamedTuple):
     """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
     "bits" or "normal"."""
 
+    path: str  # in the action space: "action.amount"
     kind: str
-    size: int  # options, bits or dimensions
     columns: slice  # of the action [B, columns]
     group: str | None  # whose rows a choice is one of, or those of a Sequence belong to
     mask: str | None  # path of the mask's leaf
     entries: slice  # of the mask
+    values: str  # the space; of a choice, the first number
+    size: int  # options, bits or dimensions; of a choice, at most
 
 
-def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
-    """The factors of an action space, or of each row of a Sequence, in order. In a Dict a Discrete
-    part that is named node, edge, or as a set, chooses one. UsageError for what has no rule or does
-    not fit."""
-    parts, column, ends, per_row = [], 0, {}, isinstance(space, spaces.Sequence)
+def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[Part]:
+    """The factors of an action space, or of each row of a Sequence, in order. UsageError for what
+    does not fit."""
+    per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
-    discrete = [leaf.kind in ("discrete", "multidiscrete") for leaf in factors]
     masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
-    rows = {leaf.group: [leaf.group] for leaf in leaves if leaf.group and leaf.is_input}
-    nodes, edges = (
-        element_groups(leaves),
-        [group for group in rows if group.endswith(".edge_links")],
-    )
-    names = (
-        {"node": nodes, "edge": edges} | rows
-        if head == "auto" and isinstance(space, spaces.Dict)
-        else {}
-    )
-    named = [
-        ok and names.get(leaf.path.removeprefix("action.")) for leaf, ok in zip(factors, discrete)
-    ]
-    if head == "auto":
-        head = (
-            "nodes"
-            if per_row
-            else "flat"
-            if any(named) or not all(discrete)
-            else "avail_actions"
-            if "avail_actions" in rows
-            else "nodes"
-            if any(mask.group for mask in masks.values())
-            else "flat"
-        )
-    rows |= {"nodes": nodes, "edges": edges, "flat": [None]}
-    for leaf, indexed, found in zip(factors, discrete, named):
-        binary = isinstance(leaf.space, spaces.MultiBinary)
-        stacked = getattr(space, "stack", False) and leaf.path != "action"
-        if leaf.group or stacked or not (indexed or binary or leaf.dtype.kind == "f"):
-            raise UsageError(
-                f"action space {space} is not supported (Discrete, MultiDiscrete, MultiBinary, float Box, "
-                "Dict, Tuple and Sequence of these are)"
-            )
-        group, *others = found or rows.get(head) or [None, None]
-        if others or (not group if per_row else group and not indexed):
-            raise UsageError(
-                f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
-                f"{space} and {[*rows]}"
-            )
-        kind = "categorical" if indexed else "bits" if binary else "normal"
-        kind = "choice" if group and not per_row else kind
-        mask = masks.get("action_mask") or masks.get(leaf.path.replace("action", "action_mask", 1))
-        mask = mask if indexed and mask and bool(mask.group) == bool(group) else None
-        for size in num_options(leaf).tolist() if indexed else [math.prod(leaf.shape)]:
-            width = 1 if indexed else size
-            num = 1 if kind == "choice" else size
-            path = mask.path if mask else None
-            entry = ends.get(path, 0) if mask and mask.shape else 0
-            columns = slice(column, column + width)
-            entries = slice(entry, entry + num)
-            parts.append(Part(kind, size, columns, group, path, entries))
-            column, ends[path] = columns.stop, entries.stop
-    for path, mask in masks.items():
-        groups = {part.group for part in parts if part.mask == path}
-        if ends.get(path) != math.prod(mask.shape) or len(groups) > 1:
-            raise UsageError(
-                f"leaf '{path}': a mask {mask.space} does not fit {space} with --action-head {head}"
-            )
+    heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
+    parts = []
+    column = 0
+    ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
+    for factor, head in zip(factors, heads):
+        group = group_of(space, factor, head, leaves)
+        kind = kind_of(factor, group if not per_row else None)
+        values = str(factor.space.start if kind == "choice" else factor.space)
+        mask = mask_of(factor, group, masks)
+        path = mask.path if mask else None
+        for size in sizes_of(factor):
+            columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
+            column = columns.stop
+            entries = slice(0)
+            if mask:
+                first = ends[path] if mask.shape else 0
+                entries = slice(first, first + (1 if kind == "choice" else size))
+                ends[path] = entries.stop
+            parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
+    check = service("utils.check")
+    if check:
+        check.parts(UsageError, space, factors, parts, masks, heads)
     return parts
 
 
-def to_env_actions(
-    space: gym.Space, actions: np.ndarray | Iterator, counts: np.ndarray | None = None
-) -> list:
-    """Elements of `space` from actions [B, columns], or from their columns; those of Box are
-    clipped. Of a Sequence from those of all rows, counts[b] in element b; without counts all are in
-    one."""
-    if isinstance(space, spaces.Sequence):
-        each, rows = space.feature_space, iter(to_env_actions(space.feature_space, actions))
-        rows = [
-            tuple(next(rows) for _ in range(n))
-            for n in ([len(actions)] if counts is None else counts)
-        ]
-        return (
-            [np.array(row, each.dtype).reshape(-1, *each.shape) for row in rows]
-            if space.stack
-            else rows
-        )
-    columns = iter(actions.T) if isinstance(actions, np.ndarray) else actions
-    if isinstance(space, spaces.Tuple):
-        return list(zip(*[to_env_actions(child, columns) for child in space]))
+def kind_of(factor: Leaf, group: str | None) -> str:
+    """The kind of a part that chooses one of the rows of a group, or none."""
+    if factor.kind in CATEGORIES:
+        return "choice" if group else "categorical"
+    return "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+
+
+def sizes_of(factor: Leaf) -> list[int]:
+    """The sizes of the parts of a factor: of a MultiDiscrete each entry is one."""
+    if factor.kind in CATEGORIES:
+        return num_options(factor).tolist()
+    return [math.prod(factor.shape)]
+
+
+def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
+    """The mask of a part: the one of the whole action, or of its name."""
+    own = factor.path.replace("action", "action_mask", 1)
+    mask = masks.get("action_mask", masks.get(own))
+    fits = mask and bool(mask.group) == bool(group)
+    return mask if fits and factor.kind in CATEGORIES else None
+
+
+def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
+    """What --action-head auto means for each part. In a Dict a Discrete part that is named node,
+    edge, or as a set, chooses one."""
+    heads = ["flat"] * len(factors)
     if isinstance(space, spaces.Dict):
-        children = [to_env_actions(child, columns) for child in space.values()]
-        return [dict(zip(space.keys(), row)) for row in zip(*children)]
+        for k, factor in enumerate(factors):
+            name = factor.path.removeprefix("action.")
+            if factor.kind in CATEGORIES and groups_named(name, leaves):
+                heads[k] = name
+    default = "flat"
+    if isinstance(space, spaces.Sequence):
+        default = "nodes"
+    elif set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+        if groups_named("avail_actions", leaves):
+            default = "avail_actions"
+        elif any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
+            default = "nodes"
+    return [default if head == "flat" else head for head in heads]
+
+
+def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
+    """The groups of rows that --action-head, or the name of a part of the action, can mean."""
+    groups = groups_of(leaves)
+    edges = [group.links for group in groups.values() if group.links]
+    if name in ("node", "nodes"):
+        return element_groups(leaves)
+    if name in ("edge", "edges"):
+        return edges
+    return [name] if name in [*groups, *edges] else []
+
+
+def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
+    """The group whose rows a part chooses, or has one action for each of; None for a fixed list of
+    actions. UsageError if the action head does not fit."""
+    per_row = isinstance(space, spaces.Sequence)
+    if head == "flat" and not per_row:
+        return None
+    groups = groups_named(head, leaves)
+    if len(groups) == 1 and (per_row or factor.kind in CATEGORIES):
+        return groups[0]
+    raise UsageError(
+        f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
+        f"{space} and {list(groups_of(leaves))}"
+    )
+
+
+def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
+    """B elements of `space` from actions [B, columns]; those of Box are clipped."""
+    if isinstance(space, (spaces.Tuple, spaces.Dict)):
+        children = space.values() if isinstance(space, spaces.Dict) else space
+        columns = []
+        for child in children:
+            num = sum(math.prod(leaf.shape) for leaf in leaves_of(child, "action"))
+            columns.append(to_env_actions(child, actions[:, :num]))
+            actions = actions[:, num:]
+        rows = list(zip(*columns))
+        return [dict(zip(space, row)) for row in rows] if isinstance(space, spaces.Dict) else rows
     if isinstance(space, spaces.Discrete):
-        return (next(columns).astype(np.int64) + space.start).tolist()
-    rows = np.stack([next(columns) for _ in range(math.prod(space.shape))], 1).reshape(
-        -1, *space.shape
-    )
+        return (actions[:, 0].astype(np.int64) + space.start).tolist()
+    values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        rows = rows.clip(space.low, space.high)
-    return list(
-        rows.astype(space.dtype) + (space.start if isinstance(space, spaces.MultiDiscrete) else 0)
-    )
+        values = values.clip(space.low, space.high)
+    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+    return list(values.astype(space.dtype) + start)
+
+
+def to_env_sequences(space: spaces.Sequence, actions: np.ndarray, counts: np.ndarray) -> list:
+    """B elements of a Sequence from the actions of all their rows, counts[b] of element b."""
+    each = space.feature_space
+    rows = to_env_actions(each, actions)
+    elements = []
+    for stop, num in zip(counts.cumsum(), counts):
+        element = tuple(rows[stop - num : stop])
+        if space.stack:
+            element = np.array(element, each.dtype).reshape(-1, *each.shape)
+        elements.append(element)
+    return elements
+
+
+def project(linear: nn.Linear, elements: Elements) -> Tensor:
+    """`linear` of each row; of edges a ReLU of (source, target, features), computed per node."""
+    nodes = elements.nodes
+    if nodes is None:
+        return linear(elements.values)
+    dim = nodes.shape[1]
+    of_source, of_target, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
+    source, target = elements.ends.unbind(1)
+    from_source = select_rows(nodes @ of_source.t(), source)
+    from_target = select_rows(nodes @ of_target.t(), target)
+    from_features = elements.values @ of_features.t()
+    return torch.relu(from_source + from_target + from_features + linear.bias)
 
 
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the
-    elements' embeddings. A "choice" scores a row of key k = W e and query q = U latent with w .
-    tanh(k + q) + k . q / sqrt(d): a pointer network's score and dot-product attention's (Vaswani et
-    al. 2017); of an edge k = ReLU(W (ends, features)). With `autoregressive` the latent of a part
-    holds those before it, choices first; the entropy is that along the action. Of a Sequence each
-    row has a latent; log-probability and entropy are sums over the rows."""
+    elements. A choice scores a row of key k = W e and query q = U latent with w . tanh(k + q) +
+    k . q / sqrt(d): a pointer network's score and dot-product attention's (Vaswani et al. 2017); of
+    an edge k = ReLU(W (source, target, features)). With `autoregressive` the latent of a part holds
+    those before it, choices first; the entropy is that along the action. Of a Sequence each row has
+    a latent; log-probability and entropy are sums over the rows."""
 
-    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict[str, int], args):
+    def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
+        self.space = space
         self.parts = parts_of(space, leaves, args.action_head)
-        self.per_row = self.parts[0].group if isinstance(space, spaces.Sequence) else None
-        self.rows = {leaf.group: leaf.path for leaf in leaves if leaf.group}  # a leaf of each group
-        self.ends = {
-            g: g.removesuffix("edge_links") + "nodes" for g in dims if g.endswith(".edge_links")
-        }  # of edges
-        self.dtype = (
-            torch.float32 if any(part.kind == "normal" for part in self.parts) else torch.int64
-        )
-        self.heads, self.choices, self.conditions = (nn.ModuleDict() for _ in range(3))
+        kinds = [part.kind for part in self.parts]
+        self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
+        self.dtype = torch.float32 if "normal" in kinds else torch.int64
+        self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
+        self.choices = nn.ModuleDict()
         self.log_stds = nn.ParameterDict()
-        self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
-        for k, (kind, size, _, group, *_) in enumerate(self.parts):
-            element_dim = dims.get(self.ends.get(group, group))
-            width = {"choice": element_dim, "normal": size * (1 + args.state_dependent_std)}.get(
-                kind, size
-            )
-            if kind == "normal" and not args.state_dependent_std:
-                self.log_stds[str(k)] = nn.Parameter(torch.zeros(size))
-            self.heads[str(k)] = layer_init(nn.Linear(dim, width), 0.01)  # nearly uniform at first
-            if kind == "choice":
-                score = layer_init(nn.Linear(element_dim, 1), 0.01)
-                self.choices[str(k)] = nn.ModuleList([nn.Linear(dims[group], element_dim), score])
+        self.conditions = nn.ModuleDict()
+        nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
+        for k, part in enumerate(self.parts):
+            width = dims.get(nodes.get(part.group, part.group))  # of queries
+            self.add_layers(str(k), part, dim, width, dims, args.state_dependent_std)
             if args.autoregressive and k != self.order[-1]:
-                self.conditions[str(k)] = nn.Linear(dims[group] if kind == "choice" else size, dim)
-        self.row = nn.Linear(dims[self.per_row], dim) if self.per_row else None
+                self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
+        self.per_row = None  # the group of whose rows each has an action
+        if isinstance(space, spaces.Sequence):
+            self.per_row = self.parts[0].group
+            self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
+            self.row = nn.Linear(dims[self.per_row], dim)
+
+    def add_layers(self, name: str, part: Part, dim: int, width: int, dims: dict, wide: bool):
+        """What makes the distribution of a part; `wide` where log-stds are outputs, too."""
+        num_outputs = part.size
+        if part.kind == "choice":
+            num_outputs = width
+        elif part.kind == "normal" and wide:
+            num_outputs = 2 * part.size
+        elif part.kind == "normal":
+            self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
+        output = nn.Linear(dim, num_outputs)
+        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
+        if part.kind == "choice":
+            score = layer_init(nn.Linear(width, 1), 0.01)
+            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
 
     def forward(
         self,
         latent: Tensor,
-        elements: dict[str, Tensor],
+        elements: dict[str, Elements],
         obs: Obs,
         action: Tensor | None = None,
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or
-        of the mode."""
-        log_prob, entropy, columns = 0.0, 0.0, [None] * len(self.parts)
+        of the mode. The masks are leaves of `obs`."""
         if self.per_row:
-            _, ptr, batch, _ = obs[self.rows[self.per_row]]
-            latent = torch.tanh(
-                select_rows(latent, batch) + self.project(self.row, self.per_row, elements, obs)
-            )
+            acting = elements[self.per_row]
+            latent = select_rows(latent, acting.batch) + project(self.row, acting)
+            latent = torch.tanh(latent)
+        log_prob = 0.0
+        entropy = 0.0
+        columns = [None] * len(self.parts)
         for k in self.order:
-            part, dist = self.parts[k], self.distribution(k, latent, elements, obs)
-            sample = dist.rsample if part.kind == "normal" else dist.sample  # Normal's sample waits
-            a = (
-                action[:, part.columns]
-                if action is not None
-                else dist.mode
-                if greedy
-                else sample().detach()
-            )
-            a = a.long() if part.kind in ("categorical", "choice") else a.float()
-            sums = [x.sum(1) if x.dim() > 1 else x for x in (dist.log_prob(a), dist.entropy())]
-            log_prob, entropy = log_prob + sums[0], entropy + sums[1]
-            columns[k] = a.to(self.dtype)
+            dist = self.distribution(k, latent, elements, obs)
+            if action is None:
+                columns[k] = dist.draw(greedy).to(self.dtype)
+            else:
+                columns[k] = action[:, self.parts[k].columns]
+            log_prob = log_prob + dist.log_prob(columns[k])
+            entropy = entropy + dist.entropy()
             if str(k) in self.conditions:
-                latent = torch.tanh(
-                    latent + self.conditions[str(k)](self.embed(part, a, elements, obs))
-                )
+                before = self.embed(self.parts[k], columns[k], elements)
+                latent = torch.tanh(latent + self.conditions[str(k)](before))
         if self.per_row:
-            log_prob, entropy = segment_sum(log_prob.double(), ptr), segment_sum(entropy, ptr)
+            log_prob = segment_sum(log_prob.double(), acting.ptr)
+            entropy = segment_sum(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
-    def distribution(self, k: int, latent: Tensor, elements: dict[str, Tensor], obs: Obs):
-        part, mask, out = self.parts[k], obs.get(self.parts[k].mask), self.heads[str(k)](latent)
-        if mask is not None:
-            mask = mask.values if part.group else mask
-            mask = (mask.flatten(1) if mask.dim() > 1 else mask[:, None])[:, part.entries]
+    def distribution(self, k: int, latent: Tensor, elements: dict[str, Elements], obs: Obs):
+        """Of part k, given the latent [B, dim], or [rows, dim] of a Sequence."""
+        part = self.parts[k]
+        output = self.outputs[k](latent)
+        mask = self.mask(part, obs)
         if part.kind == "categorical":
-            return Categorical(out, mask)
+            return Categorical(output, mask)
         if part.kind == "bits":
-            return Bernoulli(logits=out, validate_args=False)
+            return Vector(Bernoulli(logits=output, validate_args=False))
         if part.kind == "normal":
-            mean, log_std = (
-                (out, self.log_stds[str(k)].expand_as(out))
-                if str(k) in self.log_stds
-                else out.chunk(2, 1)
-            )
-            return Normal(mean, log_std.exp(), validate_args=False)
-        rows, (project, score) = obs[self.rows[part.group]], self.choices[str(k)]
-        keys, query = self.project(project, part.group, elements, obs), select_rows(out, rows.batch)
+            if str(k) in self.log_stds:
+                log_std = self.log_stds[str(k)].expand_as(output)
+            else:
+                output, log_std = output.chunk(2, 1)
+            return Vector(Normal(output, log_std.exp(), validate_args=False))
+        rows = elements[part.group]
+        score, key_layer = self.choices[str(k)]
+        keys = project(key_layer, rows)
+        query = select_rows(output, rows.batch)
         logits = score(torch.tanh(keys + query)).squeeze(1)
-        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-        return RaggedCategorical(logits, None if mask is None else mask.squeeze(1), rows)
+        return Choice(logits + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
 
-    def project(
-        self, linear: nn.Linear, group: str, elements: dict[str, Tensor], obs: Obs
-    ) -> Tensor:
-        """`linear` of each row; of edges (source, target, features), summed, and a ReLU."""
-        if group not in self.ends:
-            return linear(elements[group])
-        nodes, features = elements[self.ends[group]], elements[group]
-        A, B, C = linear.weight.split([nodes.shape[1], nodes.shape[1], features.shape[1]], 1)
-        source, target = obs[group].values.unbind(1)
-        source, target = select_rows(nodes @ A.t(), source), select_rows(nodes @ B.t(), target)
-        return torch.relu(source + target + features @ C.t() + linear.bias)
+    def mask(self, part: Part, obs: Obs) -> Tensor | None:
+        """Of a part, nonzero = allowed: [B, size], or per row; None for all."""
+        if part.mask is None:
+            return None
+        mask = obs[part.mask]
+        if part.group:
+            mask = mask.values
+        mask = mask.flatten(1) if mask.dim() > 1 else mask[:, None]
+        return mask[:, part.entries]
 
-    def embed(self, part: Part, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
-        """What the later parts of an autoregressive action see of this one, [B, ...]."""
+    def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
+        """What is seen of one part of an action, [B, ...]."""
         if part.kind == "choice":
-            row = obs[self.rows[part.group]].ptr[:-1] + action.long().squeeze(1)
-            chosen = elements[part.group][row]
-            if part.group in self.ends:
-                ends = elements[self.ends[part.group]][obs[part.group].values[row]]
-                chosen = torch.cat([ends.flatten(1), chosen], 1)
-            return chosen
+            rows = elements[part.group]
+            return rows.at(rows.ptr[:-1] + action.long().squeeze(1))
         if part.kind == "categorical":
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
-    def seen(self, action: Tensor, elements: dict[str, Tensor], obs: Obs) -> Tensor:
+    def seen(self, action: Tensor, elements: dict[str, Elements]) -> Tensor:
         """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-        seen = torch.cat(
-            [self.embed(part, action[:, part.columns], elements, obs) for part in self.parts], 1
-        )
+        embedded = []
+        for part in self.parts:
+            embedded.append(self.embed(part, action[:, part.columns], elements))
+        seen = torch.cat(embedded, 1)
         if self.per_row:
-            ptr = obs[self.rows[self.per_row]].ptr
+            ptr = elements[self.per_row].ptr
             seen = segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None]
         return seen
+
+    def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
+        """Elements of the action space for the environments, whose observations have `counts`."""
+        columns = action.cpu().numpy()
+        if self.per_row:
+            return to_env_sequences(self.space, columns, counts[self.per_row])
+        return to_env_actions(self.space, columns)
+
+    def select(self, actions: Tensor, obs: Obs, idx: np.ndarray) -> Tensor:
+        """Of the actions of all stored steps those of the steps idx, which the storage gathered as
+        `obs`."""
+        if self.per_row:
+            return actions[obs[self.row_leaf].places]
+        return actions[to_device(idx, actions.device)]
+
+
+def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
+    """The width of what is seen of these parts."""
+    return sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
 
 
 # --- end shared: action heads ---
@@ -1581,10 +1625,9 @@ class ActionHead(nn.Module):
 
 # --- shared: ranks ---
 # ---- Ranks: the processes of torchrun, each with its own environments ----
-RANK, LOCAL_RANK, WORLD_SIZE = (
-    int(os.environ.get(name, default))
-    for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1))
-)
+RANK = int(os.environ.get("RANK", 0))
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
 
 def all_ranks(value: Any) -> list:
@@ -1599,9 +1642,35 @@ def average_gradients(agent: nn.Module) -> None:
     """The mean of the gradients of all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
         grads = [param.grad for param in agent.parameters() if param.grad is not None]
-        dist.all_reduce(flat := torch.cat([grad.flatten() for grad in grads]))
-        for grad, total in zip(grads, flat.split([grad.numel() for grad in grads])):
-            grad.copy_(total.view_as(grad) / WORLD_SIZE)
+        total = nn.utils.parameters_to_vector(grads)
+        dist.all_reduce(total)
+        nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
+
+
+def start(args: Any) -> torch.device:
+    """The device of this rank, which finds the others; torch's threads and all seeds are set."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and args.cuda:
+        device = torch.device(f"cuda:{LOCAL_RANK}")
+        torch.cuda.set_device(device)
+    if WORLD_SIZE > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    random.seed(args.seed + RANK)
+    np.random.seed(args.seed + RANK)
+    torch.manual_seed(args.seed)  # for the same weights on all ranks
+    return device
+
+
+def make_envs(args: Any) -> Any:
+    """The environments of this rank, in worker processes if --num-workers says so."""
+    first_env = RANK * args.num_envs
+    makers = [partial(make_env, args, first_env + i) for i in range(args.num_envs)]
+    if args.num_workers:
+        workers = service("utils.workers", "--num-workers")
+        return workers.WorkerEnvs(Envs, makers, args, first_env)
+    return Envs(makers, args.action_head, first_env)
 
 
 # --- end shared: ranks ---

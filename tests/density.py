@@ -1,7 +1,7 @@
 """How much code a file holds and how packed it is, whatever its lines look like.
 
     python tests/density.py FILES
-    python tests/density.py --old ../old FILES     # a table of these and of those in another checkout
+    python tests/density.py --old ../old FILES     # a table of two checkouts
 
 Tokens are those of Python's tokenize without layout, comments, docstrings and the annotations of
 functions, which help a reader. Code lines are lines that bear a token. Packed constructs are

@@ -101,62 +101,57 @@ def measure(name, args):
     )
     envs = ppo_framestack.Envs([lambda: ENVS[name](args) for _ in range(args.num_envs)])
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, script)
-    memory = ppo_framestack.Memory(agent, envs.leaves, args.num_envs, script, CPU)
+    memory = ppo_framestack.Memory(agent, envs.leaves, args.num_envs, script)
     rng, step = np.random.default_rng(1), envs.reset(1)
     with torch.no_grad():
         for t in range(2 * args.num_steps):
             if t % args.num_steps == 0:
                 memory.begin()
             action, *_ = memory.act(step)
-            step = envs.step(ppo_framestack.to_env_actions(envs.action_space, action.numpy()))
-    storage, first, num = memory.storage, memory.start, args.num_steps * args.num_envs
-    steps = first + np.arange(num)
-    batches = [first + rng.permutation(num)[: num // 4] for _ in range(8)]
-    all_frames = memory.rows(steps, memory.age[steps])
+            step = envs.step(agent.head.env_actions(action, step.obs.counts))
+    storage, num = memory.storage, args.num_steps * args.num_envs
+    batches = [rng.permutation(num)[: num // 4] for _ in range(8)]  # steps of the rollout
+    reads = np.concatenate(memory.reads)  # [num, 16], 1 + number of a step, 0 for none
 
     if "graph" in name:
-        stacked = ppo_framestack.Storage(
-            storage.leaves, CPU
-        )  # observation 16 b + s is view s of step b
-        rows, counts = all_frames.ravel(), storage.whole().counts
+        # Observation 16 b + s is view s of step b
+        stacked = ppo_framestack.Storage(storage.leaves, CPU)
+        rows, whole = reads.ravel(), storage.whole()
         full = storage.gather(rows[rows > 0] - 1)
-        values = [
-            full[leaf.path].values if leaf.group else full[leaf.path] for leaf in storage.leaves
-        ]
-        stacked.blocks = [
-            ppo_framestack.Flat(
-                values,
-                {
-                    group: np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)])
-                    for group, num_rows in counts.items()
-                },
-            )
-        ]
+        values = []
+        for leaf in storage.leaves:
+            values.append(full[leaf.path].values if leaf.group else full[leaf.path])
+        counts = {}
+        for group, num_rows in whole.counts.items():
+            counts[group] = np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)])
+        stacked.blocks = [ppo_framestack.Flat(values, counts)]
         bytes_stacked = used_bytes(stacked)
 
         def by_index(batch):
-            read = np.unique(memory.rows(batch, memory.age[batch]))
+            read = np.unique(reads[batch])
             return storage.gather(read[read > 0] - 1)
 
         def by_stack(batch):
-            return stacked.gather(((batch - first)[:, None] * 16 + np.arange(16)).ravel())
+            return stacked.gather((batch[:, None] * 16 + np.arange(16)).ravel())
     else:
 
         def views_of(rows):
             if "image" not in name:
-                return memory.views(rows, memory.tables, [])
-            images = memory.frames(rows)[0]
-            images *= torch.from_numpy(rows > 0)[..., None, None, None].to(images.dtype)
-            return images
+                return memory.views(rows, memory.tables)
+            (images,) = storage.whole().values
+            numbers = torch.from_numpy(np.maximum(rows - 1, 0))
+            frames = ppo_framestack.select_rows(images, numbers.flatten())
+            exists = torch.from_numpy(rows > 0)[..., None, None, None]
+            return frames.unflatten(0, rows.shape) * exists
 
         def by_index(batch):
-            return views_of(memory.rows(batch, memory.age[batch]))
+            return views_of(reads[batch])
 
-        stacked = views_of(all_frames)
+        stacked = views_of(reads)
         bytes_stacked = stacked.nbytes
 
         def by_stack(batch):
-            return ppo_framestack.select_rows(stacked, torch.from_numpy(batch - first))
+            return ppo_framestack.select_rows(stacked, torch.from_numpy(batch))
 
         assert all(torch.equal(by_index(batch), by_stack(batch)) for batch in batches)
     turns = iter(np.tile(np.arange(8), 10**5))

@@ -80,8 +80,11 @@ def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any
     return result
 
 
-def parts(error: type, space: Any, factors: list, found: list, masks: dict) -> None:
-    """`error` for an action space without a rule, or a mask that does not fit its parts `found`."""
+def parts(
+    error: type, space: Any, factors: list, found: list, masks: dict, heads: list[str]
+) -> None:
+    """`error` for an action space without a rule, or a mask that does not fit its parts `found`,
+    of which there is one or more per entry of `factors` and `heads`."""
     known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
     for factor, part in ((factor, part) for factor in factors for part in found):
         stacked = getattr(space, "stack", False) and factor.path != "action"
@@ -95,7 +98,9 @@ def parts(error: type, space: Any, factors: list, found: list, masks: dict) -> N
         num_entries = max((part.entries.stop for part in masked), default=None)
         groups = {part.group for part in masked}
         if num_entries != math.prod(mask.shape) or len(groups) > 1:
-            raise error(f"leaf '{path}': a mask {mask.space} does not fit {space}")
+            head = " ".join(sorted(set(heads)))
+            problem = f"a mask {mask.space} does not fit {space} with --action-head {head}"
+            raise error(f"leaf '{path}': {problem}")
 
 
 def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> None:

@@ -14,9 +14,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import cloudpickle
 import gymnasium as gym
@@ -25,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
-FORMAT = "cleanrl_graph-checkpoint-2"
+FORMAT = "cleanrl_graph-checkpoint-3"
 SAME = {
     "script",
     "env_id",
@@ -39,7 +40,7 @@ SAME = {
     "reward_shifts",
     "memory_length",
 }  # what the saved state has the shape of
-FREE = (
+FREE = {
     "run_dir",
     "track",
     "wandb_project_name",
@@ -60,40 +61,33 @@ FREE = (
     "batch_size",
     "minibatch_size",
     "num_iterations",
-)  # all others shape the training
+}  # all others shape the training
+OF_ENVS = (
+    "num_steps",
+    "observations",
+    "returns",
+    "lengths",
+    "outcome",
+)  # a script's Envs has these
 load_env: Callable[[bytes], gym.Env] = cloudpickle.loads  # of what dump_envs returned
 said = set()  # kinds of environments that do not go on exactly
 
 
+# ---- Finding a checkpoint ----
 def checkpoints_in(folder: str) -> list[str]:
     """The checkpoints of a run, the newest first."""
     return sorted(glob.glob(os.path.join(glob.escape(folder), "checkpoint_*.ckpt")), reverse=True)
 
 
-def find(args: Any, script: str, prefix: str) -> tuple[str, str, dict] | None:
-    """(folder, path, state) of the newest whole checkpoint that `args.resume` names: a file, or a
-    folder, or "auto" for the folder `prefix*` in `args.run_dir` that was written last; None for
-    "auto" if none has a checkpoint. What cannot be read is said and left out for the one before it.
-    SystemExit if there is none, or for flags that do not fit."""
-    paths, (folder, name) = checkpoints_in(args.resume), os.path.split(args.resume)
-    if args.resume == "auto":
-        runs = map(checkpoints_in, glob.glob(glob.escape(os.path.join(args.run_dir, prefix)) + "*"))
-        paths = max(filter(None, runs), key=lambda paths: os.path.getmtime(paths[0]), default=None)
-        if paths is None:
-            print(
-                f"--resume auto: no checkpoint of {prefix}* in {args.run_dir}, starting anew",
-                file=sys.stderr,
-            )
-            return None
-    elif name.startswith("checkpoint_") and os.path.isfile(args.resume):
-        paths = [
-            args.resume,
-            *(path for path in checkpoints_in(folder) if os.path.basename(path) < name),
-        ]
-    elif not paths:
-        raise SystemExit(
-            f"--resume {args.resume}: auto, a folder with checkpoints or a checkpoint_*.ckpt is needed"
-        )
+def find(args: Any, script: str, prefix: str) -> tuple[str, dict] | None:
+    """(folder, state) of the newest whole checkpoint that `args.resume` names; None for "auto" if
+    there is none. What cannot be read is said and left out for the one before it. SystemExit if
+    there is none, or for flags that do not fit."""
+    paths = candidates(args, prefix)
+    if paths is None:
+        absent = f"no checkpoint of {prefix}* in {args.run_dir}"
+        print(f"--resume auto: {absent}, starting anew", file=sys.stderr)
+        return None
     for path in paths:
         try:
             state = read(path)
@@ -101,18 +95,41 @@ def find(args: Any, script: str, prefix: str) -> tuple[str, str, dict] | None:
             print(f"--resume: {path} is left out: {type(error).__name__}: {error}", file=sys.stderr)
         else:
             compare(args, script, path, state)
-            return os.path.dirname(path) or ".", path, state
+            return os.path.dirname(path) or ".", state
     raise SystemExit(f"--resume {args.resume}: there is no checkpoint that can be read")
+
+
+def candidates(args: Any, prefix: str) -> list[str] | None:
+    """What `args.resume` names, the newest first: a file and those before it, or the checkpoints of
+    a folder; "auto": of the folder `prefix*` in `args.run_dir` that was written last, None if there
+    is none. SystemExit for anything else."""
+    if args.resume == "auto":
+        folders = glob.escape(os.path.join(args.run_dir, prefix)) + "*"
+        found = glob.glob(os.path.join(folders, "checkpoint_*.ckpt"))
+        if not found:
+            return None
+        return checkpoints_in(os.path.dirname(max(found, key=os.path.getmtime)))
+    folder, name = os.path.split(args.resume)
+    if name.startswith("checkpoint_") and os.path.isfile(args.resume):
+        others = checkpoints_in(folder)
+        return [args.resume] + [path for path in others if os.path.basename(path) < name]
+    paths = checkpoints_in(args.resume)
+    if not paths:
+        needed = "auto, a folder with checkpoints or a checkpoint_*.ckpt is needed"
+        raise SystemExit(f"--resume {args.resume}: {needed}")
+    return paths
 
 
 def read(path: str) -> dict:
     """The state that `Folder.save` wrote. ValueError, or what unpickling raises, for a file that is
     something else."""
     with open(path, "rb") as file:
-        header, data = file.readline(200).decode(errors="replace").split(), file.read()
+        header = file.readline(200).decode(errors="replace").split()
+        data = file.read()
     if header != [FORMAT, hashlib.sha256(data).hexdigest()]:
         raise ValueError(
-            f"it does not begin with {FORMAT} and its checksum, it is damaged or something else"
+            f"it does not begin with {FORMAT} and its checksum: it is of another version, damaged "
+            "or something else"
         )
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
@@ -120,28 +137,29 @@ def read(path: str) -> dict:
 def compare(args: Any, script: str, path: str, state: dict) -> None:
     """SystemExit for flags with which the run in `state` cannot go on; with "auto" none that shapes
     the training may differ but --total-timesteps. Prints the others that differ."""
-    now, then = (
-        {**vars(args), "script": script},
-        {**state["args"], "script": state["script"]},
-    )
-    changed = {
-        name: f"--{name.replace('_', '-')} {now.get(name)}, it was {then.get(name)}"
-        for name in {**now, **then}
-        if name not in FREE and now.get(name) != then.get(name)
-    }
-    refused = SAME & {*changed} if args.resume != "auto" else {*changed} - {"total_timesteps"}
+    now = {**vars(args), "script": script}
+    then = {**state["args"], "script": state["script"]}
+    changed = {}
+    for name in now | then:
+        if name not in FREE and now.get(name) != then.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            changed[name] = f"{flag} {now.get(name)}, it was {then.get(name)}"
+    refused = [name for name in changed if name in SAME]
+    advice = "Give the same, or another --exp-name to start anew"
+    if args.resume == "auto":
+        if not refused:
+            advice += f", or --resume {os.path.dirname(path)} to go on with these"
+        refused = [name for name in changed if name != "total_timesteps"]
     if refused:
-        texts = "; ".join(text for name, text in changed.items() if name in refused)
+        texts = "; ".join(changed[name] for name in refused)
         raise SystemExit(
-            f"--resume {args.resume}: {path} is of a run with other flags: {texts}. Give the same, or "
-            "another --exp-name to start anew"
-            + f", or --resume {os.path.dirname(path)} to go on with these"
-            * SAME.isdisjoint(refused)
+            f"--resume {args.resume}: {path} is of a run with other flags: {texts}. {advice}"
         )
     for text in changed.values():
         print(f"--resume: {text}", file=sys.stderr)
 
 
+# ---- The folder of a run ----
 class Folder(contextlib.AbstractContextManager):
     """`with Folder(path) as folder`: the folder of a run, which no other process writes to
     meanwhile. SystemExit if it cannot be made or written to, or if another process has it. An
@@ -149,11 +167,9 @@ class Folder(contextlib.AbstractContextManager):
     removes; `failures` is the number of lines that were there at the start."""
 
     def __init__(self, folder: str):
-        self.folder, self.mark, self.unfinished = (
-            folder,
-            Path(folder, "failed"),
-            Path(folder, "unfinished.tmp"),
-        )
+        self.folder = folder
+        self.mark = Path(folder, "failed")
+        self.unfinished = Path(folder, "unfinished.tmp")
         try:
             os.makedirs(folder, exist_ok=True)
             self.file = open(os.path.join(folder, "lock"), "wb")
@@ -162,9 +178,8 @@ class Folder(contextlib.AbstractContextManager):
             self.unfinished.unlink()
             self.failures = self.mark.read_text().count("\n") if self.mark.exists() else 0
         except OSError as error:
-            raise SystemExit(
-                f"cannot write to the folder of the run (see --run-dir): {error}"
-            ) from None
+            problem = f"cannot write to the folder of the run (see --run-dir): {error}"
+            raise SystemExit(problem) from None
 
     def _lock(self) -> None:
         with contextlib.suppress(ImportError, OSError):  # Windows, or a file system without locks
@@ -172,14 +187,13 @@ class Folder(contextlib.AbstractContextManager):
 
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.register_at_fork(
-                    after_in_child=self.file.close
-                )  # workers must not hold it when this process dies
             except BlockingIOError:
                 raise SystemExit(
-                    f"another process writes to {self.folder}; let it end, or give another --exp-name or "
-                    "--run-dir"
+                    f"another process writes to {self.folder}; let it end, or give another "
+                    "--exp-name or --run-dir"
                 ) from None
+            # workers must not hold it when this process dies
+            os.register_at_fork(after_in_child=self.file.close)
 
     def _write(self, *chunks: bytes | memoryview) -> None:
         with open(self.unfinished, "wb") as file:
@@ -188,18 +202,19 @@ class Folder(contextlib.AbstractContextManager):
             os.fsync(file.fileno())
 
     def save(self, step: int, state: dict) -> None:
-        """Writes a checkpoint, whole or not at all, and keeps the newest two; "script" and "args"
-        in `state` are script_of(args) and vars(args). Those of later steps, of a future that this
-        run does not have, get the ending ".unused". SystemExit if it cannot be written."""
-        path, file = os.path.join(self.folder, f"checkpoint_{step:012d}.ckpt"), io.BytesIO()
+        """Writes a checkpoint, whole or not at all, and keeps the newest two. Those of later steps,
+        of a future that this run does not have, get the ending ".unused". SystemExit if it cannot
+        be written."""
+        path = os.path.join(self.folder, f"checkpoint_{step:012d}.ckpt")
+        file = io.BytesIO()
         torch.save(state, file)
+        data = file.getbuffer()
+        header = f"{FORMAT} {hashlib.sha256(data).hexdigest()}\n"
         try:
-            self._write(
-                f"{FORMAT} {hashlib.sha256(file.getbuffer()).hexdigest()}\n".encode(),
-                file.getbuffer(),
-            )
-            for later in (other for other in checkpoints_in(self.folder) if other > path):
-                os.replace(later, later + ".unused")
+            self._write(header.encode(), data)
+            for other in checkpoints_in(self.folder):
+                if other > path:
+                    os.replace(other, other + ".unused")
             os.replace(self.unfinished, path)
             for old in checkpoints_in(self.folder)[2:]:
                 os.remove(old)
@@ -211,11 +226,13 @@ class Folder(contextlib.AbstractContextManager):
         with contextlib.suppress(OSError):  # nothing may hide the error
             self.unfinished.unlink(missing_ok=True)
             if isinstance(error, Exception):
+                lines = f"{type(error).__name__}: {error}".splitlines()
                 with open(self.mark, "a") as file:
-                    file.write(f"{type(error).__name__}: {error}".splitlines()[-1] + "\n")
+                    file.write(lines[-1] + "\n")
         self.file.close()
 
 
+# ---- Random states ----
 def random_state() -> dict:
     """The state of the global random generators, CUDA's only where this process uses CUDA."""
     return {
@@ -235,22 +252,27 @@ def set_random_state(state: dict) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+# ---- Environments ----
 def dump_envs(envs: list[gym.Env]) -> list[bytes | None]:
     """Each environment as bytes for `load_env`, None for one whose copy does not go on exactly. The
     first call puts a Twin in its place. One that shares something with its copies (the handle of a
     simulator) should refuse pickling."""
-    envs[:] = [env if isinstance(env, Twin) else Twin(env) for env in envs]
+    for i, env in enumerate(envs):
+        if not isinstance(env, Twin):
+            envs[i] = Twin(env)
     return [env._dump() for env in envs]
 
 
 def bits(value: Any) -> Any:
     """Nested values as what == compares bit by bit: dtypes and shapes count, and NaN is NaN."""
-    if isinstance(value, (dict, tuple, list)):
-        return {
-            k: bits(v) for k, v in (value.items() if isinstance(value, dict) else enumerate(value))
-        }
+    if isinstance(value, (tuple, list)):
+        return [bits(child) for child in value]
+    if isinstance(value, dict):
+        return {k: bits(child) for k, child in value.items()}
     array = np.asarray(value)
-    return array.tolist() if array.dtype.hasobject else (array.dtype, array.shape, array.tobytes())
+    if array.dtype.hasobject:
+        return array.tolist()
+    return array.dtype, array.shape, array.tobytes()
 
 
 class Twin(gym.Wrapper):
@@ -260,122 +282,82 @@ class Twin(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self._copy, self._num_left, self._exact = None, 16, True
-        self.step = partial(
-            self._beside, "step", ("observation", "reward", "terminated", "truncated")
-        )
-        self.reset = partial(self._beside, "reset", ("observation",))
+        self._copy = None
+        self._num_left = 16
+        self._exact = True
+        names = ("observation", "reward", "terminated", "truncated")
+        self.step = partial(self._beside, "step", names)
+        self.reset = partial(self._beside, "reset", names[:1])
 
     def _dump(self) -> bytes | None:
+        if not self._exact:
+            return None
+        data = None
         before = random_state()
         try:
-            data = cloudpickle.dumps(self.env) if self._exact else None
+            data = cloudpickle.dumps(self.env)
             if self._num_left and self._copy is None:
                 self._copy = load_env(data)
         except Exception as error:
+            data = None
             self._end(f"no copy can be made of it: {type(error).__name__}: {error}")
         set_random_state(before)
-        return data if self._exact else None
+        return data
 
     def _beside(self, method: str, names: tuple[str, ...], *args, **kwargs) -> tuple:
         """What the environment returns. The copy is first; it leaves the global random states as
         they were."""
-        before, problem = random_state(), None
+        problem = None
+        before = random_state()
         try:
-            results = getattr(self._copy, method)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-            theirs = [bits(value) for value, _ in zip(results, names)]
+            theirs = getattr(self._copy, method)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            theirs = [bits(value) for _, value in zip(names, theirs)]
         except (Exception, SystemExit) as error:
             problem = f"a copy fails in the next {method}: {type(error).__name__}: {error}"
         set_random_state(before)
         results = getattr(self.env, method)(*args, **kwargs)
         if problem is None:
-            differ = [
-                name for name, value, other in zip(names, results, theirs) if bits(value) != other
-            ]
-            problem = (
-                differ and f"a copy returns another {' and '.join(differ)} in the next {method}"
-            )
+            differ = []
+            for name, value, other in zip(names, results, theirs):
+                if bits(value) != other:
+                    differ.append(name)
+            if differ:
+                problem = f"a copy returns another {' and '.join(differ)} in the next {method}"
         self._num_left -= 1
         if problem or method == "reset" or self._num_left == 0:
             self._end(problem)
         return results
 
     def _end(self, problem: str | None) -> None:
+        """Drops the copy. One that was made anew is closed; others may share what that takes
+        away."""
         with contextlib.suppress(Exception):
             if isinstance(self._copy.unwrapped, gym.utils.EzPickle):
-                self._copy.close()  # it was made anew; other copies may share what close() would take away
-        self._copy, self._num_left, self._exact = None, 0, not problem
-        self.step, self.reset = self.env.step, self.env.reset
+                self._copy.close()
+        self._copy = None
+        self._num_left = 0
+        self._exact = problem is None
+        self.step = self.env.step
+        self.reset = self.env.reset
         kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
         if problem and kind not in said:
             said.add(kind)
-            print(
-                f"{kind}: it begins a new episode when the run is resumed, since {problem}",
-                file=sys.stderr,
-            )
-
-
-def run_name(args: Any) -> str:
-    """What the names of run folders begin with; the environment's kwargs and wrappers enter as a
-    digest."""
-    variant = json.dumps([args.env_kwargs, args.wrap]) if args.env_kwargs or args.wrap else ""
-    variant = "-" + hashlib.sha1(variant.encode()).hexdigest()[:6] if variant else ""
-    return (
-        f"{args.env_id.split(':')[-1].replace('/', '-')}{variant}__{args.exp_name}__{args.seed}__"
-    )
-
-
-@contextlib.contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """The numbers of the SIGINT and SIGTERM received within, for the loop to stop after its update;
-    the second one leaves at once."""
-    received = []
-
-    def note(number: int, frame: Any) -> None:
-        if received:
-            os._exit(128 + number)
-        received.append(number)
-        os.write(
-            2,
-            f"\n{signal.Signals(number).name}: stops after this update; once more leaves at once\n".encode(),
-        )
-
-    numbers = (
-        (signal.SIGINT, signal.SIGTERM)
-        if threading.current_thread() is threading.main_thread()
-        else ()
-    )
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+            when = "it begins a new episode when the run is resumed"
+            print(f"{kind}: {when}, since {problem}", file=sys.stderr)
 
 
 def env_state(envs: Any) -> dict:
     """What `restore_env` continues a script's Envs from, in the process that steps them."""
-    return {
-        "envs": dump_envs(envs.envs),
-        "observations": envs.observations,
-        "returns": envs.returns,
-        "lengths": envs.lengths,
-        "outcome": envs.outcome,
-        "num_steps": envs.num_steps,
-        "random": random_state(),
-    }
+    state = {name: getattr(envs, name) for name in OF_ENVS}
+    return {**state, "envs": dump_envs(envs.envs), "random": random_state()}
 
 
-def restore_env(envs: Any, state: dict, seed: int, failures: int) -> tuple:
+def restore_env(state: dict, seed: int, failures: int, envs: Any) -> tuple:
     """The last Step of the environments that were saved. One without a pickle begins a new episode,
     and after `failures` exceptions all do, with other seeds, lest the same exception comes
     again."""
-    envs.num_steps = state["num_steps"]
-    envs.returns = state["returns"]
-    envs.lengths = state["lengths"]
-    envs.observations = state["observations"]
-    envs.outcome = state["outcome"]
-    rewards, terminations, truncations = envs.outcome
+    for name in OF_ENVS:
+        setattr(envs, name, state[name])
     for i, data in enumerate(state["envs"]):
         if data is not None and not failures:
             envs.envs[i].close()
@@ -383,11 +365,14 @@ def restore_env(envs: Any, state: dict, seed: int, failures: int) -> tuple:
         else:
             shift = 1_000_003 * (envs.num_steps + failures + 1)
             envs.begin(i, (seed + envs.first_env + i + shift) % 2**32)
-            rewards[i] = 0.0
-            terminations[i] = True
-            truncations[i] = False
+            envs.outcome[:, i] = 0, 1, 0  # reward, terminated, truncated
     set_random_state(state["random"])
     return envs.latest()
+
+
+# ---- Ranks ----
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def all_ranks(value: Any) -> list:
@@ -407,8 +392,39 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
-def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+# ---- A run ----
+def run_name(args: Any) -> str:
+    """What the names of run folders begin with; the environment's kwargs and wrappers enter as a
+    digest."""
+    name = args.env_id.split(":")[-1].replace("/", "-")
+    if args.env_kwargs or args.wrap:
+        variant = json.dumps([args.env_kwargs, args.wrap])
+        name += "-" + hashlib.sha1(variant.encode()).hexdigest()[:6]
+    return f"{name}__{args.exp_name}__{args.seed}__"
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """The numbers of the SIGINT and SIGTERM received within, for the loop to stop after its update;
+    the second one leaves at once."""
+    received = []
+
+    def note(number: int, frame: Any) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        name = signal.Signals(number).name
+        os.write(2, f"\n{name}: stops after this update; once more leaves at once\n".encode())
+
+    handlers = {}  # as they were
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def open_run(run: Any) -> None:
@@ -418,8 +434,10 @@ def open_run(run: Any) -> None:
     found = None
     if rank() == 0:
         name = run_name(args)
-        found = args.resume and find(args, run.script, name)
-        found = found or (os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None)
+        if args.resume:
+            found = find(args, run.script, name)
+        if found is None:
+            found = os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None
     run.folder, run.saved = broadcast(found)
     if run.saved:
         run.first = run.saved["iteration"]
@@ -431,7 +449,7 @@ def open_run(run: Any) -> None:
 def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
     """What one rank has: its environments, wherever they are stepped, random states and memory."""
     if hasattr(envs, "workers"):
-        states = envs.ask([(env_state,)] * len(envs.workers))
+        states = envs.ask([env_state] * len(envs.workers))
     else:
         states = [env_state(envs)]
     return {
@@ -500,9 +518,10 @@ def restore(
     seed = run.args.seed
     if hasattr(envs, "workers"):
         envs.num_steps = mine["envs"][0]["num_steps"]
-        step = envs.joined((restore_env, state, seed, failures) for state in mine["envs"])
+        restores = [partial(restore_env, state, seed, failures) for state in mine["envs"]]
+        step = envs.joined(restores)
     else:
-        step = restore_env(envs, mine["envs"][0], seed, failures)
+        step = restore_env(mine["envs"][0], seed, failures, envs)
     memory.restore(mine["memory"])
     rng.bit_generator.state = mine["minibatches"]
     set_random_state(mine["random"])

@@ -9,26 +9,22 @@ import contextlib
 import csv
 import math
 from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby, islice
 from numbers import Real
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-NOT_MEASURED = (
-    "instance",
-    "episode",
-    "group",
-    "best_known",
-    "lower_bound",
-)  # columns that have no mean
+NAMES = ("instance", "episode", "group", "best_known", "lower_bound")  # columns without a mean
+GAP = " gap %"  # how the names of columns end whose costs are compared with the best known
 
 
+# ---- Suites of instances ----
 def suite_entries(make: Callable[..., gym.Env], args: Any) -> list[dict]:
     """The keyword arguments of each instance of --eval-suite. SystemExit if the env's `eval_suites`
     lack it."""
@@ -36,9 +32,8 @@ def suite_entries(make: Callable[..., gym.Env], args: Any) -> list[dict]:
     suites = getattr(env.unwrapped, "eval_suites", {})
     env.close()
     if args.eval_suite not in suites:
-        raise SystemExit(
-            f"--eval-suite {args.eval_suite}: {args.env_id} has the suites {sorted(suites)}"
-        )
+        known = f"{args.env_id} has the suites {sorted(suites)}"
+        raise SystemExit(f"--eval-suite {args.eval_suite}: {known}")
     return suites[args.eval_suite]
 
 
@@ -46,106 +41,155 @@ def batches(
     make: Callable[..., gym.Env], entries: list[dict], size: int = 16
 ) -> Iterator[list[dict]]:
     """Neighbours whose environments have the same spaces, at most `size` together."""
-
-    def spaces(kwargs: dict) -> tuple:
-        with contextlib.closing(make(kwargs)) as env:
-            return env.observation_space, env.action_space
-
-    for _, same in groupby(entries, spaces):
-        while batch := list(islice(same, size)):
+    batch = []
+    before = None
+    for entry in entries:
+        with contextlib.closing(make(entry)) as env:
+            spaces = env.observation_space, env.action_space
+        if batch and (spaces != before or len(batch) == size):
             yield batch
+            batch = []
+        batch.append(entry)
+        before = spaces
+    if batch:
+        yield batch
+
+
+def cost(episode: Any) -> float:
+    """info["eval"]["cost"], else minus the return."""
+    return episode.eval.get("cost", -episode.ret)
 
 
 def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[dict]:
-    """One row per instance: the cost (info["eval"]["cost"], else minus the return) of a greedy
-    episode, the best of --eval-samples sampled ones, and what else is in info["eval"]. Greedy
-    episodes of instances that are alike are played side by side."""
-    rows, entries = [], suite_entries(make, args)
+    """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones,
+    and what else is in info["eval"]. Greedy episodes of instances that are alike are played side by
+    side."""
+    rows = []
+    entries = suite_entries(make, args)
     bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
     for batch in batches(make, entries):
-        for kwargs, episode in zip(batch, play([partial(make, kwargs) for kwargs in batch], True)):
-            sampled = (
-                play([partial(make, kwargs)] * args.eval_samples, False)
-                if args.eval_samples
-                else []
-            )
-            row, others = {"instance": " ".join(map(str, kwargs.values()))}, {}
-            for name, episodes in (
-                ("greedy", [episode]),
-                (f"best of {args.eval_samples}", sampled),
-            ):
-                for episode in episodes:
-                    row[name] = min(row.get(name, math.inf), episode.eval.get("cost", -episode.ret))
-                    others = {k: v for k, v in episode.eval.items() if k != "cost"} | others
-            rows.append(row | others)
+        greedy = play([partial(make, entry) for entry in batch], True)
+        for entry, episode in zip(batch, greedy):
+            row = {"instance": " ".join(map(str, entry.values())), "greedy": cost(episode)}
+            episodes = [episode]
+            if args.eval_samples:
+                sampled = play([partial(make, entry)] * args.eval_samples, False)
+                row[f"best of {args.eval_samples}"] = min(map(cost, sampled))
+                episodes += sampled
+            for episode in episodes:
+                for name, value in episode.eval.items():
+                    if name != "cost":
+                        row.setdefault(name, value)
+            rows.append(row)
             bar.update()
     bar.close()
     return rows
 
 
+# ---- Tables ----
+def columns_of(rows: list[dict]) -> list[str]:
+    """The names of all columns in the order in which they come."""
+    columns = {}
+    for row in rows:
+        columns |= row
+    return list(columns)
+
+
+def with_gaps(rows: list[dict]) -> list[dict]:
+    """The rows; where there is a column "best_known" all other costs are gaps to it in percent."""
+    if "best_known" not in columns_of(rows):
+        return rows
+    table = []
+    for row in rows:
+        gaps = {}
+        for name, value in row.items():
+            if name in NAMES:
+                gaps[name] = value
+            else:
+                gaps[name + GAP] = gap(value, row.get("best_known"))
+        table.append(gaps)
+    return table
+
+
+def gap(cost: Any, best: Any) -> Any:
+    """In percent; None if the best cost is unknown. What is not a number stays as it is."""
+    if not isinstance(cost, Real):
+        return cost
+    if not isinstance(best, Real):
+        return None
+    return 100 * (cost - best) / (abs(best) or math.nan)
+
+
+def means_of(rows: list[dict]) -> list[dict]:
+    """The mean of each "group" in the order of their numbers, if that tells anything, and of all
+    rows."""
+    groups = {row.get("group") for row in rows} - {None}
+    means = []
+    if 1 < len(groups) < len(rows):
+        for group in sorted(groups, key=lambda group: (len(str(group)), str(group))):
+            means.append(mean_of([row for row in rows if row.get("group") == group]))
+            means[-1]["group"] = group
+    return [*means, mean_of(rows)]
+
+
+def mean_of(rows: list[dict]) -> dict:
+    columns = columns_of(rows)
+    mean = {columns[0]: "mean"}
+    for name in columns:
+        numbers = [row[name] for row in rows if isinstance(row.get(name), Real)]
+        if numbers and name not in NAMES:
+            mean[name] = float(np.mean(numbers))
+    return mean
+
+
+def cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.1f}" if name.endswith(GAP) else f"{value:.5g}"
+    return str(value)
+
+
 def eval_table(rows: list[dict]) -> str:
-    """A markdown table of the rows, the mean of each "group", and the mean of all. Where there is a
-    column "best_known", all other costs are given as gaps to it in percent."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    gaps = [name for name in names if "best_known" in names and name not in NOT_MEASURED]
-
-    def value(name: str, row: dict) -> Any:
-        cost, best = row.get(name), row.get("best_known")
-        if name not in gaps or not isinstance(cost, Real):
-            return cost
-        return 100 * (cost - best) / (abs(best) or math.nan) if isinstance(best, Real) else None
-
-    def cell(name: str, value: Any) -> str:
-        if isinstance(value, (float, np.floating)):
-            return f"{value:.1f}" if name in gaps else f"{value:.5g}"
-        return "" if value is None else str(value)
-
-    table = [{name: value(name, row) for name in names} for row in rows]
-    groups = sorted(
-        {row["group"] for row in rows if row.get("group") is not None},
-        key=lambda g: (len(str(g)), str(g)),
-    )
-    lines = [[f"{name} gap %" if name in gaps else name for name in names], ["---"] * len(names)]
-    lines += [[cell(name, row[name]) for name in names] for row in table]
-    for group in [*groups, None] if 1 < len(groups) < len(rows) else [None]:
-        part, mean = (
-            [row for row in table if group in (None, row.get("group"))],
-            {names[0]: "mean", "group": group},
-        )
-        for name in (name for name in names if name not in NOT_MEASURED):
-            numbers = [row[name] for row in part if isinstance(row[name], Real)]
-            mean[name] = float(np.mean(numbers)) if numbers else None
-        lines.append(
-            [
-                f"**{cell(name, mean[name])}**" if mean.get(name) is not None else ""
-                for name in names
-            ]
-        )
+    """A markdown table of the rows, of the mean of each "group", and of the mean of all. Where
+    there is a column "best_known", all other costs are given as gaps to it in percent."""
+    rows = with_gaps(rows)
+    columns = columns_of(rows)
+    lines = [columns, ["---"] * len(columns)]
+    for row in rows:
+        lines.append([cell(name, row.get(name)) for name in columns])
+    for mean in means_of(rows):
+        cells = [cell(name, mean.get(name)) for name in columns]
+        lines.append([text and f"**{text}**" for text in cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def save_table(rows: list[dict], folder: str, writer: Any, step: int) -> None:
     """Prints and logs the table of the rows; eval.md in `folder` holds it too, eval.csv the costs
     themselves. SystemExit if they cannot be written."""
-    print(table := eval_table(rows), flush=True)
+    table = eval_table(rows)
+    print(table, flush=True)
     writer.add_text("evaluation", table, step)
     try:
         Path(folder, "eval.md").write_text(table + "\n")
         with open(Path(folder, "eval.csv"), "w", newline="") as file:
-            lines = csv.DictWriter(
-                file, dict.fromkeys(name for row in rows for name in row), lineterminator="\n"
-            )
+            lines = csv.DictWriter(file, columns_of(rows), lineterminator="\n")
             lines.writeheader()
             lines.writerows(rows)
     except OSError as error:
         raise SystemExit(f"cannot write the evaluation's table: {error}") from None
 
 
+# ---- Videos ----
 class Filmed(gym.Wrapper):
     """Keeps the pictures of each episode, at most the last 1000."""
 
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.episodes = []
+
     def reset(self, **kwargs) -> tuple:
-        result, self.episodes = self.env.reset(**kwargs), getattr(self, "episodes", [])
+        result = self.env.reset(**kwargs)
         self.episodes.append(deque([self.render()], maxlen=1000))
         return result
 
@@ -163,17 +207,15 @@ def check_video(make: Callable[..., gym.Env]) -> None:
     try:
         env = make({"render_mode": "rgb_array"})
         env.reset()
-        modes, frame = list(env.metadata.get("render_modes", [])), env.render()
+        modes = list(env.metadata.get("render_modes", []))
+        frame = env.render()
         env.close()
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[
-            -1
-        ]  # after the frames of the environment
-        raise SystemExit(f"--capture-video: the environment cannot render: {problem}") from None
+        lines = f"{type(error).__name__}: {error}".splitlines()  # frames of the environment first
+        raise SystemExit(f"--capture-video: the environment cannot render: {lines[-1]}") from None
     if "rgb_array" not in modes or np.ndim(frame) != 3:
-        raise SystemExit(
-            f"--capture-video: render() must return an array [H, W, 3]; the render modes are {modes}"
-        )
+        needed = f"render() must return an array [H, W, 3]; the render modes are {modes}"
+        raise SystemExit(f"--capture-video: {needed}")
 
 
 def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
@@ -181,14 +223,14 @@ def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
     env = Filmed(make({"render_mode": "rgb_array"}))
     play([lambda: env], True)
     first, *others = max(env.episodes, key=len)  # another one may have begun
+    durations = [100] * len(others) + [3000]  # milliseconds
     try:
-        first.save(
-            path, save_all=True, append_images=others, duration=[100] * len(others) + [3000], loop=0
-        )
+        first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
     except OSError as error:
         raise SystemExit(f"cannot write {path}: {error}") from None
 
 
+# ---- What the flags ask for ----
 def check(make: Callable[..., gym.Env], args: Any) -> None:
     """SystemExit before the training for what could not be evaluated after it."""
     make = partial(make, args, 0)
@@ -200,23 +242,36 @@ def check(make: Callable[..., gym.Env], args: Any) -> None:
 
 def evaluate(
     play: Callable, make: Callable[..., gym.Env], args: Any, folder: str, writer: Any, step: int
-) -> list:
+) -> list[dict]:
     """Plays what the flags say, --eval-suite or --eval-episodes of each entry of --env-kwargs,
-    saves table and video. The rows of the table; their "group" is the entry's number, or
-    info["group"] at the episode's end."""
-    rows, num_tasks = [], len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
+    saves table and video. Returns the rows of the table."""
     if args.eval_suite:
         rows = run_suite(play, partial(make, args, 0), args)
-    for k in range(num_tasks if args.eval_episodes and not args.eval_suite else 0):
-        for i, episode in enumerate(play([partial(make, args, k)] * args.eval_episodes, True)):
-            group = f"task_{k}" if num_tasks > 1 else episode.group
-            rows.append(
-                {"episode": i, "group": group, "length": episode.length, "return": episode.ret}
-            )
+    else:
+        rows = run_episodes(play, make, args)
     if all(row.get("group") is None for row in rows):
-        rows = [{name: value for name, value in row.items() if name != "group"} for row in rows]
+        for row in rows:
+            row.pop("group", None)
     if rows:
         save_table(rows, folder, writer, step)
     if args.capture_video:
         save_video(str(Path(folder, "episode.gif")), play, partial(make, args, 0))
+    return rows
+
+
+def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[dict]:
+    """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Their "group" is the
+    entry's number, or info["group"] at the episode's end."""
+    rows = []
+    num_tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
+    for k in range(num_tasks):
+        episodes = []
+        if args.eval_episodes:
+            episodes = play([partial(make, args, k)] * args.eval_episodes, True)
+        for i, episode in enumerate(episodes):
+            row = {"episode": i, "group": episode.group}
+            if num_tasks > 1:
+                row["group"] = f"task_{k}"
+            row |= {"length": episode.length, "return": episode.ret}
+            rows.append(row)
     return rows

@@ -1,8 +1,8 @@
 """cleanrl_graph, model.pt: a trained policy in one's own program, observation in, action out; and
 --load-model.
 
-    policy = load_policy("model.pt")                      # network, environment and script as the file says
-    policy = load_policy("model.pt", env, num_envs=16)    # for 16 environments with the spaces of `env`
+    policy = load_policy("model.pt")                    # script, environment, network: the file's
+    policy = load_policy("model.pt", env, num_envs=16)  # for 16 environments with env's spaces
 
 It does what the script's own `play` does, from the same parts: the greedy actions of an episode are
 equal to those of the evaluation. The script that saved the file is imported by its name when it is
@@ -12,16 +12,18 @@ not given: from this package, or from wherever Python finds modules.
 import importlib
 import inspect
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
 from types import ModuleType
-from typing import Any, Iterable
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-SHAPING = ("norm_obs", "aux")  # flags of other rooms that make another network
-HOW = {"memory_length", "attention", "bf16"}  # flags of these rooms that may differ
+ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
+OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too
+FREE = {"memory_length", "attention", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
 
 
 def read_model(path: str, device: Any = "cpu") -> dict:
@@ -29,14 +31,11 @@ def read_model(path: str, device: Any = "cpu") -> dict:
     another file."""
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
-        known = {"model", "args"} <= set(saved) and "exp_name" in saved["args"]
+        return {"script": saved["args"]["exp_name"], "model": saved["model"]} | saved
     except OSError:
         raise
     except Exception:  # of many kinds
-        known = False
-    if not known:
-        raise ValueError(f"{path}: not a file that --save-model wrote")
-    return {"script": saved["args"]["exp_name"]} | saved
+        raise ValueError(f"{path}: not a file that --save-model wrote") from None
 
 
 def find_script(name: str) -> ModuleType | None:
@@ -72,14 +71,15 @@ def load_policy(
             f"{path}: it was saved by {saved['script']}.py, which Python does not find: add its "
             "folder to sys.path, or give load_policy the module as `script`"
         )
-    if unknown := set(saved["args"]) - {field.name for field in fields(script.Args)}:
+    known = {field.name for field in fields(script.Args)}
+    unknown = sorted(set(saved["args"]) - known)
+    if unknown:
         raise ValueError(
-            f"{path}: it has the flags {sorted(unknown)}, {script.Args.exp_name} does not; it is of "
+            f"{path}: it has the flags {unknown}, {script.Args.exp_name} does not; it is of "
             f"{saved['script']}, of this or another version"
         )
-    policy = Policy(
-        script, script.Args(**saved["args"]), env, num_envs, greedy, torch.device(device)
-    )
+    args = script.Args(**saved["args"])
+    policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     try:
         policy.agent.load_state_dict(saved["model"])
     except RuntimeError as error:
@@ -90,15 +90,34 @@ def load_policy(
     return policy
 
 
-def rooms(args: Any) -> dict[str, str]:
-    """Flag -> the comment above its room in the class of `args`, such as "Network"."""
-    found, room = {}, ""
+def flag(name: str, value: Any) -> str:
+    return f"--{name.replace('_', '-')} {value}"
+
+
+def network_flags(args: Any) -> list[str]:
+    """The names of the flags that make the network. In the class of `args` a comment such as
+    "# Network" stands above each room of flags."""
+    names = []
+    room = ""
     for line in inspect.getsource(type(args)).splitlines():
+        name = line.strip().partition(":")[0]
         if line.startswith("    # "):
             room = line.removeprefix("    # ")
-        elif line[:4] == " " * 4 and (name := line[4:].partition(":")[0]).isidentifier():
-            found[name] = room
-    return found
+        elif name in vars(args) and (room in ROOMS or name in OTHERS):
+            names.append(name)
+    return names
+
+
+def given_flags(args: Any) -> set[str]:
+    """The names of the flags on the command line, and of those whose value is not the default."""
+    given = set()
+    for word in sys.argv[1:]:
+        name = word.partition("=")[0].lstrip("-").replace("-", "_")
+        given.add(name.removeprefix("no_"))
+    for name, default in vars(type(args)()).items():
+        if getattr(args, name) != default:
+            given.add(name)
+    return given
 
 
 def take_flags(args: Any) -> None:
@@ -106,50 +125,29 @@ def take_flags(args: Any) -> None:
     environment, its kwargs and wrappers, unless they are given. SystemExit for a flag that is given
     and makes another network."""
     try:
-        saved = read_model(args.load_model)
+        saved = read_model(args.load_model)["args"]
     except (OSError, ValueError) as error:
         raise SystemExit(f"--load-model {error}") from None
-    typed = {
-        part.partition("=")[0].lstrip("-").replace("-", "_").removeprefix("no_")
-        for part in sys.argv[1:]
-    }
-    given = {
-        name
-        for name, value in vars(type(args)()).items()
-        if name in typed or getattr(args, name) != value
-    }
-    names = [
-        name
-        for name, room in rooms(args).items()
-        if room in ("Network", "Memory") or name in SHAPING
-    ]
-    wrong = [
-        f"--{name.replace('_', '-')} {getattr(args, name)}, it has {saved['args'][name]}"
-        for name in names
-        if name in saved["args"]
-        and name in given - HOW
-        and getattr(args, name) != saved["args"][name]
-    ]
+    given = given_flags(args)
+    names = network_flags(args)
+    if "env_id" not in given or args.env_id == saved.get("env_id"):
+        names += ["env_id", "env_kwargs", "wrap"]
+    differ = [name for name in names if name in saved and getattr(args, name) != saved[name]]
+    wrong = []
+    taken = []
+    for name in differ:
+        if name not in given:
+            setattr(args, name, saved[name])
+            taken.append(flag(name, saved[name]))
+        elif name not in FREE:
+            wrong.append(f"{flag(name, getattr(args, name))}, it has {saved[name]}")
     if wrong:
         raise SystemExit(
-            f"--load-model {args.load_model}: the file is of another network: {'; '.join(wrong)}. Leave "
-            "these flags out, they are taken from the file"
+            f"--load-model {args.load_model}: the file is of another network: {'; '.join(wrong)}. "
+            "Leave these flags out, they are taken from the file"
         )
-    if "env_id" not in given or args.env_id == saved["args"].get("env_id"):
-        names += ["env_id", "env_kwargs", "wrap"]
-    taken = {
-        name: saved["args"][name]
-        for name in names
-        if name in set(saved["args"]) - given and getattr(args, name) != saved["args"][name]
-    }
-    for name, value in taken.items():
-        setattr(args, name, value)
     if taken:
-        print(
-            f"--load-model {args.load_model}:",
-            *(f"--{name.replace('_', '-')} {value}" for name, value in taken.items()),
-            file=sys.stderr,
-        )
+        print(f"--load-model {args.load_model}:", *taken, file=sys.stderr)
 
 
 def load_weights(agent: torch.nn.Module, args: Any) -> None:
@@ -163,11 +161,13 @@ def load_weights(agent: torch.nn.Module, args: Any) -> None:
 
 def misfit(saved: dict, error: RuntimeError) -> str:
     """What is wrong with weights that an agent does not take."""
-    lines = str(error).splitlines()
+    lines = str(error).splitlines()[1:]
+    if len(lines) > 3:
+        lines = [*lines[:3], f"\tand {len(lines) - 3} more"]
+    names = "\n".join(lines)
     return (
-        f"it is of {saved['script']}.py and {saved['args'].get('env_id')}, its weights do not fit this script and "
-        "environment:\n"
-        + "\n".join(lines[1:4] + [f"\tand {len(lines) - 4} more"] * (len(lines) > 4))
+        f"it is of {saved['script']}.py and {saved['args'].get('env_id')}, its weights do not fit "
+        f"this script and environment, or this version:\n{names}"
     )
 
 
@@ -175,7 +175,8 @@ class Spaces(gym.Env):
     """What a policy must know of its environment."""
 
     def __init__(self, env: Any):
-        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
 
 
 class Policy:
@@ -196,40 +197,19 @@ class Policy:
         greedy: bool,
         device: torch.device,
     ):
-        self.script, self.args, self.num_envs, self.greedy, self.size = (
-            script,
-            args,
-            num_envs,
-            greedy,
-            num_envs or 1,
-        )
+        self.script = script
+        self.args = args
+        self.num_envs = num_envs
+        self.greedy = greedy
         if env is None:
             env = self.make_env()
             env.close()
-        self.observation_space, spaces = env.observation_space, Spaces(env)
-        self.envs = script.Envs(
-            [lambda: spaces] * self.size, args.action_head
-        )  # which checks and flattens
+        self.observation_space = env.observation_space
+        spaces = Spaces(env)
+        size = num_envs or 1
+        self.envs = script.Envs([lambda: spaces] * size, args.action_head)  # reads and checks
         self.agent = script.Agent(self.envs.leaves, spaces.action_space, args).to(device).eval()
-        self.storage, self.memory, self.past = (
-            script.Storage(self.envs.leaves, device),
-            None,
-            np.zeros(self.size, bool),
-        )
-        if hasattr(script, "Memory"):
-            parts = {
-                "agent": self.agent,
-                "leaves": self.envs.leaves,
-                "storage": self.storage,
-                "args": args,
-                "num_envs": self.size,
-                "device": device,
-            }
-            self.memory = script.Memory(
-                **{name: parts[name] for name in inspect.signature(script.Memory).parameters}
-            )
-            self.takes_obs = "obs" in inspect.signature(self.memory.act).parameters
-        self.num_acts = 0
+        self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.reset()
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
@@ -239,32 +219,25 @@ class Policy:
 
     def reset(self) -> None:
         """Begins an episode, in all environments: what was remembered is forgotten."""
-        self.starts = ~self.past
+        self.begins = True
 
-    @torch.no_grad()
     def __call__(
-        self, observation: Any, reward: Any = 0.0, starts: Iterable[bool] | None = None
+        self, observation: Any, reward: Any = 0.0, starts: bool | Iterable[bool] = False
     ) -> Any:
         observations = [observation] if self.num_envs is None else observation
-        num = len(observations)
-        if num > self.size or num < self.size and self.memory:
-            raise ValueError(f"{num} observations for a policy with num_envs={self.num_envs}")
+        N = len(observations)
+        size = len(self.envs.envs)
+        if N > size or (N < size and self.memory.state() is not None):
+            raise ValueError(f"{N} observations for a policy with num_envs={self.num_envs}")
+        if self.envs.num_steps % self.args.num_steps == 0:
+            self.memory.begin()
         self.envs.num_steps += 1
-        flat = self.envs.collate(
-            [self.envs.flatten(i, obs) for i, obs in enumerate(observations)], range(num)
-        )
-        self.storage.clear()
-        if self.memory is None:
-            action = self.agent(self.storage.append(flat), greedy=self.greedy)[0]
-        else:
-            starts = self.starts if starts is None else self.starts | np.asarray(starts, bool)
-            rewards = np.array(np.broadcast_to(reward, self.size), np.float32)
-            step = self.script.Step(flat, rewards, starts, self.past, None, [])
-            if self.num_acts % self.args.num_steps == 0:
-                self.memory.begin()
-            self.num_acts += 1
-            obs = [self.storage.append(flat)] if self.takes_obs else []
-            action, self.starts = self.memory.act(*obs, step, self.greedy)[0], self.past
-        counts = flat.counts.get(self.agent.head.per_row)
-        actions = self.script.to_env_actions(self.envs.action_space, action.cpu().numpy(), counts)
+        arrays = [self.envs.read(i, obs) for i, obs in enumerate(observations)]
+        flat = self.envs.collate(arrays, range(N))
+        rewards = np.full(N, reward, np.float32)
+        begins = np.full(N, starts, bool) | self.begins
+        self.begins = False
+        step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), None, [])
+        action, _, _ = self.memory.act(step, self.greedy)
+        actions = self.agent.head.env_actions(action, flat.counts)
         return actions[0] if self.num_envs is None else actions

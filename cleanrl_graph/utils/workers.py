@@ -11,7 +11,10 @@ import multiprocessing as mp
 import os
 import random
 import signal
-from typing import Any, Callable, Iterable
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,45 +24,45 @@ def obey(parent: int) -> None:
     """Signals to the whole group are the parent's, which needs its workers for the last checkpoint:
     after SIGTERM they have 10 minutes. When the parent dies Linux sends SIGUSR1, so that a worker
     leaves whose environment hangs, too."""
+
+    def leave_later(number: int, frame: Any) -> None:
+        signal.alarm(600)
+
+    def leave_without_parent(number: int, frame: Any) -> None:
+        if os.getppid() != parent:  # a thread of the parent may have ended
+            signal.alarm(5)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(600))
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        signal.signal(signal.SIGUSR1, lambda *_: os.getppid() == parent or signal.alarm(5))
+    signal.signal(signal.SIGTERM, leave_later)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # elsewhere than on Linux
+        signal.signal(signal.SIGUSR1, leave_without_parent)
         ctypes.CDLL(None).prctl(1, signal.SIGUSR1)
 
 
-def work(
-    pipe,
-    inherited: list,
-    seed: int,
-    Envs: type,
-    makers: list[Callable],
-    action_head: str,
-    first: int,
-) -> None:
-    """A worker process: answers (function or name of a method of Envs, *arguments) until None comes
-    or the parent is gone. That can be seen only if nobody holds the parent's ends of the pipes."""
+def work(pipe, inherited: list, seed: int, make_envs: Callable) -> None:
+    """A worker process: answers `request(envs)` until None comes or the parent is gone. That can be
+    seen only if nobody holds the parent's ends of the pipes."""
     for other in inherited:
         other.close()
     obey(mp.parent_process().pid)
-    for generator in (
-        random.seed,
-        np.random.seed,
-        torch.manual_seed,
-    ):  # environments may draw from the global ones
-        generator(seed)
+    random.seed(seed)  # environments may draw from the global generators
+    np.random.seed(seed)
+    torch.manual_seed(seed)
     with contextlib.suppress(OSError, EOFError):
         try:
-            with contextlib.closing(Envs(makers, action_head, first)) as envs:
-                while request := pipe.recv():
-                    method, *args = request
-                    pipe.send(
-                        getattr(envs, method)(*args)
-                        if isinstance(method, str)
-                        else method(envs, *args)
-                    )
+            with contextlib.closing(make_envs()) as envs:
+                request = pipe.recv()
+                while request is not None:
+                    pipe.send(request(envs))
+                    request = pipe.recv()
         except Exception as error:
             pipe.send(error)
+
+
+class Worker(NamedTuple):
+    process: mp.Process
+    pipe: Any
+    span: slice  # its environments
 
 
 class WorkerEnvs:
@@ -70,76 +73,82 @@ class WorkerEnvs:
         tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
         with contextlib.closing(Envs(makers[:tasks], args.action_head, first_env)) as probe:
             probe.reset()  # one of each entry of --env-kwargs: do they fit together?
-            self.leaves, self.action_space = probe.leaves, probe.action_space
-        fork = "fork" in mp.get_all_start_methods()
-        context, self.num_steps, self.workers = mp.get_context("fork" if fork else "spawn"), 0, []
+            self.leaves = probe.leaves
+            self.action_space = probe.action_space
+        self.num_steps = 0
         self.timeout = args.env_timeout or None
-        for idx in np.array_split(np.arange(len(makers)), min(args.num_workers, len(makers))):
-            span, (pipe, child) = slice(int(idx[0]), int(idx[-1]) + 1), context.Pipe()
-            inherited = [pipe, *(other for _, other, _ in self.workers)] if fork else []
-            process = context.Process(
-                target=work,
-                daemon=True,
-                args=(
-                    child,
-                    inherited,
-                    (args.seed + first_env + span.start) % 2**32,
-                    Envs,
-                    makers[span],
-                    args.action_head,
-                    first_env + span.start,
-                ),
-            )
-            process.start()
-            child.close()
-            self.workers.append((process, pipe, span))
+        self.workers: list[Worker] = []
+        num_workers = min(args.num_workers, len(makers))
+        for idx in np.array_split(np.arange(len(makers)), num_workers):
+            span = slice(int(idx[0]), int(idx[-1]) + 1)
+            first = first_env + span.start
+            seed = (args.seed + first) % 2**32
+            self.start(span, seed, partial(Envs, makers[span], args.action_head, first))
 
-    def ask(self, requests: Iterable[tuple]) -> list:
-        """The answers to one request per worker, in the order of the environments."""
-        answers = []
-        for (_, pipe, _), request in zip(self.workers, requests):
+    def start(self, span: slice, seed: int, make_envs: Callable) -> None:
+        """Starts a worker for the environments `span`."""
+        fork = "fork" in mp.get_all_start_methods()
+        context = mp.get_context("fork" if fork else "spawn")
+        pipe, child = context.Pipe()
+        inherited = []
+        if fork:
+            inherited = [pipe] + [worker.pipe for worker in self.workers]
+        arguments = (child, inherited, seed, make_envs)
+        process = context.Process(target=work, daemon=True, args=arguments)
+        process.start()
+        child.close()
+        self.workers.append(Worker(process, pipe, span))
+
+    def ask(self, requests: list[Callable]) -> list:
+        """What request k(envs) returns in worker k, in the order of the environments."""
+        for worker, request in zip(self.workers, requests):
             with contextlib.suppress(OSError):  # what happened is seen in the answer
-                pipe.send(request)
-        for process, pipe, span in self.workers:
-            name = f"step {self.num_steps}: the worker of envs {span.start} to {span.stop - 1}"
-            if not pipe.poll(self.timeout):
-                process.kill()
-                raise ChildProcessError(
-                    f"{name} did not answer within --env-timeout {self.timeout:g} s"
-                )
-            try:
-                answer = pipe.recv()
-            except (EOFError, ConnectionResetError):
-                process.join()
-                raise ChildProcessError(f"{name} died with exit code {process.exitcode}") from None
-            if isinstance(answer, Exception):
-                raise answer
-            answers.append(answer)
-        return answers
+                worker.pipe.send(request)
+        return [self.answer(worker) for worker in self.workers]
+
+    def answer(self, worker: Worker) -> Any:
+        """What a worker sends, unless it is an error."""
+        process, pipe, span = worker
+        name = f"step {self.num_steps}: the worker of envs {span.start} to {span.stop - 1}"
+        if not pipe.poll(self.timeout):
+            process.kill()
+            timeout = f"--env-timeout {self.timeout:g} s"
+            raise ChildProcessError(f"{name} did not answer within {timeout}")
+        try:
+            answer = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            process.join()
+            raise ChildProcessError(f"{name} died with exit code {process.exitcode}") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def reset(self, seed: int | None = None) -> tuple:
-        return self.joined(("reset", seed) for _ in self.workers)
+        return self.joined([methodcaller("reset", seed)] * len(self.workers))
 
     def step(self, actions: list) -> tuple:
         self.num_steps += 1
-        return self.joined(("step", actions[span]) for _, _, span in self.workers)
+        requests = [methodcaller("step", actions[worker.span]) for worker in self.workers]
+        return self.joined(requests)
 
-    def joined(self, requests: Iterable[tuple]) -> tuple:
-        """The script's Step of all environments."""
+    def joined(self, requests: list[Callable]) -> tuple:
+        """The script's Step of all environments, from those that the requests return."""
         steps = self.ask(requests)
-        obs, reward, terminated, truncated, final, episodes = zip(*steps)
-        final = [flat for flat in final if flat is not None]
+        obs, reward, terminated, truncated, finals, episodes = zip(*steps)
+        finals = [flat for flat in finals if flat is not None]
         return type(steps[0])(
             join(obs),
-            *map(np.concatenate, (reward, terminated, truncated)),
-            join(final) if final else None,
+            np.concatenate(reward),
+            np.concatenate(terminated),
+            np.concatenate(truncated),
+            join(finals) if finals else None,
             sum(episodes, []),
         )
 
     def close(self) -> None:
-        for _, pipe, _ in self.workers:
+        for worker in self.workers:
             with contextlib.suppress(OSError):
-                pipe.send(None)
+                worker.pipe.send(None)
         for process, pipe, _ in self.workers:
             process.join(timeout=5)
             process.kill()
@@ -150,7 +159,7 @@ class WorkerEnvs:
 def join(flats: list[tuple]) -> tuple:
     """The script's Flat of all observations of `flats`."""
     values, counts = zip(*flats)
-    return type(flats[0])(
-        [np.concatenate(arrays) for arrays in zip(*values)],
-        {group: np.concatenate([num[group] for num in counts]) for group in counts[0]},
-    )
+    joined = {}
+    for group in counts[0]:
+        joined[group] = np.concatenate([num[group] for num in counts])
+    return type(flats[0])([np.concatenate(arrays) for arrays in zip(*values)], joined)

@@ -665,8 +665,7 @@ def test_prediction_loss(observation, action, head, flags):
         obs = storage.gather(idx)
         *_, latent, elements = agent(obs, actions[idx])
         next_obs = storage.gather(idx[rows] + 3)
-        rows_now = torch.as_tensor(rows)
-        loss = script.predict(agent, latent, elements, actions[idx], rows_now, next_obs)
+        loss = script.predict(agent, latent, elements, actions[idx], rows, next_obs)
         predicted, target = [], []
         for k in idx[rows].tolist():
             features, elements = agent.encoder(storage.gather(np.array([k])))
@@ -704,7 +703,7 @@ def test_encoder_learns(aux, tmp_path):
             latent,
             elements,
             found.actions[:45],
-            torch.as_tensor(rows),
+            rows,
             found.storage.gather(rows + 3),
         )
     else:

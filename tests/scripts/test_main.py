@@ -281,7 +281,7 @@ def test_played_episodes(tmp_path):
         reset = env.reset
         env.reset = lambda reset=reset, **kwargs: seeds.append(kwargs["seed"]) or reset(**kwargs)
         makers.append(lambda env=env: env)
-    play = lambda greedy: ppo_graph.play(agent, args, torch.device("cpu"), makers, greedy)
+    play = lambda greedy: ppo_graph.play(agent, args, makers, greedy)
     greedy, sampled, again = play(True), play(False), play(True)
     assert [seed for seed in seeds if seed is not None] == [10_003, 10_004, 10_005, 10_006] * 3
     assert greedy == again and [episode.env for episode in greedy] == [0, 1, 2, 3]

@@ -132,7 +132,7 @@ class Net64(nn.Module):
         """(log_prob, entropy, value)"""
         x = obs["obs"].double()
         h = torch.tanh(x @ self.actor_0_weight.T + self.actor_0_bias)
-        logits = h @ self.head_heads_0_weight.T + self.head_heads_0_bias
+        logits = h @ self.head_outputs_0_weight.T + self.head_outputs_0_bias
         p = logits.exp() / logits.exp().sum(1, keepdim=True)
         h = torch.tanh(x @ self.critic_0_weight.T + self.critic_0_bias)
         value = (h @ self.critic_2_weight.T + self.critic_2_bias).squeeze(1)
@@ -233,12 +233,14 @@ def reference_run(seen: Record, network, leaves, args):
         )
         advantages, clips = torch.tensor(advantages).flatten(), []
         returns = advantages + old_value
+        spread = returns.std(correction=0)
+        vf_coef = args.vf_coef / (1 + spread**2 * args.norm_vloss)
         for _ in range(args.update_epochs):
             for idx in (epoch := [minibatches.pop(0) for _ in range(args.num_minibatches)]):
                 log_prob, entropy, value = network(storage.gather(idx), acts[idx])
                 A = advantages[idx]
                 if args.norm_adv:
-                    A = (A - A.mean()) / (A.std() + 1e-8)
+                    A = (A - A.mean()) / (A.std() + args.adv_std_floor * spread + 1e-8)
                 difference, eps = log_prob - old_log_prob[idx], args.clip_coef
                 ratio = difference.exp()
                 policy_loss = -torch.min(ratio * A, ratio.clip(1 - eps, 1 + eps) * A).mean()
@@ -248,9 +250,7 @@ def reference_run(seen: Record, network, leaves, args):
                         torch.minimum(value, old_value[idx] + eps), old_value[idx] - eps
                     )
                     error = torch.maximum(error, (near - returns[idx]) ** 2)
-                loss = (
-                    policy_loss + args.vf_coef * error.mean() / 2 - args.ent_coef * entropy.mean()
-                )
+                loss = policy_loss + vf_coef * error.mean() / 2 - args.ent_coef * entropy.mean()
                 optimizer.zero_grad()
                 loss.backward()
                 norm = sum(
@@ -307,8 +307,10 @@ FLAGS = {
     "num_minibatches": 4,
     "update_epochs": 4,
     "norm_adv": False,
+    "adv_std_floor": 0.5,
     "clip_coef": 0.2,
     "clip_vloss": False,
+    "norm_vloss": True,
     "ent_coef": 0.5,
     "vf_coef": 0.1,
     "max_grad_norm": 0.01,

@@ -21,6 +21,7 @@ from gymnasium import spaces
 from cleanrl_graph.utils import checkpoint
 
 FORK = mp.get_context("fork")
+SCRIPT = "test_checkpoint"
 
 
 @dataclass
@@ -44,13 +45,15 @@ def run_of(args, name, *steps, **state):
     """The folder of a run that wrote checkpoints at these steps, a second apart from those of
     earlier runs."""
     folder = os.path.join(args.run_dir, name)
-    with checkpoint.Run(folder) as run:
+    with checkpoint.Folder(folder) as run:
         for step in steps:
-            run.save(
-                step,
-                {"script": checkpoint.script_of(args), "args": vars(args), "step": step} | state,
-            )
+            run.save(step, {"script": SCRIPT, "args": vars(args), "step": step} | state)
     return folder
+
+
+def find(args, prefix):
+    """What a script of that name finds."""
+    return checkpoint.find(args, SCRIPT, prefix)
 
 
 def paths_in(folder):
@@ -68,8 +71,8 @@ def test_state_comes_back(tmp_path):
         "pair": (1, 2),
     }
     run_of(args, "run", 12, **saved)
-    folder, path, state = checkpoint.find(args, "")
-    assert folder == args.resume and path == os.path.join(folder, "checkpoint_000000000012.ckpt")
+    folder, state = find(args, "")
+    assert folder == args.resume and paths_in(folder) == ["checkpoint_000000000012.ckpt", "lock"]
     assert torch.equal(state["model"]["w"], torch.arange(3.0)) and state["keys"].tolist() == [
         2**60,
         -1,
@@ -97,7 +100,7 @@ DAMAGE = {
     "truncated": lambda data: data[: len(data) // 2],
     "flipped byte": lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
     "only the header": lambda data: data[: data.index(b"\n")],
-    "another format": lambda data: data.replace(b"checkpoint-2 ", b"checkpoint-9 ", 1),
+    "another format": lambda data: data.replace(b"checkpoint-3 ", b"checkpoint-2 ", 1),
     "cannot be unpickled": unreadable,
 }
 
@@ -113,11 +116,15 @@ def test_damaged_checkpoint(damage, how, tmp_path, capsys):
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     args.resume = {"auto": "auto", "folder": folder, "file": str(path)}[how]
     before = paths_in(folder)
-    assert checkpoint.find(args, "run")[2]["step"] == 100
-    assert f"{path} is left out" in capsys.readouterr().err and paths_in(folder) == before
+    assert find(args, "run")[1]["step"] == 100
+    written = capsys.readouterr().err
+    assert f"{path} is left out" in written and paths_in(folder) == before
+    assert ("it is of another version, damaged or something else" in written) == (
+        damage != "cannot be unpickled"
+    )
     os.remove(path.with_name("checkpoint_000000000100.ckpt"))
     with pytest.raises(SystemExit, match="there is no checkpoint that can be read"):
-        checkpoint.find(args, "run")
+        find(args, "run")
 
 
 def test_pickle_that_raises(tmp_path, capsys):
@@ -126,42 +133,37 @@ def test_pickle_that_raises(tmp_path, capsys):
     args = Args(str(tmp_path))
     run_of(args, "run", 1)
     run_of(args, "run", 2, odd=Exploding())
-    assert checkpoint.find(args, "run")[2]["step"] == 1
+    assert find(args, "run")[1]["step"] == 1
     assert "000002.ckpt is left out: FileNotFoundError" in capsys.readouterr().err
 
 
 def test_auto(tmp_path, capsys):
     """The run with this prefix whose checkpoint is the newest; folders without one do not count."""
     args = Args(str(tmp_path / "runs[1]"))
-    assert checkpoint.find(args, "a__") is None
+    assert find(args, "a__") is None
     assert "--resume auto: no checkpoint of a__* in" in capsys.readouterr().err
     for k, name in enumerate(["a__2", "a__1", "b__3"]):
         path = os.path.join(run_of(args, name, k), f"checkpoint_{k:012d}.ckpt")
         os.utime(path, (1000 + k, 1000 + k))
     run_of(args, "a__9")
-    assert checkpoint.find(args, "a__")[0] == os.path.join(args.run_dir, "a__1")
+    assert find(args, "a__")[0] == os.path.join(args.run_dir, "a__1")
 
 
 def test_file(tmp_path):
     """A file is that one or an older one, whatever is newer; what is no checkpoint is refused."""
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 1, 2)
-    assert (
-        checkpoint.find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")[2][
-            "step"
-        ]
-        == 1
-    )
+    assert find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")[1]["step"] == 1
     (tmp_path / "run" / "checkpoint_000000000001.ckpt").write_bytes(b"")
     with pytest.raises(SystemExit, match="there is no checkpoint that can be read"):
-        checkpoint.find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")
+        find(replace(args, resume=f"{folder}/checkpoint_000000000001.ckpt"), "")
     (tmp_path / "run" / "model.pt").write_bytes(b"")
     (tmp_path / "empty").mkdir()
     for name in ("run/model.pt", "run/checkpoint_000000000003.ckpt", "missing", "empty"):
         with pytest.raises(
             SystemExit, match=f"--resume {tmp_path / name}: auto, a folder with checkpoints or"
         ):
-            checkpoint.find(replace(args, resume=str(tmp_path / name)), "")
+            find(replace(args, resume=str(tmp_path / name)), "")
 
 
 def test_flags_that_do_not_matter(tmp_path, capsys):
@@ -172,7 +174,7 @@ def test_flags_that_do_not_matter(tmp_path, capsys):
         changed = replace(
             args, resume=resume, exp_name="other", checkpoint_every=7, cuda=False, batch_size=9
         )
-        assert checkpoint.find(changed, "run")[2]["step"] == 1
+        assert find(changed, "run")[1]["step"] == 1
     assert capsys.readouterr().err == ""
 
 
@@ -183,16 +185,16 @@ def test_flags_that_shape_the_training(tmp_path, capsys):
     folder = run_of(args, "run", 1)
     changed = replace(args, learning_rate=0.1, hidden_dims=(8, 8), total_timesteps=200)
     with pytest.raises(SystemExit) as error:
-        checkpoint.find(changed, "run")
+        find(changed, "run")
     text = str(error.value)
     assert (
         "--learning-rate 0.1, it was 0.5; --hidden-dims (8, 8), it was (8,)." in text
         and folder in text
     )
     assert "total" not in text and f"--resume {folder} to go on with these" in text
-    assert checkpoint.find(replace(args, total_timesteps=200), "run") is not None
+    assert find(replace(args, total_timesteps=200), "run") is not None
     assert capsys.readouterr().err == "--resume: --total-timesteps 200, it was 100\n"
-    assert checkpoint.find(replace(changed, resume=folder), "run") is not None
+    assert find(replace(changed, resume=folder), "run") is not None
     written = capsys.readouterr().err
     for line in (
         "learning-rate 0.1, it was 0.5",
@@ -212,7 +214,7 @@ def test_flag_that_is_new(tmp_path):
 
     run_of(Args(str(tmp_path)), "run", 1)
     with pytest.raises(SystemExit, match="other flags: --noise 0.1, it was None. Give"):
-        checkpoint.find(More(str(tmp_path)), "run")
+        find(More(str(tmp_path)), "run")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_flags_that_must_be_the_same(name, value, tmp_path):
     folder = run_of(args, "run", 1)
     for resume in ("auto", folder, f"{folder}/checkpoint_000000000001.ckpt"):
         with pytest.raises(SystemExit) as error:
-            checkpoint.find(replace(args, resume=resume, **{name: value}), "run")
+            find(replace(args, resume=resume, **{name: value}), "run")
         assert f"--{name.replace('_', '-')} {value}, it was {getattr(args, name)}" in str(
             error.value
         )
@@ -236,7 +238,7 @@ def test_checkpoint_of_another_script(tmp_path):
     run_of(args, "run", 1, script="ppo_gtrxl")
     for resume in ("auto", str(tmp_path / "run")):
         with pytest.raises(SystemExit, match="--script test_checkpoint, it was ppo_gtrxl"):
-            checkpoint.find(replace(args, resume=resume), "run")
+            find(replace(args, resume=resume), "run")
 
 
 # ---- The folder of a run ----
@@ -262,7 +264,7 @@ def test_checkpoints_of_another_future(tmp_path):
         "checkpoint_000000000200.ckpt.unused",
         "lock",
     ]
-    assert checkpoint.find(args, "run")[2]["step"] == 150
+    assert find(args, "run")[1]["step"] == 150
 
 
 def test_folder_that_cannot_be_made_or_written(tmp_path):
@@ -276,7 +278,7 @@ def test_folder_that_cannot_be_made_or_written(tmp_path):
         with pytest.raises(
             SystemExit, match="cannot write to the folder of the run .*--run-dir.*Errno"
         ):
-            checkpoint.Run(str(folder))
+            checkpoint.Folder(str(folder))
 
 
 class full_disk:
@@ -299,28 +301,28 @@ def test_full_disk(tmp_path):
         full_disk(1000),
         pytest.raises(SystemExit, match="cannot write to the folder .*File too large"),
     ):
-        checkpoint.Run(str(tmp_path / "other"))
+        checkpoint.Folder(str(tmp_path / "other"))
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 100, 200)
     before = paths_in(folder)
     with pytest.raises(SystemExit, match=r"cannot write .*checkpoint_000000000150.ckpt: \[Errno"):
-        with checkpoint.Run(folder) as run, full_disk(20_000):
+        with checkpoint.Folder(folder) as run, full_disk(20_000):
             run.save(150, {"script": "", "args": {}, "model": torch.zeros(10_000)})
-    assert paths_in(folder) == before and checkpoint.find(args, "run")[2]["step"] == 200
+    assert paths_in(folder) == before and find(args, "run")[1]["step"] == 200
 
 
 def test_one_run_per_folder(tmp_path):
     folder = str(tmp_path / "run")
-    with checkpoint.Run(folder):
+    with checkpoint.Folder(folder):
         with pytest.raises(SystemExit, match=f"another process writes to {folder}"):
-            checkpoint.Run(folder)
-    with checkpoint.Run(folder):
+            checkpoint.Folder(folder)
+    with checkpoint.Folder(folder):
         pass
 
 
 def hold(folder, pipe):
     """A run with a worker process, both of which wait."""
-    checkpoint.Run(folder)
+    checkpoint.Folder(folder)
     worker = FORK.Process(target=time.sleep, args=(60,))
     worker.start()
     pipe.send(worker.pid)
@@ -336,10 +338,10 @@ def test_lock_ends_with_its_process(tmp_path):
     worker = mine.recv()
     try:
         with pytest.raises(SystemExit, match="another process writes"):
-            checkpoint.Run(folder)
+            checkpoint.Folder(folder)
         process.kill()
         process.join()
-        with checkpoint.Run(folder):
+        with checkpoint.Folder(folder):
             os.kill(worker, 0)  # it is there
     finally:
         os.kill(worker, signal.SIGKILL)
@@ -355,16 +357,16 @@ def test_marks(tmp_path):
         KeyboardInterrupt(),
         SystemExit(143),
     ):
-        with pytest.raises(type(error)), checkpoint.Run(folder) as run:
+        with pytest.raises(type(error)), checkpoint.Folder(folder) as run:
             seen.append(run.failures)
             raise error
     assert seen == [0, 1, 2, 2] and (tmp_path / "run" / "failed").read_text().startswith(
         "env 3, step 7: it burns\n"
     )
-    with checkpoint.Run(folder) as run:
+    with checkpoint.Folder(folder) as run:
         run.save(1, {})
         assert run.failures == 2
-    with checkpoint.Run(folder) as run:
+    with checkpoint.Folder(folder) as run:
         assert run.failures == 0
 
 

@@ -14,12 +14,11 @@ from gymnasium import spaces
 from helpers import run, small_args, weights
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils.policy import load_policy
+from cleanrl_graph.utils.policy import load_policy, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
 MEMORIES = ["ppo_framestack", "ppo_gtrxl", "ppo_lstm_sparse"]
-CPU = torch.device("cpu")
 NAMED = {"observation": "graph_edges", "action": "box"}
 
 
@@ -50,7 +49,7 @@ def saved(path, name, **flags):
     for parameter in agent.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape)
     torch.save({"model": agent.state_dict(), "args": vars(args), "script": name}, path)
-    script.play(agent, args, CPU, [lambda env=env: env for env in envs], True)
+    script.play(agent, args, [lambda env=env: env for env in envs], True)
     return [env.actions for env in envs]
 
 
@@ -185,6 +184,14 @@ def test_what_does_not_fit(tmp_path):
             tmp_path / "lstm.pt",
         )
         load_policy(tmp_path / "lstm.pt", script=ppo_graph)
+    model = torch.load(path, weights_only=True)
+    renamed = {name.replace("actor", "policy"): value for name, value in model["model"].items()}
+    torch.save(model | {"model": renamed}, tmp_path / "old.pt")
+    sentence = r"it is of ppo_graph.py and Random-v0, its .* or this version:\n\tMissing key"
+    with pytest.raises(ValueError, match=f"old.pt: .*{sentence}"):
+        load_policy(tmp_path / "old.pt")
+    with pytest.raises(SystemExit, match=f"--load-model .*old.pt: {sentence}"):
+        run(tmp_path / "runs", load_model=str(tmp_path / "old.pt"))
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
         policy(np.zeros(3))
@@ -239,11 +246,11 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
         SystemExit,
         match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32",
     ):
-        script.check_args(script.Args(load_model=str(path), gnn_dim=16, dim=32))
+        take_flags(script.Args(load_model=str(path), gnn_dim=16, dim=32))
     args = script.Args(
         load_model=str(path), memory_length=7, learning_rate=1.0, env_id="CartPole-v1"
     )
-    script.check_args(args)
+    take_flags(args)
     assert (args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs) == (
         7,
         8,
@@ -251,14 +258,14 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
         {},
     )
     args = script.Args(load_model=str(path))
-    script.check_args(args)
+    take_flags(args)
     assert (args.env_id, args.env_kwargs, args.memory_length) == ("Random-v0", NAMED, 64)
     for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
         monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
         with pytest.raises(
             SystemExit, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")
         ):
-            script.check_args(script.Args(load_model=str(path)))
+            take_flags(script.Args(load_model=str(path)))
     with pytest.raises(
         SystemExit, match="load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not"
     ):

@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -40,15 +41,18 @@ def same(a, b):
     assert type(a) is type(b) is ppo_graph.Step and plain(a) == plain(b)
 
 
+def described(leaves):
+    """Without the functions that read them."""
+    return [leaf._replace(getters=()) for leaf in leaves]
+
+
 def some_actions(envs, step, rng):
     """One action per environment, a row of the observation where the actions choose one."""
     group = ppo_graph.parts_of(envs.action_space, envs.leaves, "auto")[0].group
     rows = np.split(step.obs.counts[group], len(step.reward)) if group else None
-    return (
-        [int(rng.integers(num[0])) for num in rows]
-        if rows
-        else [sample(envs.action_space, rng) for _ in step.reward]
-    )
+    if rows:
+        return [int(rng.integers(num[0])) for num in rows]
+    return [sample(envs.action_space, rng) for _ in step.reward]
 
 
 KINDS = (
@@ -75,7 +79,7 @@ def test_steps_are_the_same(observation, action, head):
             same(step := local.step(actions), other := envs.step(actions))
             finals += other.final is not None
             ended += other.episodes
-        assert [leaf[:6] for leaf in envs.leaves] == [leaf[:6] for leaf in local.leaves]
+        assert described(envs.leaves) == described(local.leaves)
         assert envs.action_space == local.action_space and envs.num_steps == local.num_steps == 15
         assert finals and {episode.env for episode in ended} == {*range(10, 15)}
         same(local.reset(7), again := envs.reset(7))
@@ -141,11 +145,10 @@ class Own(gym.Env):
 gym.register("Own-v0", entry_point=Own)
 
 ERRORS = {
-    "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): '
-    r"KeyError: ",
+    "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): KeyError',
     "exit": r"in burn(.|\n)*env 1, step 3, step\(4,\): SystemExit: 7",
     "nan": "env 1, step 3: reward nan is not finite",
-    "none": r"env 1, step 3, reward\(None,\): TypeError",
+    "none": r"env 1, step 3: reward None: TypeError",
 }
 
 
@@ -213,7 +216,7 @@ def test_spawned_workers(monkeypatch):
     """Where processes cannot be forked they are spawned; makers that can be pickled, as those of
     the scripts are, give the same Steps."""
     args = small_args(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 3})
-    makers = [ppo_graph.partial(ppo_graph.make_env, args, i) for i in range(2)]
+    makers = [partial(ppo_graph.make_env, args, i) for i in range(2)]
     monkeypatch.setattr(workers.mp, "get_all_start_methods", lambda: ["spawn"])
     local = Envs(makers)
     with started(makers, 1) as envs:
@@ -264,7 +267,7 @@ def test_env_i_has_entry_i_modulo_the_number(num_workers):
     """Of a list of --env-kwargs, counted over all ranks, wherever the environment is stepped."""
     tasks = [{"number": 1}, {"number": 2}, {"number": 4}]
     args = small_args(env_id="Own-v0", env_kwargs=tasks, num_workers=num_workers)
-    makers = [ppo_graph.partial(ppo_graph.make_env, args, 8 + i) for i in range(4)]
+    makers = [partial(ppo_graph.make_env, args, 8 + i) for i in range(4)]
     with contextlib.closing(
         WorkerEnvs(Envs, makers, args, 8) if num_workers else Envs(makers, "auto", 8)
     ) as envs:
@@ -288,9 +291,9 @@ def test_requests_by_function():
     """What is asked of every worker is answered in the order of the environments."""
     with started([Own] * 3, 2) as envs:
         envs.reset(0)
-        answers = envs.ask([(number_of_envs, "a"), (number_of_envs, "b")])
+        answers = envs.ask([partial(number_of_envs, text) for text in "ab"])
         assert answers == [("a", 2, 0), ("b", 1, 2)]
 
 
-def number_of_envs(envs, text):
+def number_of_envs(text, envs):
     return text, len(envs.envs), envs.first_env

@@ -107,14 +107,17 @@ def setup(name):
 def every_action(agent, obs):
     """All actions [K, rows of one, columns] of an observation without its masks, and which of them
     a mask forbids."""
-    head, options = agent.head, []
-    rows = len(obs[head.rows[head.per_row]].batch) if head.per_row else 1
+    head = agent.head
+    _, elements = agent.encoder(obs)
+    rows = len(elements[head.per_row].batch) if head.per_row else 1
+    options = []
     for part in head.parts:
-        num = {
-            "choice": len(obs[head.rows[part.group]].batch) if part.group else None,
-            "categorical": part.size,
-        }
-        options += [range(num.get(part.kind, 2))] * (part.size if part.kind == "bits" else 1)
+        num = 2
+        if part.kind == "choice":
+            num = len(elements[part.group].batch)
+        elif part.kind == "categorical":
+            num = part.size
+        options += [range(num)] * (part.size if part.kind == "bits" else 1)
     actions = list(itertools.product(itertools.product(*options), repeat=rows))
     actions = torch.tensor(actions, dtype=torch.int64).reshape(len(actions), rows, len(options))
     forbidden = torch.zeros(len(actions), dtype=torch.bool)
@@ -169,21 +172,19 @@ def test_all_actions_are_tried(name):
 
 @pytest.mark.parametrize("name", ["edge", "two_edges", "per_edge"])
 def test_an_edge_is_both_ends_and_its_features(name):
-    """`project` is a linear layer and a ReLU of both ends' embeddings and the features, `embed` is
-    these."""
+    """`project` is a linear layer and a ReLU of both ends' embeddings and the features, `at` and
+    `embed` are these."""
     agent, storage, _ = setup(name)
     head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
     _, elements = agent.encoder(obs)
     source, target = obs["g.edge_links"].values.T
-    rows = torch.cat(
-        [elements["g.nodes"][source], elements["g.nodes"][target], obs["g.edges"].values], 1
-    )
-    linear = head.row if head.per_row else head.choices["0"][0]
-    torch.testing.assert_close(
-        head.project(linear, "g.edge_links", elements, obs), torch.relu(linear(rows))
-    )
+    nodes, edges = elements["g.nodes"].values, elements["g.edge_links"]
+    rows = torch.cat([nodes[source], nodes[target], obs["g.edges"].values], 1)
+    linear = head.row if head.per_row else head.choices["0"][1]
+    torch.testing.assert_close(ppo_graph.project(linear, edges), torch.relu(linear(rows)))
+    assert torch.equal(edges.at(torch.arange(len(rows))), rows)
     if not head.per_row:
-        seen = head.embed(head.parts[0], torch.tensor([[1], [0], [1]]), elements, obs)
+        seen = head.embed(head.parts[0], torch.tensor([[1], [0], [1]]), elements)
         assert torch.equal(seen, rows[obs["g.edge_links"].ptr[:-1] + torch.tensor([1, 0, 1])])
 
 
@@ -224,15 +225,13 @@ def test_actions_are_elements_of_a_sequence(space):
     has."""
     parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), "auto")
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
-    actions = ppo_graph.to_env_actions(space, rows, np.array([2, 0, 3, 1]))
-    assert [len(action) for action in actions] == [2, 0, 3, 1] and all(
-        action in space for action in actions
-    )
-    whole = [row for action in actions for row in action]
-    assert (
-        all(np.array_equal(a, b) for a, b in zip(whole, ppo_graph.to_env_actions(space, rows)[0]))
-        or space.stack
-    )
+    actions = ppo_graph.to_env_sequences(space, rows, np.array([2, 0, 3, 1]))
+    assert [len(action) for action in actions] == [2, 0, 3, 1]
+    assert all(action in space for action in actions)
+    found = [row for action in actions for row in action]
+    expected = ppo_graph.to_env_actions(space.feature_space, rows)
+    assert len(found) == len(expected) == 6
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected))
 
 
 NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
@@ -464,9 +463,9 @@ def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
     """Of one action per node the memory sees how many nodes took each option, as shares."""
     found = script.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
-    rows = script.Ragged(torch.zeros(4, 3), torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2]))
-    obs = {head.rows["graph.nodes"]: rows}
-    seen = head.seen(torch.tensor([[1], [1], [0], [0]]), {}, obs)
+    ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
+    elements = {"graph.nodes": script.Elements(torch.zeros(4, 3), ptr, batch)}
+    seen = head.seen(torch.tensor([[1], [1], [0], [0]]), elements)
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 
 

@@ -11,6 +11,7 @@ from helpers import (
     LOGGED,
     OBSERVATIONS,
     command,
+    everything,
     observation_spaces,
     run,
     sample,
@@ -52,6 +53,12 @@ TASKS = {  # of every kind of head, with leaves that are empty now and then
 
 
 # ---- Buckets ----
+def on_host(storage):
+    """All that a storage holds, as it came from environments."""
+    values, counts = storage.whole()
+    return script.Flat([rows.numpy() for rows in values], counts)
+
+
 def test_bucket():
     """8 sizes per octave, never less than what came in and less than an eighth more."""
     sizes = [script.bucket(num) for num in range(5000)]
@@ -78,8 +85,8 @@ def test_waste():
 )
 @settings(max_examples=40, deadline=None)
 def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
-    """What PyG's Batch makes of the graphs and one at the end whose nodes have loops; empty graphs
-    and batches included."""
+    """What PyG's Batch makes of the graphs and one at the end whose first node has loops; empty
+    graphs and batches included."""
     rng, space = (
         np.random.default_rng(seed),
         spaces.Dict(
@@ -102,12 +109,12 @@ def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
         [[{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]],
         action_space=spaces.Discrete(99),
     )
-    obs = script.BucketStorage(leaves, CPU).batch(storage.whole())
+    obs = script.BucketStorage(leaves, CPU).append(on_host(storage))
     num_nodes, num_edges = (
         sum(len(part) for part in parts) for parts in (masks, [g.edges for g in graphs])
     )
     nodes, edges = (script.bucket(max(num + 1, 2)) - num for num in (num_nodes, num_edges))
-    loops = torch.arange(edges) % nodes
+    loops = torch.zeros(edges, dtype=torch.long)
     data = [
         Data(
             x=torch.tensor(x),
@@ -148,13 +155,13 @@ def test_fill_any_space(space, num, seed):
     without ragged leaves nothing changes."""
     rng = np.random.default_rng(seed)
     storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
-    flat, buckets = storage.whole(), script.BucketStorage(leaves, CPU)
-    if not any(leaf.group for leaf in leaves):
-        assert buckets.fill(flat) is flat
-        assert buckets.stats() == {"charts/batch_sizes": 0, "charts/spare_rows": 0}
-        return
-    obs, result = storage.batch(flat), buckets.batch(flat)
+    buckets = script.BucketStorage(leaves, CPU)
+    obs, result = everything(storage), buckets.append(on_host(storage))
     assert list(result) == list(obs)
+    if not any(leaf.group for leaf in leaves):
+        assert all(torch.equal(result[path], values) for path, values in obs.items())
+        assert buckets.spare.size == 0 and buckets.stats()["charts/batch_sizes"] == 0
+        return
     for leaf in leaves:
         old, new = obs[leaf.path], result[leaf.path]
         if leaf.group:
@@ -189,10 +196,15 @@ def losses(space, observations, action_space, **flags):
         ],
         1,
     )
-    filled = script.BucketStorage(leaves, CPU).batch(storage.whole())
-    for inputs in (obs, filled):
+    memory = script.Memory(agent, leaves, len(observations), args)
+    memory.storage = script.BucketStorage(leaves, CPU)
+    memory.begin()
+    memory.storage.append(on_host(storage))
+    memory.actions.append(action)
+    ((idx, filled),) = memory.minibatches(np.random.default_rng(0), 1)
+    for of_rollout, inputs in ((rollout, (obs, action)), (rollout[idx], filled)):
         agent.zero_grad()
-        loss, logs = script.ppo_loss(agent, args, inputs, action, rollout, torch.tensor(1.5))
+        loss, logs = script.ppo_loss(agent, args, *inputs, of_rollout, torch.tensor(1.5))
         loss.backward()
         yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
 

@@ -34,9 +34,11 @@ def assert_batch_equals_singles(encoder, storage):
     assert features.shape == (len(features), encoder.dim) and torch.isfinite(features).all()
     torch.testing.assert_close(features, torch.cat([f for f, _ in singles]), atol=1e-5, rtol=1e-5)
     for group, rows in elements.items():
-        torch.testing.assert_close(
-            rows, torch.cat([e[group] for _, e in singles]), atol=1e-5, rtol=1e-5
-        )
+        expected = torch.cat([e[group].values for _, e in singles])
+        torch.testing.assert_close(rows.values, expected, atol=1e-5, rtol=1e-5)
+        sizes = [len(e[group].batch) for _, e in singles]
+        assert rows.ptr.diff().tolist() == sizes
+        assert rows.batch.tolist() == np.arange(len(sizes)).repeat(sizes).tolist()
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
@@ -57,7 +59,9 @@ def test_readouts(readout):
     features, elements = encoder(obs)
     ptr = obs["obs"].ptr.tolist()
     for row, start, stop in zip(features, ptr, ptr[1:]):
-        rows = elements["obs"][start:stop] if stop > start else torch.zeros(1, encoder.element_dim)
+        rows = elements["obs"].values[start:stop]
+        if stop == start:
+            rows = torch.zeros(1, encoder.element_dims["obs"])
         parts = {
             "sum": [rows.sum(0)],
             "mean": [rows.mean(0)],
@@ -145,7 +149,8 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
         attr = {"edge_attr": one["obs.edges"].values} if takes_edges else {}
         h = h + net.convs[0](net.norms[0](h), links, **attr).relu()
         start, stop = obs["obs.nodes"].ptr[i : i + 2]
-        torch.testing.assert_close(elements["obs.nodes"][start:stop], h, atol=1e-5, rtol=1e-5)
+        found = elements["obs.nodes"].values[start:stop]
+        torch.testing.assert_close(found, h, atol=1e-5, rtol=1e-5)
 
 
 def test_messages_follow_the_edges():
@@ -156,7 +161,7 @@ def test_messages_follow_the_edges():
         nodes = np.array([[first, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
         graph = spaces.GraphInstance(nodes, None, np.array([[0, 1]]))
         storage, leaves = stored(graph_space(), [[graph]])
-        return encoder_of(leaves, gnn_layers=1)(everything(storage))[1]["obs.nodes"]
+        return encoder_of(leaves, gnn_layers=1)(everything(storage))[1]["obs.nodes"].values
 
     changed = (out(1.0) - out(2.0)).abs().sum(1) > 1e-6
     assert changed.tolist() == [True, True, False]
@@ -176,9 +181,8 @@ def test_permutation():
     storage, leaves = stored(graph_space(vector(2)), [[graph, shuffled]])
     features, elements = encoder_of(leaves)(everything(storage))
     torch.testing.assert_close(features[0], features[1], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(
-        elements["obs.nodes"][:6][order], elements["obs.nodes"][6:], atol=1e-5, rtol=1e-5
-    )
+    nodes = elements["obs.nodes"].values
+    torch.testing.assert_close(nodes[:6][order], nodes[6:], atol=1e-5, rtol=1e-5)
 
 
 def test_company_in_the_batch_changes_nothing():

@@ -110,7 +110,7 @@ def start(space, lengths, args, **kwargs):
     games = [Script(space, row, seed, **kwargs) for seed, row in enumerate(lengths)]
     envs = ppo_framestack.Envs([lambda game=game: game for game in games], args.action_head)
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, args)
-    memory = ppo_framestack.Memory(agent, envs.leaves, len(games), args, CPU)
+    memory = ppo_framestack.Memory(agent, envs.leaves, len(games), args)
     return SimpleNamespace(
         games=games, envs=envs, agent=agent, memory=memory, step=envs.reset(0), args=args, seen=[]
     )
@@ -121,7 +121,7 @@ def collect(part):
     """One rollout, as `train` has it, after a change of the weights. `part` receives the views of
     each step, seen [T, N, dim], and the values of what came after the rollout and its truncated
     steps `cut`."""
-    memory, envs, finals, cut, num_envs = part.memory, part.envs, [], [], len(part.games)
+    memory, envs, cut, num_envs = part.memory, part.envs, [], len(part.games)
     for parameter in part.agent.parameters():
         parameter += 0.01 * torch.randn_like(parameter)
     actor = part.agent.actor.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -132,12 +132,19 @@ def collect(part):
         for game, row in zip(part.games, action):
             game.log[-1][2] = row
         part.step = envs.step(ppo_framestack.to_env_actions(envs.action_space, action.numpy()))
-        if part.step.final:
-            finals.append(part.step.final)
-            cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
+        memory.keep(part.step)
+        cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
     actor.remove()
-    part.values = memory.value(part.step, finals, np.array(cut, np.int64))
+    part.values = memory.next_values(part.step)
     part.seen, part.cut = torch.stack(seen), cut
+
+
+def minibatch(memory, idx):
+    """What the agent is given of the steps `idx` of a rollout: views, elements, observations and
+    actions."""
+    chosen = SimpleNamespace(permutation=lambda num: np.asarray(idx))
+    ((_, inputs),) = memory.minibatches(chosen, 1)
+    return inputs
 
 
 def play(*args, num_rollouts=3, **kwargs):
@@ -162,14 +169,14 @@ def reference_views(part, log, position):
 
     def encoded(entry):
         storage = ppo_framestack.Storage(envs.leaves, CPU)
-        return agent.encode(storage.append(envs.collate([envs.flatten(0, entry[1])], [0])))
+        return agent.encode(storage.append(envs.collate([envs.read(0, entry[1])], [0])))
 
     def embedded(entry):
         numbers = []
         for k, column in enumerate(entry[2]):
             factor = next(p for p in agent.head.parts if p.columns.start <= k < p.columns.stop)
             if factor.kind == "choice":
-                numbers.append(encoded(entry)[1][factor.group][int(column)])
+                numbers.append(encoded(entry)[1][factor.group].values[int(column)])
             else:
                 categorical = factor.kind == "categorical"
                 numbers.append(
@@ -190,7 +197,7 @@ def reference_views(part, log, position):
         if ppo_framestack.key(leaf.path) in agent.cnns:
             entries = [window(log, position, shift) for shift in agent.shifts["obs"]]
             images = [
-                np.zeros(leaf.shape, leaf.dtype) if entry is None else leaf.get(entry[1])
+                np.zeros(leaf.shape, leaf.dtype) if entry is None else leaf.read(entry[1])
                 for entry in entries
             ]
             images = [
@@ -242,7 +249,7 @@ def test_views_against_plain_loops(kind, flags):
         action_space=action_space,
     )
     idx = np.random.default_rng(0).permutation(3 * num_steps)
-    views, _, _ = part.memory.minibatch(idx)
+    views, *_ = minibatch(part.memory, idx)
     finals = 0
     for i, row in zip(idx, views):
         t, env = divmod(int(i), 3)
@@ -277,7 +284,7 @@ def test_views_never_cross_an_episode(lengths, num_steps, shifts):
     memory, num_envs = part.memory, len(lengths)
     idx = np.arange(memory.start, memory.size)
     later = np.repeat([0, 0, 1], memory.num_views)  # a reward comes with the next observation
-    for index, row in zip(idx, memory.rows(idx, memory.age[idx])):
+    for index, row in zip(idx, np.concatenate(memory.reads), strict=True):
         t, env = divmod(int(index), num_envs)
         log = part.games[env].log
         at = 3 * num_steps - memory.size // num_envs + t  # the place in the log
@@ -335,37 +342,37 @@ def test_collection_and_training_agree(observation, action, head, flags, tmp_pat
 def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_path):
     """Training views that reach one step over an episode's start, or not to it, make the ratio
     differ from 1."""
-    original = ppo_framestack.Memory.minibatch
+    original = ppo_framestack.Memory.act
 
-    def shifted(self, idx):
-        age, steps = self.age, np.arange(len(self.age)) // self.num_envs
-        self.age = np.clip(age + off, 0, steps)
-        result = original(self, idx)
-        self.age = age
+    def shifted(self, step, greedy=False):
+        result = original(self, step, greedy)
+        self.size -= self.num_envs
+        self.reads[-1] = self.next_reads(np.clip(self.age + off, 0, self.size // self.num_envs))
+        self.size += self.num_envs
         return result
 
-    monkeypatch.setattr(ppo_framestack.Memory, "minibatch", shifted)
+    monkeypatch.setattr(ppo_framestack.Memory, "act", shifted)
     result = train(tmp_path, env_id="Random-v0", env_kwargs={"observation": kind})
     assert all(value > 1e-4 for _, value in result.scalars["debug/collection_mismatch"])
 
 
 @pytest.mark.parametrize("kind", ["vector", "image_chw", "graph_edges"])
 def test_each_step_is_stored_once(kind):
-    """The stored bytes are those of a run without views, plus the steps that views reach back to,
-    what came last, and what came after truncated steps."""
+    """The stored bytes are those of a run without views, plus the steps that views reach back to:
+    also after the last values were computed and minibatches were made."""
     part = play(OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=7))
     plain = ppo_graph.Storage(part.envs.leaves, CPU)
     flat = lambda entries: part.envs.collate(
-        [part.envs.flatten(0, entry) for entry in entries], range(len(entries))
+        [part.envs.read(0, entry) for entry in entries], range(len(entries))
     )
-    for row in zip(*[game.log[-(4 + 7 + 1) :] for game in part.games]):
+    for row in zip(*[game.log[-(4 + 7 + 1) : -1] for game in part.games]):
         plain.append(flat([entry[1] for entry in row]))
-    for i in part.cut:
-        plain.append(flat([part.games[i % 3].finals[14 + i // 3]]))
+    list(part.memory.minibatches(np.random.default_rng(0), 3))
     mine, expected = part.memory.storage.whole(), plain.whole()
     assert all(torch.equal(a, b) for a, b in zip(mine.values, expected.values))
     assert all((mine.counts[group] == expected.counts[group]).all() for group in expected.counts)
-    assert len(part.memory.recent) == 4 and len(part.memory.age) == 1 + (4 + 7 + 1) * 3
+    assert len(part.memory.recent) == 4
+    assert {len(table) for table in part.memory.tables.values()} == {1 + (4 + 7 + 1) * 3}
 
 
 def test_each_step_is_encoded_once(monkeypatch):
@@ -379,18 +386,41 @@ def test_each_step_is_encoded_once(monkeypatch):
         lambda self, obs: encoded.append(len(obs["obs.nodes"].ptr) - 1) or original(self, obs),
     )
     idx = np.array([18, 9, 6, 20])
-    read = set(memory.rows(memory.start + idx, memory.age[memory.start + idx]).ravel().tolist()) - {
-        0
-    }
-    memory.minibatch(idx)
+    read = set(np.concatenate(memory.reads)[idx].ravel().tolist()) - {0}
+    minibatch(memory, idx)
     assert encoded == [len(read)] and len(read) < 4 * len(idx)
     encoded.clear()
     collect(part)
-    assert encoded == [
-        3 * 3,
-        *[3] * 7,
-        3 + len(part.cut),
-    ]  # what views still reach, each step, what came after
+    # what views still reach and each step, then what came after
+    assert encoded == [3] * (3 + 7) + [3 + len(part.cut)]
+
+
+class FewRows(gym.Env):
+    """A set that is empty in three of four steps; one action for each element."""
+
+    observation_space = spaces.Sequence(vector(2), stack=True)
+    action_space = spaces.Sequence(spaces.Discrete(2))
+
+    def observe(self):
+        return np.full((int(self.t % 4 == 0), 2), self.t, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert len(action) == (self.t % 4 == 0)
+        self.t += 1
+        return self.observe(), 0.0, False, self.t == 11, {}
+
+
+gym.register("FewRows-v0", entry_point=FewRows)
+
+
+def test_fewer_rows_than_steps(tmp_path):
+    """Actions of a Sequence are found by their rows, of which a rollout has fewer than steps."""
+    result = train(tmp_path, env_id="FewRows-v0", total_timesteps=72)
+    assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
 
 
 def test_gradient_reaches_the_encoder_through_all_views():
@@ -404,8 +434,8 @@ def test_gradient_reaches_the_encoder_through_all_views():
             num_envs=1, num_steps=5, reward_shifts="", action_head=head, readout="mean", **views
         )
         part = play(graph_space(), [[100]], args, action_space=spaces.Discrete(9))
-        inputs, _, _ = part.memory.minibatch(np.array([4]))
-        inputs.sum().backward()
+        views, *_ = minibatch(part.memory, [4])
+        views.sum().backward()
         assert all(parameter.grad.abs().sum() > 0 for parameter in part.agent.encoder.parameters())
 
 
@@ -447,7 +477,7 @@ def test_play_forgets(monkeypatch):
             Script, "step", lambda self, action: actions.append(action) or step(self, action)
         )
         episodes = ppo_framestack.play(
-            agent, args, CPU, [lambda game=game: game for game in games], True
+            agent, args, [lambda game=game: game for game in games], True
         )
         monkeypatch.setattr(Script, "step", step)
         returns.append(actions)
@@ -474,9 +504,9 @@ def test_state_goes_on_bitwise(kind, flags):
     file = io.BytesIO()
     torch.save(part.memory.state(), file)
     other = copy.copy(part)
-    memo = {id(part.agent): part.agent}
+    memo = {id(part.envs.check): part.envs.check}  # a module
     other.games, other.envs, other.step = copy.deepcopy((part.games, part.envs, part.step), memo)
-    other.memory = ppo_framestack.Memory(part.agent, part.envs.leaves, 3, part.args, CPU)
+    other.memory = ppo_framestack.Memory(part.agent, part.envs.leaves, 3, part.args)
     other.agent = copy.deepcopy(part.agent)
     other.memory.agent = other.agent
     file.seek(0)

@@ -119,9 +119,10 @@ def repeat(storage, i, num):
 
 def enumerate_actions(agent, storage, i):
     """Every action [K, columns] that observation i could have without its mask."""
-    obs, options = storage.gather(np.array([i])), []
+    _, elements = agent.encoder(storage.gather(np.array([i])))
+    options = []
     for part in agent.head.parts:
-        num_rows = len(obs[agent.head.rows[part.group]].batch) if part.group else None
+        num_rows = len(elements[part.group].batch) if part.group else None
         num = {"categorical": part.size, "choice": num_rows, "bits": 2}[part.kind]
         options += [range(num)] * (part.size if part.kind == "bits" else 1)
     return torch.tensor(list(itertools.product(*options)))
@@ -228,8 +229,8 @@ def score_of_row(agent, k, latent, row):
     numpy and float64."""
     weights = {name: p.detach().double().numpy() for name, p in agent.head.named_parameters()}
     layer = lambda name, x: weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
-    key, query = layer(f"choices.{k}.0", row), layer(f"heads.{k}", latent)
-    return layer(f"choices.{k}.1", np.tanh(key + query))[0] + key @ query / len(key) ** 0.5
+    key, query = layer(f"choices.{k}.1", row), layer(f"outputs.{k}", latent)
+    return layer(f"choices.{k}.0", np.tanh(key + query))[0] + key @ query / len(key) ** 0.5
 
 
 CHOICES = [
@@ -250,7 +251,7 @@ def test_score_of_a_choice(name):
         obs = repeat(storage, i, 1)
         features, elements = agent.encoder(obs)
         latent = agent.actor(features)[0].detach().double().numpy()
-        rows = elements[agent.head.parts[0].group].detach().double()
+        rows = elements[agent.head.parts[0].group].values.detach().double()
         actions, expected = enumerate_actions(agent, storage, i), 0.0
         for k in range(len(agent.head.parts)):
             p = np.exp([score_of_row(agent, k, latent, row) for row in rows.numpy()])
@@ -274,12 +275,10 @@ def test_a_choice_begins_nearly_uniform(name, scale):
     for path in set(obs) & {"graph.nodes", "set", "avail_actions"}:
         obs[path] = obs[path]._replace(values=obs[path].values * scale)
     agent = ppo_graph.Agent(envs.leaves, HEADS[name][0], ppo_graph.Args(**HEADS[name][2]))
-    rows, num = obs[agent.head.rows[agent.head.parts[0].group]], len(agent.head.parts)
-    mask = (
-        obs.get("action_mask", rows._replace(values=torch.ones(len(rows.values), num)))
-        .values.view(-1, num)
-        .float()
-    )
+    rows, num = agent.encoder(obs)[1][agent.head.parts[0].group], len(agent.head.parts)
+    mask = torch.ones(len(rows.values), num)
+    if "action_mask" in obs:
+        mask = obs["action_mask"].values.view(-1, num).float()
     largest = ppo_graph.segment_sum(mask, rows.ptr).log().sum(1)
     with torch.no_grad():
         assert torch.allclose(agent(obs)[2], largest, rtol=0.01, atol=1e-4)

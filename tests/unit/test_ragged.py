@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils import log
 
 SIZES = [
     (5, 8),
@@ -180,7 +181,7 @@ def test_gather_equals_reference(space, seed, num_steps, num_envs):
         sizes = [len(array) if group else 1 for _, array, group, _ in column]
         valid, padded = valid + row * sum(sizes), padded + row * max(sizes) * len(flat)
     assert sum(values.nbytes for values in storage.whole().values) == valid
-    stats = storage.stats(len(flat))
+    stats = log.sizes(leaves, storage.whole())
     assert stats["charts/obs_bytes_per_step"] == pytest.approx(valid / len(flat))
     if padded:
         assert stats["charts/padding_avoided"] == pytest.approx(1 - valid / padded)
@@ -211,14 +212,14 @@ def test_joined_observations(space, seed, sizes):
 
 def test_stats_of_known_sizes():
     """Two graphs of 1 and 3 nodes and 0 and 4 edges: 48 + 32 bytes of which padding would store
-    136. What is stored beyond the rollout is not counted."""
+    136."""
     zeros = [
         spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
         for n, e in [(1, 0), (3, 4)]
     ]
-    storage, _ = stored(graph_space(), [zeros, zeros])
+    storage, leaves = stored(graph_space(), [zeros])
     valid, padded = 4 * 12 + 4 * 8, 6 * 12 + 8 * 8
-    assert storage.stats(2) == pytest.approx(
+    assert log.sizes(leaves, storage.whole()) == pytest.approx(
         {
             "charts/obs_bytes_per_step": valid / 2,
             "charts/padding_avoided": 1 - valid / padded,
@@ -231,13 +232,13 @@ def test_stats_of_known_sizes():
 def test_stats_of_nothing():
     """Where there are no bytes no padding is avoided."""
     empty = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
-    stats = stored(graph_space(), [[empty, empty]])[0].stats(2)
-    assert set(stats.values()) == {0}
+    storage, leaves = stored(graph_space(), [[empty, empty]])
+    assert set(log.sizes(leaves, storage.whole()).values()) == {0}
 
 
 def test_one_copy_per_leaf(monkeypatch):
-    """A step reaches the device with one copy per leaf, of its valid bytes; the indices of a batch
-    with one."""
+    """A step reaches the device with one copy per leaf, of its valid bytes; the indices of a batch,
+    where observations begin, which one a row belongs to and where it is stored, with one."""
     copied, to_device = [], ppo_graph.to_device
     monkeypatch.setattr(
         ppo_graph, "to_device", lambda *args: copied.append(args[0].nbytes) or to_device(*args)
@@ -246,10 +247,12 @@ def test_one_copy_per_leaf(monkeypatch):
     storage, leaves = stored(graph_space(vector(2)), [instances])
     num_nodes, num_edges = map(sum, zip(*SIZES))
     assert copied[:3] == [12 * num_nodes, 8 * num_edges, 8 * num_edges]
-    assert copied[3:] == [8 * 2 * (len(SIZES) + 1)]
+    assert copied[3:] == [8 * (2 * (len(SIZES) + 1) + num_nodes + num_edges)]
     copied.clear()
-    storage.gather(np.array([3, 0, 6]))
-    assert copied == [8 * (2 * 4 + 3 * 3)]
+    idx = np.array([3, 0, 6])
+    storage.gather(idx)
+    num_rows = sum(sum(SIZES[i]) for i in idx)
+    assert copied == [8 * (2 * (len(idx) + 1) + 2 * num_rows + len(idx))]
 
 
 def test_clear_keeps_nothing():

@@ -4,13 +4,15 @@ A script hands over its leaves, parts and arrays, and what makes its errors. The
 arrays of all environments at once. Only where something is wrong do they look for the culprit.
 """
 
+import inspect
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -28,8 +30,10 @@ RANGES = [
     ("ent_coef vf_coef", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
+LARGEST = 3e38  # number in float32, about
 
 
+# ---- Flags, and the code of others ----
 def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None:
     """`error` for a flag without a meaning. `max_minibatches` are those that a rollout gives."""
     for names, least, most in RANGES:
@@ -46,8 +50,8 @@ def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None
         needed = "an object, or a list of at least one, is needed"
         raise error(f"--env-kwargs {args.env_kwargs}: {needed}")
     if args.num_minibatches > max_minibatches:
-        problem = f"a rollout can be shared out among at most {max_minibatches}"
-        raise error(f"--num-minibatches {args.num_minibatches}: {problem}")
+        problem = f"exceeds the {max_minibatches} parts into which a rollout can be divided"
+        raise error(f"--num-minibatches {args.num_minibatches} {problem}")
     batch_size = args.num_envs * args.num_steps
     if 0 < args.total_timesteps < batch_size * world_size:
         problem = f"is less than a rollout of {batch_size} steps"
@@ -61,134 +65,168 @@ def in_range(name: str, value: float, least: float, most: float) -> bool:
 
 def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any:
     """function(*args, **kwargs). An exception becomes `error`: the frames of others' code, then a
-    sentence. What an environment's step or reset returns must be a tuple of 5 or 2."""
+    sentence. Where `doing` ends with step or reset the result must be a tuple of 5 or 2."""
     try:
         result = function(*args, **kwargs)
     except error:
         raise
     except (Exception, SystemExit) as problem:
-        frames = ""
-        if not isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):  # say enough
-            trace = problem.__traceback__.tb_next
-            frames = "".join(traceback.format_exception(type(problem), problem, trace))
+        script = inspect.currentframe().f_back.f_code.co_filename
         sentence = f"{doing}{args or ''}: {type(problem).__name__}: {problem}"
-        raise error(frames + sentence) from None
-    length = {"step": 5, "reset": 2}.get(doing.rpartition(" ")[2])
+        raise error(frames(problem, script) + sentence) from None
+    length = {"step": 5, "reset": 2}.get(doing.split()[-1])
     if length and (not isinstance(result, tuple) or len(result) != length):
         needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
         raise error(f"{doing}: {needed}")
     return result
 
 
+def frames(problem: BaseException, script: str) -> str:
+    """The traceback below the frames of the file `script`; none of errors that say enough."""
+    if isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
+        return ""
+    trace = problem.__traceback__.tb_next  # the first frame is that of `guarded`
+    while trace and trace.tb_frame.f_code.co_filename == script:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(problem), problem, trace))
+
+
+# ---- Actions and rewards ----
 def parts(
-    error: type, space: Any, factors: list, found: list, masks: dict, heads: list[str]
+    error: type, space: gym.Space, factors: list, found: list, leaves: list, heads: list[str]
 ) -> None:
     """`error` for an action space without a rule, or a mask that does not fit its parts `found`,
     of which there is one or more per entry of `factors` and `heads`."""
     known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
-    for factor, part in ((factor, part) for factor in factors for part in found):
-        stacked = getattr(space, "stack", False) and factor.path != "action"
-        is_integer = factor.kind in ("vector", "image") and factor.dtype.kind != "f"
-        if part.path != factor.path:
-            continue
-        if factor.group or stacked or (is_integer and part.kind != "bits"):
+    for factor in factors:
+        is_bits = isinstance(factor.space, spaces.MultiBinary)
+        is_known = is_bits or factor.kind == "discrete" or factor.dtype.kind == "f"
+        is_stacked = getattr(space, "stack", False) and factor.path != "action"
+        if factor.group or is_stacked or not is_known:
             raise error(f"action space {space} is not supported ({known})")
-    for path, mask in masks.items():
-        masked = [part for part in found if part.mask == path]
+    for mask in leaves:
+        if mask.path.split(".")[0] != "action_mask":
+            continue
+        masked = [part for part in found if part.mask == mask.path]
         num_entries = max((part.entries.stop for part in masked), default=None)
         groups = {part.group for part in masked}
         if num_entries != math.prod(mask.shape) or len(groups) > 1:
             head = " ".join(sorted(set(heads)))
             problem = f"a mask {mask.space} does not fit {space} with --action-head {head}"
-            raise error(f"leaf '{path}': {problem}")
+            raise error(f"leaf '{mask.path}': {problem}")
 
 
 def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> None:
     """`error(i, sentence)` for a reward that is no finite number, or a mask that comes too late."""
     try:
-        is_finite = abs(float(reward)) < 3e38
-    except (TypeError, ValueError) as problem:
-        raise error(i, f"reward {reward!r}: {type(problem).__name__}: {problem}") from None
+        is_finite = math.fabs(reward) < LARGEST
+    except Exception:  # of many kinds
+        raise error(i, f"reward {reward!r} is not a number") from None
     if not is_finite:
         raise error(i, f"reward {reward} is not finite")
     if "action_mask" in info and not any(part.mask for part in parts):
         raise error(i, "info has an action_mask, the first reset had none")
 
 
+# ---- Observations ----
 def observations(error: Callable, leaves: list, parts: list, arrays: list, envs: list) -> None:
     """`error(i, sentence, leaf)` for the first of `envs` whose leaf arrays, arrays[b] of env
     envs[b], are not what the spaces say. `parts` are those of all environments."""
-    parts = [parts[i] for i in envs]
-    if next(problems(leaves, parts, arrays), None) is None:
+    if first_problem(leaves, [parts[i] for i in envs], arrays) is None:
         return
-    for b, i in enumerate(envs):
-        for leaf, sentence in problems(leaves, parts[b : b + 1], arrays[b : b + 1]):
+    for i, own in zip(envs, arrays):
+        problem = first_problem(leaves, [parts[i]], [own])
+        if problem:
+            leaf, sentence = problem
             raise error(i, sentence, leaf)
 
 
-def problems(leaves: list, parts: list, arrays: list) -> Iterator[tuple]:
-    """(leaf, sentence) for what is wrong in the observations of N environments."""
-    counts = {}  # group -> rows of each environment
-    flat = {}  # path -> the rows of all environments
+def first_problem(leaves: list, parts: list, arrays: list) -> tuple | None:
+    """(leaf, sentence) of the first thing that is wrong in the observations of N environments. The
+    sentence is about the first of them."""
+    counts = {None: np.ones(len(arrays), np.int64)}  # group -> rows of each environment
+    flat = []  # per leaf the rows of all environments
     for leaf, rows in zip(leaves, zip(*arrays)):
-        shapes = {array.shape[bool(leaf.group) :] for array in rows}
-        kinds = {array.dtype.kind for array in rows}
-        allowed = "biu" if leaf.dtype.kind in "iu" else "biuf"
-        if not kinds <= set(allowed):
+        sentence = wrong_form(leaf, rows, counts)
+        if sentence:
+            return leaf, sentence
+        values = np.concatenate(rows) if leaf.group else np.array(rows)
+        if leaf.dtype.kind == "f":
+            values = values.astype(leaf.dtype, copy=False)  # too large a number becomes inf
+        flat.append(values)
+        sentence = wrong_choice(leaf, values, counts[leaf.group], parts)
+        if sentence:
+            return leaf, sentence
+    for leaf, values in zip(leaves, flat):
+        sentence = wrong_value(leaf, values, counts)
+        if sentence:
+            return leaf, sentence
+    return None
+
+
+def wrong_form(leaf: Any, rows: tuple, counts: dict) -> str | None:
+    """What is wrong with dtypes, shapes, or the numbers of rows, which `counts` has then."""
+    allowed = "biu" if leaf.dtype.kind in "iu" else "biuf"
+    ragged = ("rows",) if leaf.group else ()
+    num_axes = len(ragged) + len(leaf.shape)
+    for array in rows:
+        if array.dtype.kind not in allowed:
             declared = leaf.space.dtype or leaf.dtype
-            yield leaf, f"dtype {rows[0].dtype} where {declared} is declared"
-            return
-        if shapes != {leaf.shape} or leaf.group and any(array.ndim == 0 for array in rows):
-            declared = (*(("rows",) if leaf.group else ()), *leaf.shape)
-            yield leaf, f"shape {rows[0].shape} where {declared} is declared"
-            return
-        if leaf.group:
-            num = np.fromiter(map(len, rows), np.int64, len(rows))
-            expected = counts.setdefault(leaf.group, num)
-            if (num != expected).any():
-                yield leaf, f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
-                return
-        flat[leaf.path] = np.concatenate(rows) if leaf.group else np.array(rows)
-        yield from choices(leaf, flat[leaf.path], counts.get(leaf.group), parts)
-    for leaf in leaves:
-        yield from values(leaf, flat[leaf.path], counts)
+            return f"dtype {array.dtype} where {declared} is declared"
+        if array.ndim != num_axes or array.shape[len(ragged) :] != leaf.shape:
+            return f"shape {array.shape} where {ragged + leaf.shape} is declared"
+    if leaf.group:
+        num = np.fromiter(map(len, rows), np.int64, len(rows))
+        expected = counts.setdefault(leaf.group, num)
+        if (num != expected).any():
+            return f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
+    return None
 
 
-def choices(leaf: Any, values: np.ndarray, num: np.ndarray | None, parts: list) -> Iterator[tuple]:
-    """What is wrong with ids, with the number of rows to choose from, and with masks."""
-    if leaf.path == "node_ids":
-        batch = np.arange(len(num)).repeat(num)
-        pairs = np.unique(np.stack([batch, values], 1), axis=0)
-        if len(pairs) < len(values):
-            yield leaf, f"an id occurs twice: {values.tolist()}"
+def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) -> str | None:
+    """What is wrong with ids, with the number of rows to choose from, or with a mask."""
+    shown = values if leaf.group else values[0]
+    if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
+        return f"an id occurs twice: {shown.tolist()}"
     for k, part in enumerate(parts[0]):
-        is_choice = part.kind == "choice"
-        if is_choice and part.group == leaf.group:
+        if part.kind == "choice" and part.group == leaf.group:
             most = np.array([own[k].size for own in parts])
             if ((num == 0) | (num > most)).any():
-                yield leaf, f"{num[0]} rows to choose from, the action space has {most[0]}"
-        if part.mask == leaf.path:
-            allowed = values.reshape(len(values), math.prod(leaf.shape))[:, part.entries] != 0
-            if is_choice:
-                ends = np.append(0, allowed[:, 0].cumsum())[num.cumsum()]
-                has_option = np.diff(ends, prepend=0) > 0
-            else:
-                has_option = allowed.any(1)
-            if not has_option.all():
-                yield leaf, f"all actions are masked: {values.tolist()}"
+                return f"{num[0]} rows to choose from, the action space has {most[0]}"
+        if part.mask == leaf.path and is_all_masked(leaf, values, num, part):
+            return f"all actions are masked: {shown.tolist()}"
+    return None
 
 
-def values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[tuple]:
-    """What is wrong with the values of a leaf of N environments."""
+def occurs_twice(leaf: Any, ids: np.ndarray, num: np.ndarray) -> bool:
+    """Whether an id does so in the observation of an environment."""
+    ids = ids.ravel()
+    env = np.arange(len(num)).repeat(num * math.prod(leaf.shape))
+    order = np.lexsort([ids, env])
+    is_same = (np.diff(ids[order]) == 0) & (np.diff(env[order]) == 0)
+    return bool(is_same.any())
+
+
+def is_all_masked(leaf: Any, mask: np.ndarray, num: np.ndarray, part: Any) -> bool:
+    """Whether an observation, or a row that acts, allows no option."""
+    allowed = mask.reshape(len(mask), math.prod(leaf.shape))[:, part.entries] != 0
+    if part.kind != "choice":
+        return not allowed.any(1).all()
+    num_allowed = np.append(0, allowed[:, 0].cumsum())  # in the rows so far
+    ends = num.cumsum()
+    return bool((num_allowed[ends] == num_allowed[ends - num]).any())
+
+
+def wrong_value(leaf: Any, values: np.ndarray, counts: dict) -> str | None:
     bad = out_of_range(leaf, values, counts)
     if not bad.any():
-        return
+        return None
     where = ""
     if leaf.group:
         where = f" in row {np.argwhere(bad)[0][0]}"
     if leaf.kind == "links":
         where += f" of a graph with {counts[leaf.nodes][0]} nodes"
-    yield leaf, f"value {values[bad][0]}{where}"
+    return f"value {values[bad][0]}{where}"
 
 
 def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
@@ -198,7 +236,19 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     if leaf.kind == "links":
         num_nodes = counts[leaf.nodes].repeat(counts[leaf.group])
         return (values < 0) | (values >= num_nodes[:, None])
-    if leaf.kind in ("discrete", "multidiscrete"):
-        num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
+    if leaf.kind == "discrete":
+        num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
     return np.zeros(values.shape, bool)
+
+
+def losses(error: type, iteration: int, names: tuple, logs: np.ndarray) -> None:
+    """`error` for the first value that is not finite in what an update logged, [minibatches,
+    names]."""
+    bad = np.argwhere(~np.isfinite(logs))
+    if len(bad):
+        k, column = bad[0]
+        raise error(
+            f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; rewards and "
+            "observations are finite, so look at their size, the network and --learning-rate"
+        )

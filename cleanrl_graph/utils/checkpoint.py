@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ OF_ENVS = (
     "lengths",
     "outcome",
 )  # a script's Envs has these
-load_env: Callable[[bytes], gym.Env] = cloudpickle.loads  # of what dump_envs returned
+load_env = cloudpickle.loads  # of what dump_envs returned
 said = set()  # kinds of environments that do not go on exactly
 
 
@@ -503,7 +503,6 @@ def restore(
 ) -> tuple:
     """The last Step of a rank; agent, optimizer, memory, rng and the random states are put back.
     SystemExit if the network is another."""
-    rates = [group["lr"] for group in optimizer.param_groups]
     try:
         agent.load_state_dict(run.saved["model"])
         optimizer.load_state_dict(run.saved["optimizer"])
@@ -511,8 +510,8 @@ def restore(
         raise SystemExit(
             f"--resume: the network of the checkpoint is not that of the flags: {error}"
         ) from None
-    for group, rate in zip(optimizer.param_groups, rates):
-        group["lr"] = rate  # a --learning-rate that changed is that of the flags
+    for group in optimizer.param_groups:
+        group["lr"] = run.args.learning_rate  # another one may have been given
     failures = broadcast(run.lock.failures if rank() == 0 else 0)
     mine = run.saved["ranks"][rank()]
     seed = run.args.seed

@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -171,14 +171,6 @@ def misfit(saved: dict, error: RuntimeError) -> str:
     )
 
 
-class Spaces(gym.Env):
-    """What a policy must know of its environment."""
-
-    def __init__(self, env: Any):
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
-
-
 class Policy:
     """`policy(observation, reward) -> action`, an element of the action space. The reward is that
     of the step which led to the observation; a policy without memory, or one that does not look at
@@ -205,10 +197,12 @@ class Policy:
             env = self.make_env()
             env.close()
         self.observation_space = env.observation_space
-        spaces = Spaces(env)
         size = num_envs or 1
-        self.envs = script.Envs([lambda: spaces] * size, args.action_head)  # reads and checks
-        self.agent = script.Agent(self.envs.leaves, spaces.action_space, args).to(device).eval()
+        like = SimpleNamespace(
+            observation_space=env.observation_space, action_space=env.action_space
+        )
+        self.envs = script.Envs([lambda: like] * size, args.action_head)  # reads and checks
+        self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.reset()
 

@@ -61,6 +61,9 @@ def ragged_mask(mask):
 
 
 GRAPH_MASK = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK)
+GRAPH_IDS = spaces.Dict(
+    g=graph_space(vector(2)), node_ids=spaces.Sequence(spaces.Discrete(99), stack=True)
+)
 GRAPH_MASK2 = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK2)
 THREE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3))
 FIVE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(5))
@@ -246,7 +249,7 @@ FAULTS = {
         masked([1, 0, 1]),
         masked([0, 0, 0]),
         "action_mask",
-        ["all", "masked"],
+        ["all actions are masked: [0, 0, 0]"],
     ),
     "one part all masked": (
         FIVE,
@@ -254,7 +257,7 @@ FAULTS = {
         masked([1, 0, 0, 0, 1]),
         masked([1, 1, 1, 0, 0]),
         "action_mask",
-        ["all", "masked"],
+        ["all actions are masked: [1, 1, 1, 0, 0]"],
     ),
     "ragged mask too short": (
         GRAPH_MASK,
@@ -280,6 +283,40 @@ FAULTS = {
         "action_mask",
         ["all", "masked"],
     ),
+    "an id occurs twice": (
+        GRAPH_IDS,
+        TWO,
+        graph() | {"node_ids": np.array([4, 5, 6])},
+        graph() | {"node_ids": np.array([4, 5, 4])},
+        "node_ids",
+        ["an id occurs twice: [4, 5, 4]"],
+    ),
+    "an id occurs twice in a vector": (
+        spaces.Dict(x=vector(2), node_ids=spaces.Box(0, 9, (2,), np.int64)),
+        TWO,
+        {"x": np.zeros(2), "node_ids": np.array([4, 5])},
+        {"x": np.zeros(2), "node_ids": np.array([5, 5])},
+        "node_ids",
+        ["an id occurs twice: [5, 5]"],
+    ),
+    "too large for float32": (
+        vector(2),
+        TWO,
+        np.zeros(2),
+        np.array([0, -1e300]),
+        "obs",
+        ["value -inf"],
+    ),
+    "category with a start": (
+        spaces.MultiDiscrete([3, 2], start=[5, -1]),
+        TWO,
+        np.array([7, 0]),
+        np.array([8, 0]),
+        "obs",
+        ["value 8"],
+    ),
+    "number for a set": (spaces.Sequence(vector()), TWO, (0.5,), 0.5, "obs", []),
+    "no observation": (vector(2), TWO, np.zeros(2), None, "obs", ["dtype object"]),
     "no row to choose": (
         spaces.Dict(avail_actions=ROWS),
         spaces.Discrete(9),
@@ -581,6 +618,21 @@ def test_fault_of_an_environment(fault, workers, tmp_path):
     fails(ENVIRONMENTS[fault], tmp_path, num_workers=workers, env_kwargs={"fault": kind})
 
 
+@pytest.mark.parametrize("reward", ["1.5", np.array([2.0]), 1j, 10**400, None])
+def test_reward_that_is_no_number(reward):
+    """Although numpy or Python would make one of some of them."""
+
+    class Odd(ListEnv):
+        def step(self, action):
+            obs, _, *outcome = super().step(action)
+            return obs, reward, *outcome
+
+    envs = make_envs([lambda: Odd(vector(2), [np.zeros(2)] * 2)])
+    envs.reset(0)
+    with pytest.raises(ppo_graph.UsageError, match="env 0, step 1: reward .* is not a number"):
+        envs.step([0])
+
+
 def test_reset_without_a_seed(tmp_path):
     """An environment for gym, not for gymnasium."""
     fails(r"unexpected keyword argument 'seed'", tmp_path, env_id="NoSeed-v0")
@@ -840,7 +892,7 @@ def test_model_that_cannot_be_written(tmp_path, monkeypatch):
     """A sentence with the path; the evaluation is not reached."""
     monkeypatch.setattr(ppo_graph, "play", lambda *args: pytest.fail("the evaluation began"))
     monkeypatch.setattr(
-        checkpoint.Run, "__enter__", lambda self: os.mkdir(f"{self.folder}/model.pt") or self
+        checkpoint.Folder, "__enter__", lambda self: os.mkdir(f"{self.folder}/model.pt") or self
     )
     fails("model.pt", tmp_path, save_model=True, eval_episodes=1)
 
@@ -849,7 +901,7 @@ def test_model_that_cannot_be_written(tmp_path, monkeypatch):
 def test_two_runs_at_once(tmp_path):
     """--resume auto does not write into the folder of a run that is going on."""
     first = run(tmp_path, env_id="Simple-v0", checkpoint_every=1)
-    with checkpoint.Run(str(first.folder)):
+    with checkpoint.Folder(str(first.folder)):
         fails(
             f"another process writes to {first.folder}", tmp_path, checkpoint_every=1, resume="auto"
         )

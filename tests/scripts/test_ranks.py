@@ -34,7 +34,10 @@ from cleanrl_graph import ppo_graph as script
 {patch}
 script.main(tyro.cli(script.Args))
 """
-GREEDY = "script.Categorical.sample = lambda self: self.mode"
+GREEDY = """
+draw = script.Categorical.draw
+script.Categorical.draw = lambda self, greedy: draw(self, True)
+"""
 SMALL = [
     "--no-cuda",
     "--hidden-dims",
@@ -85,18 +88,22 @@ MIXED = dict(
     total_timesteps=96,
     norm_obs=True,
     norm_adv=False,
+    norm_vloss=True,
 )
+
+
+def greedy(monkeypatch, module):
+    """The most probable categories are drawn."""
+    draw = module.Categorical.draw
+    monkeypatch.setattr(module.Categorical, "draw", lambda self, greedy: draw(self, True))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch):
     """The first update of 2 ranks x 3 environments is that of 1 rank x 6, and so are the statistics
-    of observations, which are those of all ranks; actions are the most probable ones."""
-    monkeypatch.setattr(
-        importlib.import_module(f"cleanrl_graph.{script}").Categorical,
-        "sample",
-        lambda self: self.mode,
-    )
+    of observations and the variance of returns, which are those of all ranks; actions are the most
+    probable ones."""
+    greedy(monkeypatch, importlib.import_module(f"cleanrl_graph.{script}"))
     one = weights(train(tmp_path / "1", script, num_envs=6, **MIXED))
     assert train_ranks(tmp_path / "2", script, num_envs=3, **MIXED) == [0, 0]
     two = weights(folder_of(tmp_path / "2"))
@@ -126,6 +133,7 @@ def test_torchrun(tmp_path, monkeypatch):
         "--total-timesteps",
         "96",
         "--no-norm-adv",
+        "--norm-vloss",
         "--num-envs",
         "3",
         "--run-dir",
@@ -139,7 +147,7 @@ def test_torchrun(tmp_path, monkeypatch):
     assert result.returncode == 0 and result.stderr.count("  0%|") == 2, (
         result.stderr
     )  # at first, and with figures
-    monkeypatch.setattr(ppo_graph.Categorical, "sample", lambda self: self.mode)
+    greedy(monkeypatch, ppo_graph)
     kwargs = MIXED | dict(env_kwargs={"observation": "graph_edges"}, norm_obs=False)
     one, two = (
         weights(train(tmp_path / "1", num_envs=6, **kwargs)),
@@ -196,10 +204,10 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
     def burn(module):
         original = module.Envs.call
 
-        def call(self, i, length, method, *args, **kwargs):
+        def call(self, i, method, *args, **kwargs):
             if self.first_env == 3 and self.num_steps == 20:
                 raise module.UsageError("the bridge is out")
-            return original(self, i, length, method, *args, **kwargs)
+            return original(self, i, method, *args, **kwargs)
 
         module.Envs.call = call
 

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,8 @@ def fences(kind, title):
 
 
 def apply(text, diff):
-    """`text` after a diff without line numbers, each hunk of which must occur exactly once."""
-    for hunk in re.split(r"^@@\n", diff, flags=re.M):
+    """`text` after a diff, each hunk of which must occur exactly once, in whatever line."""
+    for hunk in re.split(r"^@@.*\n", diff, flags=re.M)[1:]:
         lines = hunk.splitlines(keepends=True)
         old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
         assert text.count(old) == 1, old
@@ -81,6 +82,22 @@ def train(module, run_dir, **flags):
     assert scalars["debug/collection_mismatch"][0] < 1e-5
     assert all(np.isfinite(values).all() for values in scalars.values())
     return scalars
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+@pytest.mark.parametrize(
+    "title", ["A message passing layer", "An action head", "A term of the loss"]
+)
+def test_git_applies_the_diffs(tmp_path, title):
+    """As they stand in the README, to ppo_graph.py, whatever its lines are by now."""
+    path = tmp_path / "cleanrl_graph" / "ppo_graph.py"
+    path.parent.mkdir()
+    text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()
+    path.write_text(text)
+    (diff,) = fences("diff", title)
+    (tmp_path / "change.diff").write_text(diff)
+    subprocess.run(["git", "apply", "change.diff"], cwd=tmp_path, check=True)
+    assert path.read_text() == apply(text, diff) != text
 
 
 class Target(gym.Env):

@@ -148,7 +148,7 @@ ERRORS = {
     "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): KeyError',
     "exit": r"in burn(.|\n)*env 1, step 3, step\(4,\): SystemExit: 7",
     "nan": "env 1, step 3: reward nan is not finite",
-    "none": r"env 1, step 3: reward None: TypeError",
+    "none": "env 1, step 3: reward None is not a number",
 }
 
 

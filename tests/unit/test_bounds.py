@@ -35,7 +35,16 @@ TOKENS = {
 }
 TOKENS_WITH_SERVICES = 22_500  # of ppo_graph.py and utils/: what moves there is not gone
 MAX_FLAGS = 52
-SHARED = {"observations", "environments", "storage", "encoder", "action heads", "ranks", "train"}
+SHARED = {
+    "observations",
+    "environments",
+    "storage",
+    "encoder",
+    "action heads",
+    "ranks",
+    "run",
+    "train",
+}
 TUNED = {  # flags with other defaults where there is a memory
     "norm_obs",
     "learning_rate",

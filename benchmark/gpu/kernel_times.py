@@ -272,7 +272,7 @@ def graphs(num: int):
     envs = Envs([lambda: env])
     return (
         envs,
-        [envs.flatten(0, observation) for observation in observations],
+        [envs.read(0, observation) for observation in observations],
         list(map(to_data, observations)),
     )
 

@@ -131,7 +131,7 @@ def measure(declared_max, args):
 
     envs = Envs([lambda: env])
     scratch, stored = (Storage(envs.leaves, torch.device("cpu")) for _ in range(2))
-    arrays = [envs.flatten(0, observation) for observation in observations]
+    arrays = [envs.read(0, observation) for observation in observations]
     for start in range(0, args.num_stored, 64):
         stored.append(envs.collate(arrays[start : start + 64], range(64)))
     data = [to_data(observation) for observation in observations]
@@ -152,7 +152,7 @@ def measure(declared_max, args):
                 [
                     lambda: ours_collate(scratch, envs, arrays[:num]),
                     lambda: ours_collate(
-                        scratch, envs, [envs.flatten(0, obs) for obs in observations[:num]]
+                        scratch, envs, [envs.read(0, obs) for obs in observations[:num]]
                     ),
                     lambda: Batch.from_data_list(data[:num]),
                     lambda: pyg_from_numpy(observations[:num]),

@@ -12,6 +12,7 @@ their state.
 """
 
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Mapping
@@ -22,6 +23,18 @@ import numpy as np
 from gymnasium import spaces
 
 KNOWN = "hide:1,3 z:skill:4 z:uniform:2 module:callable module:callable:argument"
+
+
+def full_id(env_id: str) -> tuple[str, str]:
+    """(id for gym.make, hint for its errors). `envs:NAME` is this package's where Python finds no
+    other `envs`, such as one in the current folder."""
+    if not env_id.startswith("envs:"):
+        return env_id, "or module:Name-v0"
+    ours = f"cleanrl_graph.{env_id}"
+    own = importlib.util.find_spec("envs")
+    if own and own.origin:
+        return env_id, f"of {own.origin}; that of cleanrl_graph is {ours}"
+    return ours, "or module:Name-v0"
 
 
 def wrap(env: gym.Env, spec: str) -> gym.Env:

@@ -29,7 +29,6 @@ RANGES = [
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # number in float32, about
-CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
 
 
 # ---- Flags, and the code of others ----
@@ -92,25 +91,27 @@ def frames(problem: BaseException, script: str) -> str:
 
 # ---- Actions and rewards ----
 def parts(
-    error: type, space: gym.Space, factors: list, found: list, masks: dict, heads: list[str]
+    error: type, space: gym.Space, factors: list, found: list, leaves: list, heads: list[str]
 ) -> None:
     """`error` for an action space without a rule, or a mask that does not fit its parts `found`,
     of which there is one or more per entry of `factors` and `heads`."""
     known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
     for factor in factors:
         is_bits = isinstance(factor.space, spaces.MultiBinary)
-        is_known = is_bits or factor.kind in CATEGORIES or factor.dtype.kind == "f"
+        is_known = is_bits or factor.kind == "discrete" or factor.dtype.kind == "f"
         is_stacked = getattr(space, "stack", False) and factor.path != "action"
         if factor.group or is_stacked or not is_known:
             raise error(f"action space {space} is not supported ({known})")
-    for path, mask in masks.items():
-        masked = [part for part in found if part.mask == path]
+    for mask in leaves:
+        if mask.path.split(".")[0] != "action_mask":
+            continue
+        masked = [part for part in found if part.mask == mask.path]
         num_entries = max((part.entries.stop for part in masked), default=None)
         groups = {part.group for part in masked}
         if num_entries != math.prod(mask.shape) or len(groups) > 1:
             head = " ".join(sorted(set(heads)))
             problem = f"a mask {mask.space} does not fit {space} with --action-head {head}"
-            raise error(f"leaf '{path}': {problem}")
+            raise error(f"leaf '{mask.path}': {problem}")
 
 
 def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> None:
@@ -233,7 +234,19 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     if leaf.kind == "links":
         num_nodes = counts[leaf.nodes].repeat(counts[leaf.group])
         return (values < 0) | (values >= num_nodes[:, None])
-    if leaf.kind in CATEGORIES:
-        num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
+    if leaf.kind == "discrete":
+        num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
     return np.zeros(values.shape, bool)
+
+
+def losses(error: type, iteration: int, names: tuple, logs: np.ndarray) -> None:
+    """`error` for the first value that is not finite in what an update logged, [minibatches,
+    names]."""
+    bad = np.argwhere(~np.isfinite(logs))
+    if len(bad):
+        k, column = bad[0]
+        raise error(
+            f"update {iteration}, minibatch {k}: {names[column]} is {logs[k, column]}; rewards and "
+            "observations are finite, so look at their size, the network and --learning-rate"
+        )

@@ -241,8 +241,8 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
             counts[leaf.group]
         )
         return (values < 0) | (values >= num_nodes[:, None])
-    if leaf.kind in ("discrete", "multidiscrete"):
-        num = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
+    if leaf.kind == "discrete":
+        num = leaf.space.n if isinstance(leaf.space, gym.spaces.Discrete) else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
     return np.zeros(values.shape, bool)
 

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 
-def track(run: Any) -> None:
-    """Logs the run with Weights and Biases, which reads the TensorBoard log opened after this."""
+def begin(run: Any) -> None:
+    """--track: logs the run with Weights and Biases, which reads the TensorBoard log that is opened
+    after this."""
+    if not run.args.track:
+        return
     import wandb
 
     name = os.path.basename(run.folder)
@@ -22,6 +25,15 @@ def track(run: Any) -> None:
         resume="allow",
         save_code=True,
     )
+
+
+def log(run: Any, iteration: int, episodes: list[tuple], storage: Any) -> dict[str, float]:
+    """Scalars of what is stored. Logs the groups of the episodes and, after the first update, the
+    flags."""
+    if iteration == run.first + 1:
+        flags(run, run.first * run.steps)
+    groups(run, episodes)
+    return sizes(storage.leaves, storage.whole())
 
 
 def flags(run: Any, global_step: int) -> None:

@@ -180,7 +180,7 @@ def test_an_edge_is_both_ends_and_its_features(name):
     source, target = obs["g.edge_links"].values.T
     nodes, edges = elements["g.nodes"].values, elements["g.edge_links"]
     rows = torch.cat([nodes[source], nodes[target], obs["g.edges"].values], 1)
-    linear = head.row if head.per_row else head.choices["0"][0]
+    linear = head.row if head.per_row else head.heads[0].key
     torch.testing.assert_close(ppo_graph.project(linear, edges), torch.relu(linear(rows)))
     assert torch.equal(edges.at(torch.arange(len(rows))), rows)
     if not head.per_row:

@@ -1,6 +1,8 @@
 """The memory of ppo_gtrxl.py: one step at a time, a whole segment, and the formulas of the papers
 written out."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import helpers
 import numpy as np
@@ -32,47 +34,85 @@ class Bare(torch.nn.Module):
     what comes out."""
 
     action_dim = 0
+    head = SimpleNamespace(select=lambda actions, obs, idx: actions[idx])
 
     def __init__(self, seed=0, dtype=torch.float64, **kwargs):
         super().__init__()
-        self.args = small_args(**kwargs)
+        self.args = small_args(**{"prev_action": False} | kwargs)
         torch.manual_seed(seed)
         self.gtrxl = ppo_gtrxl.GTrXL(self.args).to(dtype)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.gtrxl.parameters():  # the biases included
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
 
-    def forward(self, obs, past, action=None, greedy=False):
-        out = self.gtrxl(obs.view(*past.age.shape, -1), past).flatten(0, 1)
-        return out, out, out, out, out[:, :0]
+    def encode(self, obs, past):
+        latent, inputs, keys_values = self.gtrxl(obs["obs"].unflatten(0, past.age.shape), past)
+        return latent.flatten(0, 1), {}, inputs, keys_values
+
+    def decide(self, latent, elements, obs, action=None, greedy=False):
+        return latent, latent, latent, latent
+
+    def forward(self, obs, past, action):
+        return self.decide(self.value(obs, past), {}, obs)
+
+    def value(self, obs, past):
+        return self.encode(obs, past)[0]
 
 
-def step_of(starts):
-    """What Envs return where the episodes `starts` begin."""
+class Order:
+    """Instead of a random generator: the environments in this order."""
+
+    def __init__(self, envs):
+        self.envs = np.asarray(envs)
+
+    def permutation(self, num):
+        return self.envs
+
+
+def memory_of(agent, num_envs, width=8):
+    return Memory(agent, ppo_gtrxl.leaves_of(vector(width)), num_envs, agent.args)
+
+
+def step_of(x, starts):
+    """What Envs return with tokens x [B, D] where the episodes `starts` begin."""
     num = len(starts)
-    return ppo_gtrxl.Step(
-        None, np.zeros(num, np.float32), np.array(starts), np.zeros(num, bool), None, []
-    )
+    flat = ppo_gtrxl.Flat([x.cpu().numpy()], {})
+    no = np.zeros(num, bool)
+    return ppo_gtrxl.Step(flat, np.zeros(num, np.float32), np.array(starts), no, None, [])
 
 
 def walk(agent, x, starts, num_before=0):
     """The steps x [T, B, D] one after the other. The last T - num_before of them are the rollout:
     its outputs and the memory after it."""
-    agent.args.num_steps = max(1, len(x) - num_before)
-    memory, outputs = Memory(agent, x.shape[1], agent.args), []
+    memory = memory_of(agent, x.shape[1])
+    outputs = []
     for t in range(len(x)):
-        if t == num_before:
+        if t in (0, num_before):
             memory.begin()
-        with torch.no_grad():
-            outputs.append(memory.act(x[t], step_of(starts[t]))[2])
+        outputs.append(memory.act(step_of(x[t], starts[t]))[2])
+    if num_before == len(x):
+        memory.begin()
     return torch.stack(outputs)[num_before:], memory
+
+
+def look_back(memory, envs=None):
+    """(obs, past, actions) of the rollout of some envs, by default all."""
+    envs = np.arange(len(memory.age)) if envs is None else envs
+    ((idx, inputs),) = memory.minibatches(Order(envs), 1)
+    assert np.array_equal(idx.reshape(-1, len(envs)) % len(memory.age), [envs] * len(memory.ages))
+    return inputs
 
 
 def segment(agent, x, starts, num_before, envs=None):
     """(outputs of the rollout's steps, outputs and past of the same steps at once), of all envs."""
     outputs, memory = walk(agent, x, starts, num_before)
-    past = memory.minibatch(np.arange(x.shape[1]) if envs is None else envs)
-    return outputs, agent.gtrxl(x[num_before:, slice(None) if envs is None else envs], past), past
+    inputs = look_back(memory, envs)
+    at_once = agent(*inputs)[3].unflatten(0, (len(x) - num_before, -1))
+    return outputs, at_once, inputs[1]
+
+
+def window(past):
+    return past.kv[0].shape[3]
 
 
 def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
@@ -121,10 +161,11 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
     agent, num_envs, rng = Bare(seed, memory_length=memory_length), 3, np.random.default_rng(seed)
     x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
     _, memory = walk(agent, x, starts, num_before)
-    cut = rng.permutation(num_steps * num_envs)[: int(rng.integers(6))]
+    cut = np.sort(rng.permutation(num_steps * num_envs)[: int(rng.integers(6))])
     tokens = torch.from_numpy(rng.standard_normal((num_envs + len(cut), 8)))
-    with torch.no_grad():
-        values = memory.value(tokens, step_of([False] * num_envs), cut)
+    memory.truncated = list(np.isin(np.arange(num_steps * num_envs), cut).reshape(-1, num_envs))
+    memory.finals = [ppo_gtrxl.Flat([tokens[num_envs:].numpy()], {})]
+    values = memory.next_values(step_of(tokens[:num_envs], [False] * num_envs))
     places = [(num_steps - 1, i) for i in range(num_envs)] + [divmod(int(k), num_envs) for k in cut]
     assert len(values) == len(places)
     for value, token, (t, i) in zip(values, tokens, places):
@@ -156,12 +197,15 @@ def test_against_the_formulas(attention, gate, num_layers, memory_length):
 def reference(gtrxl, x, starts, memory_length):
     """The outputs of one env's tokens x [T, D]. Equations of Dai et al. 2019, section 3.3, and
     Parisotto et al. 2019, sections 3.1 and 3.2."""
+    dim = x.shape[1]
+    frequencies = gtrxl.encoding.frequency.numpy()
+    np.testing.assert_allclose(frequencies, 10000 ** (-np.arange(0, dim, 2) / dim), rtol=1e-6)
     streams = [list(x)] + [[] for _ in gtrxl.layers]  # inputs of each layer, outputs of the last
     for t in range(len(x)):
         begin = max(s for s in range(t + 1) if starts[s])
         for number, net in enumerate(gtrxl.layers):
             w = {name: value.detach() for name, value in net.named_parameters()}
-            dim, num_heads, stream = net.dim, net.num_heads, streams[number]
+            num_heads, stream = net.num_heads, streams[number]
             d = dim // num_heads
             tokens = {
                 s: norm(stream[s], w["norm_attention.weight"], w["norm_attention.bias"])
@@ -174,10 +218,12 @@ def reference(gtrxl, x, starts, memory_length):
                 query = w["q.weight"][rows] @ tokens[t]
                 logits = []
                 for s, token in tokens.items():
-                    angles = [(t - s) / 10000 ** (2 * k / dim) for k in range(dim // 2)]
+                    angles = (t - s) * frequencies
                     encoding = torch.tensor([*np.sin(angles), *np.cos(angles)], dtype=x.dtype)
-                    by_content = (query + w["bias_key"][n]) @ (w_key @ token)
-                    by_distance = (query + w["bias_distance"][n]) @ (w["r.weight"][rows] @ encoding)
+                    by_content = (query + w["bias_key"][n, 0]) @ (w_key @ token)
+                    by_distance = (query + w["bias_distance"][n, 0]) @ (
+                        w["r.weight"][rows] @ encoding
+                    )
                     logits.append((by_content + by_distance) / d**0.5)
                 share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
                 heads.append(
@@ -217,20 +263,16 @@ def test_attention_against_a_dense_mask(seed, T, B, W):
     are attention whose [T, W + T] logits are masked outside of the window."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, bias = (
-        torch.randn(num, B, 2, columns, generator=rng, dtype=torch.float64, requires_grad=True)
+        torch.randn(B, 2, num, columns, generator=rng, dtype=torch.float64, requires_grad=True)
         for num, columns in ((T, 4), (W + T, 4), (W + T, 4), (T, W + 1))
     )
     age = torch.randint(W + 3, (T, B), generator=rng)
-    near = bias.masked_fill(torch.arange(W, -1, -1) > age[..., None, None], -torch.inf)
+    far = torch.arange(W, -1, -1) > age.t()[:, None, :, None]
+    near = bias.masked_fill(far, -torch.inf)
     distance = W + torch.arange(T)[:, None] - torch.arange(W + T)  # [T, W + T]
     columns = (W - distance).clamp(0, W).expand(B, 2, T, W + T)
-    mask = (
-        near.permute(1, 2, 0, 3)
-        .gather(3, columns)
-        .masked_fill((distance < 0) | (distance > W), -torch.inf)
-    )
-    inputs = [x.permute(1, 2, 0, 3) for x in (q, k, v)]
-    expected = F.scaled_dot_product_attention(*inputs, mask).permute(2, 0, 1, 3)
+    mask = near.gather(3, columns).masked_fill((distance < 0) | (distance > W), -torch.inf)
+    expected = F.scaled_dot_product_attention(q, k, v, mask)
     grads = torch.autograd.grad(expected.square().sum(), (q, k, v, bias), retain_graph=True)
     forms = [ppo_gtrxl.attend_in_chunks, *[ppo_gtrxl.attend_step] * (T == 1)]
     for attend in forms:
@@ -252,7 +294,8 @@ def mismatch(change=lambda memory: None):
     outputs, memory = walk(agent, x, starts, 10)
     change(memory)
     with torch.no_grad():
-        return (agent.gtrxl(x[10:], memory.minibatch(np.arange(3))) - outputs).abs().max().item()
+        at_once = agent(*look_back(memory))[3]
+    return (at_once - outputs.flatten(0, 1)).abs().max().item()
 
 
 MUTATIONS = {
@@ -262,13 +305,17 @@ MUTATIONS = {
     "boundaries one step early": lambda memory: memory.ages.__setitem__(
         slice(None), [np.maximum(age, 1) for age in memory.ages]
     ),
-    "window one longer": lambda memory: setattr(memory, "memory_length", 7),
-    "window one shorter": lambda memory: setattr(memory, "memory_length", 5),
-    "past one step late": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 1)),
-    "past of another env": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 2)),
-    "past of another layer": lambda memory: setattr(memory, "inputs", memory.inputs.roll(1, 0)),
-    "no past": lambda memory: memory.inputs.zero_(),
+    "window one longer": lambda memory: setattr(memory.args, "memory_length", 7),
+    "window one shorter": lambda memory: setattr(memory.args, "memory_length", 5),
+    "past one step late": lambda memory: roll(memory, 1),
+    "past of another env": lambda memory: roll(memory, 2),
+    "past of another layer": lambda memory: roll(memory, 0),
+    "no past": lambda memory: memory.inputs[0].zero_(),
 }
+
+
+def roll(memory, axis):
+    memory.inputs[0] = memory.inputs[0].roll(1, axis)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -283,7 +330,8 @@ def test_gradients(memory_length):
     and parameters."""
     agent = Bare(dim=4, num_heads=2, num_layers=2, memory_length=memory_length)
     x, starts = history(1, 5, 33 if memory_length == 2 else 7, 2, 0.15, dim=4)
-    *_, past = segment(agent, x, starts, 5)
+    memory = walk(agent, x, starts, 5)[1]
+    _, past, _ = look_back(memory)
     names = [
         "layers.0.q.weight",
         "layers.1.kv.weight",
@@ -294,10 +342,20 @@ def test_gradients(memory_length):
         "layers.0.gate_mlp.bias",
         "layers.0.norm_attention.weight",
     ]
-    parameters = [dict(agent.gtrxl.named_parameters())[name] for name in names]
+    names = [f"gtrxl.{name}" for name in names]
+    parameters = [dict(agent.named_parameters())[name] for name in names]
+
+    class Segment(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gtrxl = agent.gtrxl
+
+        def forward(self, tokens):
+            kv = self.gtrxl.keys_values(memory.inputs[0], window(past))
+            return self.gtrxl(tokens, past._replace(kv=kv))[0]
 
     def function(tokens, *values):
-        return torch.func.functional_call(agent.gtrxl, dict(zip(names, values)), (tokens, past))
+        return torch.func.functional_call(Segment(), dict(zip(names, values)), (tokens,))
 
     inputs = (
         x[5:].clone().requires_grad_(),
@@ -317,10 +375,10 @@ def test_gradients_of_flex_attention(monkeypatch, memory_length):
     )
     agent = Bare(1, memory_length=memory_length)
     x, starts = history(1, 10, 50, 2, 0.05)
-    *_, past = segment(agent, x, starts, 10)
-    weight, grads = torch.randn(50, 2, 8, dtype=torch.float64), {}
+    _, memory = walk(agent, x, starts, 10)
+    weight, grads = torch.randn(100, 8, dtype=torch.float64), {}
     for agent.gtrxl.attention in ("sdpa", "flex"):
-        loss = (agent.gtrxl(x[10:], past) * weight).sum()
+        loss = (agent(*look_back(memory))[3] * weight).sum()
         grads[agent.gtrxl.attention] = torch.autograd.grad(loss, list(agent.parameters()))
     for a, b in zip(*grads.values()):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
@@ -332,8 +390,8 @@ def test_no_gradient_into_the_past():
     agent = Bare(memory_length=6)
     x, starts = history(0, 6, 1, 2, 0.0)
     _, memory = walk(agent, x, starts, 6)
-    assert not memory.inputs.requires_grad and memory.inputs[:, :6].abs().min() > 0
-    agent.gtrxl(x[6:], memory.minibatch(np.arange(2)))[..., 0].sum().backward()
+    assert not memory.inputs[0].requires_grad and memory.inputs[0].abs().min() > 0
+    agent(*look_back(memory))[3][:, 0].sum().backward()
     assert agent.gtrxl.layers[0].kv.weight.grad.abs().min() > 0
 
 
@@ -348,12 +406,12 @@ def test_bfloat16(attention, gate):
     expected, _ = walk(agent, x, starts, 20)
     agent.gtrxl.bf16, agent.gtrxl.attention = True, attention
     with torch.no_grad():
-        outputs, at_once, past = segment(agent, x, starts, 20)
+        outputs, at_once, _ = segment(agent, x, starts, 20)
     assert at_once.dtype == torch.float32 and not torch.equal(outputs, expected)
     for result in (outputs, at_once):
         assert (result - expected).norm() < 0.02 * expected.norm()
     if attention == "sdpa":
-        agent.gtrxl(x[20:], past).sum().backward()
+        segment(agent, x, starts, 20)[1].sum().backward()
         assert all(torch.isfinite(parameter.grad).all() for parameter in agent.parameters())
 
 
@@ -394,34 +452,27 @@ def test_whole_history():
     x, starts = history(0, 50, 60, 2, 0.0)
     starts[[30, 45], [0, 1]] = True
     outputs, memory = walk(Bare(memory_length=10**9), x, starts, 50)
-    assert memory.inputs.shape[1] == 20 + 60 and memory.minibatch(np.arange(2)).window == 79
-    assert memory.minibatch(np.array([1])).window == 64
+    assert memory.inputs[0].shape[1] == 20 and len(memory.inputs) == 1 + 60
+    assert window(look_back(memory)[1]) == 79 and window(look_back(memory, [1])[1]) == 64
     torch.testing.assert_close(outputs, walk(Bare(memory_length=79), x, starts, 50)[0])
     assert not torch.allclose(outputs, walk(Bare(memory_length=70), x, starts, 50)[0])
 
 
 def test_stored_entries():
     """One entry per step and layer: those of the rollout, and at most memory_length before it,
-    whatever the length of the episodes, where a rollout begins by itself, too; each is what the
-    layer was given at that step."""
-    agent = Bare(memory_length=10, num_layers=3, num_steps=200)
-    memory = Memory(agent, 4, agent.args)
-    x, num_begun = torch.randn(700, 4, 8, dtype=torch.float64), 0
-    begin = memory.begin
-
-    def counted():
-        nonlocal num_begun
-        num_begun += 1
-        begin()
-
-    memory.begin = counted
-    with torch.no_grad():
-        for t in range(700):
-            memory.act(x[t], step_of([t == 0] * 4))
-            assert memory.inputs.shape == (3, min(10, 200 * (num_begun - 1)) + 200, 4, 8)
-            assert memory.kv.shape == (3, 2, *memory.inputs.shape[1:])
-    assert num_begun == 4 and memory.stop == 110
-    assert torch.equal(memory.inputs[0, :110], x[-110:])
+    whatever the length of the episodes; each is what the layer was given at that step. Keys and
+    values are those that the next step can find."""
+    agent = Bare(memory_length=10, num_layers=3)
+    memory = memory_of(agent, 4)
+    x = torch.randn(700, 4, 8, dtype=torch.float64)
+    for t in range(700):
+        if t % 200 == 0:
+            memory.begin()
+            before = min(10, t)
+        memory.act(step_of(x[t], [t == 0] * 4))
+        assert torch.cat(memory.inputs, 1).shape == (3, before + t % 200 + 1, 4, 8)
+        assert [kv.shape for kv in memory.kv] == [(2, 4, 2, min(10, t) + 1, 4)] * 3
+    assert torch.equal(torch.cat(memory.inputs, 1)[0], x[-110:])
     assert memory.state()["inputs"].untyped_storage().nbytes() == 3 * 10 * 4 * 8 * 8
 
 
@@ -432,22 +483,16 @@ def test_state_and_restore(memory_length):
     agent = Bare(memory_length=memory_length, num_steps=20)
     x, starts = history(3, 30, 20, 3, 0.05)
     _, first = walk(agent, x[:30], starts)
-    second = Memory(agent, 3, agent.args)
+    second = memory_of(agent, 3)
     second.restore(first.state())
     for parameter in agent.parameters():
         parameter.data *= 1.1
     results = []
     for memory in (first, second):
         memory.begin()
-        with torch.no_grad():
-            results.append(
-                torch.stack([memory.act(x[t], step_of(starts[t]))[2] for t in range(30, 50)])
-            )
-        results[-1] = (
-            results[-1],
-            agent.gtrxl(x[30:], memory.minibatch(np.arange(3))),
-            memory.state(),
-        )
+        steps = [memory.act(step_of(x[t], starts[t]))[2] for t in range(30, 50)]
+        at_once = agent(*look_back(memory))[3]
+        results.append((torch.stack(steps), at_once, memory.state()))
     assert all(map(torch.equal, results[0][:2], results[1][:2]))
     for name, value in results[0][2].items():
         assert np.array_equal(value, results[1][2][name]), name
@@ -536,22 +581,21 @@ class Recorded(Memory):
     def begin(self):
         super().begin()
         Recorded.last, self.before = self, self.state()
-        self.obs, self.actions, self.envs = [], [], []
+        self.obs, self.idx = [], []
 
-    def act(self, obs, step, greedy=False):
-        self.obs.append(obs["obs"])
-        result = super().act(obs, step, greedy)
-        self.actions.append(result[0])
-        return result
+    def act(self, step, greedy=False):
+        self.obs.append(step.obs.values[0])
+        return super().act(step, greedy)
 
-    def value(self, obs, step, cut):
-        values = super().value(obs, step, cut)
-        self.valued = obs["obs"], step, cut, values
+    def next_values(self, step):
+        values = super().next_values(step)
+        self.valued = step, values
         return values
 
-    def minibatch(self, envs):
-        self.envs.append(envs)
-        return super().minibatch(envs)
+    def minibatches(self, rng, num):
+        for idx, inputs in super().minibatches(rng, num):
+            self.idx.append(idx)
+            yield idx, inputs
 
 
 def counter_run(run_dir, monkeypatch, num_rollouts=3, **kwargs):
@@ -580,18 +624,21 @@ def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
     memory of its episode: it is the value that the agent gives, step by step, to the whole episode
     and that observation."""
     memory = counter_run(tmp_path, monkeypatch, memory_length=memory_length)
-    (final, step, cut, values), agent = memory.valued, memory.agent
+    (step, values), agent = memory.valued, memory.agent
+    cut = np.flatnonzero(memory.truncated)
+    final = np.concatenate([step.obs.values[0], *(flat.values[0] for flat in memory.finals)])
     lengths, times = (5, 13, 3), np.arange(33, 49)  # of actions 1, 2, ... of the third rollout
-    assert sorted(cut) == [
+    assert list(cut) == [
         t * 3 + i for t in range(16) for i in range(3) if times[t] % lengths[i] == 0
     ]
-    assert final.shape == (3 + len(cut), 3)
+    assert final.shape == (3 + len(cut), 3) and values.shape == (3 + len(cut),)
+    args = small_args(memory_length=memory_length, prev_reward=True)
     for row, k in enumerate([45, 46, 47, *cut]):
         t, i = divmod(int(k), 3)
         age = memory.ages[t][i] + 1
         if row < 3 and age == lengths[i]:
-            continue  # an episode ended with the last action: what it led to counts as truncated
-        alone = Memory(agent, 1, small_args(memory_length=memory_length, prev_reward=True))
+            continue  # an episode ended with the last action: its value is not used
+        alone = Memory(agent, memory.storage.leaves, 1, args)
         start, before = max(0, t + 1 - age), memory.before
         if age > t + 1:  # the episode began before the rollout
             kept = before["inputs"][:, :, i : i + 1]
@@ -602,20 +649,18 @@ def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
                     "action": before["action"][i : i + 1],
                 }
             )
+        alone.begin()
         obs = [*(memory.obs[s][i] for s in range(start, t + 1)), final[row]]
         actions = [*(memory.actions[s][i : i + 1] for s in range(start, t + 1)), None]
-        with torch.no_grad():
-            for s, (token, action) in enumerate(zip(obs, actions), start):
-                begins = age <= t + 1 and s == start
-                reward = (
-                    memory.previous[s][i, -1:]
-                    if s < 16
-                    else torch.from_numpy(step.reward[i : i + 1])
-                )
-                known = step_of([begins])._replace(reward=reward.numpy().astype(np.float32))
-                *_, value = alone.act({"obs": token[None]}, known)
-                if action is not None:
-                    alone.action = torch.nn.functional.one_hot(action[0], 3).float()
+        for s, (token, action) in enumerate(zip(obs, actions), start):
+            begins = age <= t + 1 and s == start
+            reward = step.reward[i : i + 1]
+            if s < 16:
+                reward = memory.previous[s][i, -1:].numpy()
+            known = step_of(torch.from_numpy(token[None]), [begins])
+            *_, value = alone.act(known._replace(reward=reward.astype(np.float32)))
+            if action is not None:
+                alone.action = torch.nn.functional.one_hot(action[0], 3).float()
         torch.testing.assert_close(values[row], value[0], atol=1e-5, rtol=1e-5)
 
 
@@ -623,23 +668,25 @@ def test_previous_action_and_reward(tmp_path, monkeypatch):
     """The inputs beside the observation: one-hot action and reward of the step before, zeros at an
     episode's start."""
     memory = counter_run(tmp_path, monkeypatch)
-    past = memory.minibatch(np.arange(3))
-    previous, age, actions = past.previous.view(16, 3, 4), past.age, torch.stack(memory.actions)
+    agent, seen = memory.agent, []
+    agent.token.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    _, past, _ = inputs = look_back(memory)
+    agent(*inputs)
+    previous = seen[0][:, agent.encoder.dim :].view(16, 3, 4)
+    age, actions = past.age, torch.stack(memory.actions)
     assert (previous[age == 0] == 0).all() and (age == 0).sum() > 5
     for t, i in zip(*np.nonzero(age[1:].numpy())):
-        assert (
-            previous[t + 1, i, :3].argmax() == actions[t, i] and previous[t + 1, i, :3].sum() == 1
-        )
-        assert (
-            previous[t + 1, i, 3] == memory.obs[t + 1][i, 0]
-        )  # the reward is the observation's first number
+        action = previous[t + 1, i, :3]
+        assert action.argmax() == actions[t, i] and action.sum() == 1
+        # the reward is the observation's first number
+        assert previous[t + 1, i, 3] == memory.obs[t + 1][i, 0]
 
 
 def test_ages_of_a_rollout(tmp_path, monkeypatch):
     """The age of a token is its step in the episode, which the rollout's start does not cut."""
     lengths = (5, 13, 100)
     memory = counter_run(tmp_path, monkeypatch, 2, env_kwargs=[{"length": n} for n in lengths])
-    assert memory.minibatch(np.arange(3)).age.T.tolist() == [
+    assert look_back(memory)[1].age.T.tolist() == [
         (np.arange(16, 32) % n).tolist() for n in lengths
     ]
 
@@ -648,13 +695,23 @@ def test_minibatches_are_envs(tmp_path, monkeypatch):
     """Each epoch sees the whole rollout of each env once; columns of a minibatch belong together,
     first step first."""
     memory = counter_run(tmp_path, monkeypatch, update_epochs=3)
-    assert [len(envs) for envs in memory.envs] == [2, 1] * 3
+    assert [len(idx) for idx in memory.idx] == [32, 16] * 3
     for k in range(0, 6, 2):
-        assert sorted(np.concatenate(memory.envs[k : k + 2])) == [0, 1, 2]
-    both, past = np.array([2, 0]), memory.minibatch(np.array([2, 0]))
-    everything = memory.minibatch(np.arange(3))
-    assert torch.equal(past.age, everything.age[:, both])
-    assert torch.equal(past.previous.view(16, 2, 4), everything.previous.view(16, 3, 4)[:, both])
+        envs = [idx[: len(idx) // 16] for idx in memory.idx[k : k + 2]]
+        assert sorted(np.concatenate(envs)) == [0, 1, 2]
+        for idx, first in zip(memory.idx[k : k + 2], envs):
+            assert np.array_equal(idx.reshape(16, -1), 3 * np.arange(16)[:, None] + first)
+    (obs, past, actions), everything = look_back(memory, [2, 0]), look_back(memory)
+    both = [2, 0]
+    assert torch.equal(past.age, everything[1].age[:, both])
+    for found, all_of in (
+        (past.previous, everything[1].previous),
+        (obs["obs"], everything[0]["obs"]),
+        (actions, everything[2]),
+    ):
+        assert torch.equal(found.unflatten(0, (16, 2)), all_of.unflatten(0, (16, 3))[:, both])
+    kv = everything[1].kv[0][:, both]
+    assert torch.equal(past.kv[0], kv[..., window(everything[1]) - window(past) :, :])
 
 
 def test_resume_continues_the_memory(tmp_path):
@@ -680,7 +737,7 @@ def test_resume_continues_the_memory(tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"num_minibatches": 4}, "--num-minibatches 4 exceeds --num-envs 3"),
+        ({"num_minibatches": 4}, "--num-minibatches 4: a rollout can be .* at most 3"),
         ({"dim": 10, "num_heads": 4}, "--dim 10"),
         ({"num_heads": 0}, "--num-heads 0"),
         ({"num_layers": 0}, "--num-layers 0"),
@@ -770,10 +827,10 @@ def test_compiled_flex_attention(memory_length):
     agent = Bare(dtype=torch.float32, dim=64, num_heads=4, memory_length=memory_length).cuda()
     x, starts = history(1, 150, 256, 3, 0.02, dim=64)
     x = x.float().cuda()
-    *_, past = segment(agent, x, starts, 150)
-    weight, results = torch.randn(256, 3, 64, device="cuda"), {}
+    _, memory = walk(agent, x, starts, 150)
+    weight, results = torch.randn(256 * 3, 64, device="cuda"), {}
     for agent.gtrxl.attention in ("sdpa", "flex"):
-        out = agent.gtrxl(x[150:], past)
+        out = agent(*look_back(memory))[3]
         results[agent.gtrxl.attention] = (
             out,
             *torch.autograd.grad((out * weight).sum(), list(agent.parameters())),

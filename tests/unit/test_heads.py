@@ -229,8 +229,8 @@ def score_of_row(agent, k, latent, row):
     numpy and float64."""
     weights = {name: p.detach().double().numpy() for name, p in agent.head.named_parameters()}
     layer = lambda name, x: weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
-    key, query = layer(f"choices.{k}.0", row), layer(f"heads.{k}", latent)
-    return layer(f"choices.{k}.1", np.tanh(key + query))[0] + key @ query / len(key) ** 0.5
+    key, query = layer(f"heads.{k}.key", row), layer(f"heads.{k}.output", latent)
+    return layer(f"heads.{k}.score", np.tanh(key + query))[0] + key @ query / len(key) ** 0.5
 
 
 CHOICES = [

@@ -323,7 +323,7 @@ def test_subclasses_of_spaces():
         pass
 
     leaves = ppo_graph.leaves_of(spaces.Tuple((Flat(3), Levels([2, 4]))))
-    assert [leaf.kind for leaf in leaves] == ["discrete", "multidiscrete"]
+    assert [leaf.kind for leaf in leaves] == ["discrete", "discrete"]
     assert [part.size for part in ppo_graph.parts_of(Flat(3), leaves, "auto")] == [3]
     assert [part.size for part in ppo_graph.parts_of(Levels([2, 4]), leaves, "flat")] == [2, 4]
     (action,) = ppo_graph.to_env_actions(Flat(3), np.array([[2]]))

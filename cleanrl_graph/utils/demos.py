@@ -20,8 +20,8 @@ The file (numpy.savez, no pickle; S steps in the order in which they were made):
 PATH joins the keys of Dict spaces and the places in Tuple spaces with dots, "obs" for a space that
 is in neither. A Graph has the leaves PATH.nodes, PATH.edge_links (int32 [edges, 2], node indices
 counted within each step) and, with an edge space, PATH.edges; a Sequence has PATH, or PATH.KEY of a
-Dict in it. dtypes are those of the space, but int64 for Discrete, MultiDiscrete and unsigned
-integers beyond uint8, int8 for MultiBinary and float32 for all floats; categories are as the
+Dict in it. dtypes are those of the space, but int64 for unsigned integers beyond uint8 and
+float32 for all floats; in older files also int64 for edge_links and categories. These are as the
 environment gives them. The columns of an action follow the space, Dict and Tuple from the first
 entry to the last: one of a Discrete, one per entry of MultiDiscrete, MultiBinary and Box, row by
 row; options count from 0, whatever `start` is.
@@ -215,7 +215,7 @@ def read_observations(data: dict[str, np.ndarray], leaves: list) -> tuple[dict, 
         about = f"leaf '{leaf.path}'"
         rows = data[f"values/{leaf.path}"]
         num = data.get(f"counts/{leaf.path}")
-        if leaf.kind == "links" and rows.dtype == np.int64:  # of older files
+        if leaf.kind in ("links", "discrete") and rows.dtype == np.int64:  # of older files
             rows = rows.astype(leaf.dtype)
         found = layout(rows.dtype, rows.shape[1:], num is not None)
         needed = layout(leaf.dtype, leaf.shape, leaf.group is not None)

@@ -333,7 +333,7 @@ def test_cloning_loss_by_hand(tmp_path):
     data, agent, (storage, actions) = np.load(path), found.agent, load_demos(path, found)
     with torch.no_grad():
         latent = agent.actor(torch.as_tensor(data["values/obs"]))
-        logits = agent.head.outputs[0](latent).double().numpy()
+        logits = agent.head.heads[0].output(latent).double().numpy()
         logs = script.behaviour_cloning(agent, storage.gather(np.arange(len(latent))), actions)
     probs = np.exp(logits) * data["values/action_mask"]
     chosen = probs[np.arange(len(latent)), data["actions"][:, 0]]

@@ -73,7 +73,7 @@ GRAPH = [
     ),
     leaf(
         "g.edges",
-        "multidiscrete",
+        "discrete",
         (2,),
         np.int64,
         "g.edge_links",

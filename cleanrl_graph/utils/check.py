@@ -33,7 +33,8 @@ LARGEST = 3e38  # number in float32, about
 
 # ---- Flags, and the code of others ----
 def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None:
-    """`error` for a flag without a meaning. `max_minibatches` are those that a rollout gives."""
+    """`error` for a flag without a meaning. Minibatches are made of the steps of a rollout, or of
+    all steps of some environments: there are at most `max_minibatches`."""
     for names, least, most in RANGES:
         for name in names.split():
             for value in np.ravel(getattr(args, name)):
@@ -48,8 +49,10 @@ def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None
         needed = "an object, or a list of at least one, is needed"
         raise error(f"--env-kwargs {args.env_kwargs}: {needed}")
     if args.num_minibatches > max_minibatches:
-        problem = f"exceeds the {max_minibatches} parts into which a rollout can be divided"
-        raise error(f"--num-minibatches {args.num_minibatches} {problem}")
+        parts = f"the {max_minibatches} steps of a rollout"
+        if max_minibatches == args.num_envs:
+            parts = f"--num-envs {args.num_envs}, which it shares out"
+        raise error(f"--num-minibatches {args.num_minibatches} exceeds {parts}")
     batch_size = args.num_envs * args.num_steps
     if 0 < args.total_timesteps < batch_size * world_size:
         problem = f"is less than a rollout of {batch_size} steps"

@@ -23,7 +23,7 @@ import os
 import random
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
+from torch_geometric.utils import segment
 from tqdm import tqdm
 
 VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
@@ -209,13 +210,13 @@ class Leaf(NamedTuple):
     (ragged) or of one step (dense)."""
 
     path: str  # "graph.nodes", "position"
-    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
+    kind: str  # "vector", "image", "discrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
     space: gym.Space
     getters: tuple[Callable, ...]  # called one after the other: observation -> array
     group: str | None = None
-    nodes: str | None = None  # the group whose rows the values of "links" count
+    nodes: str | None = None  # of links and edges: the group whose rows they connect
 
     @property
     def is_input(self) -> bool:
@@ -228,38 +229,37 @@ class Leaf(NamedTuple):
         return obs
 
 
-def leaves_of(space: gym.Space, path: str = "", getters: tuple = ()) -> list[Leaf]:
+def leaves_of(space: gym.Space, path: str = "") -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
     name = path or "obs"  # of a space that is not inside another
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, name, getters)
+        return graph_leaves(space, name)
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, name, getters)
+        return sequence_leaves(space, name)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return [array_leaf(space, name, getters)]
+        return [array_leaf(space, name)]
     leaves = []
     children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
     for k, child in children:
-        child_path = f"{path}.{k}" if path else str(k)
-        leaves += leaves_of(child, child_path, getters + (itemgetter(k),))
+        for leaf in leaves_of(child, f"{path}.{k}".removeprefix(".")):
+            leaves.append(leaf._replace(getters=(itemgetter(k), *leaf.getters)))
     return leaves
 
 
-def graph_leaves(space: spaces.Graph, path: str, getters: tuple) -> list[Leaf]:
+def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
     """Nodes, edge_links and, if they have features, edges."""
-    nodes = array_leaf(space.node_space, f"{path}.nodes", getters + (attrgetter("nodes"),))
+    nodes = array_leaf(space.node_space, f"{path}.nodes", attrgetter("nodes"))
     nodes = nodes._replace(group=nodes.path)
     name = f"{path}.edge_links"
-    int32 = np.dtype(np.int32)
-    get_links = getters + (attrgetter("edge_links"),)
-    links = Leaf(name, "links", (2,), int32, space, get_links, name, nodes.path)
+    get_links = attrgetter("edge_links")
+    links = Leaf(name, "links", (2,), np.dtype(np.int32), space, (get_links,), name, nodes.path)
     if space.edge_space is None:
         return [nodes, links]
-    edges = array_leaf(space.edge_space, f"{path}.edges", getters + (attrgetter("edges"),))
-    return [nodes, links, edges._replace(group=name)]
+    edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
+    return [nodes, links, edges._replace(group=name, nodes=nodes.path)]
 
 
-def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[Leaf]:
+def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
     """The leaves of a row. Without `stack` the rows are a tuple, each is read on its own."""
     leaves = []
     for leaf in leaves_of(space.feature_space, path):
@@ -267,8 +267,8 @@ def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[L
             raise UsageError(
                 f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
             )
-        of_rows = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=getters + of_rows))
+        getters = leaf.getters if space.stack else (partial(read_rows, leaf),)
+        leaves.append(leaf._replace(group=path, getters=getters))
     return leaves
 
 
@@ -277,13 +277,11 @@ def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
     return [leaf.read(row) for row in rows] or None
 
 
-def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
+def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
     """The leaf of a space whose elements are arrays or numbers."""
     kind = "vector"
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         kind = "discrete"
-    elif isinstance(space, spaces.MultiDiscrete):
-        kind = "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(
             f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
@@ -292,41 +290,35 @@ def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
     elif isinstance(space, spaces.Box) and len(space.shape) == 3:
         pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
         kind = "image" if min(pixels) >= 8 else "vector"
-    dtype = np.dtype(np.int64)  # torch knows no larger unsigned numbers
-    if space.dtype.kind == "f":
+    dtype = space.dtype
+    if dtype.kind == "f":
         dtype = np.dtype(np.float32)
-    elif kind in ("vector", "image") and (space.dtype.kind in "bi" or space.dtype == np.uint8):
-        dtype = space.dtype
+    elif dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
+        dtype = np.dtype(np.int64)
     return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each category of a discrete or multidiscrete leaf, int64
-    [entries]."""
-    options = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
-    return np.ravel(options).astype(np.int64)
+    """The number of values of each category of a discrete leaf, int64 [entries]."""
+    is_single = isinstance(leaf.space, spaces.Discrete)
+    return np.ravel(leaf.space.n if is_single else leaf.space.nvec).astype(np.int64)
 
 
 class Group(NamedTuple):
     """The paths of the leaves of a graph, or of a set, which has no edges."""
 
     nodes: list[str]  # with a row per node, or per element
-    links: str | None  # edge_links, which is the name of the group of edges, too
-    edges: list[str]  # with a row per edge
+    edges: list[str]  # with a row per edge: first edge_links, which names the group of edges, too
 
 
 def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
     """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    links = {leaf.nodes: leaf.group for leaf in leaves if leaf.nodes}
-    paths = {}  # group -> its leaves
+    groups = {}
     for leaf in leaves:
         if leaf.group and leaf.is_input:
-            paths.setdefault(leaf.group, []).append(leaf.path)
-    groups = {}
-    for name, nodes in paths.items():
-        if name not in links.values():
-            edges = paths.get(links.get(name), [])
-            groups[name] = Group(nodes, links.get(name), edges[1:])  # the first are the links
+            group = groups.setdefault(leaf.nodes or leaf.group, Group([], []))
+            paths = group.edges if leaf.nodes else group.nodes
+            paths.append(leaf.path)
     return groups
 
 
@@ -334,7 +326,7 @@ def element_groups(leaves: list[Leaf]) -> list[str]:
     """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where
     there is no graph."""
     groups = groups_of(leaves)
-    graphs = [name for name, group in groups.items() if group.links]
+    graphs = [name for name, group in groups.items() if group.edges]
     return graphs or list(groups)
 
 
@@ -367,9 +359,9 @@ def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
     with contextlib.suppress(ModuleNotFoundError):
-        package = importlib.import_module("cleanrl_graph")
-        if getattr(package, "__version__", None) == VERSION:
-            return importlib.import_module(f"cleanrl_graph.{name}")
+        importlib.import_module("cleanrl_graph")
+    if getattr(sys.modules.get("cleanrl_graph"), "__version__", None) == VERSION:
+        return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
@@ -396,14 +388,10 @@ def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
     env_id = args.env_id
     where = "or module:Name-v0"
-    if env_id.startswith("envs:"):
-        own = importlib.util.find_spec("envs")
-        env_id = f"cleanrl_graph.{env_id}"
-        if own and own.origin:
-            where = f"of {own.origin}; that of cleanrl_graph is {env_id}"
-            env_id = args.env_id
-    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
+    if wrappers:
+        env_id, where = wrappers.full_id(env_id)
+    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
@@ -476,7 +464,7 @@ class Envs:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
         self.outcome = np.zeros_like(self.outcome)
-        finals = {}  # env -> the last observation of an episode that is truncated
+        finals = []  # the last observations of episodes that are truncated
         episodes = []
         for i, action in enumerate(actions):
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
@@ -490,22 +478,25 @@ class Envs:
                 self.observations[i] = self.read(i, obs)
                 continue
             self.outcome[1 if terminated else 2, i] = 1
-            if not terminated:  # copied: the environment may write into it
-                finals[i] = [array.copy() for array in self.read(i, obs)]
+            if not terminated:  # copied at once: the environment may write into it
+                finals.append(self.collate([self.read(i, obs)], [i]))
             if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                 episodes.append(self.episode(i, info))
             self.begin(i)
-        final = self.collate(list(finals.values()), list(finals)) if finals else None
-        return self.latest(final, episodes)
+        return self.latest(join(finals) if finals else None, episodes)
 
     def episode(self, i: int, info: dict) -> Episode:
         """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        ret = float(whole["r"])
-        length = int(whole["l"])
-        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
+        return Episode(
+            self.first_env + i,
+            float(whole["r"]),
+            int(whole["l"]),
+            info.get("group"),
+            info.get("eval", {}),
+        )
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` of env i returns."""
@@ -702,15 +693,14 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 class Rows(nn.Module):
     """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more
-    than 64). With `norm_obs` Box vectors are normalised by mean and std of all rows that `observe`
-    was given, and clipped to 10."""
+    than 64), of links no columns. With `norm_obs` Box vectors are normalised by mean and std of all
+    rows that `observe` was given, and clipped to 10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.axes = len(leaf.shape)
-        self.dim = math.prod(leaf.shape)
+        self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
         self.embedding = None
-        self.categorical = leaf.kind in ("discrete", "multidiscrete")
+        self.categorical = leaf.kind == "discrete"
         if self.categorical:
             num = num_options(leaf)
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
@@ -732,23 +722,22 @@ class Rows(nn.Module):
         2.1)."""
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
-        spread = ((values - mean) ** 2).sum(0)
-        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
+        var = ((values - mean) ** 2).sum(0) / max(len(values), 1)
+        for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
-                total = self.count + num
-                delta = rank_mean.to(self.mean) - self.mean
-                between = delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
-                self.mean += delta * num / total
+                share = num / (self.count + num)
+                delta = new_mean.to(self.mean) - self.mean
+                self.var += share * (new_var.to(delta) - self.var + (1 - share) * delta**2)
+                self.mean += share * delta
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.flatten(1) if self.axes else values[:, None]
+        values = values[..., None].flatten(1)
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
         if not self.categorical:
-            return values.float()
+            return values[:, : self.dim].float()
         if self.embedding is not None:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
@@ -813,9 +802,9 @@ class GNN(nn.Module):
             self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         takes = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = "edge_attr" in takes
+        self.takes_edge_attr = edge_dim and "edge_attr" in takes
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
         for conv, norm in zip(self.convs, self.norms):
@@ -851,26 +840,24 @@ class Encoder(nn.Module):
         leaves = [leaf for leaf in leaves if leaf.is_input]
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         self.groups = groups_of(leaves)
-        self.readout = args.readout
+        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()
         for leaf in leaves:
-            if leaf.kind == "image":
-                self.rows[key(leaf.path)] = CNN(leaf)
-            elif leaf.kind != "links":
-                self.rows[key(leaf.path)] = Rows(leaf, args.norm_obs)
+            is_image = leaf.kind == "image"
+            self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()
         self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
         self.dim = self.dim_of(self.dense)
         for name, group in self.groups.items():
             node_dim = self.dim_of(group.nodes)
-            if group.links:
+            if group.edges:
                 edge_dim = self.dim_of(group.edges)
                 self.nets[key(name)] = GNN(node_dim, edge_dim or None, args)
-                self.element_dims[group.links] = 2 * dim + edge_dim
+                self.element_dims[group.edges[0]] = 2 * dim + edge_dim
             else:
                 self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
-            self.dim += 2 * dim + 1 if args.readout == "meanmax" else dim + 1
+            self.dim += len(self.readouts) * dim + 1
 
     def dim_of(self, paths: list[str]) -> int:
         return sum(self.rows[key(path)].dim for path in paths)
@@ -881,23 +868,21 @@ class Encoder(nn.Module):
         for name, group in self.groups.items():
             _, ptr, batch, _ = obs[group.nodes[0]]
             x = self.features_of(group.nodes, obs)
-            if group.links:
-                links, *edge_index, _ = obs[group.links]
-                edge_attr = self.features_of(group.edges, obs)
-                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
-                if edge_attr is None:
-                    edge_attr = x.new_zeros(len(links), 0)
-                elements[group.links] = Elements(edge_attr, *edge_index, links, x)
+            if group.edges:
+                links, edge_ptr, edge_batch, _ = obs[group.edges[0]]
+                features_of_edges = self.features_of(group.edges, obs)
+                x = self.nets[key(name)](x, links.t().contiguous(), features_of_edges)
+                edges = Elements(features_of_edges, edge_ptr, edge_batch, links, x)
+                elements[group.edges[0]] = edges
             else:
                 x = self.nets[key(name)](x)
             elements[name] = Elements(x, ptr, batch)
             features.append(self.pool(x, ptr))
         return torch.cat(features, 1), elements
 
-    def features_of(self, paths: list[str], obs: Obs) -> Tensor | None:
-        """The leaves of a group side by side, [rows, dim]; None if there are none."""
-        if paths:
-            return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+    def features_of(self, paths: list[str], obs: Obs) -> Tensor:
+        """The leaves of a group side by side, [rows, dim]."""
+        return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
@@ -908,15 +893,8 @@ class Encoder(nn.Module):
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
-        num = ptr.diff()[:, None].float()
-        pooled = []
-        if self.readout == "sum":
-            pooled.append(segment_sum(rows, ptr))
-        if self.readout in ("mean", "meanmax"):
-            pooled.append(segment_sum(rows, ptr) / num.clamp(min=1))
-        if self.readout in ("max", "meanmax"):
-            pooled.append(torch.where(num > 0, segment_max(rows, ptr), 0.0))
-        return torch.cat([*pooled, num.log1p()], 1)
+        pooled = [segment(rows, ptr, kind) for kind in self.readouts]  # zero where there are none
+        return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
 def key(path: str) -> str:
@@ -930,15 +908,12 @@ def key(path: str) -> str:
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
 LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
-CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
 
 
 class Categorical:
-    """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
+    """One of n options; logits [B, n], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None):
-        if mask is not None:
-            logits = torch.where(mask != 0, logits, -torch.inf)
+    def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
 
     def draw(self, greedy: bool) -> Tensor:
@@ -962,29 +937,25 @@ class Categorical:
 
 
 class Choice(Categorical):
-    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows, 1] or
-    None."""
+    """One of the rows of each observation; logits [rows], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None, elements: Elements):
-        self.elements = elements
-        ptr = elements.ptr
-        batch = elements.batch
-        if mask is not None:
-            logits = torch.where(mask.squeeze(1) != 0, logits, -torch.inf)
-        logits = logits - segment_max(logits.detach(), ptr)[batch]
-        self.log_probs = logits - segment_sum(logits.exp(), ptr).log().index_select(0, batch)
+    def __init__(self, logits: Tensor, elements: Elements):
+        self.ptr = elements.ptr
+        self.batch = elements.batch
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        log_total = segment_sum(logits.exp(), self.ptr).log()
+        self.log_probs = logits - log_total.index_select(0, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        ptr = self.elements.ptr
-        is_best = score == segment_max(score, ptr)[self.elements.batch]
+        is_best = score == segment_max(score, self.ptr)[self.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        return (segment_max(rows * is_best, ptr).long() - ptr[:-1])[:, None]
+        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs[self.elements.ptr[:-1] + action.long().squeeze(1)]
+        return self.log_probs[self.ptr[:-1] + action.long().squeeze(1)]
 
     def total(self, terms: Tensor) -> Tensor:
-        return segment_sum(terms, self.elements.ptr)
+        return segment_sum(terms, self.ptr)
 
 
 class Vector:
@@ -994,6 +965,7 @@ class Vector:
         self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
+        """The mode, or a sample, [B, n]."""
         if greedy:
             return self.each.mode
         return self.each.rsample() if self.each.has_rsample else self.each.sample()
@@ -1024,93 +996,83 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
-    masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
     heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
     parts = []
     column = 0
-    ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
+    entry = Counter()  # of each mask, the first one that belongs to no part yet
     for factor, head in zip(factors, heads):
         group = group_of(space, factor, head, leaves)
-        kind = kind_of(factor, group if not per_row else None)
-        values = str(factor.space.start if kind == "choice" else factor.space)
-        mask = mask_of(factor, group, masks)
+        kind, sizes = kind_of(factor, group and not per_row)
+        mask = mask_of(factor, group, leaves)
         path = mask.path if mask else None
-        for size in sizes_of(factor):
-            columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
-            column = columns.stop
-            entries = slice(0)
-            if mask:
-                first = ends[path] if mask.shape else 0
-                entries = slice(first, first + (1 if kind == "choice" else size))
-                ends[path] = entries.stop
+        values = str(factor.space.start if kind == "choice" else factor.space)
+        for size in sizes:
+            columns = slice(column, column + (1 if factor.kind == "discrete" else size))
+            entries = slice(entry[path], entry[path] + (1 if kind == "choice" else size))
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
+            column = columns.stop
+            if mask and mask.shape:  # otherwise its only entry is that of all parts
+                entry[path] = entries.stop
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks, heads)
+        check.parts(UsageError, space, factors, parts, leaves, heads)
     return parts
 
 
-def kind_of(factor: Leaf, group: str | None) -> str:
-    """The kind of a part that chooses one of the rows of a group, or none."""
-    if factor.kind in CATEGORIES:
-        return "choice" if group else "categorical"
-    return "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
+    """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
+    if factor.kind == "discrete":
+        return "choice" if is_choice else "categorical", num_options(factor).tolist()
+    kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+    return kind, [math.prod(factor.shape)]
 
 
-def sizes_of(factor: Leaf) -> list[int]:
-    """The sizes of the parts of a factor: of a MultiDiscrete each entry is one."""
-    if factor.kind in CATEGORIES:
-        return num_options(factor).tolist()
-    return [math.prod(factor.shape)]
-
-
-def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
-    """The mask of a part: the one of the whole action, or of its name."""
+def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
+    """The mask of a factor: that of the whole action, or of its name."""
     own = factor.path.replace("action", "action_mask", 1)
-    mask = masks.get("action_mask", masks.get(own))
-    fits = mask and bool(mask.group) == bool(group)
-    return mask if fits and factor.kind in CATEGORIES else None
+    for leaf in leaves:
+        fits = factor.kind == "discrete" and bool(leaf.group) == bool(group)
+        if leaf.path in ("action_mask", own) and fits:
+            return leaf
 
 
 def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
-    """What --action-head auto means for each part. In a Dict a Discrete part that is named node,
+    """What --action-head auto means for each factor. In a Dict a Discrete one that is named node,
     edge, or as a set, chooses one."""
-    heads = ["flat"] * len(factors)
-    if isinstance(space, spaces.Dict):
-        for k, factor in enumerate(factors):
-            name = factor.path.removeprefix("action.")
-            if factor.kind in CATEGORIES and groups_named(name, leaves):
-                heads[k] = name
-    default = "flat"
     if isinstance(space, spaces.Sequence):
-        default = "nodes"
-    elif set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+        return ["nodes"] * len(factors)
+    heads = ["flat"] * len(factors)
+    for k, factor in enumerate(factors):
+        name = factor.path.removeprefix("action.")
+        is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
+        if is_named and factor.kind == "discrete":
+            heads[k] = name
+    if set(heads) == {"flat"} and all(factor.kind == "discrete" for factor in factors):
         if groups_named("avail_actions", leaves):
-            default = "avail_actions"
-        elif any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
-            default = "nodes"
-    return [default if head == "flat" else head for head in heads]
+            return ["avail_actions"] * len(factors)
+        if any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
+            return ["nodes"] * len(factors)
+    return heads
 
 
 def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
     """The groups of rows that --action-head, or the name of a part of the action, can mean."""
-    groups = groups_of(leaves)
-    edges = [group.links for group in groups.values() if group.links]
     if name in ("node", "nodes"):
         return element_groups(leaves)
     if name in ("edge", "edges"):
-        return edges
-    return [name] if name in [*groups, *edges] else []
+        return [leaf.path for leaf in leaves if leaf.kind == "links"]
+    is_group = any(leaf.group == name and leaf.is_input for leaf in leaves)
+    return [name] if is_group else []
 
 
 def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
-    """The group whose rows a part chooses, or has one action for each of; None for a fixed list of
-    actions. UsageError if the action head does not fit."""
+    """The group whose rows a factor chooses, or has one action for each of; None for a fixed list
+    of actions. UsageError if the action head does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     if head == "flat" and not per_row:
         return None
     groups = groups_named(head, leaves)
-    if len(groups) == 1 and (per_row or factor.kind in CATEGORIES):
+    if len(groups) == 1 and (per_row or factor.kind == "discrete"):
         return groups[0]
     raise UsageError(
         f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
@@ -1118,51 +1080,93 @@ def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> s
     )
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
-    """B elements of `space` from actions [B, columns]; those of Box are clipped."""
-    if isinstance(space, (spaces.Tuple, spaces.Dict)):
-        children = space.values() if isinstance(space, spaces.Dict) else space
-        columns = []
-        for child in children:
-            num = sum(math.prod(leaf.shape) for leaf in leaves_of(child, "action"))
-            columns.append(to_env_actions(child, actions[:, :num]))
-            actions = actions[:, num:]
-        rows = list(zip(*columns))
-        return [dict(zip(space, row)) for row in rows] if isinstance(space, spaces.Dict) else rows
-    if isinstance(space, spaces.Discrete):
-        return (actions[:, 0].astype(np.int64) + space.start).tolist()
+def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
+    """B elements of `space` from actions [B, columns]; those of Box are clipped. Of a Sequence from
+    the actions of all their rows, counts[b] of element b."""
+    if isinstance(space, spaces.Sequence):
+        each = space.feature_space
+        rows = np.split(actions, counts.cumsum()[:-1])
+        elements = [tuple(to_env_actions(each, own)) for own in rows]
+        if space.stack:
+            elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
+        return elements
+    if isinstance(space, spaces.Dict):
+        rows = to_env_actions(spaces.Tuple(space.values()), actions)
+        return [dict(zip(space, row)) for row in rows]
+    if isinstance(space, spaces.Tuple):
+        stops = np.cumsum([num_columns(child) for child in space])
+        return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        values = values.clip(space.low, space.high)
-    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
-    return list(values.astype(space.dtype) + start)
+        return list(values.clip(space.low, space.high).astype(space.dtype))
+    values = values.astype(space.dtype) + getattr(space, "start", 0)
+    return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
 
 
-def to_env_sequences(space: spaces.Sequence, actions: np.ndarray, counts: np.ndarray) -> list:
-    """B elements of a Sequence from the actions of all their rows, counts[b] of element b."""
-    each = space.feature_space
-    rows = to_env_actions(each, actions)
-    elements = []
-    for stop, num in zip(counts.cumsum(), counts):
-        element = tuple(rows[stop - num : stop])
-        if space.stack:
-            element = np.array(element, each.dtype).reshape(-1, *each.shape)
-        elements.append(element)
-    return elements
+def num_columns(space: gym.Space) -> int:
+    """The width of an action."""
+    return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
+
+
+class PartHead(nn.Module):
+    """The distribution of one part of an action, given a latent [B, dim]."""
+
+    def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
+        super().__init__()
+        self.part = part
+        self.log_std = None
+        num_outputs = part.size
+        if part.kind == "choice":
+            num_outputs = query_dim
+        elif part.kind == "normal" and args.state_dependent_std:
+            num_outputs = 2 * part.size
+        elif part.kind == "normal":
+            self.log_std = nn.Parameter(torch.zeros(part.size))
+        self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
+        if part.kind == "choice":
+            self.score = layer_init(nn.Linear(query_dim, 1), 0.01)
+            self.key = nn.Linear(dims[part.group], query_dim)
+        self.condition = None  # with --autoregressive, how the next latent depends on this part
+
+    def forward(self, latent: Tensor, elements: dict[str, Elements], obs: Obs):
+        output = self.output(latent)
+        if self.part.kind == "bits":
+            return Vector(Bernoulli(logits=output, validate_args=False))
+        if self.part.kind == "normal":
+            log_std = self.log_std
+            if log_std is None:
+                output, log_std = output.chunk(2, 1)
+            return Vector(Normal(output, log_std.exp(), validate_args=False))
+        if self.part.kind == "categorical":
+            return Categorical(self.masked(output, obs))
+        rows = elements[self.part.group]
+        keys = project(self.key, rows)
+        query = select_rows(output, rows.batch)
+        logits = self.score(torch.tanh(keys + query)).squeeze(1)
+        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
+        return Choice(self.masked(logits, obs), rows)
+
+    def masked(self, logits: Tensor, obs: Obs) -> Tensor:
+        """-inf where the mask is 0."""
+        mask = obs.get(self.part.mask)
+        if mask is None:
+            return logits
+        if self.part.group:
+            mask = mask.values
+        mask = mask[..., None].flatten(1)[:, self.part.entries]
+        return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
 
 def project(linear: nn.Linear, elements: Elements) -> Tensor:
     """`linear` of each row; of edges a ReLU of (source, target, features), computed per node."""
-    nodes = elements.nodes
-    if nodes is None:
+    if elements.ends is None:
         return linear(elements.values)
-    dim = nodes.shape[1]
-    of_source, of_target, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
-    source, target = elements.ends.unbind(1)
-    from_source = select_rows(nodes @ of_source.t(), source)
-    from_target = select_rows(nodes @ of_target.t(), target)
-    from_features = elements.values @ of_features.t()
-    return torch.relu(from_source + from_target + from_features + linear.bias)
+    dim = elements.nodes.shape[1]
+    *of_ends, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
+    projected = nn.functional.linear(elements.values, of_features, linear.bias)
+    for weight, end in zip(of_ends, elements.ends.unbind(1)):
+        projected = projected + select_rows(elements.nodes @ weight.t(), end)
+    return projected.relu()
 
 
 class ActionHead(nn.Module):
@@ -1179,37 +1183,19 @@ class ActionHead(nn.Module):
         self.parts = parts_of(space, leaves, args.action_head)
         kinds = [part.kind for part in self.parts]
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
-        self.dtype = torch.float32 if "normal" in kinds else torch.int64
-        self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
-        self.choices = nn.ModuleDict()
-        self.log_stds = nn.ParameterDict()
-        self.conditions = nn.ModuleDict()
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
+        self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
-            width = dims.get(nodes.get(part.group, part.group))  # of queries
-            self.add_layers(str(k), part, dim, width, dims, args.state_dependent_std)
+            query_dim = dims.get(nodes.get(part.group, part.group))
+            head = PartHead(part, dim, query_dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
-                self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
+                head.condition = nn.Linear(seen_dim([part], dims), dim)
+            self.heads.append(head)
         self.per_row = None  # the group of whose rows each has an action
         if isinstance(space, spaces.Sequence):
             self.per_row = self.parts[0].group
             self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
             self.row = nn.Linear(dims[self.per_row], dim)
-
-    def add_layers(self, name: str, part: Part, dim: int, width: int, dims: dict, wide: bool):
-        """What makes the distribution of a part; `wide` where log-stds are outputs, too."""
-        num_outputs = part.size
-        if part.kind == "choice":
-            num_outputs = width
-        elif part.kind == "normal" and wide:
-            num_outputs = 2 * part.size
-        elif part.kind == "normal":
-            self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
-        output = nn.Linear(dim, num_outputs)
-        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
-        if part.kind == "choice":
-            score = layer_init(nn.Linear(width, 1), 0.01)
-            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
 
     def forward(
         self,
@@ -1229,52 +1215,21 @@ class ActionHead(nn.Module):
         entropy = 0.0
         columns = [None] * len(self.parts)
         for k in self.order:
-            dist = self.distribution(k, latent, elements, obs)
+            part = self.parts[k]
+            dist = self.heads[k](latent, elements, obs)
             if action is None:
-                columns[k] = dist.draw(greedy).to(self.dtype)
+                columns[k] = dist.draw(greedy)
             else:
-                columns[k] = action[:, self.parts[k].columns]
+                columns[k] = action[:, part.columns]
             log_prob = log_prob + dist.log_prob(columns[k])
             entropy = entropy + dist.entropy()
-            if str(k) in self.conditions:
-                before = self.embed(self.parts[k], columns[k], elements)
-                latent = torch.tanh(latent + self.conditions[str(k)](before))
+            if self.heads[k].condition:
+                before = self.embed(part, columns[k], elements)
+                latent = torch.tanh(latent + self.heads[k].condition(before))
         if self.per_row:
             log_prob = segment_sum(log_prob.double(), acting.ptr)
             entropy = segment_sum(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
-
-    def distribution(self, k: int, latent: Tensor, elements: dict[str, Elements], obs: Obs):
-        """Of part k, given the latent [B, dim], or [rows, dim] of a Sequence."""
-        part = self.parts[k]
-        output = self.outputs[k](latent)
-        mask = self.mask(part, obs)
-        if part.kind == "categorical":
-            return Categorical(output, mask)
-        if part.kind == "bits":
-            return Vector(Bernoulli(logits=output, validate_args=False))
-        if part.kind == "normal":
-            if str(k) in self.log_stds:
-                log_std = self.log_stds[str(k)].expand_as(output)
-            else:
-                output, log_std = output.chunk(2, 1)
-            return Vector(Normal(output, log_std.exp(), validate_args=False))
-        rows = elements[part.group]
-        score, key_layer = self.choices[str(k)]
-        keys = project(key_layer, rows)
-        query = select_rows(output, rows.batch)
-        logits = score(torch.tanh(keys + query)).squeeze(1)
-        return Choice(logits + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
-
-    def mask(self, part: Part, obs: Obs) -> Tensor | None:
-        """Of a part, nonzero = allowed: [B, size], or per row; None for all."""
-        if part.mask is None:
-            return None
-        mask = obs[part.mask]
-        if part.group:
-            mask = mask.values
-        mask = mask.flatten(1) if mask.dim() > 1 else mask[:, None]
-        return mask[:, part.entries]
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
         """What is seen of one part of an action, [B, ...]."""
@@ -1298,10 +1253,7 @@ class ActionHead(nn.Module):
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        columns = action.cpu().numpy()
-        if self.per_row:
-            return to_env_sequences(self.space, columns, counts[self.per_row])
-        return to_env_actions(self.space, columns)
+        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
 
     def select(self, actions: Tensor, obs: Obs, idx: np.ndarray) -> Tensor:
         """Of the actions of all stored steps those of the steps idx, which the storage gathered as
@@ -1889,7 +1841,7 @@ class Run(contextlib.ExitStack):
         name = args.env_id.split(":")[-1]
         name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
         self.folder = os.path.join(args.run_dir, name)
-        self.more = service("utils.log")
+        self.more = service("utils.log", args.track and "--track")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
@@ -1902,24 +1854,25 @@ class Run(contextlib.ExitStack):
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
         """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
         args = self.args
+        self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
             service("utils.policy", "--load-model").load_weights(agent, args)
         if RANK > 0:
             torch.manual_seed(args.seed + RANK)
+        if self.first:
+            step = self.checkpoints.restore(self, *self.trained)
         else:
+            step = envs.reset(args.seed)
+        if RANK == 0:
             done = self.first * self.steps
-            if args.track:
-                service("utils.log", "--track").track(self)
+            if self.more:
+                self.more.begin(self)
             self.writer = SummaryWriter(self.folder, purge_step=done + 1)
             self.callback(self.writer.close)
-            if self.more:
-                self.more.flags(self, done)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
         self.start_time = time.time()
-        if self.first:
-            return self.checkpoints.restore(self, agent, optimizer, memory, envs, rng)
-        return envs.reset(args.seed)
+        return step
 
     def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
         """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
@@ -1927,8 +1880,7 @@ class Run(contextlib.ExitStack):
         if RANK > 0:
             return
         if self.more:
-            scalars |= self.more.sizes(storage.leaves, storage.whole())
-            self.more.groups(self, episodes)
+            scalars |= self.more.log(self, iteration, episodes, storage)
         num_steps = (iteration - self.first) * self.steps
         scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
         for name, value in scalars.items():
@@ -1941,10 +1893,10 @@ class Run(contextlib.ExitStack):
         self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
         self.bar.update(self.steps)
 
-    def checkpoint(self, iteration: int, agent, optimizer, memory, envs, rng) -> None:
+    def checkpoint(self, iteration: int) -> None:
         """Writes a checkpoint where one is due. SystemExit when a signal came."""
         if self.checkpoints:
-            self.checkpoints.after_update(self, iteration, agent, optimizer, memory, envs, rng)
+            self.checkpoints.after_update(self, iteration, *self.trained)
 
     def save_model(self, agent: nn.Module) -> None:
         """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
@@ -1982,6 +1934,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(params, lr=args.learning_rate, eps=1e-5, fused=True)
     step = run.begin(agent, optimizer, memory, envs, rng)
+    check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
@@ -2074,21 +2027,15 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             agent.encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
-        bad = np.argwhere(~np.isfinite(logs))
-        if len(bad):
-            k, column = bad[0]
-            raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[column]} is {logs[k, column]}; "
-                "rewards and observations are finite, so look at their size, the network and "
-                "--learning-rate"
-            )
+        if check:
+            check.losses(UsageError, iteration, LOGGED, logs)
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
         scalars["debug/collection_mismatch"] = logs[0, -1]  # where the weights are those that acted
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         run.log(iteration, scalars, episodes, memory.storage)
-        run.checkpoint(iteration, agent, optimizer, memory, envs, rng)
+        run.checkpoint(iteration)
     return agent
 
 

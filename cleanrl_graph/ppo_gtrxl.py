@@ -13,7 +13,6 @@ arXiv:1901.02860); of the rest: ppo_graph.py.
 
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -54,7 +54,7 @@ class Args:
     """Experiment, environment (--env-id), network (--hidden-dims), memory (--memory-length),
     algorithm (--total-timesteps)."""
 
-    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    exp_name: str = Path(__file__).stem
     """the name of this experiment"""
     seed: int = 1
     """seed of the experiment; env i has seed + i"""
@@ -362,9 +362,9 @@ def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
     with contextlib.suppress(ModuleNotFoundError):
-        package = importlib.import_module("cleanrl_graph")
-        if getattr(package, "__version__", None) == VERSION:
-            return importlib.import_module(f"cleanrl_graph.{name}")
+        importlib.import_module("cleanrl_graph")
+    if getattr(sys.modules.get("cleanrl_graph"), "__version__", None) == VERSION:
+        return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
@@ -1316,9 +1316,9 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     C = T // num
     q = q.unflatten(2, (num, C)).flatten(1, 2)  # [B, H * num, C, d]
     k = k.unfold(2, W + C, C)  # [B, H, num, d, W + C]
-    k = k.transpose(3, 4).flatten(1, 2)  # [B, H * num, W + C, d]
+    k = k.mT.flatten(1, 2)  # [B, H * num, W + C, d]
     v = v.unfold(2, W + C, C)
-    v = v.transpose(3, 4).flatten(1, 2)
+    v = v.mT.flatten(1, 2)
     # Row i of a chunk finds distance W - m at key i + m: it lies one further to the right than the
     # row before, as it does where rows are one longer than there are keys. The rest is -inf
     bias = bias.unflatten(2, (num, C)).flatten(1, 2)  # [B, H * num, C, W + 1]
@@ -1332,7 +1332,7 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def attend_step(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """attend_in_chunks for T = 1, in few operations: it is called at each step."""
-    logits = q @ k.transpose(2, 3)  # [B, H, 1, W + 1]
+    logits = q @ k.mT  # [B, H, 1, W + 1]
     logits = logits / math.sqrt(q.shape[3]) + bias
     weights = logits.softmax(3)
     return weights @ v
@@ -1381,8 +1381,8 @@ class GTrXLLayer(nn.Module):
         self.kv = nn.Linear(dim, 2 * dim, bias=False)
         self.r = nn.Linear(dim, dim, bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
-        self.bias_key = nn.Parameter(torch.zeros(num_heads, 1, dim // num_heads))
-        self.bias_distance = nn.Parameter(torch.zeros(num_heads, 1, dim // num_heads))
+        self.bias_key = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
+        self.bias_distance = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
         self.mlp = nn.Sequential(
             nn.Linear(dim, 2 * dim),
             nn.ReLU(),
@@ -1397,22 +1397,22 @@ class GTrXLLayer(nn.Module):
         return kv.permute(2, 1, 3, 0, 4)
 
     def forward(
-        self, x: Tensor, kv: Tensor, distances: Tensor, far: Tensor, attend: Callable
+        self, x: Tensor, kv: Tensor, encodings: Tensor, far: Tensor, attend: Callable
     ) -> tuple[Tensor, Tensor]:
         """(outputs [T, B, D], keys and values [2, B, H, W + T, d]) of inputs x [T, B, D] after W
-        steps with keys and values kv. `distances` are encodings of W, ..., 0, [W + 1, D]; `far` are
-        those at which a step sees nothing, bool [B, 1, T, W + 1]."""
+        steps with keys and values kv. `encodings` are those of the distances W, ..., 0, [W + 1, D];
+        `far` are those at which a step sees nothing, bool [B, 1, T, W + 1]."""
         h = self.norm_attention(x)
         q = self.q(h).unflatten(2, (self.num_heads, -1))  # [T, B, H, d]
-        q = q.permute(1, 2, 0, 3)
-        r = self.r(distances) / math.sqrt(q.shape[3])
+        r = self.r(encodings) / math.sqrt(q.shape[3])
         r = r.unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
-        bias = torch.einsum("bhtd,whd->bhtw", q + self.bias_distance, r)
+        bias = torch.einsum("tbhd,whd->bhtw", q + self.bias_distance, r)
         bias = torch.where(far, -torch.inf, bias)
         new = self.keys_values(h)
         kv = torch.cat([kv.to(new.dtype), new], 3)
         k, v = kv
-        y = attend(q + self.bias_key, k, v, bias)  # [B, H, T, d]
+        q = q + self.bias_key
+        y = attend(q.permute(1, 2, 0, 3), k, v, bias)  # [B, H, T, d]
         y = y.permute(2, 0, 1, 3).flatten(2)
         y = self.out(y)
         x = self.gate_attention(x, y.relu())
@@ -1440,8 +1440,8 @@ class GTrXL(nn.Module):
         self.bf16 = args.bf16
         self.attention = args.attention
         self.head_dim = args.dim // args.num_heads
-        lowest = 1e-4 ** (1 - 2 / args.dim)  # frequency, as in Dai et al. 2019, section 3.3
-        self.encoding = pyg.PositionalEncoding(args.dim, lowest)
+        exponent = torch.arange(0, args.dim, 2) / args.dim  # Dai et al. 2019, section 3.3
+        self.register_buffer("frequency", 10000.0**-exponent, persistent=False)
         self.layers = nn.ModuleList()
         for _ in range(args.num_layers):
             layer = GTrXLLayer(args.dim, args.num_heads, args.gate)
@@ -1453,18 +1453,17 @@ class GTrXL(nn.Module):
         W = past.kv[0].shape[3]
         attend = self.kernel(past.age, W)
         distances = torch.arange(W, -1, -1, device=x.device)
-        age = past.age.t()[:, None, :, None]  # [B, 1, T, 1]
+        age = past.age.T[:, None, :, None]  # [B, 1, T, 1]
         far = distances > age
-        distances = self.encoding(distances)
+        angles = distances[:, None] * self.frequency
+        encodings = torch.cat([angles.sin(), angles.cos()], 1)
         inputs = []
         keys_values = []
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             for layer, kv in zip(self.layers, past.kv):
                 inputs.append(x)
-                x, kv = layer(x, kv, distances, far, attend)
+                x, kv = layer(x, kv, encodings, far, attend)
                 keys_values.append(kv)
-        if self.bf16:
-            x = x.float()
         return x, inputs, keys_values
 
     def kernel(self, age: Tensor, W: int) -> Callable:
@@ -1529,7 +1528,7 @@ class Memory:
         previous = self.after(step)
         past = Past(to_device(age[None], self.device), previous, kv)
         latent, elements, inputs, self.kv = self.agent.encode(obs, past)
-        action, log_prob, _, value = self.agent.decide(latent, elements, obs, greedy=greedy)
+        action, log_prob, _, value = self.agent.decide(latent, elements, obs, None, greedy)
         if self.args.prev_action:
             self.action = self.agent.head.seen(action, elements)
         self.inputs.append(torch.stack(inputs))
@@ -1549,11 +1548,11 @@ class Memory:
     def next_values(self, step: Step) -> Tensor:
         """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
         N = len(self.age)
-        size = N * len(self.ages)
-        last = np.arange(size - N, size)
+        ages = np.concatenate(self.ages)
+        last = np.arange(len(ages))[-N:]
         cuts = np.flatnonzero(self.truncated)
         idx = np.append(last, cuts)  # [B], the steps that led there
-        age = np.concatenate(self.ages)[idx] + 1
+        age = ages[idx] + 1
         W = self.reach(age)
         # Row s * N + i of the inputs is step s of env i, and the rollout begins with step K
         K = self.inputs[0].shape[1]
@@ -1576,7 +1575,8 @@ class Memory:
         numbers = np.arange(ages.size).reshape(ages.shape)
         actions = torch.cat(self.actions)
         previous = torch.cat(self.previous)
-        for envs in np.array_split(rng.permutation(len(self.age)), num):
+        order = rng.permutation(len(self.age))
+        for envs in np.array_split(order, num):
             idx = numbers[:, envs].ravel()
             mb = to_device(idx, self.device)
             columns = to_device(envs, self.device)
@@ -1661,7 +1661,8 @@ class Agent(nn.Module):
         is_later = past.age.flatten() > 0
         previous = past.previous * is_later[:, None]
         features = torch.cat([features, previous], 1)
-        tokens = self.token(features).unflatten(0, past.age.shape)
+        tokens = self.token(features)
+        tokens = tokens.unflatten(0, past.age.shape)
         latent, inputs, keys_values = self.gtrxl(tokens, past)
         return latent.flatten(0, 1), elements, inputs, keys_values
 
@@ -1772,7 +1773,11 @@ class Run(contextlib.ExitStack):
             service("utils.policy", "--load-model").load_weights(agent, args)
         if RANK > 0:
             torch.manual_seed(args.seed + RANK)
+        if self.first:
+            step = self.checkpoints.restore(self, *self.trained)
         else:
+            step = envs.reset(args.seed)
+        if RANK == 0:
             done = self.first * self.steps
             if self.more:
                 self.more.begin(self)
@@ -1781,9 +1786,7 @@ class Run(contextlib.ExitStack):
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
         self.start_time = time.time()
-        if self.first:
-            return self.checkpoints.restore(self, *self.trained)
-        return envs.reset(args.seed)
+        return step
 
     def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
         """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
@@ -2008,9 +2011,9 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    folder = os.path.dirname(os.path.realpath(__file__))
-    if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
-        sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
+        sys.path[0] = str(folder.parent)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for
     try:
         main(tyro.cli(Args))

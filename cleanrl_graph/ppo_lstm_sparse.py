@@ -359,9 +359,9 @@ def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
     with contextlib.suppress(ModuleNotFoundError):
-        package = importlib.import_module("cleanrl_graph")
-        if getattr(package, "__version__", None) == VERSION:
-            return importlib.import_module(f"cleanrl_graph.{name}")
+        importlib.import_module("cleanrl_graph")
+    if getattr(sys.modules.get("cleanrl_graph"), "__version__", None) == VERSION:
+        return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
@@ -1860,7 +1860,11 @@ class Run(contextlib.ExitStack):
             service("utils.policy", "--load-model").load_weights(agent, args)
         if RANK > 0:
             torch.manual_seed(args.seed + RANK)
+        if self.first:
+            step = self.checkpoints.restore(self, *self.trained)
         else:
+            step = envs.reset(args.seed)
+        if RANK == 0:
             done = self.first * self.steps
             if self.more:
                 self.more.begin(self)
@@ -1869,9 +1873,7 @@ class Run(contextlib.ExitStack):
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
         self.start_time = time.time()
-        if self.first:
-            return self.checkpoints.restore(self, *self.trained)
-        return envs.reset(args.seed)
+        return step
 
     def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
         """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""

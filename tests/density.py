@@ -158,10 +158,11 @@ def functions_of(
 def describe(figures: Figures, path: str) -> str:
     """One line about a file."""
     longest = sorted(figures.functions.items(), key=lambda item: -item[1])[:3]
+    names = ", ".join(f"{function} {num}" for function, num in longest)
     return (
         f"{path}: {figures.lines} lines, {figures.code_lines} of code, {figures.tokens} tokens, "
-        f"{figures.tokens_per_line:.1f} a line, {figures.packed_per_thousand:.1f} packed per 1,000; "
-        "longest: " + ", ".join(f"{function} {num}" for function, num in longest)
+        f"{figures.tokens_per_line:.1f} a line, {figures.packed_per_thousand:.1f} packed per "
+        f"1,000; longest: {names}"
     )
 
 

@@ -272,7 +272,7 @@ def graphs(num: int):
     envs = Envs([lambda: env])
     return (
         envs,
-        [envs.flatten(0, observation) for observation in observations],
+        [envs.read(0, observation) for observation in observations],
         list(map(to_data, observations)),
     )
 
@@ -284,7 +284,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
 
     (envs, arrays, data), device = graphs(num), device_of(args)
     if what == "collate a step":
-        flat, scratch = envs.collate(arrays[:size], range(size)), Storage(envs.leaves, device)
+        flat, scratch = envs.collate(arrays[:size], [0] * size), Storage(envs.leaves, device)
 
         def ours():
             scratch.clear()
@@ -300,7 +300,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
         stored, idx = Storage(envs.leaves, device), np.random.default_rng(0).permutation(num)[:size]
         for start in range(0, num, 64):
             part = arrays[start : start + 64]
-            stored.append(envs.collate(part, range(len(part))))
+            stored.append(envs.collate(part, [0] * len(part)))
         there = [graph.to(device) for graph in data]
         ours = lambda: stored.gather(idx)
         systems = {
@@ -329,7 +329,7 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
     torch.manual_seed(0)
     leaves = [leaf for leaf in envs.leaves]
     encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=layer, gnn_dim=width)).to(device)
-    obs = ppo_graph.Storage(leaves, device).append(envs.collate(arrays[:size], range(size)))
+    obs = ppo_graph.Storage(leaves, device).append(envs.collate(arrays[:size], [0] * size))
     parameters, before = list(encoder.parameters()), torch.get_float32_matmul_precision()
 
     def forward(matmul: str, bf16: bool) -> Tensor:

@@ -28,6 +28,7 @@ from common import report
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from cleanrl_graph.utils import check, log  # noqa: E402
 
 CARTPOLE = dict(env_id="envs:StatelessCartPole-v1", num_envs=16, num_minibatches=4, update_epochs=4)
 TASKS = {  # name: (script, steps of each of the two trainings, flags)
@@ -81,7 +82,8 @@ def timed_in(script) -> list[tuple]:
         (script.Storage, "gather", "Storage.gather"),
         (script.Storage, "batch", "Storage.batch"),
         (script.Storage, "whole", "Storage.whole"),
-        (script.Storage, "stats", "logging"),
+        (log, "sizes", "logging"),
+        (log, "groups", "logging"),
         (script.SummaryWriter, "add_scalar", "logging"),
         (script.tqdm, "set_postfix", "logging"),
         (script.tqdm, "update", "logging"),
@@ -92,17 +94,14 @@ def timed_in(script) -> list[tuple]:
         (torch.optim.Adam, "step", "optimizer, clipping"),
         (torch.nn.utils, "clip_grad_norm_", "optimizer, clipping"),
         (script.Envs, "step", "rest of Envs.step"),
-        (script.Envs, "flatten", "Envs.flatten"),
+        (script.Envs, "read", "Envs.read"),
         (script.Envs, "collate", "Envs.collate"),
-        (script, "to_env_actions", "to_env_actions"),
+        *((check, name, "checks") for name in ("guarded", "observations", "outcome")),
+        (script.ActionHead, "env_actions", "env_actions"),
     ]
-    memory = getattr(script, "Memory", None)
-    if memory is not None:
-        timed += [
-            (memory, name, "memory")
-            for name, value in vars(memory).items()
-            if callable(value) and not name.startswith("_")
-        ]
+    for name, value in vars(script.Memory).items():
+        if callable(value) and not name.startswith("_"):
+            timed.append((script.Memory, name, "memory"))
     return [entry for entry in timed if hasattr(*entry[:2])]
 
 

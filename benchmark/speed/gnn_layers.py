@@ -70,13 +70,14 @@ def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
     first = layers[0]
     envs = ppo_graph.Envs([partial(ppo_graph.make_env, first, i) for i in range(first.num_envs)])
     agents = [ppo_graph.Agent(envs.leaves, envs.action_space, args) for args in layers]
-    storage, step, actions = ppo_graph.Storage(envs.leaves, torch.device("cpu")), envs.reset(1), []
-    with torch.no_grad():
-        for _ in range(512 // first.num_envs):
-            actions.append(agents[0](storage.append(step.obs))[0])
-            step = envs.step(ppo_graph.to_env_actions(envs.action_space, actions[-1].numpy()))
-    actions = torch.cat(actions)
-    obs, seconds = storage.gather(np.arange(len(actions))), np.zeros((repeats + 1, len(layers)))
+    memory = ppo_graph.Memory(agents[0], envs.leaves, first.num_envs, first)
+    memory.begin()
+    step = envs.reset(1)
+    for _ in range(512 // first.num_envs):
+        action, _, _ = memory.act(step)
+        step = envs.step(agents[0].head.env_actions(action, step.obs.counts))
+    ((_, (obs, actions)),) = memory.minibatches(np.random.default_rng(1), 1)
+    seconds = np.zeros((repeats + 1, len(layers)))
     for row in seconds:
         for k, agent in enumerate(agents):
             start = time.perf_counter()

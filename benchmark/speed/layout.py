@@ -93,7 +93,7 @@ def unpad(nodes, edges, mask, sizes):
 def ours_collate(storage, envs, arrays):
     """One flat batch of observations given by their leaf arrays, whose values are checked."""
     storage.clear()
-    return storage.append(envs.collate(arrays, range(len(arrays))))
+    return storage.append(envs.collate(arrays, [0] * len(arrays)))
 
 
 def check_equal(ours, pyg):
@@ -131,9 +131,9 @@ def measure(declared_max, args):
 
     envs = Envs([lambda: env])
     scratch, stored = (Storage(envs.leaves, torch.device("cpu")) for _ in range(2))
-    arrays = [envs.flatten(0, observation) for observation in observations]
+    arrays = [envs.read(0, observation) for observation in observations]
     for start in range(0, args.num_stored, 64):
-        stored.append(envs.collate(arrays[start : start + 64], range(64)))
+        stored.append(envs.collate(arrays[start : start + 64], [0] * 64))
     data = [to_data(observation) for observation in observations]
     padded = pad(observations, declared_max)
     batch = Batch.from_data_list(data[:64])
@@ -152,7 +152,7 @@ def measure(declared_max, args):
                 [
                     lambda: ours_collate(scratch, envs, arrays[:num]),
                     lambda: ours_collate(
-                        scratch, envs, [envs.flatten(0, obs) for obs in observations[:num]]
+                        scratch, envs, [envs.read(0, obs) for obs in observations[:num]]
                     ),
                     lambda: Batch.from_data_list(data[:num]),
                     lambda: pyg_from_numpy(observations[:num]),

@@ -85,20 +85,22 @@ def work_of(network: str, num_envs: int) -> dict:
     envs = ppo_graph.Envs([lambda i=i: ppo_graph.make_env(args, i) for i in range(num_envs)])
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-9, fused=True)
-    storage, step = ppo_graph.Storage(envs.leaves, torch.device("cpu")), envs.reset(1)
+    memory = ppo_graph.Memory(agent, envs.leaves, num_envs, args)
+    memory.begin()
+    step = envs.reset(1)
     for _ in range(8):
-        storage.append(step.obs)
-        with torch.no_grad():
-            action, *_ = agent(storage.batch(storage.blocks[-1]))
-        step = envs.step(ppo_graph.to_env_actions(envs.action_space, action.numpy()))
-    flat, idx = step.obs, np.random.default_rng(1).permutation(8 * num_envs)
+        action, _, _ = memory.act(step)
+        step = envs.step(agent.head.env_actions(action, step.obs.counts))
+    other = ppo_graph.Memory(agent, envs.leaves, num_envs, args)
+    rng = np.random.default_rng(1)
 
-    @torch.no_grad()
     def policy_step():
-        agent(ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(flat))
+        other.begin()
+        other.act(step)
 
     def gradient_step():
-        _, log_prob, entropy, value = agent(storage.gather(idx))
+        ((_, inputs),) = memory.minibatches(rng, 1)
+        _, log_prob, entropy, value = agent(*inputs)
         optimizer.zero_grad()
         (log_prob.mean() + entropy.mean() + value.square().mean()).backward()
         optimizer.step()

@@ -15,11 +15,13 @@ import numpy as np
 from gymnasium import spaces
 
 POSITIVE = (
-    "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
+    "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
+    "hidden_dims bc_minibatch_size"
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples "
-    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor"
+    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor pg_coef aux_coef bc_coef "
+    "bc_anneal bc_updates"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
@@ -33,10 +35,11 @@ LARGEST = 3e38  # number in float32, about
 
 # ---- Flags, and the code of others ----
 def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None:
-    """`error` for a flag without a meaning. `max_minibatches` are those that a rollout gives."""
+    """`error` for a flag without a meaning. Minibatches are made of the steps of a rollout, or of
+    all steps of some environments: there are at most `max_minibatches`."""
     for names, least, most in RANGES:
         for name in names.split():
-            for value in np.ravel(getattr(args, name)):
+            for value in np.ravel(getattr(args, name, None)):  # not all scripts have all
                 if value is not None and not in_range(name, value, least, most):
                     flag = f"--{name.replace('_', '-')} {value}"
                     raise error(f"{flag}: a number from {least} to {most} is needed")
@@ -48,8 +51,10 @@ def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None
         needed = "an object, or a list of at least one, is needed"
         raise error(f"--env-kwargs {args.env_kwargs}: {needed}")
     if args.num_minibatches > max_minibatches:
-        problem = f"exceeds the {max_minibatches} parts into which a rollout can be divided"
-        raise error(f"--num-minibatches {args.num_minibatches} {problem}")
+        parts = f"the {max_minibatches} steps of a rollout"
+        if max_minibatches == args.num_envs:
+            parts = f"--num-envs {args.num_envs}, which it shares out"
+        raise error(f"--num-minibatches {args.num_minibatches} exceeds {parts}")
     batch_size = args.num_envs * args.num_steps
     if 0 < args.total_timesteps < batch_size * world_size:
         problem = f"is less than a rollout of {batch_size} steps"

@@ -745,7 +745,7 @@ FLAGS = {
     "num_steps": [(0, "--num-steps 0: a number from 1")],
     "num_minibatches": [
         (0, "--num-minibatches 0: a number from 1"),
-        (10**6, "--num-minibatches 1000000 exceeds"),
+        (10**6, "--num-minibatches 1000000 exceeds the 24 steps of a rollout"),
     ],
     "update_epochs": [(0, "--update-epochs 0: a number from 1")],
     "total_timesteps": [

@@ -198,7 +198,7 @@ def reference(gtrxl, x, starts, memory_length):
     """The outputs of one env's tokens x [T, D]. Equations of Dai et al. 2019, section 3.3, and
     Parisotto et al. 2019, sections 3.1 and 3.2."""
     dim = x.shape[1]
-    frequencies = gtrxl.encoding.frequency.numpy()
+    frequencies = gtrxl.frequency.numpy()
     np.testing.assert_allclose(frequencies, 10000 ** (-np.arange(0, dim, 2) / dim), rtol=1e-6)
     streams = [list(x)] + [[] for _ in gtrxl.layers]  # inputs of each layer, outputs of the last
     for t in range(len(x)):
@@ -220,10 +220,8 @@ def reference(gtrxl, x, starts, memory_length):
                 for s, token in tokens.items():
                     angles = (t - s) * frequencies
                     encoding = torch.tensor([*np.sin(angles), *np.cos(angles)], dtype=x.dtype)
-                    by_content = (query + w["bias_key"][n, 0]) @ (w_key @ token)
-                    by_distance = (query + w["bias_distance"][n, 0]) @ (
-                        w["r.weight"][rows] @ encoding
-                    )
+                    by_content = (query + w["bias_key"][n]) @ (w_key @ token)
+                    by_distance = (query + w["bias_distance"][n]) @ (w["r.weight"][rows] @ encoding)
                     logits.append((by_content + by_distance) / d**0.5)
                 share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
                 heads.append(
@@ -737,7 +735,7 @@ def test_resume_continues_the_memory(tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"num_minibatches": 4}, "--num-minibatches 4: a rollout can be .* at most 3"),
+        ({"num_minibatches": 4}, "--num-minibatches 4 exceeds the 3 parts"),
         ({"dim": 10, "num_heads": 4}, "--dim 10"),
         ({"num_heads": 0}, "--num-heads 0"),
         ({"num_layers": 0}, "--num-layers 0"),

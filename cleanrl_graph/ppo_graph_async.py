@@ -1,8 +1,8 @@
 """PPO that acts and learns at the same time: ppo_graph.py with a second process that collects the
 next rollout.
 
-    python cleanrl_graph/ppo_graph_async.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la --save-model
-    python cleanrl_graph/ppo_graph_async.py --env-id your_module:YourEnv-v0 --max-lag 2 --num-workers 4
+    python cleanrl_graph/ppo_graph_async.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la
+    python cleanrl_graph/ppo_graph_async.py --max-lag 2 --num-workers 4
 
 `diff ppo_graph.py ppo_graph_async.py` shows the idea: a room "collector", and the advantages. While
 update k runs, the collector acts with the weights that it has: rollout k is collected by the
@@ -18,13 +18,12 @@ Papers: V-trace (Espeholt et al. 2018, arXiv:1802.01561), the decoupled objectiv
 """
 
 import contextlib
-import importlib.util
+import importlib
 import inspect
 import json
 import math
 import multiprocessing as mp
 import os
-import pickle
 import queue
 import random
 import signal
@@ -32,9 +31,13 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, NamedTuple
+from functools import cache, partial
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -47,26 +50,20 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
+from torch_geometric.utils import segment
 from tqdm import tqdm
 
-Json = Annotated[
-    dict | list,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda args: json.loads(args[0]),
-        is_instance=lambda value: isinstance(value, (dict, list)),
-        str_from_instance=lambda value: [json.dumps(value)],
-    ),
-]
+VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
+
+Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
 @dataclass
 class Args:
-    """Experiment, environment (from --env-id), network (--hidden-dims), algorithm
+    """Experiment, environment (--env-id), network (--hidden-dims), algorithm
     (--total-timesteps)."""
 
-    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    exp_name: str = Path(__file__).stem
     """the name of this experiment"""
     seed: int = 1
     """seed of the experiment; env i has seed + i"""
@@ -163,10 +160,14 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
+    adv_std_floor: float = 0.0
+    """share of the returns' std that is added to the std by which advantages are divided"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
     """toggles the clipped loss of the value function"""
+    norm_vloss: bool = False
+    """divides the loss of the value function by 1 + the variance of the returns"""
     ent_coef: float = 0.01
     """coefficient of the entropy"""
     vf_coef: float = 0.5
@@ -175,6 +176,7 @@ class Args:
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = None
     """the target KL divergence threshold"""
+
     max_lag: int = 1
     """updates that the weights which collect are behind those that learn; 0 acts and learns in
     turns"""
@@ -206,13 +208,13 @@ class Leaf(NamedTuple):
     (ragged) or of one step (dense)."""
 
     path: str  # "graph.nodes", "position"
-    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
+    kind: str  # "vector", "image", "discrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
     space: gym.Space
     getters: tuple[Callable, ...]  # called one after the other: observation -> array
     group: str | None = None
-    nodes: str | None = None  # the group whose rows the values of "links" count
+    nodes: str | None = None  # of links and edges: the group whose rows they connect
 
     @property
     def is_input(self) -> bool:
@@ -225,38 +227,37 @@ class Leaf(NamedTuple):
         return obs
 
 
-def leaves_of(space: gym.Space, path: str = "", getters: tuple = ()) -> list[Leaf]:
+def leaves_of(space: gym.Space, path: str = "") -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
     name = path or "obs"  # of a space that is not inside another
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, name, getters)
+        return graph_leaves(space, name)
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, name, getters)
+        return sequence_leaves(space, name)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return [array_leaf(space, name, getters)]
+        return [array_leaf(space, name)]
     leaves = []
     children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
     for k, child in children:
-        child_path = f"{path}.{k}" if path else str(k)
-        leaves += leaves_of(child, child_path, getters + (itemgetter(k),))
+        for leaf in leaves_of(child, f"{path}.{k}".removeprefix(".")):
+            leaves.append(leaf._replace(getters=(itemgetter(k), *leaf.getters)))
     return leaves
 
 
-def graph_leaves(space: spaces.Graph, path: str, getters: tuple) -> list[Leaf]:
+def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
     """Nodes, edge_links and, if they have features, edges."""
-    nodes = array_leaf(space.node_space, f"{path}.nodes", getters + (attrgetter("nodes"),))
+    nodes = array_leaf(space.node_space, f"{path}.nodes", attrgetter("nodes"))
     nodes = nodes._replace(group=nodes.path)
     name = f"{path}.edge_links"
-    int32 = np.dtype(np.int32)
-    get_links = getters + (attrgetter("edge_links"),)
-    links = Leaf(name, "links", (2,), int32, space, get_links, name, nodes.path)
+    get_links = attrgetter("edge_links")
+    links = Leaf(name, "links", (2,), np.dtype(np.int32), space, (get_links,), name, nodes.path)
     if space.edge_space is None:
         return [nodes, links]
-    edges = array_leaf(space.edge_space, f"{path}.edges", getters + (attrgetter("edges"),))
-    return [nodes, links, edges._replace(group=name)]
+    edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
+    return [nodes, links, edges._replace(group=name, nodes=nodes.path)]
 
 
-def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[Leaf]:
+def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
     """The leaves of a row. Without `stack` the rows are a tuple, each is read on its own."""
     leaves = []
     for leaf in leaves_of(space.feature_space, path):
@@ -264,8 +265,8 @@ def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[L
             raise UsageError(
                 f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
             )
-        of_rows = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=getters + of_rows))
+        getters = leaf.getters if space.stack else (partial(read_rows, leaf),)
+        leaves.append(leaf._replace(group=path, getters=getters))
     return leaves
 
 
@@ -274,13 +275,11 @@ def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
     return [leaf.read(row) for row in rows] or None
 
 
-def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
+def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
     """The leaf of a space whose elements are arrays or numbers."""
     kind = "vector"
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         kind = "discrete"
-    elif isinstance(space, spaces.MultiDiscrete):
-        kind = "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(
             f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
@@ -289,41 +288,35 @@ def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
     elif isinstance(space, spaces.Box) and len(space.shape) == 3:
         pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
         kind = "image" if min(pixels) >= 8 else "vector"
-    dtype = np.dtype(np.int64)  # torch knows no larger unsigned numbers
-    if space.dtype.kind == "f":
+    dtype = space.dtype
+    if dtype.kind == "f":
         dtype = np.dtype(np.float32)
-    elif kind in ("vector", "image") and (space.dtype.kind in "bi" or space.dtype == np.uint8):
-        dtype = space.dtype
+    elif dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
+        dtype = np.dtype(np.int64)
     return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each category of a discrete or multidiscrete leaf, int64
-    [entries]."""
-    options = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
-    return np.ravel(options).astype(np.int64)
+    """The number of values of each category of a discrete leaf, int64 [entries]."""
+    is_single = isinstance(leaf.space, spaces.Discrete)
+    return np.ravel(leaf.space.n if is_single else leaf.space.nvec).astype(np.int64)
 
 
 class Group(NamedTuple):
     """The paths of the leaves of a graph, or of a set, which has no edges."""
 
     nodes: list[str]  # with a row per node, or per element
-    links: str | None  # edge_links, which is the name of the group of edges, too
-    edges: list[str]  # with a row per edge
+    edges: list[str]  # with a row per edge: first edge_links, which names the group of edges, too
 
 
 def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
     """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    links = {leaf.nodes: leaf.group for leaf in leaves if leaf.nodes}
-    paths = {}  # group -> its leaves
+    groups = {}
     for leaf in leaves:
         if leaf.group and leaf.is_input:
-            paths.setdefault(leaf.group, []).append(leaf.path)
-    groups = {}
-    for name, nodes in paths.items():
-        if name not in links.values():
-            edges = paths.get(links.get(name), [])
-            groups[name] = Group(nodes, links.get(name), edges[1:])  # the first are the links
+            group = groups.setdefault(leaf.nodes or leaf.group, Group([], []))
+            paths = group.edges if leaf.nodes else group.nodes
+            paths.append(leaf.path)
     return groups
 
 
@@ -331,7 +324,7 @@ def element_groups(leaves: list[Leaf]) -> list[str]:
     """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where
     there is no graph."""
     groups = groups_of(leaves)
-    graphs = [name for name, group in groups.items() if group.links]
+    graphs = [name for name, group in groups.items() if group.edges]
     return graphs or list(groups)
 
 
@@ -364,9 +357,9 @@ def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
     with contextlib.suppress(ModuleNotFoundError):
-        package = importlib.import_module("cleanrl_graph")
-        if getattr(package, "__version__", None) == VERSION:
-            return importlib.import_module(f"cleanrl_graph.{name}")
+        importlib.import_module("cleanrl_graph")
+    if getattr(sys.modules.get("cleanrl_graph"), "__version__", None) == VERSION:
+        return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
@@ -393,14 +386,10 @@ def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
     env_id = args.env_id
     where = "or module:Name-v0"
-    if env_id.startswith("envs:"):
-        own = importlib.util.find_spec("envs")
-        env_id = f"cleanrl_graph.{env_id}"
-        if own and own.origin:
-            where = f"of {own.origin}; that of cleanrl_graph is {env_id}"
-            env_id = args.env_id
-    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
+    if wrappers:
+        env_id, where = wrappers.full_id(env_id)
+    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
@@ -473,7 +462,7 @@ class Envs:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
         self.outcome = np.zeros_like(self.outcome)
-        finals = {}  # env -> the last observation of an episode that is truncated
+        finals = []  # the last observations of episodes that are truncated
         episodes = []
         for i, action in enumerate(actions):
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
@@ -487,22 +476,25 @@ class Envs:
                 self.observations[i] = self.read(i, obs)
                 continue
             self.outcome[1 if terminated else 2, i] = 1
-            if not terminated:  # copied: the environment may write into it
-                finals[i] = [array.copy() for array in self.read(i, obs)]
+            if not terminated:  # copied at once: the environment may write into it
+                finals.append(self.collate([self.read(i, obs)], [i]))
             if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                 episodes.append(self.episode(i, info))
             self.begin(i)
-        final = self.collate(list(finals.values()), list(finals)) if finals else None
-        return self.latest(final, episodes)
+        return self.latest(join(finals) if finals else None, episodes)
 
     def episode(self, i: int, info: dict) -> Episode:
         """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        ret = float(whole["r"])
-        length = int(whole["l"])
-        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
+        return Episode(
+            self.first_env + i,
+            float(whole["r"]),
+            int(whole["l"]),
+            info.get("group"),
+            info.get("eval", {}),
+        )
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` of env i returns."""
@@ -699,15 +691,14 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 class Rows(nn.Module):
     """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more
-    than 64). With `norm_obs` Box vectors are normalised by mean and std of all rows that `observe`
-    was given, and clipped to 10."""
+    than 64), of links no columns. With `norm_obs` Box vectors are normalised by mean and std of all
+    rows that `observe` was given, and clipped to 10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.axes = len(leaf.shape)
-        self.dim = math.prod(leaf.shape)
+        self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
         self.embedding = None
-        self.categorical = leaf.kind in ("discrete", "multidiscrete")
+        self.categorical = leaf.kind == "discrete"
         if self.categorical:
             num = num_options(leaf)
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
@@ -729,23 +720,22 @@ class Rows(nn.Module):
         2.1)."""
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
-        spread = ((values - mean) ** 2).sum(0)
-        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
+        var = ((values - mean) ** 2).sum(0) / max(len(values), 1)
+        for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
-                total = self.count + num
-                delta = rank_mean.to(self.mean) - self.mean
-                between = delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
-                self.mean += delta * num / total
+                share = num / (self.count + num)
+                delta = new_mean.to(self.mean) - self.mean
+                self.var += share * (new_var.to(delta) - self.var + (1 - share) * delta**2)
+                self.mean += share * delta
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.flatten(1) if self.axes else values[:, None]
+        values = values[..., None].flatten(1)
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
         if not self.categorical:
-            return values.float()
+            return values[:, : self.dim].float()
         if self.embedding is not None:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
@@ -810,9 +800,9 @@ class GNN(nn.Module):
             self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         takes = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = "edge_attr" in takes
+        self.takes_edge_attr = edge_dim and "edge_attr" in takes
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
         for conv, norm in zip(self.convs, self.norms):
@@ -848,26 +838,24 @@ class Encoder(nn.Module):
         leaves = [leaf for leaf in leaves if leaf.is_input]
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         self.groups = groups_of(leaves)
-        self.readout = args.readout
+        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()
         for leaf in leaves:
-            if leaf.kind == "image":
-                self.rows[key(leaf.path)] = CNN(leaf)
-            elif leaf.kind != "links":
-                self.rows[key(leaf.path)] = Rows(leaf, args.norm_obs)
+            is_image = leaf.kind == "image"
+            self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()
         self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
         self.dim = self.dim_of(self.dense)
         for name, group in self.groups.items():
             node_dim = self.dim_of(group.nodes)
-            if group.links:
+            if group.edges:
                 edge_dim = self.dim_of(group.edges)
                 self.nets[key(name)] = GNN(node_dim, edge_dim or None, args)
-                self.element_dims[group.links] = 2 * dim + edge_dim
+                self.element_dims[group.edges[0]] = 2 * dim + edge_dim
             else:
                 self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
-            self.dim += 2 * dim + 1 if args.readout == "meanmax" else dim + 1
+            self.dim += len(self.readouts) * dim + 1
 
     def dim_of(self, paths: list[str]) -> int:
         return sum(self.rows[key(path)].dim for path in paths)
@@ -878,23 +866,21 @@ class Encoder(nn.Module):
         for name, group in self.groups.items():
             _, ptr, batch, _ = obs[group.nodes[0]]
             x = self.features_of(group.nodes, obs)
-            if group.links:
-                links, *edge_index, _ = obs[group.links]
-                edge_attr = self.features_of(group.edges, obs)
-                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
-                if edge_attr is None:
-                    edge_attr = x.new_zeros(len(links), 0)
-                elements[group.links] = Elements(edge_attr, *edge_index, links, x)
+            if group.edges:
+                links, edge_ptr, edge_batch, _ = obs[group.edges[0]]
+                features_of_edges = self.features_of(group.edges, obs)
+                x = self.nets[key(name)](x, links.t().contiguous(), features_of_edges)
+                edges = Elements(features_of_edges, edge_ptr, edge_batch, links, x)
+                elements[group.edges[0]] = edges
             else:
                 x = self.nets[key(name)](x)
             elements[name] = Elements(x, ptr, batch)
             features.append(self.pool(x, ptr))
         return torch.cat(features, 1), elements
 
-    def features_of(self, paths: list[str], obs: Obs) -> Tensor | None:
-        """The leaves of a group side by side, [rows, dim]; None if there are none."""
-        if paths:
-            return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+    def features_of(self, paths: list[str], obs: Obs) -> Tensor:
+        """The leaves of a group side by side, [rows, dim]."""
+        return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
@@ -905,15 +891,8 @@ class Encoder(nn.Module):
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
-        num = ptr.diff()[:, None].float()
-        pooled = []
-        if self.readout == "sum":
-            pooled.append(segment_sum(rows, ptr))
-        if self.readout in ("mean", "meanmax"):
-            pooled.append(segment_sum(rows, ptr) / num.clamp(min=1))
-        if self.readout in ("max", "meanmax"):
-            pooled.append(torch.where(num > 0, segment_max(rows, ptr), 0.0))
-        return torch.cat([*pooled, num.log1p()], 1)
+        pooled = [segment(rows, ptr, kind) for kind in self.readouts]  # zero where there are none
+        return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
 def key(path: str) -> str:
@@ -927,15 +906,12 @@ def key(path: str) -> str:
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
 LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
-CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
 
 
 class Categorical:
-    """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
+    """One of n options; logits [B, n], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None):
-        if mask is not None:
-            logits = torch.where(mask != 0, logits, -torch.inf)
+    def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
 
     def draw(self, greedy: bool) -> Tensor:
@@ -959,29 +935,25 @@ class Categorical:
 
 
 class Choice(Categorical):
-    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows, 1] or
-    None."""
+    """One of the rows of each observation; logits [rows], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None, elements: Elements):
-        self.elements = elements
-        ptr = elements.ptr
-        batch = elements.batch
-        if mask is not None:
-            logits = torch.where(mask.squeeze(1) != 0, logits, -torch.inf)
-        logits = logits - segment_max(logits.detach(), ptr)[batch]
-        self.log_probs = logits - segment_sum(logits.exp(), ptr).log().index_select(0, batch)
+    def __init__(self, logits: Tensor, elements: Elements):
+        self.ptr = elements.ptr
+        self.batch = elements.batch
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        log_total = segment_sum(logits.exp(), self.ptr).log()
+        self.log_probs = logits - log_total.index_select(0, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        ptr = self.elements.ptr
-        is_best = score == segment_max(score, ptr)[self.elements.batch]
+        is_best = score == segment_max(score, self.ptr)[self.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        return (segment_max(rows * is_best, ptr).long() - ptr[:-1])[:, None]
+        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs[self.elements.ptr[:-1] + action.long().squeeze(1)]
+        return self.log_probs[self.ptr[:-1] + action.long().squeeze(1)]
 
     def total(self, terms: Tensor) -> Tensor:
-        return segment_sum(terms, self.elements.ptr)
+        return segment_sum(terms, self.ptr)
 
 
 class Vector:
@@ -991,6 +963,7 @@ class Vector:
         self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
+        """The mode, or a sample, [B, n]."""
         if greedy:
             return self.each.mode
         return self.each.rsample() if self.each.has_rsample else self.each.sample()
@@ -1021,93 +994,83 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
-    masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
     heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
     parts = []
     column = 0
-    ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
+    entry = Counter()  # of each mask, the first one that belongs to no part yet
     for factor, head in zip(factors, heads):
         group = group_of(space, factor, head, leaves)
-        kind = kind_of(factor, group if not per_row else None)
-        values = str(factor.space.start if kind == "choice" else factor.space)
-        mask = mask_of(factor, group, masks)
+        kind, sizes = kind_of(factor, group and not per_row)
+        mask = mask_of(factor, group, leaves)
         path = mask.path if mask else None
-        for size in sizes_of(factor):
-            columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
-            column = columns.stop
-            entries = slice(0)
-            if mask:
-                first = ends[path] if mask.shape else 0
-                entries = slice(first, first + (1 if kind == "choice" else size))
-                ends[path] = entries.stop
+        values = str(factor.space.start if kind == "choice" else factor.space)
+        for size in sizes:
+            columns = slice(column, column + (1 if factor.kind == "discrete" else size))
+            entries = slice(entry[path], entry[path] + (1 if kind == "choice" else size))
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
+            column = columns.stop
+            if mask and mask.shape:  # otherwise its only entry is that of all parts
+                entry[path] = entries.stop
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks, heads)
+        check.parts(UsageError, space, factors, parts, leaves, heads)
     return parts
 
 
-def kind_of(factor: Leaf, group: str | None) -> str:
-    """The kind of a part that chooses one of the rows of a group, or none."""
-    if factor.kind in CATEGORIES:
-        return "choice" if group else "categorical"
-    return "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
+    """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
+    if factor.kind == "discrete":
+        return "choice" if is_choice else "categorical", num_options(factor).tolist()
+    kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+    return kind, [math.prod(factor.shape)]
 
 
-def sizes_of(factor: Leaf) -> list[int]:
-    """The sizes of the parts of a factor: of a MultiDiscrete each entry is one."""
-    if factor.kind in CATEGORIES:
-        return num_options(factor).tolist()
-    return [math.prod(factor.shape)]
-
-
-def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
-    """The mask of a part: the one of the whole action, or of its name."""
+def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
+    """The mask of a factor: that of the whole action, or of its name."""
     own = factor.path.replace("action", "action_mask", 1)
-    mask = masks.get("action_mask", masks.get(own))
-    fits = mask and bool(mask.group) == bool(group)
-    return mask if fits and factor.kind in CATEGORIES else None
+    for leaf in leaves:
+        fits = factor.kind == "discrete" and bool(leaf.group) == bool(group)
+        if leaf.path in ("action_mask", own) and fits:
+            return leaf
 
 
 def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
-    """What --action-head auto means for each part. In a Dict a Discrete part that is named node,
+    """What --action-head auto means for each factor. In a Dict a Discrete one that is named node,
     edge, or as a set, chooses one."""
-    heads = ["flat"] * len(factors)
-    if isinstance(space, spaces.Dict):
-        for k, factor in enumerate(factors):
-            name = factor.path.removeprefix("action.")
-            if factor.kind in CATEGORIES and groups_named(name, leaves):
-                heads[k] = name
-    default = "flat"
     if isinstance(space, spaces.Sequence):
-        default = "nodes"
-    elif set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+        return ["nodes"] * len(factors)
+    heads = ["flat"] * len(factors)
+    for k, factor in enumerate(factors):
+        name = factor.path.removeprefix("action.")
+        is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
+        if is_named and factor.kind == "discrete":
+            heads[k] = name
+    if set(heads) == {"flat"} and all(factor.kind == "discrete" for factor in factors):
         if groups_named("avail_actions", leaves):
-            default = "avail_actions"
-        elif any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
-            default = "nodes"
-    return [default if head == "flat" else head for head in heads]
+            return ["avail_actions"] * len(factors)
+        if any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
+            return ["nodes"] * len(factors)
+    return heads
 
 
 def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
     """The groups of rows that --action-head, or the name of a part of the action, can mean."""
-    groups = groups_of(leaves)
-    edges = [group.links for group in groups.values() if group.links]
     if name in ("node", "nodes"):
         return element_groups(leaves)
     if name in ("edge", "edges"):
-        return edges
-    return [name] if name in [*groups, *edges] else []
+        return [leaf.path for leaf in leaves if leaf.kind == "links"]
+    is_group = any(leaf.group == name and leaf.is_input for leaf in leaves)
+    return [name] if is_group else []
 
 
 def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
-    """The group whose rows a part chooses, or has one action for each of; None for a fixed list of
-    actions. UsageError if the action head does not fit."""
+    """The group whose rows a factor chooses, or has one action for each of; None for a fixed list
+    of actions. UsageError if the action head does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     if head == "flat" and not per_row:
         return None
     groups = groups_named(head, leaves)
-    if len(groups) == 1 and (per_row or factor.kind in CATEGORIES):
+    if len(groups) == 1 and (per_row or factor.kind == "discrete"):
         return groups[0]
     raise UsageError(
         f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
@@ -1115,51 +1078,93 @@ def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> s
     )
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
-    """B elements of `space` from actions [B, columns]; those of Box are clipped."""
-    if isinstance(space, (spaces.Tuple, spaces.Dict)):
-        children = space.values() if isinstance(space, spaces.Dict) else space
-        columns = []
-        for child in children:
-            num = sum(math.prod(leaf.shape) for leaf in leaves_of(child, "action"))
-            columns.append(to_env_actions(child, actions[:, :num]))
-            actions = actions[:, num:]
-        rows = list(zip(*columns))
-        return [dict(zip(space, row)) for row in rows] if isinstance(space, spaces.Dict) else rows
-    if isinstance(space, spaces.Discrete):
-        return (actions[:, 0].astype(np.int64) + space.start).tolist()
+def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
+    """B elements of `space` from actions [B, columns]; those of Box are clipped. Of a Sequence from
+    the actions of all their rows, counts[b] of element b."""
+    if isinstance(space, spaces.Sequence):
+        each = space.feature_space
+        rows = np.split(actions, counts.cumsum()[:-1])
+        elements = [tuple(to_env_actions(each, own)) for own in rows]
+        if space.stack:
+            elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
+        return elements
+    if isinstance(space, spaces.Dict):
+        rows = to_env_actions(spaces.Tuple(space.values()), actions)
+        return [dict(zip(space, row)) for row in rows]
+    if isinstance(space, spaces.Tuple):
+        stops = np.cumsum([num_columns(child) for child in space])
+        return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        values = values.clip(space.low, space.high)
-    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
-    return list(values.astype(space.dtype) + start)
+        return list(values.clip(space.low, space.high).astype(space.dtype))
+    values = values.astype(space.dtype) + getattr(space, "start", 0)
+    return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
 
 
-def to_env_sequences(space: spaces.Sequence, actions: np.ndarray, counts: np.ndarray) -> list:
-    """B elements of a Sequence from the actions of all their rows, counts[b] of element b."""
-    each = space.feature_space
-    rows = to_env_actions(each, actions)
-    elements = []
-    for stop, num in zip(counts.cumsum(), counts):
-        element = tuple(rows[stop - num : stop])
-        if space.stack:
-            element = np.array(element, each.dtype).reshape(-1, *each.shape)
-        elements.append(element)
-    return elements
+def num_columns(space: gym.Space) -> int:
+    """The width of an action."""
+    return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
+
+
+class PartHead(nn.Module):
+    """The distribution of one part of an action, given a latent [B, dim]."""
+
+    def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
+        super().__init__()
+        self.part = part
+        self.log_std = None
+        num_outputs = part.size
+        if part.kind == "choice":
+            num_outputs = query_dim
+        elif part.kind == "normal" and args.state_dependent_std:
+            num_outputs = 2 * part.size
+        elif part.kind == "normal":
+            self.log_std = nn.Parameter(torch.zeros(part.size))
+        self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
+        if part.kind == "choice":
+            self.score = layer_init(nn.Linear(query_dim, 1), 0.01)
+            self.key = nn.Linear(dims[part.group], query_dim)
+        self.condition = None  # with --autoregressive, how the next latent depends on this part
+
+    def forward(self, latent: Tensor, elements: dict[str, Elements], obs: Obs):
+        output = self.output(latent)
+        if self.part.kind == "bits":
+            return Vector(Bernoulli(logits=output, validate_args=False))
+        if self.part.kind == "normal":
+            log_std = self.log_std
+            if log_std is None:
+                output, log_std = output.chunk(2, 1)
+            return Vector(Normal(output, log_std.exp(), validate_args=False))
+        if self.part.kind == "categorical":
+            return Categorical(self.masked(output, obs))
+        rows = elements[self.part.group]
+        keys = project(self.key, rows)
+        query = select_rows(output, rows.batch)
+        logits = self.score(torch.tanh(keys + query)).squeeze(1)
+        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
+        return Choice(self.masked(logits, obs), rows)
+
+    def masked(self, logits: Tensor, obs: Obs) -> Tensor:
+        """-inf where the mask is 0."""
+        mask = obs.get(self.part.mask)
+        if mask is None:
+            return logits
+        if self.part.group:
+            mask = mask.values
+        mask = mask[..., None].flatten(1)[:, self.part.entries]
+        return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
 
 def project(linear: nn.Linear, elements: Elements) -> Tensor:
     """`linear` of each row; of edges a ReLU of (source, target, features), computed per node."""
-    nodes = elements.nodes
-    if nodes is None:
+    if elements.ends is None:
         return linear(elements.values)
-    dim = nodes.shape[1]
-    of_source, of_target, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
-    source, target = elements.ends.unbind(1)
-    from_source = select_rows(nodes @ of_source.t(), source)
-    from_target = select_rows(nodes @ of_target.t(), target)
-    from_features = elements.values @ of_features.t()
-    return torch.relu(from_source + from_target + from_features + linear.bias)
+    dim = elements.nodes.shape[1]
+    *of_ends, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
+    projected = nn.functional.linear(elements.values, of_features, linear.bias)
+    for weight, end in zip(of_ends, elements.ends.unbind(1)):
+        projected = projected + select_rows(elements.nodes @ weight.t(), end)
+    return projected.relu()
 
 
 class ActionHead(nn.Module):
@@ -1176,37 +1181,19 @@ class ActionHead(nn.Module):
         self.parts = parts_of(space, leaves, args.action_head)
         kinds = [part.kind for part in self.parts]
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
-        self.dtype = torch.float32 if "normal" in kinds else torch.int64
-        self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
-        self.choices = nn.ModuleDict()
-        self.log_stds = nn.ParameterDict()
-        self.conditions = nn.ModuleDict()
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
+        self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
-            width = dims.get(nodes.get(part.group, part.group))  # of queries
-            self.add_layers(str(k), part, dim, width, dims, args.state_dependent_std)
+            query_dim = dims.get(nodes.get(part.group, part.group))
+            head = PartHead(part, dim, query_dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
-                self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
+                head.condition = nn.Linear(seen_dim([part], dims), dim)
+            self.heads.append(head)
         self.per_row = None  # the group of whose rows each has an action
         if isinstance(space, spaces.Sequence):
             self.per_row = self.parts[0].group
             self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
             self.row = nn.Linear(dims[self.per_row], dim)
-
-    def add_layers(self, name: str, part: Part, dim: int, width: int, dims: dict, wide: bool):
-        """What makes the distribution of a part; `wide` where log-stds are outputs, too."""
-        num_outputs = part.size
-        if part.kind == "choice":
-            num_outputs = width
-        elif part.kind == "normal" and wide:
-            num_outputs = 2 * part.size
-        elif part.kind == "normal":
-            self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
-        output = nn.Linear(dim, num_outputs)
-        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
-        if part.kind == "choice":
-            score = layer_init(nn.Linear(width, 1), 0.01)
-            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
 
     def forward(
         self,
@@ -1226,52 +1213,21 @@ class ActionHead(nn.Module):
         entropy = 0.0
         columns = [None] * len(self.parts)
         for k in self.order:
-            dist = self.distribution(k, latent, elements, obs)
+            part = self.parts[k]
+            dist = self.heads[k](latent, elements, obs)
             if action is None:
-                columns[k] = dist.draw(greedy).to(self.dtype)
+                columns[k] = dist.draw(greedy)
             else:
-                columns[k] = action[:, self.parts[k].columns]
+                columns[k] = action[:, part.columns]
             log_prob = log_prob + dist.log_prob(columns[k])
             entropy = entropy + dist.entropy()
-            if str(k) in self.conditions:
-                before = self.embed(self.parts[k], columns[k], elements)
-                latent = torch.tanh(latent + self.conditions[str(k)](before))
+            if self.heads[k].condition:
+                before = self.embed(part, columns[k], elements)
+                latent = torch.tanh(latent + self.heads[k].condition(before))
         if self.per_row:
             log_prob = segment_sum(log_prob.double(), acting.ptr)
             entropy = segment_sum(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
-
-    def distribution(self, k: int, latent: Tensor, elements: dict[str, Elements], obs: Obs):
-        """Of part k, given the latent [B, dim], or [rows, dim] of a Sequence."""
-        part = self.parts[k]
-        output = self.outputs[k](latent)
-        mask = self.mask(part, obs)
-        if part.kind == "categorical":
-            return Categorical(output, mask)
-        if part.kind == "bits":
-            return Vector(Bernoulli(logits=output, validate_args=False))
-        if part.kind == "normal":
-            if str(k) in self.log_stds:
-                log_std = self.log_stds[str(k)].expand_as(output)
-            else:
-                output, log_std = output.chunk(2, 1)
-            return Vector(Normal(output, log_std.exp(), validate_args=False))
-        rows = elements[part.group]
-        score, key_layer = self.choices[str(k)]
-        keys = project(key_layer, rows)
-        query = select_rows(output, rows.batch)
-        logits = score(torch.tanh(keys + query)).squeeze(1)
-        return Choice(logits + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
-
-    def mask(self, part: Part, obs: Obs) -> Tensor | None:
-        """Of a part, nonzero = allowed: [B, size], or per row; None for all."""
-        if part.mask is None:
-            return None
-        mask = obs[part.mask]
-        if part.group:
-            mask = mask.values
-        mask = mask.flatten(1) if mask.dim() > 1 else mask[:, None]
-        return mask[:, part.entries]
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
         """What is seen of one part of an action, [B, ...]."""
@@ -1295,10 +1251,7 @@ class ActionHead(nn.Module):
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        columns = action.cpu().numpy()
-        if self.per_row:
-            return to_env_sequences(self.space, columns, counts[self.per_row])
-        return to_env_actions(self.space, columns)
+        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
 
     def select(self, actions: Tensor, obs: Obs, idx: np.ndarray) -> Tensor:
         """Of the actions of all stored steps those of the steps idx, which the storage gathered as
@@ -1314,6 +1267,104 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 
 
 # --- end shared: action heads ---
+
+
+# ---- Memory: none; the observations and actions of a rollout ----
+class Memory:
+    """The steps of a rollout of N environments: number t * N + i is step t of env i."""
+
+    def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
+        self.agent = agent
+        self.storage = Storage(leaves, next(agent.parameters()).device)
+
+    def begin(self) -> None:
+        """A rollout begins: what was stored is let go."""
+        self.storage.clear()
+        self.actions = []
+        self.finals = []  # the last observations of episodes that were truncated
+
+    @torch.no_grad()
+    def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
+        stored."""
+        obs = self.storage.append(step.obs)
+        action, log_prob, _, value = self.agent(obs, greedy=greedy)
+        self.actions.append(action)
+        return action, log_prob, value
+
+    def keep(self, step: Step) -> None:
+        """Keeps what is needed to value the last observations of episodes that `step` truncated."""
+        if step.final is not None:
+            self.finals.append(step.final)
+
+    @torch.no_grad()
+    def next_values(self, step: Step) -> Tensor:
+        """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
+        flat = self.storage.copy(join([step.obs, *self.finals]))
+        return self.agent.value(self.storage.batch(flat))
+
+    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
+        """The steps of the rollout in `num` random parts: their numbers, inputs of the agent."""
+        return self.parts(rng.permutation(self.storage.whole().size), num)
+
+    @torch.no_grad()
+    def evaluate(self, num: int) -> tuple[Tensor, Tensor]:
+        """(log_prob, value) of the steps of the rollout by the present weights, in `num` parts."""
+        log_probs = []
+        values = []
+        for _, inputs in self.parts(np.arange(self.storage.whole().size), num):
+            _, log_prob, _, value = self.agent(*inputs)
+            log_probs.append(log_prob)
+            values.append(value)
+        return torch.cat(log_probs), torch.cat(values)
+
+    def parts(self, steps: np.ndarray, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
+        """The same of these steps in their order."""
+        actions = torch.cat(self.actions)
+        for idx in np.array_split(steps, num):
+            obs = self.storage.gather(idx)
+            yield idx, (obs, self.agent.head.select(actions, obs, idx))
+
+    def rollout(self) -> Obs:
+        """All observations of the rollout."""
+        return self.storage.batch(self.storage.whole())
+
+    def state(self) -> None:
+        """What a checkpoint keeps."""
+
+    def restore(self, state: None) -> None:
+        pass
+
+
+def max_minibatches(args: Any) -> int:
+    """The steps of a rollout, which they share out."""
+    return args.num_envs * args.num_steps
+
+
+# ---- Agent: the networks ----
+class Agent(nn.Module):
+    """Actor and critic: one encoder, an MLP each, and the action head."""
+
+    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Any):
+        super().__init__()
+        self.encoder = Encoder(leaves, args)
+        widths = [self.encoder.dim, *args.hidden_dims]
+        self.actor = mlp(widths, args.activation)
+        self.critic = mlp(widths, args.activation)
+        self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
+        dims = self.encoder.element_dims
+        self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
+
+    def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
+        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
+        features, elements = self.encoder(obs)
+        outputs = self.head(self.actor(features), elements, obs, action, greedy)
+        return *outputs, self.critic(features).squeeze(1)
+
+    def value(self, obs: Obs) -> Tensor:
+        """V(observation), [B]"""
+        features, _ = self.encoder(obs)
+        return self.critic(features).squeeze(1)
 
 
 # --- shared: ranks ---
@@ -1369,161 +1420,162 @@ def make_envs(args: Any) -> Any:
 # --- end shared: ranks ---
 
 
-# ---- Agent: the networks ----
-class Agent(nn.Module):
-    """Actor and critic: one encoder, an MLP each, and the action head."""
+# --- shared: run ---
+# ---- Run: its folder, log and model ----
+class Run(contextlib.ExitStack):
+    """The folder of a run, its log and its progress bar. With utils/checkpoint.py it also has a
+    lock and checkpoints, from which it resumes, and it ends after an update when a signal came."""
 
-    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
+    def __init__(self, args: Any):
         super().__init__()
-        self.encoder = Encoder(leaves, args)
-        widths = [self.encoder.dim, *args.hidden_dims]
-        self.actor = mlp(widths, args.activation)
-        self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
-        self.head = ActionHead(action_space, leaves, widths[-1], self.encoder.element_dims, args)
+        self.args = args
+        self.flags = dict(vars(args))  # as given; a memory may fill in others
+        self.script = type(args).exp_name
+        self.steps = args.batch_size * WORLD_SIZE  # of an update
+        self.first = 0  # updates that were made before it was resumed
+        self.signals = []
+        self.recent = deque(maxlen=100)  # returns of episodes
+        name = args.env_id.split(":")[-1]
+        name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+        self.folder = os.path.join(args.run_dir, name)
+        self.more = service("utils.log", args.track and "--track")
+        self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
+        if self.checkpoints:
+            self.checkpoints.open_run(self)
+        else:
+            print(
+                f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
+                "evaluation tables"
+            )
 
-    def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
-        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
-        features, elements = self.encoder(obs)
-        return *self.head(self.actor(features), elements, obs, action, greedy), self.critic(
-            features
-        ).squeeze(1)
+    def begin(self, agent, optimizer, memory, envs, rng) -> Step:
+        """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
+        args = self.args
+        self.trained = (agent, optimizer, memory, envs, rng)
+        if args.load_model:
+            service("utils.policy", "--load-model").load_weights(agent, args)
+        if RANK > 0:
+            torch.manual_seed(args.seed + RANK)
+        if self.first:
+            step = self.checkpoints.restore(self, *self.trained)
+        else:
+            step = envs.reset(args.seed)
+        if RANK == 0:
+            done = self.first * self.steps
+            if self.more:
+                self.more.begin(self)
+            self.writer = SummaryWriter(self.folder, purge_step=done + 1)
+            self.callback(self.writer.close)
+            self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
+            self.callback(self.bar.close)
+        self.start_time = time.time()
+        return step
 
-    def value(self, obs: Obs) -> Tensor:
-        """V(observation), [B]"""
-        return self.critic(self.encoder(obs)[0]).squeeze(1)
+    def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
+        """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
+        episodes = sum(all_ranks(episodes), [])
+        if RANK > 0:
+            return
+        if self.more:
+            scalars |= self.more.log(self, iteration, episodes, storage)
+        num_steps = (iteration - self.first) * self.steps
+        scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, iteration * self.steps)
+        for global_step, episode in episodes:
+            self.recent.append(episode.ret)
+            self.writer.add_scalar("charts/episodic_return", episode.ret, global_step)
+            self.writer.add_scalar("charts/episodic_length", episode.length, global_step)
+        mean = f"{np.mean(self.recent):.4g}" if self.recent else "-"
+        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
+        self.bar.update(self.steps)
+
+    def checkpoint(self, iteration: int) -> None:
+        """Writes a checkpoint where one is due. SystemExit when a signal came."""
+        if self.checkpoints:
+            self.checkpoints.after_update(self, iteration, *self.trained)
+
+    def save_model(self, agent: nn.Module) -> None:
+        """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
+        path = os.path.join(self.folder, "model.pt")
+        model = {"script": self.script, "args": self.flags, "model": agent.state_dict()}
+        guarded(f"--save-model {path}", partial(torch.save, model, path))
 
 
-@torch.no_grad()
-def play(
-    agent: Agent, args, device: torch.device, makers: list[Callable[[], gym.Env]], greedy: bool
-) -> list[Episode]:
-    """The first episode of each environment, as it is after --eval-max-steps if it has not ended by
-    then."""
-    with contextlib.closing(Envs(makers, args.action_head)) as envs:
-        storage, step, found = Storage(envs.leaves, device), envs.reset(args.seed + 10_000), {}
-        while len(found) < len(makers) and envs.num_steps < args.eval_max_steps:
-            storage.clear()
-            action, *_ = agent(storage.append(step.obs), greedy=greedy)
-            counts = step.obs.counts.get(agent.head.per_row)
-            step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy(), counts))
-            for episode in step.episodes:
-                found.setdefault(episode.env, episode)
-        return [
-            found.get(i) or Episode(i, envs.returns[i], int(envs.lengths[i]), None, {})
-            for i in range(len(makers))
-        ]
+# --- end shared: run ---
 
 
 # ---- Collector: the process that acts ----
 class Rollout(NamedTuple):
-    """T steps of N environments in the order of Storage, as they travel."""
+    """T steps of N environments, as they travel."""
 
     version: int  # the number of updates that made the weights which collected
-    obs: Flat  # T * N, then N to which the last actions led, then the last ones of F truncated episodes
-    actions: np.ndarray  # [T * N, columns]
-    log_probs: np.ndarray  # float32 [T * N]
-    rewards: np.ndarray  # float32 [T, N]
-    dones: np.ndarray  # float32 [T, N]
-    cut: np.ndarray  # int64 [F], the steps that ended the truncated episodes
-    episodes: list[
-        tuple[int, Episode]
-    ]  # those that ended, each with the steps of an environment up to its end
+    steps: list[Step]  # T + 1, from one to the next by the actions
+    actions: np.ndarray  # [T * N, columns], or one for each row of a Sequence
+    log_probs: np.ndarray  # [T * N]
 
 
-@torch.no_grad()
-def collect(
-    agent: Agent, envs: Any, step: Step, version: int, args, device: torch.device
-) -> tuple[Rollout, Step]:
-    """T steps of N environments from their last step on; also the new last step."""
-    T, N, storage = args.num_steps, args.num_envs, Storage(envs.leaves, device)
-    observations, actions, log_probs, episodes, cut, finals = (
-        [],
-        [],
-        [],
-        [],
-        [np.zeros(0, np.int64)],
-        [],
-    )
-    rewards, dones = np.zeros((T, N), np.float32), np.zeros((T, N), np.float32)
-    for t in range(T):
-        storage.clear()
-        action, log_prob, *_ = agent(storage.append(step.obs))
-        observations.append(step.obs)
-        actions.append(action.cpu().numpy())
+def collect(memory: Memory, envs: Any, step: Step, version: int, args: Any) -> Rollout:
+    """T steps of N environments from their last step on."""
+    memory.begin()
+    steps = [step]
+    log_probs = []
+    for _ in range(args.num_steps):
+        memory.storage.clear()  # the learner stores them
+        action, log_prob, _ = memory.act(step)
+        step = envs.step(memory.agent.head.env_actions(action, step.obs.counts))
+        steps.append(step)
         log_probs.append(log_prob)
-        step = envs.step(
-            to_env_actions(envs.action_space, actions[t], step.obs.counts.get(agent.head.per_row))
-        )
-        rewards[t], dones[t] = step.reward, step.terminated | step.truncated
-        episodes += [(t + 1, episode) for episode in step.episodes]
-        if step.final:
-            finals.append(step.final)
-            cut.append(t * N + np.flatnonzero(step.truncated))
-    actions, log_probs = np.concatenate(actions), torch.cat(log_probs).cpu().numpy()
-    obs = join([*observations, step.obs, *finals])
-    return Rollout(
-        version, obs, actions, log_probs, rewards, dones, np.concatenate(cut), episodes
-    ), step
+    actions = torch.cat(memory.actions).cpu().numpy()
+    return Rollout(version, steps, actions, torch.cat(log_probs).cpu().numpy())
 
 
-def act(pipe, parent_end, makers: list[Callable[[], gym.Env]], args, seed: int) -> None:
-    """The collector: answers each (version, weights) by a rollout, until None comes or the parent
-    is gone."""
+def act(pipe, parent_end, args: Any) -> None:
+    """The collector. What goes wrong is sent to the parent."""
     for number in (signal.SIGINT, signal.SIGTERM):  # what reaches the whole group is the parent's
         signal.signal(number, signal.SIG_IGN)
     parent_end.close()  # the end of the parent can be seen only if nobody else holds it
-    torch.set_num_threads(1)  # batches are small, the other cores learn
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
     with contextlib.suppress(OSError):  # the parent is gone
         try:
-            device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
-            workers = args.num_workers and service("utils.workers", "--num-workers")
-            envs = (
-                workers.WorkerEnvs(Envs, makers, args, 0)
-                if workers
-                else Envs(makers, args.action_head)
-            )
-            with contextlib.closing(envs):
-                agent = Agent(envs.leaves, envs.action_space, args).to(device)
-                step = envs.reset(seed)
-                requests = listen(pipe, partial(os._exit, 1))
-                while request := requests.get():
-                    version, weights = request
-                    state = agent.state_dict().values()
-                    weights = to_device(weights, device).split([values.numel() for values in state])
-                    for values, new in zip(state, weights):
-                        values.copy_(new.view_as(values))
-                    rollout, step = collect(agent, envs, step, version, args, device)
-                    send(pipe, rollout)
+            answer(pipe, args)
         except (UsageError, gym.error.Error, OSError) as error:  # sentences
-            send(pipe, UsageError(str(error)))
+            pipe.send(UsageError(str(error)))
         except Exception:
-            send(pipe, RuntimeError(f"in the collector: {traceback.format_exc()}"))
+            pipe.send(RuntimeError(f"in the collector: {traceback.format_exc()}"))
 
 
-def send(pipe, message: Any) -> None:
-    """Sends a message, its arrays beside the pickle and so without a copy."""
-    buffers = []
-    data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    pipe.send((data, len(buffers)))
-    for buffer in buffers:
-        pipe.send_bytes(buffer.raw())
+def answer(pipe, args: Any) -> None:
+    """Takes the seed of the environments, then answers each (version, weights) by a rollout, until
+    None comes or the parent is gone."""
+    requests = listen(pipe, partial(os._exit, 1))
+    args.seed = requests.get()
+    if args.seed is None:
+        return
+    device = start(args)
+    torch.set_num_threads(1)  # batches are small, the other cores learn
+    with contextlib.closing(make_envs(args)) as envs:
+        agent = Agent(envs.leaves, envs.action_space, args).to(device)
+        memory = Memory(agent, envs.leaves, args.num_envs, args)
+        step = envs.reset(args.seed)
+        for version, weights in iter(requests.get, None):
+            state = agent.state_dict().values()
+            sizes = [values.numel() for values in state]
+            for values, new in zip(state, to_device(weights, device).split(sizes)):
+                values.copy_(new.view_as(values))
+            rollout = collect(memory, envs, step, version, args)
+            step = rollout.steps[-1]
+            pipe.send(rollout)
 
 
 def listen(pipe, at_end: Callable[[], None]) -> queue.SimpleQueue:
-    """The messages of the other end, taken by a thread so that `send` never waits; None where that
-    end is gone."""
+    """The messages of the other end, taken by a thread so that sending them never waits; None where
+    that end is gone."""
     messages = queue.SimpleQueue()
 
     def take() -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                data, num = pipe.recv()
-                messages.put(
-                    pickle.loads(data, buffers=[bytearray(pipe.recv_bytes()) for _ in range(num)])
-                )
+                messages.put(pipe.recv())
         at_end()
         messages.put(None)
 
@@ -1536,23 +1588,29 @@ class Collector:
     process uses CUDA or threads of torch. Rollouts come in the order in which they were asked
     for."""
 
-    def __init__(self, makers: list[Callable[[], gym.Env]], args, seed: int):
-        with contextlib.closing(Envs(makers[:1], args.action_head)) as probe:
-            self.leaves, self.action_space = probe.leaves, probe.action_space
+    def __init__(self, args: Any):
+        with contextlib.closing(Envs([partial(make_env, args)], args.action_head)) as probe:
+            self.leaves = probe.leaves
+            self.action_space = probe.action_space
         context = mp.get_context("fork")
         self.pipe, child = context.Pipe()
-        self.process = context.Process(target=act, args=(child, self.pipe, makers, args, seed))
+        self.process = context.Process(target=act, args=(child, self.pipe, args))
         self.process.start()
         child.close()
         self.rollouts = listen(self.pipe, lambda: None)
 
+    def tell(self, message: Any) -> None:
+        with contextlib.suppress(OSError):  # what happened is seen in the answer
+            self.pipe.send(message)
+
+    def reset(self, seed: int) -> None:
+        """Begins the first episodes."""
+        self.tell(seed)
+
     def ask(self, version: int, agent: Agent) -> None:
         """Asks for a rollout by the weights of the agent."""
-        weights = torch.cat(
-            [values.flatten() for values in agent.state_dict().values()]
-        )  # one copy and wait
-        with contextlib.suppress(OSError):  # what happened is seen in the answer
-            send(self.pipe, (version, weights.cpu().numpy()))
+        weights = [values.flatten() for values in agent.state_dict().values()]
+        self.tell((version, torch.cat(weights).cpu().numpy()))  # one copy, one wait
 
     def receive(self) -> Rollout:
         """The next rollout. UsageError if the collector died; what it raised is raised here."""
@@ -1567,58 +1625,13 @@ class Collector:
     def close(self) -> None:
         """Ends the process, after the rollout that it collects if that takes less than 5
         seconds."""
-        with contextlib.suppress(OSError):
-            send(self.pipe, None)
+        self.tell(None)
         self.process.join(timeout=5)
         self.process.kill()
         self.process.join()
 
 
-# --- shared: flags ---
-def check_args(args) -> None:
-    """UsageError for a flag without a meaning; fills in what is computed, or --load-model's."""
-    if args.load_model:
-        service("utils.policy", "--load-model").take_flags(args)
-    positive = "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
-    others = (
-        "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
-        "target_kl max_grad_norm torch_threads"
-    )
-    for names, least, most in (
-        (positive, 1, math.inf),
-        (others, 0, math.inf),
-        ("gamma gae_lambda clip_coef", 0, 1),
-        ("ent_coef vf_coef", -math.inf, math.inf),
-        ("seed", 0, 2**32 - 1),
-    ):
-        for name in names.split():
-            for value in np.ravel(getattr(args, name)):
-                if value is not None and (
-                    not least <= value <= most or math.isinf(value) and name != "max_grad_norm"
-                ):
-                    raise UsageError(
-                        f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed"
-                    )
-    if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
-        raise UsageError(
-            f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
-        )
-    if not tasks_of(args) or not all(isinstance(task, dict) for task in tasks_of(args)):
-        raise UsageError(
-            f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one, is needed"
-        )
-    args.world_size, args.batch_size = WORLD_SIZE, args.num_envs * args.num_steps
-    args.minibatch_size = args.batch_size // args.num_minibatches
-    args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
-    if args.total_timesteps > 0 and args.num_iterations == 0:
-        raise UsageError(
-            f"--total-timesteps {args.total_timesteps} is less than a rollout of {args.batch_size} steps"
-        )
-
-
-# --- end shared: flags ---
-
-
+# ---- Train: collect, advantages, update, log ----
 LOGGED = (
     "losses/value_loss",
     "losses/policy_loss",
@@ -1631,185 +1644,101 @@ LOGGED = (
 )
 
 
-def main(args: Args) -> list:
-    """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
-    with contextlib.ExitStack() as stack:  # what is closed at the end
-        return train(args, stack)
-
-
-def train(args: Args, stack: contextlib.ExitStack) -> list:
-    check_args(args)
-    if WORLD_SIZE > 1:
-        raise UsageError(
-            f"{WORLD_SIZE} ranks: this script runs without torchrun, ppo_graph.py runs with it"
-        )
-    if args.max_lag < 0 or not args.max_rho > 0:
-        raise UsageError(
-            f"--max-lag {args.max_lag} --max-rho {args.max_rho}: at least 0, and more than 0, are needed"
-        )
-    T, N, tasks = args.num_steps, args.num_envs, tasks_of(args)
-    if args.num_minibatches > T * N:
-        raise UsageError(
-            f"--num-minibatches {args.num_minibatches} exceeds the {T * N} steps of a rollout"
-        )
-    checkpoint = service("utils.checkpoint", args.resume and "--resume")
-    if not checkpoint:
-        print(
-            f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
-            "evaluation tables"
-        )
-    evaluate = service(
-        "utils.evaluate",
-        (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video",
-    )
-    if evaluate:
-        evaluate.check(make_env, args)  # what cannot be evaluated is an error now
-
-    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
-    random.seed(args.seed + RANK)
-    np.random.seed(args.seed + RANK)
-    torch.manual_seed(args.seed)  # for the same weights on all ranks
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    rng = np.random.default_rng(args.seed + RANK)
-    name = (
-        checkpoint.run_name(args)
-        if checkpoint
-        else f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__"
-    )
-    found = checkpoint.find(args, name) if args.resume and RANK == 0 else None
-    found = found or (os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None, None)
-    folder, _, saved = all_ranks(found)[0]
-    run = stack.enter_context(checkpoint.Run(folder)) if checkpoint and RANK == 0 else None
-    signals = stack.enter_context(checkpoint.noted_signals()) if checkpoint else []
-    makers = [partial(make_env, args, i) for i in range(N)]
-    first = saved["iteration"] if saved else 0
-    seed = (
-        args.seed + 1_000_003 * (first + (run.failures if run else 0))
-    ) % 2**32  # a resumed run has other episodes
-    collector = stack.enter_context(contextlib.closing(Collector(makers, args, seed)))
-    device = torch.device(
-        "cuda" if torch.cuda.is_available() and args.cuda else "cpu"
-    )  # not before the fork
+def train(args: Any, run: Run) -> Agent:
+    """The trained agent."""
+    T = args.num_steps
+    N = args.num_envs
+    rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
+    collector = Collector(args)
+    run.callback(collector.close)
+    device = start(args)  # not before the fork
     agent = Agent(collector.leaves, collector.action_space, args).to(device)
-    optimizer = torch.optim.Adam(
-        params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True
-    )
-    storage, per_row = Storage(collector.leaves, device), agent.head.per_row
-    if args.load_model:
-        service("utils.policy", "--load-model").load_weights(agent, args)
-    if saved:
-        try:
-            agent.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"--resume: the network of the checkpoint is not that of the flags: {error}"
-            ) from None
-        rng.bit_generator.state = saved["ranks"][0]["minibatches"]
-        print("--resume: the environments begin new episodes", file=sys.stderr)
-    global_step, start_time, recent = first * args.batch_size * WORLD_SIZE, time.time(), []
-    if args.track and RANK == 0:
-        import wandb
+    memory = Memory(agent, collector.leaves, N, args)
+    params = list(agent.parameters())
+    optimizer = torch.optim.Adam(params, lr=args.learning_rate, eps=1e-5, fused=True)
+    run.begin(agent, optimizer, memory, collector, rng)
+    for _ in range(min(args.max_lag + 1, args.num_iterations - run.first)):
+        collector.ask(run.first, agent)
+    check = service("utils.check")
 
-        wandb.init(
-            project=args.wandb_project_name,
-            entity=args.wandb_entity,
-            sync_tensorboard=True,
-            save_code=True,
-            config=vars(args),
-            name=os.path.basename(folder),
-            id=os.path.basename(folder),
-            resume="allow",
-        )
-    if RANK == 0:
-        writer = stack.enter_context(
-            contextlib.closing(SummaryWriter(folder, purge_step=global_step + 1))
-        )
-        table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", global_step)
-    bar = stack.enter_context(
-        tqdm(total=args.total_timesteps, initial=global_step, unit_scale=True, disable=RANK > 0)
-    )
-
-    for _ in range(min(args.max_lag + 1, args.num_iterations - first)):
-        collector.ask(first, agent)
-    for iteration in range(first + 1, args.num_iterations + 1):
+    for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = (
-                1.0 - (iteration - 1.0) / args.num_iterations
-            ) * args.learning_rate
-        # Collect: what the other process did with the weights after `version` updates
-        storage.clear()
-        version, obs, actions, behaviour, rewards, dones, cut, episodes = collector.receive()
-        storage.append(obs)
-        actions = to_device(actions, device)
-        episodes = [(global_step + t * N, episode) for t, episode in episodes]
+            frac = 1.0 - (iteration - 1.0) / args.num_iterations
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+
+        # Collect: what the other process did with the weights after rollout.version updates
+        rollout = collector.receive()
+        memory.begin()
+        memory.storage.append(join([step.obs for step in rollout.steps[:-1]]))
+        memory.actions.append(to_device(rollout.actions, device))
+        rewards = np.zeros((T, N), np.float32)
+        dones = np.zeros((T, N), np.float32)
+        truncated = np.zeros((T, N), bool)
+        episodes = []
+        for t in range(T):
+            step = rollout.steps[t + 1]
+            memory.keep(step)
+            rewards[t] = step.reward
+            dones[t] = step.terminated | step.truncated
+            truncated[t] = step.truncated
+            global_step = ((iteration - 1) * T + t + 1) * N * WORLD_SIZE
+            episodes += [(global_step, episode) for episode in step.episodes]
 
         # The policy has moved on meanwhile: log-probabilities and values of the present weights
-        with torch.no_grad():
-            columns, last = [], T * N + np.arange(N + len(cut))
-            for idx in np.array_split(np.arange(T * N), args.num_minibatches):
-                obs, some = storage.gather(idx), actions[idx[0] : idx[-1] + 1]
-                some = actions[obs[agent.head.rows[per_row]].rows] if per_row else some
-                _, log_prob, _, value = agent(obs, some)
-                columns.append((log_prob, value))
-            log_probs, values = map(torch.cat, zip(*columns))
-            chunks = np.array_split(last, -(-len(last) // args.minibatch_size))
-            next_values = torch.cat([agent.value(storage.gather(idx)) for idx in chunks])
-        host = torch.cat([values, log_probs, next_values]).cpu().numpy()
-        V, log_probs_now, next_value, final_values = np.split(
-            host, [T * N, 2 * T * N, 2 * T * N + N]
-        )
-        logrho = log_probs_now - behaviour
+        log_probs, values = memory.evaluate(args.num_minibatches)  # [T * N]
+        next_values = memory.next_values(step)
+        V = torch.cat([log_probs, values, next_values]).cpu().numpy()  # the only wait
+        present, V, next_value, final_values = np.split(V, [T * N, 2 * T * N, 2 * T * N + N])
+        logrho = present - rollout.log_probs
         whole_rho = np.exp(logrho)
         rho = whole_rho.clip(max=args.max_rho).reshape(T, N)
 
         # Advantages A: the recursion of GAE, in which a later A counts rho times. V + rho A are the
         # targets of V-trace (Espeholt et al. 2018, eq. 1, remark 2) where rho and c have the same
         # bound. Without lag rho = 1: it is GAE
-        rewards.reshape(-1)[cut] += args.gamma * final_values
-        V, advantages, lastgaelam = V.reshape(T, N), np.zeros_like(rewards), 0.0
+        V = V.reshape(T, N)
+        rewards[truncated] += args.gamma * final_values
+        advantages = np.zeros_like(rewards)
+        lastgaelam = 0.0
         for t in reversed(range(T)):
-            delta = rewards[t] + args.gamma * next_value * (1.0 - dones[t]) - V[t]
-            advantages[t] = delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
+            nonterminal = 1.0 - dones[t]
+            delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
+            advantages[t] = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
             lastgaelam = rho[t] * advantages[t]
             next_value = V[t]
         returns = V + rho * advantages
         explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
-        advantages, returns, rho = (
-            to_device(x.reshape(-1), device) for x in (advantages, returns, rho)
-        )
+        returns_std = np.std(returns)
+        vf_coef = args.vf_coef / (1 + returns_std**2) if args.norm_vloss else args.vf_coef
+        advantages = to_device(advantages.reshape(-1), device)
+        returns = to_device(returns.reshape(-1), device)
+        rho = to_device(rho.reshape(-1), device)
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9), decoupled
         # (Hilton et al. 2022)
         logs = []
         for _ in range(args.update_epochs):
-            for idx in np.array_split(rng.permutation(args.batch_size), args.num_minibatches):
+            for idx, inputs in memory.minibatches(rng, args.num_minibatches):
                 mb = to_device(idx, device)
-                obs = storage.gather(idx)
-                mb_actions = actions[obs[agent.head.rows[per_row]].rows] if per_row else actions[mb]
-                _, new_log_prob, entropy, new_value = agent(obs, mb_actions)
+                _, new_log_prob, entropy, new_value = agent(*inputs)
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (
-                        mb_advantages.std() + 1e-8
-                    )
+                    std = mb_advantages.std() + args.adv_std_floor * returns_std + 1e-8
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
-                pg_loss2 = -mb_advantages * torch.clamp(
-                    ratio, 1 - args.clip_coef, 1 + args.clip_coef
-                )
+                clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss2 = -mb_advantages * clipped
                 pg_loss = (rho[mb] * torch.max(pg_loss1, pg_loss2)).mean()
                 v_loss = (new_value - returns[mb]) ** 2
                 if args.clip_vloss:
-                    v_clipped = values[mb] + torch.clamp(
-                        new_value - values[mb], -args.clip_coef, args.clip_coef
-                    )
+                    change = new_value - values[mb]
+                    v_clipped = values[mb] + change.clamp(-args.clip_coef, args.clip_coef)
                     v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss
+                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()
@@ -1819,107 +1748,101 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 with torch.no_grad():
                     approx_kl = ((ratio - 1) - logratio).mean()
                     clipfrac = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
-                    logs.append(
-                        torch.stack(
-                            [
-                                v_loss,
-                                pg_loss,
-                                entropy_loss,
-                                -logratio.mean(),
-                                approx_kl,
-                                clipfrac,
-                                grad_norm,
-                                (ratio - 1).abs().max(),
-                            ]
-                        )
-                    )
-            if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
-                break
+                    mismatch = (ratio - 1).abs().max()
+                    row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
+                    logs.append(torch.stack([*row, grad_norm, mismatch]))
+            if args.target_kl is not None:
+                if np.mean(all_ranks(approx_kl.item())) > args.target_kl:
+                    break
         if args.norm_obs:  # after the update, which must see what collection saw
-            agent.encoder.observe(storage.gather(np.arange(args.batch_size)))
+            agent.encoder.observe(memory.rollout())
         if iteration + args.max_lag < args.num_iterations:
             collector.ask(iteration, agent)
 
-        # Log: the only wait for the device since the values were copied
         logs = torch.stack(logs).cpu().numpy()
-        for k, name in zip(*np.nonzero(~np.isfinite(logs))):
-            raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[name]} is {logs[k, name]}; rewards and "
-                "observations are finite, so look at their size, the network and --learning-rate"
-            )
-        global_step = iteration * args.batch_size * WORLD_SIZE
-        scalars = (
-            dict(zip(LOGGED, logs[-1]))
-            | storage.stats(args.batch_size)
-            | {
-                "losses/clipfrac": logs[:, LOGGED.index("losses/clipfrac")].mean(),
-                "debug/collection_mismatch": logs[0, LOGGED.index("debug/collection_mismatch")],
-                "losses/explained_variance": explained_var,
-                "debug/lag": iteration - 1 - version,
-                "debug/behaviour_kl": (whole_rho - 1 - logrho).mean(),
-                "debug/rho_mean": whole_rho.mean(),
-                "debug/rho_mismatch": abs(
-                    whole_rho - 1
-                ).max(),  # 0 without lag: collection and training agree
-                "debug/rho_truncated": (whole_rho > args.max_rho).mean(),
-                "charts/learning_rate": optimizer.param_groups[0]["lr"],
-                "charts/SPS": int(
-                    (iteration - first) * T * N * WORLD_SIZE / (time.time() - start_time)
-                ),
-            }
-        )
-        episodes = sum(all_ranks(episodes), [])
-        if RANK == 0:
-            for at, episode in episodes:
-                groups = [
-                    episode.group,
-                    f"task_{episode.env % len(tasks)}" if len(tasks) > 1 else None,
-                ]
-                for suffix in ["", *(f"/{group}" for group in groups if group is not None)]:
-                    writer.add_scalar(f"charts/episodic_return{suffix}", episode.ret, at)
-                    writer.add_scalar(f"charts/episodic_length{suffix}", episode.length, at)
-            for name, value in scalars.items():
-                writer.add_scalar(name, value, global_step)
-            recent = [*recent, *(episode.ret for _, episode in episodes)][-100:]
-            bar.set_postfix(
-                SPS=scalars["charts/SPS"], ret=f"{np.mean(recent):.4g}" if recent else "-"
-            )
-            bar.update(global_step - bar.n)
+        if check:
+            check.losses(UsageError, iteration, LOGGED, logs)
+        scalars = dict(zip(LOGGED, logs[-1]))
+        scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
+        scalars["debug/collection_mismatch"] = logs[0, -1]  # where the weights are those that acted
+        scalars["losses/explained_variance"] = explained_var
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["debug/lag"] = iteration - 1 - rollout.version
+        scalars["debug/behaviour_kl"] = (whole_rho - 1 - logrho).mean()
+        scalars["debug/rho_mean"] = whole_rho.mean()
+        scalars["debug/rho_mismatch"] = abs(whole_rho - 1).max()  # 0 without lag
+        scalars["debug/rho_truncated"] = (whole_rho > args.max_rho).mean()
+        run.log(iteration, scalars, episodes, memory.storage)
+        run.checkpoint(iteration)
+    return agent
 
-        # Checkpoint
-        stop = max(all_ranks(max(signals, default=0)))
-        due = (
-            stop
-            or iteration % max(args.checkpoint_every, 1) == 0
-            or iteration == args.num_iterations
-        )
-        if checkpoint and args.checkpoint_every and due:
-            writer.flush()
-            ranks = [{"minibatches": rng.bit_generator.state}]
-            run.save(global_step, checkpoint.state(args, iteration, agent, optimizer, ranks))
-        if stop:
-            raise SystemExit(128 + stop)
 
-    bar.close()
-    if RANK > 0:
-        return []
-    if args.save_model:
-        path = os.path.join(folder, "model.pt")
-        model = {"script": Args.exp_name, "args": vars(args), "model": agent.state_dict()}
-        guarded(f"--save-model {path}", partial(torch.save, model, path))
-    signals.append(0)  # from now on one signal is enough
-    playing = partial(play, agent, args, device)
-    if evaluate:
-        return evaluate.evaluate(playing, make_env, args, folder, writer, global_step)
-    episodes = playing(makers[:1] * args.eval_episodes, True) if args.eval_episodes else []
-    print("returns of greedy episodes:", *(episode.ret for episode in episodes))
-    return episodes
+@torch.no_grad()
+def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[Episode]:
+    """The first episode of each environment, as it is after --eval-max-steps if it has not ended by
+    then."""
+    N = len(makers)
+    found = {}
+    with contextlib.closing(Envs(makers, args.action_head)) as envs:
+        memory = Memory(agent, envs.leaves, N, args)
+        step = envs.reset(args.seed + 10_000)
+        while len(found) < N and envs.num_steps < args.eval_max_steps:
+            if envs.num_steps % args.num_steps == 0:
+                memory.begin()
+            action, _, _ = memory.act(step, greedy)
+            step = envs.step(agent.head.env_actions(action, step.obs.counts))
+            for episode in step.episodes:
+                found.setdefault(episode.env, episode)
+        return [found.get(i) or envs.episode(i, {}) for i in range(N)]
+
+
+def main(args: Any) -> list:
+    """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
+    if args.load_model:
+        service("utils.policy", "--load-model").take_flags(args)
+    check = service("utils.check")
+    if check:
+        check.flags(UsageError, args, max_minibatches(args), WORLD_SIZE)
+    if WORLD_SIZE > 1:
+        raise UsageError(
+            f"{WORLD_SIZE} ranks: this script runs without torchrun, ppo_graph.py runs with it"
+        )
+    if args.max_lag < 0 or not args.max_rho > 0:
+        raise UsageError(
+            f"--max-lag {args.max_lag} --max-rho {args.max_rho}: at least 0, and more than 0, are "
+            "needed"
+        )
+    args.world_size = WORLD_SIZE
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
+    needs_evaluation = (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video"
+    evaluation = service("utils.evaluate", needs_evaluation)
+    if evaluation:
+        evaluation.check(make_env, args)  # what cannot be evaluated is an error now
+    with Run(args) as run:
+        agent = train(args, run)
+        if RANK > 0:
+            return []
+        if args.save_model:
+            run.save_model(agent)
+        run.bar.close()
+        run.signals.append(0)  # from now on one signal is enough
+        playing = partial(play, agent, args)
+        if evaluation:
+            global_step = args.num_iterations * run.steps
+            return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        print("returns of greedy episodes:", *(episode.ret for episode in episodes))
+        return episodes
 
 
 if __name__ == "__main__":
-    folder = os.path.dirname(os.path.realpath(__file__))
-    if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
-        sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
+        sys.path[0] = str(folder.parent)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for
     try:
         main(tyro.cli(Args))

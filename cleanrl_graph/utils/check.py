@@ -15,11 +15,13 @@ import numpy as np
 from gymnasium import spaces
 
 POSITIVE = (
-    "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
+    "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
+    "hidden_dims bc_minibatch_size"
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples "
-    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor"
+    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor pg_coef aux_coef bc_coef "
+    "bc_anneal bc_updates"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
@@ -37,7 +39,7 @@ def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None
     all steps of some environments: there are at most `max_minibatches`."""
     for names, least, most in RANGES:
         for name in names.split():
-            for value in np.ravel(getattr(args, name)):
+            for value in np.ravel(getattr(args, name, None)):  # not all scripts have all
                 if value is not None and not in_range(name, value, least, most):
                     flag = f"--{name.replace('_', '-')} {value}"
                     raise error(f"{flag}: a number from {least} to {most} is needed")

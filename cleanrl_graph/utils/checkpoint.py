@@ -447,10 +447,11 @@ def open_run(run: Any) -> None:
 
 
 def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
-    """What one rank has: its environments, wherever they are stepped, random states and memory."""
+    """What one rank has: its environments, where they can be asked, random states and memory."""
+    states = []
     if hasattr(envs, "workers"):
         states = envs.ask([env_state] * len(envs.workers))
-    else:
+    elif hasattr(envs, "envs"):
         states = [env_state(envs)]
     return {
         "envs": states,
@@ -519,6 +520,9 @@ def restore(
         envs.num_steps = mine["envs"][0]["num_steps"]
         restores = [partial(restore_env, state, seed, failures) for state in mine["envs"]]
         step = envs.joined(restores)
+    elif not mine["envs"]:
+        print("--resume: the environments begin new episodes", file=sys.stderr)
+        step = envs.reset((seed + 1_000_003 * (run.first + failures)) % 2**32)
     else:
         step = restore_env(mine["envs"][0], seed, failures, envs)
     memory.restore(mine["memory"])

@@ -3,11 +3,13 @@ the lag, errors, signals and resuming."""
 
 import contextlib
 import copy
+import dataclasses
 import os
 import random
 import signal
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -39,8 +41,27 @@ POISSON = dict(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 5})
 HANGS = dict(env_id="Fails-v0", env_kwargs={"how": "hang"})
 
 
-def makers_of(args):
-    return [partial(script.make_env, args, i) for i in range(args.num_envs)]
+def collects(args, seed):
+    """(envs, memory, first step) in this process, as the collector has them."""
+    args = dataclasses.replace(args, seed=seed, num_workers=0)
+    script.start(args)
+    envs = script.make_envs(args)
+    agent = script.Agent(envs.leaves, envs.action_space, args)
+    return envs, script.Memory(agent, envs.leaves, args.num_envs, args), envs.reset(seed)
+
+
+def outcomes(rollout):
+    """What a rollout has as arrays: observations T * N in the order of Storage, then N that the
+    last actions led to, then the last ones of truncated episodes; rewards, ends of episodes, and
+    the numbers of the steps that truncated one."""
+    steps = rollout.steps[1:]
+    finals = [step.final for step in steps if step.final is not None]
+    return SimpleNamespace(
+        obs=script.join([*(step.obs for step in rollout.steps), *finals]),
+        rewards=np.stack([step.reward for step in steps]),
+        dones=np.stack([step.terminated | step.truncated for step in steps]),
+        cut=np.flatnonzero(np.stack([step.truncated for step in steps])),
+    )
 
 
 def assert_same(a, b):
@@ -136,19 +157,20 @@ def test_gradients_of_the_paper(observation, flags, tmp_path):
     )
     for k, (agent, rollout, (gradients,)) in enumerate(updates):
         storage = script.Storage(envs.leaves, CPU)
-        storage.append(rollout.obs)
-        ended += len(rollout.cut)
+        happened = outcomes(rollout)
+        storage.append(happened.obs)
+        ended += len(happened.cut)
         with torch.no_grad():
             V = np.array(
                 [
                     agent.value(storage.gather(np.array([i]))).item()
-                    for i in range(T * N + N + len(rollout.cut))
+                    for i in range(T * N + N + len(happened.cut))
                 ],
                 np.float64,
             )
-        finals = dict(zip(rollout.cut.tolist(), V[T * N + N :]))
+        finals = dict(zip(happened.cut.tolist(), V[T * N + N :]))
         following = V[N : T * N + N].copy()
-        for i, done in enumerate(rollout.dones.reshape(-1)):
+        for i, done in enumerate(happened.dones.reshape(-1)):
             following[i] = finals.get(i, 0.0) if done else following[i]
         actions = torch.as_tensor(rollout.actions)
         _, log_prob, entropy, value = agent(storage.gather(np.arange(T * N)), actions)
@@ -158,8 +180,7 @@ def test_gradients_of_the_paper(observation, flags, tmp_path):
         assert (abs(ratio - 1).max() < 1e-5) == (k == 0)
         rho = ratio.clip(max=args.max_rho)
         columns = (
-            x.reshape(T, N)
-            for x in (rollout.rewards, V[: T * N], following, 1 - rollout.dones, rho)
+            x.reshape(T, N) for x in (happened.rewards, V[: T * N], following, ~happened.dones, rho)
         )
         target = np.stack(
             [
@@ -228,56 +249,55 @@ def test_rollouts_arrive_bit_by_bit(observation, num_workers):
     args = small_args(
         script, env_id="Random-v0", env_kwargs={"observation": observation}, num_workers=num_workers
     )
-    with contextlib.closing(script.Collector(makers_of(args), args, 7)) as collector:
-        torch.manual_seed(7)
-        envs = script.Envs(makers_of(args))
-        agent, step = script.Agent(envs.leaves, envs.action_space, args), envs.reset(7)
+    with contextlib.closing(script.Collector(args)) as collector:
+        collector.reset(7)
+        envs, memory, step = collects(args, 7)
         for version in (5, 5, 9):
-            collector.ask(version, agent)
+            collector.ask(version, memory.agent)
         for version in (5, 5, 9):
-            expected, step = script.collect(agent, envs, step, version, args, CPU)
+            expected = script.collect(memory, envs, step, version, args)
+            step = expected.steps[-1]
             rollout = collector.receive()
-            assert rollout.version == version and rollout.episodes == expected.episodes
-            ours, theirs = (
-                [*part.obs.values, *part.obs.counts.values(), *part[2:7]]
-                for part in (rollout, expected)
-            )
-            for a, b in zip(ours, theirs, strict=True):
-                assert (
-                    a.dtype == b.dtype
-                    and a.shape == b.shape
-                    and a.tobytes() == b.tobytes()
-                    and a.flags.writeable
-                )
+            assert rollout.version == version and len(rollout.steps) == len(expected.steps) == 9
+            for ours, theirs in zip(arrays_in(rollout), arrays_in(expected), strict=True):
+                assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+                assert ours.tobytes() == theirs.tobytes()
+            for ours, theirs in zip(rollout.steps, expected.steps):
+                assert ours.episodes == theirs.episodes
+
+
+def arrays_in(value):
+    """All arrays in nested tuples, lists and dicts."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)):
+        return []
+    return [array for child in value for array in arrays_in(child)]
 
 
 def test_a_rollout_is_what_happened():
-    """Observations in the order of Storage, then the last ones, then those of truncated episodes;
-    episodes with the step in which they ended."""
+    """Each step is followed by what its actions led to, with the log-probabilities of the policy
+    that acted; nothing is stored where it is collected."""
     args = small_args(script, env_id="Random-v0", num_steps=30)
-    envs = script.Envs(makers_of(args))
-    steps, step_envs = [envs.reset(3)], envs.step
+    envs, memory, first = collects(args, 3)
+    steps, step_envs = [first], envs.step
     envs.step = lambda actions: steps.append(step_envs(actions)) or steps[-1]
-    agent = script.Agent(envs.leaves, envs.action_space, args)
-    rollout, last = script.collect(agent, envs, steps[0], 0, args, CPU)
-    assert last is steps[-1] and rollout.dones.sum() == len(rollout.episodes) > len(rollout.cut) > 0
-    finals = [step.final.values[0] for step in steps if step.final]
-    np.testing.assert_array_equal(
-        rollout.obs.values[0], np.concatenate([*(s.obs.values[0] for s in steps), *finals])
-    )
-    np.testing.assert_array_equal(rollout.rewards, np.stack([step.reward for step in steps[1:]]))
-    np.testing.assert_array_equal(
-        rollout.cut, np.flatnonzero(np.stack([step.truncated for step in steps[1:]]))
-    )
-    assert rollout.episodes == [
-        (t, episode) for t, step in enumerate(steps) for episode in step.episodes
-    ]
+    rollout = script.collect(memory, envs, first, 0, args)
+    assert len(rollout.steps) == len(steps) == 31
+    assert all(ours is theirs for ours, theirs in zip(rollout.steps, steps))
+    happened = outcomes(rollout)
+    num_episodes = sum(len(step.episodes) for step in steps)
+    assert happened.dones.sum() == num_episodes > len(happened.cut) > 0
+    assert len(memory.storage.blocks) == 1
     with torch.no_grad():
         storage = script.Storage(envs.leaves, CPU)
-        storage.append(rollout.obs)
-        _, log_probs, *_ = agent(storage.gather(np.arange(90)), torch.as_tensor(rollout.actions))
+        storage.append(happened.obs)
+        obs, actions = storage.gather(np.arange(90)), torch.as_tensor(rollout.actions)
+        _, log_probs, *_ = memory.agent(obs, actions)
     np.testing.assert_allclose(rollout.log_probs, log_probs, atol=1e-5)
-    assert len(everything(storage)["obs"]) == 93 + len(rollout.cut)
+    assert len(everything(storage)["obs"]) == 93 + len(happened.cut)
 
 
 def test_messages():
@@ -292,11 +312,9 @@ def test_messages():
         ]
         for k in range(0, 24, 4)
     ]
-    for k, arrays in enumerate(
-        messages
-    ):  # in one thread: nobody but `listen` can have taken what came
-        for pipe in pipes:
-            script.send(pipe, (k, arrays))
+    for k, arrays in enumerate(messages):
+        for pipe in pipes:  # in one thread: nobody but `listen` can have taken what came
+            pipe.send((k, arrays))
     for k, sent in enumerate(messages):
         for queue in received:
             number, arrays = queue.get(timeout=10)
@@ -308,7 +326,7 @@ def test_messages():
 def test_end_of_messages():
     """Where the other side is gone, None comes after all that it sent."""
     here, there = FORK.Pipe()
-    script.send(there, "last")
+    there.send("last")
     there.close()
     ends = []
     received = script.listen(here, lambda: ends.append(0))
@@ -405,7 +423,8 @@ def test_error_of_the_program(monkeypatch):
     """What is no sentence comes with the frames of the collector."""
     args = small_args(script, **RANDOM)
     monkeypatch.setattr(script, "collect", lambda *args: 1 / 0)
-    with contextlib.closing(script.Collector(makers_of(args), args, 1)) as collector:
+    with contextlib.closing(script.Collector(args)) as collector:
+        collector.reset(1)
         collector.ask(0, script.Agent(collector.leaves, collector.action_space, args))
         with pytest.raises(RuntimeError, match="in the collector: (?s:.*)ZeroDivisionError"):
             collector.receive()
@@ -484,7 +503,7 @@ def test_resume(tmp_path, capfd):
 def test_resume_with_another_network(tmp_path):
     folder = run(tmp_path, script, **RANDOM, checkpoint_every=1).folder
     with pytest.raises(
-        script.UsageError, match="--resume: the network of the checkpoint is not that of the flags"
+        SystemExit, match="--resume: the network of the checkpoint is not that of the flags"
     ):
         run(
             tmp_path / "new",

@@ -200,7 +200,8 @@ def test_files_that_do_not_fit(change, sentence, tmp_path):
 )
 def test_flags_without_a_meaning(flag, value):
     with pytest.raises(
-        script.UsageError, match=f"--{flag.replace('_', '-')} {value}: at least . is needed"
+        script.UsageError,
+        match=f"--{flag.replace('_', '-')} {value}: a number from . to inf is needed",
     ):
         script.main(small_args(script, **{flag: value}))
 
@@ -332,7 +333,7 @@ def test_cloning_loss_by_hand(tmp_path):
     data, agent, (storage, actions) = np.load(path), found.agent, load_demos(path, found)
     with torch.no_grad():
         latent = agent.actor(torch.as_tensor(data["values/obs"]))
-        logits = agent.head.heads["0"](latent).double().numpy()
+        logits = agent.head.heads[0].output(latent).double().numpy()
         logs = script.behaviour_cloning(agent, storage.gather(np.arange(len(latent))), actions)
     probs = np.exp(logits) * data["values/action_mask"]
     chosen = probs[np.arange(len(latent)), data["actions"][:, 0]]
@@ -476,13 +477,14 @@ def test_reconstruction_loss(observation):
     with torch.no_grad():
         latent = agent(obs)[4]
         torch.manual_seed(5)
-        loss = agent.aux(agent, obs, latent).item()
+        loss = script.reconstruct(agent, found.args, found.leaves, obs, latent).item()
         torch.manual_seed(5)
-        moved, places = agent.aux.move(obs)
+        leaves = [leaf for leaf in found.leaves if script.key(leaf.path) in agent.aux]
+        moved, places = script.move(leaves, obs)
         features, elements = agent.encoder(moved)
         context, total = agent.actor(features), []
-        for leaf in agent.aux.leaves:
-            decoder = agent.aux.decoders[script.key(leaf.path)]
+        for leaf in leaves:
+            decoder = agent.aux[script.key(leaf.path)]
             values = obs[leaf.path].values if leaf.group else obs[leaf.path]
             rows = places[leaf.group].tolist() if leaf.group else range(24)
             owner = obs[leaf.path].batch.tolist() if leaf.group else range(24)
@@ -491,10 +493,10 @@ def test_reconstruction_loss(observation):
                 parts = [(context if leaf.group else latent)[owner[row]]]
                 if leaf.path.endswith(".edges"):
                     nodes = leaf.path.removesuffix("edges") + "nodes"
-                    parts += [elements[nodes][end] for end in obs[leaf.group].values[row]]
+                    parts += [elements[nodes].values[end] for end in obs[leaf.group].values[row]]
                 elif leaf.group:
-                    parts += [elements[leaf.group][row]]
-                out, value = decoder.net(torch.cat(parts)[None])[0], values[row]
+                    parts += [elements[leaf.group].values[row]]
+                out, value = decoder(torch.cat(parts)[None])[0], values[row]
                 if leaf.kind == "image":
                     value = value.movedim(-1, 0) if value.shape[2] < value.shape[0] else value
                     out = out[:, : value.shape[1], : value.shape[2]]
@@ -528,7 +530,7 @@ def test_a_quarter_of_the_rows_moves():
         lambda: RandomEnv("set_of_dict", head="nodes"), aux="reconstruct", num_steps=40
     )
     obs = found.storage.gather(np.arange(120))
-    moved, places = found.agent.aux.move(obs)
+    moved, places = script.move([leaf for leaf in found.leaves if leaf.is_input], obs)
     (rows,) = places.values()
     a, b = (f"obs.{name}" for name in "ab")
     assert len(rows.unique()) == len(rows) == -(-len(obs[a].values) // 4)
@@ -569,7 +571,8 @@ def test_no_row_is_copied():
         optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
         for _ in range(120):
             obs = found.storage.gather(rng.permutation(240)[:120])
-            loss = agent.aux(agent, obs, agent(obs)[4])
+            latent = agent(obs)[4]
+            loss = script.reconstruct(agent, found.args, found.leaves, obs, latent)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -614,19 +617,24 @@ gym.register("AuxClock-v0", entry_point=Clock)
 def test_what_follows(tmp_path, monkeypatch):
     """Each step is paired with the next one of its environment unless its episode or the rollout
     ends there; a minibatch that has none counts 0."""
-    seen, forward, losses = set(), script.Prediction.forward, []
+    seen, losses, batches = set(), [], []
+    minibatches, predict = script.Memory.minibatches, script.predict
 
-    def note(self, agent, obs, latent, elements, actions, rows, next_obs):
-        now, after = obs["a"][rows], next_obs["a"]
+    def note_batch(self, rng, num):
+        for idx, (obs, actions) in minibatches(self, rng, num):
+            batches.append(obs)
+            yield idx, (obs, actions)
+
+    def note(agent, latent, elements, actions, rows, next_obs):
+        now, after = batches[-1]["a"][rows], next_obs["a"]
         assert torch.equal(after - now, torch.tensor([0.0, 0.0, 1.0]).expand_as(now))
         assert torch.equal(next_obs["b"].values, after)
         seen.update(tuple(row) for row in now.int().tolist())
-        losses.append(
-            (len(rows), forward(self, agent, obs, latent, elements, actions, rows, next_obs))
-        )
+        losses.append((len(rows), predict(agent, latent, elements, actions, rows, next_obs)))
         return losses[-1][1]
 
-    monkeypatch.setattr(script.Prediction, "forward", note)
+    monkeypatch.setattr(script, "predict", note)
+    monkeypatch.setattr(script.Memory, "minibatches", note_batch)
     run(
         tmp_path,
         script,
@@ -657,9 +665,7 @@ def test_prediction_loss(observation, action, head, flags):
         obs = storage.gather(idx)
         *_, latent, elements = agent(obs, actions[idx])
         next_obs = storage.gather(idx[rows] + 3)
-        loss = agent.aux(
-            agent, obs, latent, elements, actions[idx], torch.as_tensor(rows), next_obs
-        )
+        loss = script.predict(agent, latent, elements, actions[idx], rows, next_obs)
         predicted, target = [], []
         for k in idx[rows].tolist():
             features, elements = agent.encoder(storage.gather(np.array([k])))
@@ -667,12 +673,12 @@ def test_prediction_loss(observation, action, head, flags):
             for part in agent.head.parts:
                 value = actions[k, part.columns]
                 if part.kind == "choice":
-                    parts.append(elements[part.group][int(value)])
+                    parts.append(elements[part.group].values[int(value)])
                 elif part.kind == "categorical":
                     parts.append(torch.eye(part.size)[int(value)])
                 else:
                     parts.append(value.float())
-            predicted.append(agent.aux.net(torch.cat(parts)).double().numpy())
+            predicted.append(agent.aux(torch.cat(parts)).double().numpy())
             target.append(agent.encoder(storage.gather(np.array([k + 3])))[0][0].double().numpy())
     expected = ((np.array(predicted) - plain_standardised(target)) ** 2).mean()
     assert loss.item() == pytest.approx(expected, rel=1e-3)
@@ -689,16 +695,15 @@ def test_encoder_learns(aux, tmp_path):
     agent, obs = found.agent, found.storage.gather(np.arange(45))
     *_, latent, elements = agent(obs)
     if aux == "reconstruct":
-        loss = agent.aux(agent, obs, latent)
+        loss = script.reconstruct(agent, found.args, found.leaves, obs, latent)
     elif aux == "predict":
         rows = np.flatnonzero(~found.dones[:45])
-        loss = agent.aux(
+        loss = script.predict(
             agent,
-            obs,
             latent,
             elements,
             found.actions[:45],
-            torch.as_tensor(rows),
+            rows,
             found.storage.gather(rows + 3),
         )
     else:

@@ -11,6 +11,7 @@ from helpers import (
     LOGGED,
     OBSERVATIONS,
     command,
+    everything,
     observation_spaces,
     run,
     sample,
@@ -52,6 +53,12 @@ TASKS = {  # of every kind of head, with leaves that are empty now and then
 
 
 # ---- Buckets ----
+def on_host(storage):
+    """All that a storage holds, as it came from environments."""
+    values, counts = storage.whole()
+    return script.Flat([rows.numpy() for rows in values], counts)
+
+
 def test_bucket():
     """8 sizes per octave, never less than what came in and less than an eighth more."""
     sizes = [script.bucket(num) for num in range(5000)]
@@ -78,8 +85,8 @@ def test_waste():
 )
 @settings(max_examples=40, deadline=None)
 def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
-    """What PyG's Batch makes of the graphs and one at the end whose nodes have loops; empty graphs
-    and batches included."""
+    """What PyG's Batch makes of the graphs and one at the end whose first node has loops; empty
+    graphs and batches included."""
     rng, space = (
         np.random.default_rng(seed),
         spaces.Dict(
@@ -102,12 +109,12 @@ def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
         [[{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]],
         action_space=spaces.Discrete(99),
     )
-    obs = script.Buckets(leaves, CPU).fill(storage.batch(storage.whole()))
+    obs = script.BucketStorage(leaves, CPU).append(on_host(storage))
     num_nodes, num_edges = (
         sum(len(part) for part in parts) for parts in (masks, [g.edges for g in graphs])
     )
     nodes, edges = (script.bucket(max(num + 1, 2)) - num for num in (num_nodes, num_edges))
-    loops = torch.arange(edges) % nodes
+    loops = torch.zeros(edges, dtype=torch.long)
     data = [
         Data(
             x=torch.tensor(x),
@@ -148,14 +155,12 @@ def test_fill_any_space(space, num, seed):
     without ragged leaves nothing changes."""
     rng = np.random.default_rng(seed)
     storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
-    obs, buckets = storage.batch(storage.whole()), script.Buckets(leaves, CPU)
-    result = buckets.fill(obs)
+    buckets = script.BucketStorage(leaves, CPU)
+    obs, result = everything(storage), buckets.append(on_host(storage))
     assert list(result) == list(obs)
     if not any(leaf.group for leaf in leaves):
-        assert result is obs and buckets.stats() == {
-            "charts/batch_sizes": 0,
-            "charts/spare_rows": 0,
-        }
+        assert all(torch.equal(result[path], values) for path, values in obs.items())
+        assert buckets.spare.size == 0 and buckets.stats()["charts/batch_sizes"] == 0
         return
     for leaf in leaves:
         old, new = obs[leaf.path], result[leaf.path]
@@ -180,7 +185,8 @@ def losses(space, observations, action_space, **flags):
     storage, leaves = stored(space, [observations], action_space=action_space)
     args = small_args(script, autoregressive=True, **NONE | flags)
     agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
-    action, log_prob, entropy, value = agent(obs)
+    with torch.no_grad():
+        action, log_prob, entropy, value = agent(obs)
     rollout = torch.stack(
         [
             log_prob + 0.1 * torch.randn(len(action)),
@@ -189,11 +195,16 @@ def losses(space, observations, action_space, **flags):
             torch.randn(len(action)),
         ],
         1,
-    ).detach()
-    buckets = script.Buckets(leaves, CPU)
-    for inputs, spare in ((obs, 0), (buckets.fill(obs), buckets.spare)):
+    )
+    memory = script.Memory(agent, leaves, len(observations), args)
+    memory.storage = script.BucketStorage(leaves, CPU)
+    memory.begin()
+    memory.storage.append(on_host(storage))
+    memory.actions.append(action)
+    ((idx, filled),) = memory.minibatches(np.random.default_rng(0), 1)
+    for of_rollout, inputs in ((rollout, (obs, action)), (rollout[idx], filled)):
         agent.zero_grad()
-        loss, logs = script.ppo_loss(agent, args, spare, inputs, action, rollout)
+        loss, logs = script.ppo_loss(agent, args, *inputs, of_rollout, torch.tensor(1.5))
         loss.backward()
         yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
 
@@ -247,10 +258,9 @@ def test_spare_rows_change_no_choice(gnn):
 def greedy(monkeypatch):
     """Actions are the most probable ones, so that runs which draw other random numbers have the
     same rollouts."""
-    for module in (ppo_graph, script):
-        monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
-        monkeypatch.setattr(module.Bernoulli, "sample", lambda self, shape=(): self.mode)
-        monkeypatch.setattr(module.Normal, "rsample", lambda self, shape=(): self.mode.detach())
+    for kind in (ppo_graph.Categorical, ppo_graph.Vector, script.Categorical, script.Vector):
+        draw = kind.draw
+        monkeypatch.setattr(kind, "draw", lambda self, greedy, draw=draw: draw(self, True))
 
 
 def assert_same_run(one, two):
@@ -349,6 +359,10 @@ def cache(tmp_path_factory):
         yield
 
 
+def num_compilations():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
 def assert_compiled(result, num_before):
     """Policy step and loss were compiled once each, and collection and training agree."""
     assert {value for _, value in result.scalars["charts/compilations"]} == {num_before + 2}
@@ -361,7 +375,7 @@ def test_compiled(tmp_path, cache):
     weights have ppo_graph.py's names."""
     flags, before = (
         TASKS["nodes"] | dict(save_model=True, gnn_layers=1, norm_obs=False),
-        script.num_compilations(),
+        num_compilations(),
     )
     one = run(tmp_path / "one", script, **NONE | flags)
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
@@ -377,7 +391,7 @@ def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
     traced(monkeypatch)
     greedy(monkeypatch)
     flags = TASKS["mixed"] | dict(save_model=True, gnn_layers=1, autoregressive=True)
-    before = script.num_compilations()
+    before = num_compilations()
     one = run(tmp_path / "one", **flags)
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     assert_same_run(one, two)
@@ -420,7 +434,7 @@ def test_resume_and_workers(tmp_path, monkeypatch):
 def test_ranks(tmp_path, monkeypatch):
     """Each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
     traced(monkeypatch)
-    monkeypatch.setattr(script.Categorical, "sample", lambda self: self.mode)
+    greedy(monkeypatch)
     flags = dict(
         compile_mode="auto",
         env_id="Random-v0",
@@ -452,7 +466,7 @@ def test_captured(name, tmp_path, monkeypatch, cache):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     flags = dict(save_model=True, cuda=True, num_steps=16, total_timesteps=192) | TASKS[name]
-    before = script.num_compilations()
+    before = num_compilations()
     one = run(tmp_path / "one", script, **NONE | flags)
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     num_graphs = get_container(0).tree_manager.new_graph_id().id

@@ -1,5 +1,4 @@
-"""PPO with an LSTM whose recurrent state is sparse and grows: one entry per node that the agent has
-ever seen.
+"""PPO with an LSTM whose recurrent state is sparse and grows: an entry per node that was ever seen.
 
     python cleanrl_graph/ppo_lstm_sparse.py --env-id CartPole-v1 --wrap hide:1,3
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges
@@ -8,15 +7,14 @@ ever seen.
 Observations with the key `node_ids` (an integer per node or set element) have a memory per id: the
 LSTM runs on the nodes that are seen; those that never were have no entry. Without ids there is one
 entry per environment: the ordinary LSTM. The defaults differ from CleanRL's: see
-benchmark/results/memory_defaults.
-
-Rooms: those of ppo_graph.py and, after the encoder, the memory. `train` is the algorithm.
+benchmark/results/memory_defaults. Rooms are those of ppo_graph.py, other are Memory and Agent.
 
 Papers: those of ppo_graph.py; LSTM (Hochreiter and Schmidhuber 1997); R2D2 (Kapturowski et al.
 2019, ICLR).
 """
 
 import contextlib
+import importlib
 import importlib.util
 import inspect
 import json
@@ -25,10 +23,12 @@ import os
 import random
 import sys
 import time
-import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Any, Callable, Iterable, Iterator, Literal, NamedTuple
+from functools import cache, partial
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -41,24 +41,18 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from torch_geometric import nn as pyg
+from torch_geometric.utils import segment
 from tqdm import tqdm
 
-Json = Annotated[
-    dict | list,
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda args: json.loads(args[0]),
-        is_instance=lambda value: isinstance(value, (dict, list)),
-        str_from_instance=lambda value: [json.dumps(value)],
-    ),
-]
+VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
+
+Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
 @dataclass
 class Args:
-    """Experiment, environment (env-id), network (hidden-dims), memory (state-per-node), algorithm
-    (total-timesteps)."""
+    """Experiment, environment (--env-id), network (--hidden-dims), memory (--state-per-node),
+    algorithm (--total-timesteps)."""
 
     exp_name: str = os.path.basename(__file__)[: -len(".py")]
     """the name of this experiment"""
@@ -171,21 +165,25 @@ class Args:
     num_minibatches: int = 4
     """the number of mini-batches"""
     update_epochs: int | None = None
-    """the K epochs of an update; None: 4 with a state per node, else 8"""
+    """the K epochs to update the policy; None: 4 with a state per node, else 8"""
     norm_adv: bool = True
-    """toggles advantages normalization, by std + 0.1 std of the returns"""
+    """toggles advantages normalization"""
+    adv_std_floor: float = 0.1
+    """share of the returns' std that is added to the std by which advantages are divided"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
     """toggles the clipped loss of the value function"""
+    norm_vloss: bool = True
+    """divides the loss of the value function by 1 + the variance of the returns"""
     ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
-    """coefficient of the value function, over 1 + the variance of the returns"""
+    """coefficient of the value function"""
     max_grad_norm: float = 0.5
     """the maximum norm for the gradient clipping"""
     target_kl: float | None = 0.03
-    """an epoch with a larger KL divergence ends the update"""
+    """the target KL divergence threshold"""
 
     batch_size: tyro.conf.Suppress[int] = 0
     """the batch size; these four are set at run time"""
@@ -212,13 +210,13 @@ class Leaf(NamedTuple):
     (ragged) or of one step (dense)."""
 
     path: str  # "graph.nodes", "position"
-    kind: str  # "vector", "image", "discrete", "multidiscrete" or "links" (pairs of node indices)
+    kind: str  # "vector", "image", "discrete" or "links" (pairs of node indices)
     shape: tuple[int, ...]
     dtype: np.dtype
     space: gym.Space
     getters: tuple[Callable, ...]  # called one after the other: observation -> array
     group: str | None = None
-    nodes: str | None = None  # the group whose rows the values of "links" count
+    nodes: str | None = None  # of links and edges: the group whose rows they connect
 
     @property
     def is_input(self) -> bool:
@@ -231,38 +229,37 @@ class Leaf(NamedTuple):
         return obs
 
 
-def leaves_of(space: gym.Space, path: str = "", getters: tuple = ()) -> list[Leaf]:
+def leaves_of(space: gym.Space, path: str = "") -> list[Leaf]:
     """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
     name = path or "obs"  # of a space that is not inside another
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, name, getters)
+        return graph_leaves(space, name)
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, name, getters)
+        return sequence_leaves(space, name)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return [array_leaf(space, name, getters)]
+        return [array_leaf(space, name)]
     leaves = []
     children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
     for k, child in children:
-        child_path = f"{path}.{k}" if path else str(k)
-        leaves += leaves_of(child, child_path, getters + (itemgetter(k),))
+        for leaf in leaves_of(child, f"{path}.{k}".removeprefix(".")):
+            leaves.append(leaf._replace(getters=(itemgetter(k), *leaf.getters)))
     return leaves
 
 
-def graph_leaves(space: spaces.Graph, path: str, getters: tuple) -> list[Leaf]:
+def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
     """Nodes, edge_links and, if they have features, edges."""
-    nodes = array_leaf(space.node_space, f"{path}.nodes", getters + (attrgetter("nodes"),))
+    nodes = array_leaf(space.node_space, f"{path}.nodes", attrgetter("nodes"))
     nodes = nodes._replace(group=nodes.path)
     name = f"{path}.edge_links"
-    int32 = np.dtype(np.int32)
-    get_links = getters + (attrgetter("edge_links"),)
-    links = Leaf(name, "links", (2,), int32, space, get_links, name, nodes.path)
+    get_links = attrgetter("edge_links")
+    links = Leaf(name, "links", (2,), np.dtype(np.int32), space, (get_links,), name, nodes.path)
     if space.edge_space is None:
         return [nodes, links]
-    edges = array_leaf(space.edge_space, f"{path}.edges", getters + (attrgetter("edges"),))
-    return [nodes, links, edges._replace(group=name)]
+    edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
+    return [nodes, links, edges._replace(group=name, nodes=nodes.path)]
 
 
-def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[Leaf]:
+def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
     """The leaves of a row. Without `stack` the rows are a tuple, each is read on its own."""
     leaves = []
     for leaf in leaves_of(space.feature_space, path):
@@ -270,8 +267,8 @@ def sequence_leaves(space: spaces.Sequence, path: str, getters: tuple) -> list[L
             raise UsageError(
                 f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
             )
-        of_rows = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=getters + of_rows))
+        getters = leaf.getters if space.stack else (partial(read_rows, leaf),)
+        leaves.append(leaf._replace(group=path, getters=getters))
     return leaves
 
 
@@ -280,13 +277,11 @@ def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
     return [leaf.read(row) for row in rows] or None
 
 
-def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
+def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
     """The leaf of a space whose elements are arrays or numbers."""
     kind = "vector"
-    if isinstance(space, spaces.Discrete):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         kind = "discrete"
-    elif isinstance(space, spaces.MultiDiscrete):
-        kind = "multidiscrete"
     elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
         raise UsageError(
             f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
@@ -295,41 +290,35 @@ def array_leaf(space: gym.Space, path: str, getters: tuple) -> Leaf:
     elif isinstance(space, spaces.Box) and len(space.shape) == 3:
         pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
         kind = "image" if min(pixels) >= 8 else "vector"
-    dtype = np.dtype(np.int64)  # torch knows no larger unsigned numbers
-    if space.dtype.kind == "f":
+    dtype = space.dtype
+    if dtype.kind == "f":
         dtype = np.dtype(np.float32)
-    elif kind in ("vector", "image") and (space.dtype.kind in "bi" or space.dtype == np.uint8):
-        dtype = space.dtype
+    elif dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
+        dtype = np.dtype(np.int64)
     return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each category of a discrete or multidiscrete leaf, int64
-    [entries]."""
-    options = leaf.space.n if leaf.kind == "discrete" else leaf.space.nvec
-    return np.ravel(options).astype(np.int64)
+    """The number of values of each category of a discrete leaf, int64 [entries]."""
+    is_single = isinstance(leaf.space, spaces.Discrete)
+    return np.ravel(leaf.space.n if is_single else leaf.space.nvec).astype(np.int64)
 
 
 class Group(NamedTuple):
     """The paths of the leaves of a graph, or of a set, which has no edges."""
 
     nodes: list[str]  # with a row per node, or per element
-    links: str | None  # edge_links, which is the name of the group of edges, too
-    edges: list[str]  # with a row per edge
+    edges: list[str]  # with a row per edge: first edge_links, which names the group of edges, too
 
 
 def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
     """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    links = {leaf.nodes: leaf.group for leaf in leaves if leaf.nodes}
-    paths = {}  # group -> its leaves
+    groups = {}
     for leaf in leaves:
         if leaf.group and leaf.is_input:
-            paths.setdefault(leaf.group, []).append(leaf.path)
-    groups = {}
-    for name, nodes in paths.items():
-        if name not in links.values():
-            edges = paths.get(links.get(name), [])
-            groups[name] = Group(nodes, links.get(name), edges[1:])  # the first are the links
+            group = groups.setdefault(leaf.nodes or leaf.group, Group([], []))
+            paths = group.edges if leaf.nodes else group.nodes
+            paths.append(leaf.path)
     return groups
 
 
@@ -337,7 +326,7 @@ def element_groups(leaves: list[Leaf]) -> list[str]:
     """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where
     there is no graph."""
     groups = groups_of(leaves)
-    graphs = [name for name, group in groups.items() if group.links]
+    graphs = [name for name, group in groups.items() if group.edges]
     return graphs or list(groups)
 
 
@@ -370,9 +359,9 @@ def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
     with contextlib.suppress(ModuleNotFoundError):
-        package = importlib.import_module("cleanrl_graph")
-        if getattr(package, "__version__", None) == VERSION:
-            return importlib.import_module(f"cleanrl_graph.{name}")
+        importlib.import_module("cleanrl_graph")
+    if getattr(sys.modules.get("cleanrl_graph"), "__version__", None) == VERSION:
+        return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
             f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
@@ -399,14 +388,10 @@ def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
     env_id = args.env_id
     where = "or module:Name-v0"
-    if env_id.startswith("envs:"):
-        own = importlib.util.find_spec("envs")
-        env_id = f"cleanrl_graph.{env_id}"
-        if own and own.origin:
-            where = f"of {own.origin}; that of cleanrl_graph is {env_id}"
-            env_id = args.env_id
-    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
+    if wrappers:
+        env_id, where = wrappers.full_id(env_id)
+    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
@@ -479,7 +464,7 @@ class Envs:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
         self.outcome = np.zeros_like(self.outcome)
-        finals = {}  # env -> the last observation of an episode that is truncated
+        finals = []  # the last observations of episodes that are truncated
         episodes = []
         for i, action in enumerate(actions):
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
@@ -493,22 +478,25 @@ class Envs:
                 self.observations[i] = self.read(i, obs)
                 continue
             self.outcome[1 if terminated else 2, i] = 1
-            if not terminated:  # copied: the environment may write into it
-                finals[i] = [array.copy() for array in self.read(i, obs)]
+            if not terminated:  # copied at once: the environment may write into it
+                finals.append(self.collate([self.read(i, obs)], [i]))
             if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                 episodes.append(self.episode(i, info))
             self.begin(i)
-        final = self.collate(list(finals.values()), list(finals)) if finals else None
-        return self.latest(final, episodes)
+        return self.latest(join(finals) if finals else None, episodes)
 
     def episode(self, i: int, info: dict) -> Episode:
         """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        ret = float(whole["r"])
-        length = int(whole["l"])
-        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
+        return Episode(
+            self.first_env + i,
+            float(whole["r"]),
+            int(whole["l"]),
+            info.get("group"),
+            info.get("eval", {}),
+        )
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` of env i returns."""
@@ -705,15 +693,14 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 class Rows(nn.Module):
     """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more
-    than 64). With `norm_obs` Box vectors are normalised by mean and std of all rows that `observe`
-    was given, and clipped to 10."""
+    than 64), of links no columns. With `norm_obs` Box vectors are normalised by mean and std of all
+    rows that `observe` was given, and clipped to 10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.axes = len(leaf.shape)
-        self.dim = math.prod(leaf.shape)
+        self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
         self.embedding = None
-        self.categorical = leaf.kind in ("discrete", "multidiscrete")
+        self.categorical = leaf.kind == "discrete"
         if self.categorical:
             num = num_options(leaf)
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
@@ -735,23 +722,22 @@ class Rows(nn.Module):
         2.1)."""
         values = values.reshape(-1, self.dim).double()
         mean = values.sum(0) / max(len(values), 1)
-        spread = ((values - mean) ** 2).sum(0)
-        for num, rank_mean, rank_spread in all_ranks((len(values), mean, spread)):
+        var = ((values - mean) ** 2).sum(0) / max(len(values), 1)
+        for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
-                total = self.count + num
-                delta = rank_mean.to(self.mean) - self.mean
-                between = delta**2 * self.count * num / total
-                self.var.copy_((self.var * self.count + rank_spread.to(delta) + between) / total)
-                self.mean += delta * num / total
+                share = num / (self.count + num)
+                delta = new_mean.to(self.mean) - self.mean
+                self.var += share * (new_var.to(delta) - self.var + (1 - share) * delta**2)
+                self.mean += share * delta
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.flatten(1) if self.axes else values[:, None]
+        values = values[..., None].flatten(1)
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
         if not self.categorical:
-            return values.float()
+            return values[:, : self.dim].float()
         if self.embedding is not None:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
@@ -816,9 +802,9 @@ class GNN(nn.Module):
             self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         takes = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = "edge_attr" in takes
+        self.takes_edge_attr = edge_dim and "edge_attr" in takes
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
         for conv, norm in zip(self.convs, self.norms):
@@ -854,26 +840,24 @@ class Encoder(nn.Module):
         leaves = [leaf for leaf in leaves if leaf.is_input]
         self.dense = [leaf.path for leaf in leaves if leaf.group is None]
         self.groups = groups_of(leaves)
-        self.readout = args.readout
+        self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()
         for leaf in leaves:
-            if leaf.kind == "image":
-                self.rows[key(leaf.path)] = CNN(leaf)
-            elif leaf.kind != "links":
-                self.rows[key(leaf.path)] = Rows(leaf, args.norm_obs)
+            is_image = leaf.kind == "image"
+            self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()
         self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
         self.dim = self.dim_of(self.dense)
         for name, group in self.groups.items():
             node_dim = self.dim_of(group.nodes)
-            if group.links:
+            if group.edges:
                 edge_dim = self.dim_of(group.edges)
                 self.nets[key(name)] = GNN(node_dim, edge_dim or None, args)
-                self.element_dims[group.links] = 2 * dim + edge_dim
+                self.element_dims[group.edges[0]] = 2 * dim + edge_dim
             else:
                 self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
-            self.dim += 2 * dim + 1 if args.readout == "meanmax" else dim + 1
+            self.dim += len(self.readouts) * dim + 1
 
     def dim_of(self, paths: list[str]) -> int:
         return sum(self.rows[key(path)].dim for path in paths)
@@ -884,23 +868,21 @@ class Encoder(nn.Module):
         for name, group in self.groups.items():
             _, ptr, batch, _ = obs[group.nodes[0]]
             x = self.features_of(group.nodes, obs)
-            if group.links:
-                links, *edge_index, _ = obs[group.links]
-                edge_attr = self.features_of(group.edges, obs)
-                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
-                if edge_attr is None:
-                    edge_attr = x.new_zeros(len(links), 0)
-                elements[group.links] = Elements(edge_attr, *edge_index, links, x)
+            if group.edges:
+                links, edge_ptr, edge_batch, _ = obs[group.edges[0]]
+                features_of_edges = self.features_of(group.edges, obs)
+                x = self.nets[key(name)](x, links.t().contiguous(), features_of_edges)
+                edges = Elements(features_of_edges, edge_ptr, edge_batch, links, x)
+                elements[group.edges[0]] = edges
             else:
                 x = self.nets[key(name)](x)
             elements[name] = Elements(x, ptr, batch)
             features.append(self.pool(x, ptr))
         return torch.cat(features, 1), elements
 
-    def features_of(self, paths: list[str], obs: Obs) -> Tensor | None:
-        """The leaves of a group side by side, [rows, dim]; None if there are none."""
-        if paths:
-            return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+    def features_of(self, paths: list[str], obs: Obs) -> Tensor:
+        """The leaves of a group side by side, [rows, dim]."""
+        return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
@@ -911,15 +893,8 @@ class Encoder(nn.Module):
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
-        num = ptr.diff()[:, None].float()
-        pooled = []
-        if self.readout == "sum":
-            pooled.append(segment_sum(rows, ptr))
-        if self.readout in ("mean", "meanmax"):
-            pooled.append(segment_sum(rows, ptr) / num.clamp(min=1))
-        if self.readout in ("max", "meanmax"):
-            pooled.append(torch.where(num > 0, segment_max(rows, ptr), 0.0))
-        return torch.cat([*pooled, num.log1p()], 1)
+        pooled = [segment(rows, ptr, kind) for kind in self.readouts]  # zero where there are none
+        return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
 def key(path: str) -> str:
@@ -930,319 +905,15 @@ def key(path: str) -> str:
 # --- end shared: encoder ---
 
 
-# ---- Memory: an LSTM with one entry per (environment, node id) ----
-State = dict[str, Tensor]
-"""What N envs remember, sorted by (env, key). Index tensors are int64 and on the CPU.
-
-"num" [N]: entries of each env; "keys" [nnz]; "h", "c" [nnz, H]; "action" [N, any]: the last one,
-embedded; with --remember-edges "out" [nnz, H]: h and the messages to it, "num_edges" [N],
-"edge_keys" [E, 2]: of source and target, "edge_attr" [E, ...]: as seen first."""
-ROWS = {"num": ("keys", "h", "c", "out"), "num_edges": ("edge_keys", "edge_attr")}
-
-
-def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """For each k counts[k] numbers from first[k] on, one after the other."""
-    return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
-
-
-def pack(arrays: list[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
-    """Index arrays on the device, by one copy."""
-    return to_device(np.concatenate(arrays), device).split(list(map(len, arrays)))
-
-
-def select(state: State, envs: np.ndarray, starts: np.ndarray | bool = False) -> State:
-    """The state of some of the envs, in that order; those that start an episode remember
-    nothing."""
-    rows, chosen = dict.fromkeys(state, envs), {}
-    for name in state.keys() & ROWS:
-        num, first = state[name].numpy()[envs], state[name].cumsum(0).numpy()[envs]
-        counts = np.where(starts, 0, num)
-        rows |= dict.fromkeys(ROWS[name], ranges(first - num, counts))
-        chosen[name] = torch.from_numpy(counts)
-    index = {id(array): array for array in rows.values()}  # each once
-    packed = dict(zip(index, pack([*index.values()], state["h"].device)))
-    at = {
-        name: packed[id(rows[name])] if v.is_cuda else torch.from_numpy(rows[name])
-        for name, v in state.items()
-    }
-    return {name: select_rows(v, at[name]) for name, v in state.items()} | chosen
-
-
-def run_lstm(
-    lstm: nn.LSTM,
-    x: Tensor,
-    events: np.ndarray,
-    lengths: np.ndarray,
-    hx: list[Tensor],
-    begin: np.ndarray,
-):
-    """(h [rows, H], c [rows, H] if no sequence has two rows) of ragged sequences, x[events] one
-    after the other; sequence k begins with the rows begin[k] of hx, h and c. `events` permutes the
-    rows of x.
-
-    In the order of a PackedSequence (by time, the longest first) cuDNN runs them on CUDA. On the
-    CPU a fused call does all steps until the next sequence ends (a staircase); lengths are rounded
-    up there, to two per octave."""
-    if not len(x):
-        return tuple(v[:0] for v in hx)
-    if len(lengths) == len(x):
-        begin = to_device(begin[np.argsort(events)], x.device)
-        output, (_, c) = lstm(x[None], tuple(select_rows(v, begin)[None] for v in hx))
-        return output[0], c[0]
-    order = np.argsort(-lengths, kind="stable")
-    unit = 1 if x.is_cuda else 2 ** (np.log2(lengths[order]).astype(np.int64) - 1).clip(0)
-    stairs = -(-lengths[order] // unit) * unit
-    active = len(stairs) - np.searchsorted(stairs[::-1], np.arange(stairs[0]), side="right")
-    time, rank = ranges(0 * lengths, lengths), np.argsort(order).repeat(lengths)
-    source, target = np.full(active.sum(), len(x)), np.empty_like(events)
-    target[events] = (active.cumsum() - active)[time] + rank
-    source[target] = np.arange(len(x))
-    begin, source, target = pack([begin[order], source, target], x.device)
-    h, c = (select_rows(values, begin)[None] for values in hx)
-    if len(source) > len(x):
-        x = torch.cat([x, x.new_zeros(1, x.shape[1])])
-    x, outputs, start, row = select_rows(x, source), [], 0, 0
-    if x.is_cuda:
-        packed, _ = lstm(nn.utils.rnn.PackedSequence(x, torch.from_numpy(active)), (h, c))
-        return select_rows(packed.data, target), None
-    while row < len(x):
-        n = int(active[start])
-        num_steps = int(stairs[n - 1]) - start
-        stair = x[row : row + n * num_steps].view(num_steps, n, -1)
-        output, (h, c) = lstm(stair, (h[:, :n], c[:, :n]))
-        outputs.append(output.flatten(0, 1))
-        start, row = start + num_steps, row + n * num_steps
-    return select_rows(torch.cat(outputs), target), None
-
-
-class Timeline:
-    """Index arithmetic of M envs x T steps; number m * T + t is step t of env m.
-
-    A row is a value of an entry, that is a key in what the T steps hold of an episode: row 0 is
-    zero, then come those of the state, then one per event (element of an observation)."""
-
-    def __init__(self, nodes: Ragged, starts: np.ndarray, state: State):
-        (self.M, self.T), self.num_old = starts.shape, len(state["keys"])
-        begins = starts | (np.arange(self.T) == 0)
-        self.first = np.maximum.accumulate(
-            np.arange(starts.size) * begins.ravel()
-        )  # of the same episode
-        self.ids = nodes.values.numpy().astype(np.int64)
-        keys = np.append(state["keys"], self.ids)
-        at = np.append(
-            np.arange(self.M).repeat(state["num"]) * self.T, nodes.batch
-        )  # when a row becomes valid
-        self.names, rank = np.unique(keys, return_inverse=True)
-        code = self.first[at] * len(self.names) + rank
-        order = np.argsort(code, kind="stable")
-        # rows in the order of entries and time
-        self.row, self.at = order + 1, at[order]
-        changes = np.diff(code[order], prepend=-1, append=-1) != 0
-        self.entry = changes[:-1].cumsum() - 1
-        self.before = np.where(
-            changes[:-1], 0, np.append(0, self.row)[:-1]
-        )  # the entry's row before
-        # entries
-        last = order[changes[1:]]
-        self.code, self.last = code[last], last + 1
-        self.keys, self.envs = keys[last], at[last] // self.T
-        # events, and the sequences that they form
-        is_event = self.row > self.num_old
-        self.events, before = self.row[is_event] - self.num_old - 1, self.before[is_event]
-        begins = before <= self.num_old
-        self.begin, self.lengths = before[begins], np.diff(np.flatnonzero(np.append(begins, True)))
-
-
-class SparseLSTM(nn.Module):
-    """An LSTM over the elements that are seen, a sequence per entry, and a readout over all
-    entries, a running sum of changes. One call takes M envs through T steps: one to act, all to
-    learn."""
-
-    def __init__(self, input_dim: int, per_node: bool, edge_rows: nn.Module | None, args):
-        super().__init__()
-        H, self.per_node, self.readout = args.lstm_dim, per_node, args.state_readout
-        self.lstm = nn.LSTM(input_dim, H)
-        self.dim = H + per_node
-        for name, parameter in self.lstm.named_parameters():
-            for gate in parameter.chunk(4):
-                nn.init.constant_(gate, 0) if "bias" in name else nn.init.orthogonal_(gate)
-        self.lstm.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
-        self.edge_rows, self.message = edge_rows, None
-        if args.remember_edges:
-            self.message = nn.Linear(H + getattr(edge_rows, "dim", 0), H)
-
-    def forward(
-        self,
-        x: Tensor,
-        nodes: Ragged,
-        starts: np.ndarray,
-        state: State,
-        links: Ragged | None = None,
-        features: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, State | None]:
-        """(output [events, H], readout [M * T, dim], new entries of the state or None if T > 1) of
-        what is seen: elements x [events, D], their ids `nodes`, links and features [E, ...]; nodes
-        and links on the CPU."""
-        if starts[:, 0].any():
-            state = select(state, np.arange(len(starts)), starts[:, 0])
-        line, zero = Timeline(nodes, starts, state), x.new_zeros(1, self.lstm.hidden_size)
-        rows = {name: torch.cat([zero, state[name]]) for name in ("h", "c", "out") if name in state}
-        h, c = run_lstm(self.lstm, x, line.events, line.lengths, [rows["h"], rows["c"]], line.begin)
-        rows["h"], out, new = torch.cat([rows["h"], h]), h, {}
-        if self.message is not None:
-            messages, new = self.exchange(rows["h"], line, state, links, features)
-            out = h + messages
-            rows["out"] = torch.cat([rows["out"], out])
-        readout = self.sum_up(rows.get("out", rows["h"]), line) if self.per_node else out
-        if line.T > 1:
-            return out, readout, None
-        rows["c"], last = torch.cat([rows["c"], c]), to_device(line.last, x.device)
-        new |= {name: select_rows(values, last) for name, values in rows.items()}
-        new["num"] = torch.from_numpy(np.bincount(line.envs, minlength=line.M))
-        new["keys"] = torch.from_numpy(line.keys)
-        return out, readout, new
-
-    def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
-        """[M * T, H + 1]: mean or sum of the entries known at each observation, log(1 + their
-        number)."""
-        order = np.argsort(line.at, kind="stable")
-        ptr = np.searchsorted(line.at[order], np.arange(len(line.first) + 1))
-        num = np.bincount(line.at[line.before == 0], minlength=len(line.first)).cumsum()
-        num = num - np.append(0, num)[line.first]
-        arrays = [line.row[order], line.before[order], ptr, line.first, num]
-        row, before, ptr, first, num = pack(arrays, values.device)
-        changes = select_rows(values, row) - select_rows(values, before)
-        # double, as what earlier episodes added is subtracted again
-        sums = segment_sum(changes.double(), ptr).cumsum(0)
-        sums = sums - select_rows(torch.cat([torch.zeros_like(sums[:1]), sums]), first)
-        num = num[:, None].double()
-        if self.readout == "mean":
-            sums = sums / num.clamp(min=1)
-        return torch.cat([sums, num.log1p()], 1).to(values.dtype)
-
-    def exchange(
-        self, h: Tensor, line: Timeline, state: State, links: Ragged, features: Tensor | None
-    ):
-        """(per event the mean over the edges known by then of what the source's latest h [rows, H]
-        sends, new edges of the state): one pass over pairs of event and edge."""
-        keys = np.append(state["edge_keys"], line.ids[links.values], 0)
-        at = np.append(np.arange(line.M).repeat(state["num_edges"]) * line.T, links.batch)
-        code = line.first[at, None] * len(line.names) + np.searchsorted(line.names, keys)
-        ends = np.searchsorted(line.code, code)  # entries
-        _, once = np.unique(ends @ [len(line.code), 1], return_index=True)
-        (source, target), keys, at = ends[once].T, keys[once], at[once]
-        # now: the times of events; since: from when on its target knows an edge
-        num_times, is_event = len(line.first) + 1, line.row > line.num_old
-        clock = line.entry * num_times + line.at + is_event
-        now = clock[is_event][np.argsort(line.events)]
-        since = target * num_times + at + 1
-        order = np.argsort(since)
-        start, stop = np.searchsorted(since[order], [now - now % num_times, now], side="right")
-        num = stop - start
-        pair = order[ranges(start, num)]
-        time = (now % num_times).repeat(num)
-        sender = np.searchsorted(clock, source[pair] * num_times + time, side="right") - 1
-        arrays = [line.row[sender], pair, num, np.append(0, num.cumsum()), once]
-        sender, pair, num, ptr, once = pack(arrays, h.device)
-
-        inputs, new = select_rows(h, sender), {"edge_keys": torch.from_numpy(keys)}
-        new["num_edges"] = torch.from_numpy(np.bincount(line.envs[source], minlength=line.M))
-        if self.edge_rows is not None:
-            features = torch.cat([state.get("edge_attr", features[:0]), features])
-            new["edge_attr"] = select_rows(features, once)
-            embedded = self.edge_rows(new["edge_attr"]).to(h.dtype)
-            inputs = torch.cat([inputs, select_rows(embedded, pair)], 1)
-        total = segment_sum(self.message(inputs).relu(), ptr)
-        return total / num.clamp(min=1)[:, None], new
-
-
-class Inputs(NamedTuple):
-    """What the agent sees of M envs x T steps; number m * T + t is step t of env m."""
-
-    obs: Obs
-    index: Obs  # node ids, and links if they are remembered, on the CPU
-    starts: np.ndarray  # bool [M, T]: an episode begins, what was before is forgotten
-    rewards: np.ndarray  # float32 [M, T], of the step before
-    state: State  # before the first step
-
-
-class Memory:
-    """What the agent remembers of N envs: the same calls to collect, to learn and to play.
-
-    Only the state before a rollout is kept: minibatches compute again what follows, and gradients
-    end there (the "stored state" of R2D2, section 3, here never older than an update)."""
-
-    def __init__(self, agent: "Agent", storage: Storage, num_envs: int):
-        self.agent, self.storage, self.now = agent, storage, agent.first_state(num_envs)
-        self.on_host = [leaf for leaf in storage.leaves if leaf.path in ("node_ids", agent.links)]
-        self.index = Storage(self.on_host, torch.device("cpu"))
-
-    def begin(self) -> None:
-        """Starts a rollout."""
-        self.storage.clear()
-        self.index.clear()
-        self.first, self.past, self.cut = self.now, [], []
-
-    def inputs(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray, state: State) -> Inputs:
-        """Of one step, which is stored."""
-        index = [v for leaf, v in zip(self.storage.leaves, flat.values) if leaf in self.on_host]
-        num = {leaf.group: flat.counts[leaf.group] for leaf in self.on_host}
-        obs = self.storage.append(flat), self.index.append(Flat(index, num))
-        return Inputs(*obs, starts[:, None], rewards[:, None], state)
-
-    @torch.no_grad()
-    def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [N, columns], log_prob [N], value [N]) at the observations of `step`."""
-        self.past.append((step.terminated | step.truncated, step.reward))
-        inputs = self.inputs(step.obs, *self.past[-1], self.now)
-        action, log_prob, _, value, self.now = self.agent(inputs, greedy=greedy)
-        return action, log_prob, value
-
-    def keep(self, step: Step) -> None:
-        """Keeps for `values` the memory of episodes that `step` truncated."""
-        envs = np.flatnonzero(step.truncated)
-        self.cut.append((select(self.now, envs), step.final, step.reward[envs]))
-
-    @torch.no_grad()
-    def values(self, step: Step) -> Tensor:
-        """V of what the last actions led to, then of what `keep` kept."""
-        states, flats, rewards = zip((self.now, step.obs, step.reward), *self.cut)
-        state = {name: torch.cat([state[name] for state in states]) for name in self.now}
-        rewards = np.concatenate(rewards)
-        inputs = self.inputs(join(flats), np.zeros(len(rewards), bool), rewards, state)
-        return self.agent(inputs, greedy=True)[3]
-
-    def minibatch(self, envs: np.ndarray, idx: np.ndarray) -> Inputs:
-        """All steps of some envs, whose observations are idx."""
-        starts, rewards = (np.stack(rows, 1)[envs] for rows in zip(*self.past))
-        return Inputs(
-            self.storage.gather(idx),
-            self.index.gather(idx),
-            starts,
-            rewards,
-            select(self.first, envs),
-        )
-
-    def state(self) -> State:
-        return self.now
-
-    def restore(self, state: State) -> None:
-        place = {name: values.device for name, values in self.now.items()}
-        self.now = {name: values.to(place.get(name, place["h"])) for name, values in state.items()}
-
-
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
 LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
-CATEGORIES = ("discrete", "multidiscrete")  # kinds of leaves
 
 
 class Categorical:
-    """One of n options; logits [B, n], mask (nonzero = allowed) [B, n] or None."""
+    """One of n options; logits [B, n], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None):
-        if mask is not None:
-            logits = torch.where(mask != 0, logits, -torch.inf)
+    def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
 
     def draw(self, greedy: bool) -> Tensor:
@@ -1266,29 +937,25 @@ class Categorical:
 
 
 class Choice(Categorical):
-    """One of the rows of each observation; logits [rows], mask (nonzero = allowed) [rows, 1] or
-    None."""
+    """One of the rows of each observation; logits [rows], those of what is not allowed -inf."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None, elements: Elements):
-        self.elements = elements
-        ptr = elements.ptr
-        batch = elements.batch
-        if mask is not None:
-            logits = torch.where(mask.squeeze(1) != 0, logits, -torch.inf)
-        logits = logits - segment_max(logits.detach(), ptr)[batch]
-        self.log_probs = logits - segment_sum(logits.exp(), ptr).log().index_select(0, batch)
+    def __init__(self, logits: Tensor, elements: Elements):
+        self.ptr = elements.ptr
+        self.batch = elements.batch
+        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        log_total = segment_sum(logits.exp(), self.ptr).log()
+        self.log_probs = logits - log_total.index_select(0, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        ptr = self.elements.ptr
-        is_best = score == segment_max(score, ptr)[self.elements.batch]
+        is_best = score == segment_max(score, self.ptr)[self.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        return (segment_max(rows * is_best, ptr).long() - ptr[:-1])[:, None]
+        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs[self.elements.ptr[:-1] + action.long().squeeze(1)]
+        return self.log_probs[self.ptr[:-1] + action.long().squeeze(1)]
 
     def total(self, terms: Tensor) -> Tensor:
-        return segment_sum(terms, self.elements.ptr)
+        return segment_sum(terms, self.ptr)
 
 
 class Vector:
@@ -1298,6 +965,7 @@ class Vector:
         self.each = each
 
     def draw(self, greedy: bool) -> Tensor:
+        """The mode, or a sample, [B, n]."""
         if greedy:
             return self.each.mode
         return self.each.rsample() if self.each.has_rsample else self.each.sample()
@@ -1328,93 +996,83 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
-    masks = {leaf.path: leaf for leaf in leaves if leaf.path.split(".")[0] == "action_mask"}
     heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
     parts = []
     column = 0
-    ends = dict.fromkeys(masks, 0)  # entries of each mask that belong to a part
+    entry = Counter()  # of each mask, the first one that belongs to no part yet
     for factor, head in zip(factors, heads):
         group = group_of(space, factor, head, leaves)
-        kind = kind_of(factor, group if not per_row else None)
-        values = str(factor.space.start if kind == "choice" else factor.space)
-        mask = mask_of(factor, group, masks)
+        kind, sizes = kind_of(factor, group and not per_row)
+        mask = mask_of(factor, group, leaves)
         path = mask.path if mask else None
-        for size in sizes_of(factor):
-            columns = slice(column, column + (1 if factor.kind in CATEGORIES else size))
-            column = columns.stop
-            entries = slice(0)
-            if mask:
-                first = ends[path] if mask.shape else 0
-                entries = slice(first, first + (1 if kind == "choice" else size))
-                ends[path] = entries.stop
+        values = str(factor.space.start if kind == "choice" else factor.space)
+        for size in sizes:
+            columns = slice(column, column + (1 if factor.kind == "discrete" else size))
+            entries = slice(entry[path], entry[path] + (1 if kind == "choice" else size))
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
+            column = columns.stop
+            if mask and mask.shape:  # otherwise its only entry is that of all parts
+                entry[path] = entries.stop
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, masks, heads)
+        check.parts(UsageError, space, factors, parts, leaves, heads)
     return parts
 
 
-def kind_of(factor: Leaf, group: str | None) -> str:
-    """The kind of a part that chooses one of the rows of a group, or none."""
-    if factor.kind in CATEGORIES:
-        return "choice" if group else "categorical"
-    return "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
+    """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
+    if factor.kind == "discrete":
+        return "choice" if is_choice else "categorical", num_options(factor).tolist()
+    kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
+    return kind, [math.prod(factor.shape)]
 
 
-def sizes_of(factor: Leaf) -> list[int]:
-    """The sizes of the parts of a factor: of a MultiDiscrete each entry is one."""
-    if factor.kind in CATEGORIES:
-        return num_options(factor).tolist()
-    return [math.prod(factor.shape)]
-
-
-def mask_of(factor: Leaf, group: str | None, masks: dict[str, Leaf]) -> Leaf | None:
-    """The mask of a part: the one of the whole action, or of its name."""
+def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
+    """The mask of a factor: that of the whole action, or of its name."""
     own = factor.path.replace("action", "action_mask", 1)
-    mask = masks.get("action_mask", masks.get(own))
-    fits = mask and bool(mask.group) == bool(group)
-    return mask if fits and factor.kind in CATEGORIES else None
+    for leaf in leaves:
+        fits = factor.kind == "discrete" and bool(leaf.group) == bool(group)
+        if leaf.path in ("action_mask", own) and fits:
+            return leaf
 
 
 def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
-    """What --action-head auto means for each part. In a Dict a Discrete part that is named node,
+    """What --action-head auto means for each factor. In a Dict a Discrete one that is named node,
     edge, or as a set, chooses one."""
-    heads = ["flat"] * len(factors)
-    if isinstance(space, spaces.Dict):
-        for k, factor in enumerate(factors):
-            name = factor.path.removeprefix("action.")
-            if factor.kind in CATEGORIES and groups_named(name, leaves):
-                heads[k] = name
-    default = "flat"
     if isinstance(space, spaces.Sequence):
-        default = "nodes"
-    elif set(heads) == {"flat"} and all(factor.kind in CATEGORIES for factor in factors):
+        return ["nodes"] * len(factors)
+    heads = ["flat"] * len(factors)
+    for k, factor in enumerate(factors):
+        name = factor.path.removeprefix("action.")
+        is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
+        if is_named and factor.kind == "discrete":
+            heads[k] = name
+    if set(heads) == {"flat"} and all(factor.kind == "discrete" for factor in factors):
         if groups_named("avail_actions", leaves):
-            default = "avail_actions"
-        elif any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
-            default = "nodes"
-    return [default if head == "flat" else head for head in heads]
+            return ["avail_actions"] * len(factors)
+        if any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
+            return ["nodes"] * len(factors)
+    return heads
 
 
 def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
     """The groups of rows that --action-head, or the name of a part of the action, can mean."""
-    groups = groups_of(leaves)
-    edges = [group.links for group in groups.values() if group.links]
     if name in ("node", "nodes"):
         return element_groups(leaves)
     if name in ("edge", "edges"):
-        return edges
-    return [name] if name in [*groups, *edges] else []
+        return [leaf.path for leaf in leaves if leaf.kind == "links"]
+    is_group = any(leaf.group == name and leaf.is_input for leaf in leaves)
+    return [name] if is_group else []
 
 
 def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
-    """The group whose rows a part chooses, or has one action for each of; None for a fixed list of
-    actions. UsageError if the action head does not fit."""
+    """The group whose rows a factor chooses, or has one action for each of; None for a fixed list
+    of actions. UsageError if the action head does not fit."""
     per_row = isinstance(space, spaces.Sequence)
     if head == "flat" and not per_row:
         return None
     groups = groups_named(head, leaves)
-    if len(groups) == 1 and (per_row or factor.kind in CATEGORIES):
+    if len(groups) == 1 and (per_row or factor.kind == "discrete"):
         return groups[0]
     raise UsageError(
         f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
@@ -1422,51 +1080,93 @@ def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> s
     )
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray) -> list:
-    """B elements of `space` from actions [B, columns]; those of Box are clipped."""
-    if isinstance(space, (spaces.Tuple, spaces.Dict)):
-        children = space.values() if isinstance(space, spaces.Dict) else space
-        columns = []
-        for child in children:
-            num = sum(math.prod(leaf.shape) for leaf in leaves_of(child, "action"))
-            columns.append(to_env_actions(child, actions[:, :num]))
-            actions = actions[:, num:]
-        rows = list(zip(*columns))
-        return [dict(zip(space, row)) for row in rows] if isinstance(space, spaces.Dict) else rows
-    if isinstance(space, spaces.Discrete):
-        return (actions[:, 0].astype(np.int64) + space.start).tolist()
+def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
+    """B elements of `space` from actions [B, columns]; those of Box are clipped. Of a Sequence from
+    the actions of all their rows, counts[b] of element b."""
+    if isinstance(space, spaces.Sequence):
+        each = space.feature_space
+        rows = np.split(actions, counts.cumsum()[:-1])
+        elements = [tuple(to_env_actions(each, own)) for own in rows]
+        if space.stack:
+            elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
+        return elements
+    if isinstance(space, spaces.Dict):
+        rows = to_env_actions(spaces.Tuple(space.values()), actions)
+        return [dict(zip(space, row)) for row in rows]
+    if isinstance(space, spaces.Tuple):
+        stops = np.cumsum([num_columns(child) for child in space])
+        return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        values = values.clip(space.low, space.high)
-    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
-    return list(values.astype(space.dtype) + start)
+        return list(values.clip(space.low, space.high).astype(space.dtype))
+    values = values.astype(space.dtype) + getattr(space, "start", 0)
+    return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
 
 
-def to_env_sequences(space: spaces.Sequence, actions: np.ndarray, counts: np.ndarray) -> list:
-    """B elements of a Sequence from the actions of all their rows, counts[b] of element b."""
-    each = space.feature_space
-    rows = to_env_actions(each, actions)
-    elements = []
-    for stop, num in zip(counts.cumsum(), counts):
-        element = tuple(rows[stop - num : stop])
-        if space.stack:
-            element = np.array(element, each.dtype).reshape(-1, *each.shape)
-        elements.append(element)
-    return elements
+def num_columns(space: gym.Space) -> int:
+    """The width of an action."""
+    return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
+
+
+class PartHead(nn.Module):
+    """The distribution of one part of an action, given a latent [B, dim]."""
+
+    def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
+        super().__init__()
+        self.part = part
+        self.log_std = None
+        num_outputs = part.size
+        if part.kind == "choice":
+            num_outputs = query_dim
+        elif part.kind == "normal" and args.state_dependent_std:
+            num_outputs = 2 * part.size
+        elif part.kind == "normal":
+            self.log_std = nn.Parameter(torch.zeros(part.size))
+        self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
+        if part.kind == "choice":
+            self.score = layer_init(nn.Linear(query_dim, 1), 0.01)
+            self.key = nn.Linear(dims[part.group], query_dim)
+        self.condition = None  # with --autoregressive, how the next latent depends on this part
+
+    def forward(self, latent: Tensor, elements: dict[str, Elements], obs: Obs):
+        output = self.output(latent)
+        if self.part.kind == "bits":
+            return Vector(Bernoulli(logits=output, validate_args=False))
+        if self.part.kind == "normal":
+            log_std = self.log_std
+            if log_std is None:
+                output, log_std = output.chunk(2, 1)
+            return Vector(Normal(output, log_std.exp(), validate_args=False))
+        if self.part.kind == "categorical":
+            return Categorical(self.masked(output, obs))
+        rows = elements[self.part.group]
+        keys = project(self.key, rows)
+        query = select_rows(output, rows.batch)
+        logits = self.score(torch.tanh(keys + query)).squeeze(1)
+        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
+        return Choice(self.masked(logits, obs), rows)
+
+    def masked(self, logits: Tensor, obs: Obs) -> Tensor:
+        """-inf where the mask is 0."""
+        mask = obs.get(self.part.mask)
+        if mask is None:
+            return logits
+        if self.part.group:
+            mask = mask.values
+        mask = mask[..., None].flatten(1)[:, self.part.entries]
+        return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
 
 def project(linear: nn.Linear, elements: Elements) -> Tensor:
     """`linear` of each row; of edges a ReLU of (source, target, features), computed per node."""
-    nodes = elements.nodes
-    if nodes is None:
+    if elements.ends is None:
         return linear(elements.values)
-    dim = nodes.shape[1]
-    of_source, of_target, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
-    source, target = elements.ends.unbind(1)
-    from_source = select_rows(nodes @ of_source.t(), source)
-    from_target = select_rows(nodes @ of_target.t(), target)
-    from_features = elements.values @ of_features.t()
-    return torch.relu(from_source + from_target + from_features + linear.bias)
+    dim = elements.nodes.shape[1]
+    *of_ends, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
+    projected = nn.functional.linear(elements.values, of_features, linear.bias)
+    for weight, end in zip(of_ends, elements.ends.unbind(1)):
+        projected = projected + select_rows(elements.nodes @ weight.t(), end)
+    return projected.relu()
 
 
 class ActionHead(nn.Module):
@@ -1483,37 +1183,19 @@ class ActionHead(nn.Module):
         self.parts = parts_of(space, leaves, args.action_head)
         kinds = [part.kind for part in self.parts]
         self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
-        self.dtype = torch.float32 if "normal" in kinds else torch.int64
-        self.outputs = nn.ModuleList()  # of the latent: logits, means or queries
-        self.choices = nn.ModuleDict()
-        self.log_stds = nn.ParameterDict()
-        self.conditions = nn.ModuleDict()
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
+        self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
-            width = dims.get(nodes.get(part.group, part.group))  # of queries
-            self.add_layers(str(k), part, dim, width, dims, args.state_dependent_std)
+            query_dim = dims.get(nodes.get(part.group, part.group))
+            head = PartHead(part, dim, query_dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
-                self.conditions[str(k)] = nn.Linear(seen_dim([part], dims), dim)
+                head.condition = nn.Linear(seen_dim([part], dims), dim)
+            self.heads.append(head)
         self.per_row = None  # the group of whose rows each has an action
         if isinstance(space, spaces.Sequence):
             self.per_row = self.parts[0].group
             self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
             self.row = nn.Linear(dims[self.per_row], dim)
-
-    def add_layers(self, name: str, part: Part, dim: int, width: int, dims: dict, wide: bool):
-        """What makes the distribution of a part; `wide` where log-stds are outputs, too."""
-        num_outputs = part.size
-        if part.kind == "choice":
-            num_outputs = width
-        elif part.kind == "normal" and wide:
-            num_outputs = 2 * part.size
-        elif part.kind == "normal":
-            self.log_stds[name] = nn.Parameter(torch.zeros(part.size))
-        output = nn.Linear(dim, num_outputs)
-        self.outputs.append(layer_init(output, 0.01))  # nearly uniform at first
-        if part.kind == "choice":
-            score = layer_init(nn.Linear(width, 1), 0.01)
-            self.choices[name] = nn.ModuleList([score, nn.Linear(dims[part.group], width)])
 
     def forward(
         self,
@@ -1533,52 +1215,21 @@ class ActionHead(nn.Module):
         entropy = 0.0
         columns = [None] * len(self.parts)
         for k in self.order:
-            dist = self.distribution(k, latent, elements, obs)
+            part = self.parts[k]
+            dist = self.heads[k](latent, elements, obs)
             if action is None:
-                columns[k] = dist.draw(greedy).to(self.dtype)
+                columns[k] = dist.draw(greedy)
             else:
-                columns[k] = action[:, self.parts[k].columns]
+                columns[k] = action[:, part.columns]
             log_prob = log_prob + dist.log_prob(columns[k])
             entropy = entropy + dist.entropy()
-            if str(k) in self.conditions:
-                before = self.embed(self.parts[k], columns[k], elements)
-                latent = torch.tanh(latent + self.conditions[str(k)](before))
+            if self.heads[k].condition:
+                before = self.embed(part, columns[k], elements)
+                latent = torch.tanh(latent + self.heads[k].condition(before))
         if self.per_row:
             log_prob = segment_sum(log_prob.double(), acting.ptr)
             entropy = segment_sum(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
-
-    def distribution(self, k: int, latent: Tensor, elements: dict[str, Elements], obs: Obs):
-        """Of part k, given the latent [B, dim], or [rows, dim] of a Sequence."""
-        part = self.parts[k]
-        output = self.outputs[k](latent)
-        mask = self.mask(part, obs)
-        if part.kind == "categorical":
-            return Categorical(output, mask)
-        if part.kind == "bits":
-            return Vector(Bernoulli(logits=output, validate_args=False))
-        if part.kind == "normal":
-            if str(k) in self.log_stds:
-                log_std = self.log_stds[str(k)].expand_as(output)
-            else:
-                output, log_std = output.chunk(2, 1)
-            return Vector(Normal(output, log_std.exp(), validate_args=False))
-        rows = elements[part.group]
-        score, key_layer = self.choices[str(k)]
-        keys = project(key_layer, rows)
-        query = select_rows(output, rows.batch)
-        logits = score(torch.tanh(keys + query)).squeeze(1)
-        return Choice(logits + (keys * query).sum(1) / keys.shape[1] ** 0.5, mask, rows)
-
-    def mask(self, part: Part, obs: Obs) -> Tensor | None:
-        """Of a part, nonzero = allowed: [B, size], or per row; None for all."""
-        if part.mask is None:
-            return None
-        mask = obs[part.mask]
-        if part.group:
-            mask = mask.values
-        mask = mask.flatten(1) if mask.dim() > 1 else mask[:, None]
-        return mask[:, part.entries]
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
         """What is seen of one part of an action, [B, ...]."""
@@ -1602,10 +1253,7 @@ class ActionHead(nn.Module):
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        columns = action.cpu().numpy()
-        if self.per_row:
-            return to_env_sequences(self.space, columns, counts[self.per_row])
-        return to_env_actions(self.space, columns)
+        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
 
     def select(self, actions: Tensor, obs: Obs, idx: np.ndarray) -> Tensor:
         """Of the actions of all stored steps those of the steps idx, which the storage gathered as
@@ -1621,6 +1269,505 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 
 
 # --- end shared: action heads ---
+
+
+# ---- Memory: an LSTM with an entry per (environment, node id) ----
+State = dict[str, Tensor]
+"""What N envs remember, sorted by (env, key). Index tensors are int64 and on the CPU.
+
+"num" [N]: entries of each env; "keys" [nnz]; "hidden" [nnz, 2, H]: c and h, and with
+--remember-edges as the third one h and the messages to it; "action" [N, any]: the last one,
+embedded. With --remember-edges "num_edges" [N]; "edge_keys" [E, 2]: of source and target;
+"edge_attr" [E, ...]: the features, as seen first.
+
+What B steps see has the same form: "num", "keys" and edges in the order of the observations;
+"starts" [B]: an episode begins, what was before is forgotten; "rewards" [B]: of the step before."""
+ROWS = {"num": ("keys", "hidden"), "num_edges": ("edge_keys", "edge_attr")}
+
+
+def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -> State:
+    """The state of some of the envs, in that order, or what some of the steps see. Those for which
+    `forgets` is true remember nothing."""
+    rows = dict.fromkeys(state, envs)
+    chosen = {}
+    for count in state.keys() & ROWS:
+        num = state[count].numpy()
+        kept = np.where(forgets, 0, num[envs])
+        chosen[count] = torch.from_numpy(kept)
+        first = num.cumsum() - num
+        rows |= dict.fromkeys(ROWS[count], ranges(first[envs], kept))
+    for name in state.keys() - ROWS:
+        values = state[name]
+        chosen[name] = select_rows(values, to_device(rows[name], values.device))
+    return chosen
+
+
+def join_states(states: list[State]) -> State:
+    """The states of all their envs, with the names that the first and the last one have."""
+    names = states[0].keys() & states[-1].keys()
+    return {name: torch.cat([state[name] for state in states]) for name in names}
+
+
+class Timeline:
+    """What follows what where M envs make T steps; number m * T + t is step t of env m.
+
+    An entry is a key that is known in an episode. A row is one value of an entry: row 0 is zero,
+    then come those of the state, then one per event, which is an element of an observation. Rows
+    are sorted by entry and time here. An example: the state knows key 7; the env sees keys (9, 7),
+    then (9), then a new episode begins with (7):
+
+        row      1  3  2  4  5    row 1 is of the state, 2 to 5 are events 0 to 3
+        at       0  0  0  1  2    the step since when it is valid
+        entry    0  0  1  1  2    key 7, key 9 and, of the new episode, key 7
+        before   0  1  0  2  0    the row of the same entry that it replaces
+        events      1  0  2  3    three sequences of lengths 1, 2 and 1, which begin with c and h
+                                  of the rows 1, 0 and 0
+    """
+
+    def __init__(self, known: State, starts: np.ndarray, num_old: int):
+        steps = np.arange(starts.size).reshape(starts.shape)
+        first = np.where(starts, steps, steps[:, :1])
+        self.first = np.maximum.accumulate(first, 1).ravel()  # of the same episode
+        self.times = np.append(steps[:, 0], steps)  # of the states, then of what is seen
+        self.num_envs = len(starts)
+        self.num_old = num_old
+        keys = known["keys"].numpy()
+        at = self.times.repeat(known["num"].numpy())
+        self.names, rank = np.unique(keys, return_inverse=True)
+        code = self.first[at] * len(self.names) + rank
+        order = np.argsort(code, kind="stable")
+        changes = np.diff(code[order], prepend=-1, append=-1) != 0
+        is_first = changes[:-1]  # of its entry
+        is_last = changes[1:]
+        # rows
+        self.row = order + 1
+        self.at = at[order]
+        self.entry = is_first.cumsum() - 1
+        previous = np.append(0, self.row)[:-1]
+        self.before = np.where(is_first, 0, previous)
+        self.is_event = order >= num_old
+        self.events = order[self.is_event] - num_old
+        # entries
+        last = order[is_last]
+        self.last = last + 1
+        self.code = code[last]
+        self.keys = keys[last]
+        self.envs = at[last] // starts.shape[1]
+
+    def entries(self) -> State:
+        """What a state says of its entries."""
+        num = np.bincount(self.envs, minlength=self.num_envs)
+        return {"num": torch.from_numpy(num), "keys": torch.from_numpy(self.keys)}
+
+    def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(events of one sequence after the other, length of each, row with which it begins)"""
+        before = self.before[self.is_event]
+        begins = before <= self.num_old
+        lengths = np.diff(np.flatnonzero(np.append(begins, True)))
+        return self.events, lengths, before[begins]
+
+    def edges(self, known: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Each edge once: (entries of source and target [E, 2], the step since when it is known
+        [E], its place among all [E])."""
+        at = self.times.repeat(known["num_edges"].numpy())
+        rank = np.searchsorted(self.names, known["edge_keys"].numpy())
+        code = self.first[at, None] * len(self.names) + rank
+        ends = np.searchsorted(self.code, code)
+        _, places = np.unique(ends @ [len(self.code), 1], return_index=True)
+        return ends[places], at[places], places
+
+    def senders(self, ends: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Pairs of an event and an edge to it that is known by then: (edge of each pair, latest row
+        of its source, and where the pairs of each event begin and end).
+
+        An event has the time at + 1, a row of the state the time `at`, where it may be replaced at
+        once. A row's clock is entry * num_times + time, so clocks are sorted. In the example of the
+        class, where num_times is 4:
+
+            row      1  3  2  4   5
+            time     0  1  1  2   3
+            clock    0  1  5  6  11
+
+        An edge from key 7 to 9 that is known since step 0 reaches event 2, row 4, at time 2. The
+        clock of its source would be 0 * 4 + 2, the last one up to there is 1: row 3 sends.
+        """
+        num_times = len(self.first) + 1
+        clock = self.entry * num_times + self.at + self.is_event
+        now = np.empty_like(self.events)
+        now[self.events] = clock[self.is_event]
+        time = now % num_times
+        source, target = ends.T
+        since = target * num_times + at + 1
+        order = np.argsort(since)
+        start, stop = np.searchsorted(since[order], [now - time, now], side="right")
+        num = stop - start
+        edge = order[ranges(start, num)]
+        latest = source[edge] * num_times + time.repeat(num)
+        sender = np.searchsorted(clock, latest, side="right") - 1
+        return edge, self.row[sender], np.append(0, num.cumsum())
+
+
+def run_lstm(
+    lstm: nn.LSTM,
+    x: Tensor,
+    hx: list[Tensor],
+    events: np.ndarray,
+    lengths: np.ndarray,
+    begin: np.ndarray,
+) -> tuple[Tensor, Tensor | None]:
+    """(h [rows, H], c [rows, H] if no sequence has two rows) of ragged sequences, x[events] one
+    after the other; sequence k begins with the rows begin[k] of hx, h and c. `events` permutes the
+    rows of x.
+
+    In the order of a PackedSequence cuDNN runs them on CUDA. On the CPU a fused call makes all
+    steps until the next sequences end: the stairs of a staircase."""
+    if not len(x):
+        return hx[0][:0], hx[1][:0]
+    if len(lengths) == len(x):
+        begin = to_device(begin[np.argsort(events)], x.device)
+        h, c = (select_rows(values, begin)[None] for values in hx)
+        _, (h, c) = lstm(x[None], (h, c))
+        return h[0], c[0]
+    order, num_active, place = by_time(events, lengths, not x.is_cuda)
+    begin, place = pack([begin[order], place], x.device)
+    h, c = (select_rows(values, begin)[None] for values in hx)
+    x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
+    if x.is_cuda:
+        packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
+        output, _ = lstm(packed, (h, c))
+        return select_rows(output.data, place), None
+    return select_rows(run_stairs(lstm, x, num_active, h, c), place), None
+
+
+def run_stairs(lstm: nn.LSTM, x: Tensor, num_active: np.ndarray, h: Tensor, c: Tensor) -> Tensor:
+    """h of rows that are in the order of a PackedSequence with the batch sizes num_active."""
+    widths, num_steps = np.unique(-num_active, return_counts=True)
+    sizes = -widths * num_steps
+    outputs = []
+    for stair, steps in zip(x.split(sizes.tolist()), num_steps.tolist()):
+        stair = stair.unflatten(0, (steps, -1))
+        width = stair.shape[1]
+        output, (h, c) = lstm(stair, (h[:, :width], c[:, :width]))
+        outputs.append(output.flatten(0, 1))
+    return torch.cat(outputs)
+
+
+def by_time(events: np.ndarray, lengths: np.ndarray, rounds: bool) -> tuple[np.ndarray, ...]:
+    """The order of a PackedSequence: by step, at each step the longest sequence first. (order of
+    the sequences, number of them at each step, place of each event). If it `rounds`, lengths are
+    rounded up, to two per octave, so some places stay empty."""
+    order = np.argsort(-lengths, kind="stable")
+    stops = lengths[order]
+    if rounds:
+        unit = 2 ** (np.log2(stops).astype(np.int64) - 1).clip(0)
+        stops = -(-stops // unit) * unit
+    num_active = np.searchsorted(-stops, -np.arange(stops[0]))
+    step = ranges(0 * lengths, lengths)
+    rank = np.argsort(order).repeat(lengths)
+    place = np.empty_like(events)
+    place[events] = (num_active.cumsum() - num_active)[step] + rank
+    return order, num_active, place
+
+
+class SparseLSTM(nn.Module):
+    """An LSTM over the elements that are seen, a sequence per entry, and a readout over all
+    entries, a running sum of changes. One call takes M envs through T steps: one to act, all to
+    learn."""
+
+    def __init__(
+        self, input_dim: int, per_node: bool, args: Any, edge_rows: nn.Module | None = None
+    ):
+        super().__init__()
+        H = args.lstm_dim
+        self.per_node = per_node
+        self.readout = args.state_readout
+        self.dim = H + per_node
+        # its bias lets the size of observations through the norm
+        layer = nn.Linear(input_dim, args.gnn_dim)
+        self.token = nn.Sequential(layer, nn.LayerNorm(args.gnn_dim), nn.ReLU())
+        # small at first: with fuller gates it learns to count later
+        nn.init.constant_(self.token[1].weight, 0.5)
+        self.lstm = nn.LSTM(args.gnn_dim, H)
+        for name, parameter in self.lstm.named_parameters():
+            for gate in parameter.chunk(4):
+                if "bias" in name:
+                    nn.init.zeros_(gate)
+                else:
+                    nn.init.orthogonal_(gate)
+        self.lstm.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
+        self.edge_rows = None
+        self.message = None
+        if args.remember_edges:
+            self.edge_rows = edge_rows
+            edge_dim = edge_rows.dim if edge_rows else 0
+            self.message = nn.Linear(H + edge_dim, H)
+
+    def forward(
+        self,
+        x: Tensor,
+        seen: State,
+        state: State,
+    ) -> tuple[Tensor, Tensor, State | None]:
+        """(output [events, H], readout [M * T, dim], new entries of the state or None if T > 1) of
+        what is seen, whose nodes are x [events, D]."""
+        starts = seen["starts"].numpy().reshape(len(state["num"]), -1)
+        if starts[:, 0].any():
+            state = select(state, np.arange(len(starts)), starts[:, 0])
+        known = join_states([state, seen])
+        line = Timeline(known, starts, len(state["keys"]))
+        hidden = nn.functional.pad(state["hidden"], (0, 0, 0, 0, 1, 0))  # row 0 is zero
+        hx = [hidden[:, 1], hidden[:, 0]]
+        h, c = run_lstm(self.lstm, self.token(x), hx, *line.sequences())
+        out = h
+        new = {}
+        if self.message:
+            messages, new = self.exchange(torch.cat([hx[0], h]), line, known)
+            out = h + messages
+        readout = out
+        if self.per_node:
+            readout = self.sum_up(torch.cat([hidden[:, -1], out]), line)
+        if starts.shape[1] > 1:
+            return out, readout, None
+        of_events = torch.stack([c, h, out][: hidden.shape[1]], 1)
+        last = to_device(line.last, x.device)
+        new["hidden"] = select_rows(torch.cat([hidden, of_events]), last)
+        return out, readout, new | line.entries()
+
+    def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
+        """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number)."""
+        order = np.argsort(line.at, kind="stable")
+        ptr = np.searchsorted(line.at[order], np.arange(len(line.first) + 1))
+        arrays = [line.row[order], line.before[order], ptr, line.first]
+        row, before, ptr, first = pack(arrays, values.device)
+        changes = select_rows(values, row) - select_rows(values, before)
+        # double, as what earlier episodes added is subtracted again; the last column counts
+        changes = torch.cat([changes, before[:, None] == 0], 1).double()
+        sums = segment_sum(changes, ptr).cumsum(0)
+        earlier = torch.cat([torch.zeros_like(sums[:1]), sums])
+        sums = sums - select_rows(earlier, first)
+        sums, num = sums.tensor_split([-1], 1)
+        if self.readout == "mean":
+            sums = sums / num.clamp(min=1)
+        return torch.cat([sums, num.log1p()], 1).to(values.dtype)
+
+    def exchange(self, h: Tensor, line: Timeline, known: State) -> tuple[Tensor, State]:
+        """(per event the mean over the edges known by then of what the source's latest h [rows, H]
+        sends, edges of the new state)"""
+        ends, at, places = line.edges(known)
+        edge, sender, ptr = line.senders(ends, at)
+        edge, sender, ptr, places = pack([edge, sender, ptr, places], h.device)
+        num_edges = np.bincount(line.envs[ends[:, 0]], minlength=line.num_envs)
+        new = {"num_edges": torch.from_numpy(num_edges)}
+        new["edge_keys"] = torch.from_numpy(line.keys[ends])
+        inputs = select_rows(h, sender)
+        if self.edge_rows:
+            new["edge_attr"] = select_rows(known["edge_attr"], places)
+            embedded = self.edge_rows(new["edge_attr"]).to(h.dtype)
+            inputs = torch.cat([inputs, select_rows(embedded, edge)], 1)
+        total = segment_sum(self.message(inputs).relu(), ptr)
+        return total / ptr.diff().clamp(min=1)[:, None], new
+
+
+class Memory:
+    """The steps of a rollout of N environments, number t * N + i is step t of env i, and what the
+    agent remembers of them.
+
+    Only the state before a rollout is kept: minibatches compute again what follows, and gradients
+    end there (the "stored state" of R2D2, section 3, here never older than an update)."""
+
+    def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
+        self.agent = agent
+        device = next(agent.parameters()).device
+        self.storage = Storage(leaves, device)
+        self.links = agent.graph.links if args.remember_edges else None
+        num = torch.zeros(num_envs, dtype=torch.int64)
+        self.now = {"num": num, "keys": num[:0]}  # nothing is remembered
+        self.now["hidden"] = torch.zeros(0, 2 + args.remember_edges, args.lstm_dim, device=device)
+        self.now["action"] = torch.zeros(num_envs, agent.action_dim, device=device)
+        if self.links:
+            self.now |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
+            for leaf in leaves:
+                if leaf.path in agent.graph.edges:
+                    none = np.zeros((0, *leaf.shape), leaf.dtype)
+                    self.now["edge_attr"] = to_device(none, device)
+        if args.update_epochs is None:
+            args.update_epochs = 4 if agent.group else 8
+
+    def begin(self) -> None:
+        """A rollout begins: what was stored is let go, what is remembered stays."""
+        self.storage.clear()
+        self.first = self.now
+        self.steps = []  # (what is seen, actions)
+        self.finals = []  # (state, last observation, reward) of episodes that were truncated
+
+    def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
+        """What observations show to the memory; `starts` and `rewards` [B] come with them."""
+        group = self.agent.group
+        # without ids one entry per environment, whose key is 0
+        num = np.ones(len(starts), np.int64) if group is None else flat.counts[group]
+        values = {leaf.path: rows for leaf, rows in zip(self.storage.leaves, flat.values)}
+        keys = np.zeros_like(num) if group is None else values["node_ids"].astype(np.int64)
+        seen = {"starts": starts, "rewards": rewards, "num": num, "keys": keys}
+        if self.links:
+            seen["num_edges"] = flat.counts[self.links]
+            first_node = (num.cumsum() - num).repeat(seen["num_edges"])
+            seen["edge_keys"] = keys[values[self.links] + first_node[:, None]]
+        return {name: torch.from_numpy(array) for name, array in seen.items()}
+
+    @torch.no_grad()
+    def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
+        stored and remembered."""
+        obs = self.storage.append(step.obs)
+        seen = self.look(step.obs, step.terminated | step.truncated, step.reward)
+        action, log_prob, _, value, self.now = self.agent.step(obs, seen, self.now, greedy=greedy)
+        self.steps.append((seen, action))
+        return action, log_prob, value
+
+    def keep(self, step: Step) -> None:
+        """Keeps the memory of episodes that `step` truncated, to value their last observations."""
+        if step.final is not None:
+            envs = np.flatnonzero(step.truncated)
+            self.finals.append((select(self.now, envs), step.final, step.reward[envs]))
+
+    @torch.no_grad()
+    def next_values(self, step: Step) -> Tensor:
+        """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
+        states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
+        flat = join(flats)
+        rewards = np.concatenate(rewards)
+        obs = self.storage.batch(self.storage.copy(flat))
+        seen = self.look(flat, np.zeros_like(rewards, bool), rewards)
+        return self.agent.step(obs, seen, join_states(states), greedy=True)[3]
+
+    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
+        """All steps of some environments, in `num` random parts: their numbers, inputs of the
+        agent."""
+        seen, actions = zip(*self.steps)
+        seen = join_states(seen)
+        actions = torch.cat(actions)
+        N = len(self.first["num"])
+        first_env = np.arange(0, len(seen["num"]), N)  # of each step
+        for envs in np.array_split(rng.permutation(N), num):
+            idx = (envs[:, None] + first_env).ravel()
+            obs = self.storage.gather(idx)
+            action = self.agent.head.select(actions, obs, idx)
+            yield idx, (obs, select(seen, idx), select(self.first, envs), action)
+
+    def rollout(self) -> Obs:
+        """All observations of the rollout."""
+        return self.storage.batch(self.storage.whole())
+
+    def state(self) -> State:
+        """What a checkpoint keeps."""
+        return self.now
+
+    def restore(self, state: State) -> None:
+        self.now = {name: rows.to(self.now[name].device) for name, rows in state.items()}
+
+
+def max_minibatches(args: Any) -> int:
+    """The environments, which they share out."""
+    return args.num_envs
+
+
+# ---- Agent: the networks ----
+def id_group(leaves: list[Leaf]) -> str | None:
+    """The group whose rows `node_ids` names, None without ids. UsageError if they do not fit."""
+    groups = [group for group in element_groups(leaves) if group != "avail_actions"]
+    for leaf in leaves:
+        if leaf.path.split(".")[0] == "node_ids":
+            is_integer = leaf.path == "node_ids" and leaf.shape == () and leaf.dtype.kind in "iu"
+            if not is_integer or len(groups) != 1:
+                raise UsageError(
+                    f"leaf 'node_ids': {leaf.space} must be a Sequence of integers, one per row of "
+                    f"the only graph or set; there are {groups}"
+                )
+            return groups[0]
+    return None
+
+
+class Agent(nn.Module):
+    """Actor and critic: one encoder, the memory, an MLP each, and the action head."""
+
+    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Any):
+        super().__init__()
+        if args.lstm_dim < 1:
+            raise UsageError(f"--lstm-dim {args.lstm_dim}: at least 1 is needed")
+        self.encoder = Encoder(leaves, args)
+        self.group = id_group(leaves) if args.state_per_node else None
+        self.graph = self.encoder.groups.get(self.group, Group([], None, []))
+        if args.remember_edges and not self.graph.links:
+            raise UsageError(
+                "--remember-edges needs a graph and the key 'node_ids' in the observation"
+            )
+        dims = dict(self.encoder.element_dims)
+        parts = parts_of(action_space, leaves, args.action_head)
+        self.action_dim = seen_dim(parts, dims) if args.prev_action else 0
+        self.prev_reward = args.prev_reward
+        dim = args.gnn_dim if self.group else self.encoder.dim
+        dim += self.action_dim + args.prev_reward
+        edges = [self.encoder.rows[key(path)] for path in self.graph.edges]
+        self.memory = SparseLSTM(dim, self.group is not None, args, *edges)
+        widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
+        self.actor = mlp(widths, args.activation)
+        self.critic = mlp(widths, args.activation)
+        self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
+        if self.group:  # the head sees what is remembered of each element
+            dims[self.group] += args.lstm_dim
+        if self.graph.links:  # and of both ends of each edge
+            dims[self.graph.links] += 2 * args.lstm_dim
+        self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
+
+    def forward(self, *inputs) -> tuple[Tensor, ...]:
+        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
+        return self.step(*inputs)[:4]
+
+    def step(
+        self,
+        obs: Obs,
+        seen: State,
+        state: State,
+        action: Tensor | None = None,
+        greedy: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, State | None]:
+        """What `forward` returns, and the new state, None if T > 1, of M envs x T steps; number
+        m * T + t of B is step t of env m. `state` is that before them."""
+        features, encoded = self.encoder(obs)
+        actions = state["action"][:, None]  # of the step before
+        if action is not None:
+            chosen = self.embed(action, encoded).unflatten(0, (len(actions), -1))
+            actions = torch.cat([actions, chosen[:, :-1]], 1)
+        past = self.past(actions, seen)
+        x = features
+        if self.group:
+            x = encoded[self.group].values
+            past = past[encoded[self.group].batch]
+        for path in self.graph.edges:
+            seen = seen | {"edge_attr": obs[path].values}
+        out, readout, new = self.memory(torch.cat([x, past], 1), seen, state)
+        features = torch.cat([features, readout], 1)
+        elements = dict(encoded)  # the head sees what is remembered of them
+        if self.group:
+            x = torch.cat([x, out], 1)
+            elements[self.group] = encoded[self.group]._replace(values=x)
+        if self.graph.links:
+            elements[self.graph.links] = encoded[self.graph.links]._replace(nodes=x)
+        action, log_prob, entropy = self.head(self.actor(features), elements, obs, action, greedy)
+        if new:
+            new["action"] = self.embed(action, encoded)
+        return action, log_prob, entropy, self.critic(features).squeeze(1), new
+
+    def embed(self, action: Tensor, encoded: dict[str, Elements]) -> Tensor:
+        """What the next step sees of an action, [B, action_dim]; no columns if it sees nothing."""
+        return self.head.seen(action, encoded)[:, : self.action_dim]
+
+    def past(self, actions: Tensor, seen: State) -> Tensor:
+        """Action and reward of the step before, zeros where an episode begins, [B, any]."""
+        starts = to_device(seen["starts"].numpy(), actions.device)
+        rewards = to_device(seen["rewards"].numpy(), actions.device)
+        past = [actions.flatten(0, 1), rewards[:, None][:, : self.prev_reward]]
+        return torch.cat(past, 1).masked_fill(starts[:, None], 0.0)
 
 
 # --- shared: ranks ---
@@ -1676,168 +1823,93 @@ def make_envs(args: Any) -> Any:
 # --- end shared: ranks ---
 
 
-# ---- Agent: the networks ----
-def id_group(leaves: list[Leaf]) -> str | None:
-    """The group whose rows `node_ids` names, None without ids. UsageError if they do not fit."""
-    ids = next((leaf for leaf in leaves if leaf.path.split(".")[0] == "node_ids"), None)
-    groups = [group for group in element_groups(leaves) if group != "avail_actions"]
-    fit = (
-        ids and (ids.path, ids.shape, len(groups)) == ("node_ids", (), 1) and ids.dtype.kind in "iu"
-    )
-    if ids and not fit:
-        raise UsageError(
-            f"leaf 'node_ids': {ids.space} must be a Sequence of integers, one per row of the only graph "
-            f"or set; there are {groups}"
-        )
-    return groups[0] if ids else None
+# --- shared: run ---
+# ---- Run: its folder, log and model ----
+class Run(contextlib.ExitStack):
+    """The folder of a run, its log and its progress bar. With utils/checkpoint.py it also has a
+    lock and checkpoints, from which it resumes, and it ends after an update when a signal came."""
 
-
-class Agent(nn.Module):
-    """Actor and critic: one encoder, the memory, an MLP each, and the action head."""
-
-    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args):
+    def __init__(self, args: Any):
         super().__init__()
-        self.encoder = Encoder(leaves, args)
-        self.group = id_group(leaves) if args.state_per_node else None
-        element_dim = self.encoder.element_dim
-        group = self.group if args.remember_edges else None
-        self.links = self.encoder.links.get(group)
-        self.edges = self.encoder.edges.get(group)
-        if args.remember_edges and self.links is None:
-            raise UsageError(
-                "--remember-edges needs a graph and the key 'node_ids' in the observation"
-            )
-        parts = parts_of(action_space, leaves, args.action_head)
-        dims = self.encoder.element_dims
-        self.action_dim = sum(
-            dims[part.group] if part.kind == "choice" else part.size for part in parts
-        )
-        self.action_dim *= args.prev_action
-        self.prev_reward = args.prev_reward
-        dim = element_dim if self.group else self.encoder.dim
-        edge_rows = self.edges and self.encoder.rows[key(self.edges)]
-        # its bias lets the size of observations through the norm
-        layer = nn.Linear(dim + self.action_dim + args.prev_reward, element_dim)
-        self.token = nn.Sequential(layer, nn.LayerNorm(element_dim), nn.ReLU())
-        # small at first: with fuller gates it learns to count later
-        nn.init.constant_(self.token[1].weight, 0.5)
-        self.memory = SparseLSTM(element_dim, self.group is not None, edge_rows, args)
-        widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
-        self.actor = mlp(widths, args.activation)
-        self.critic = mlp(widths, args.activation).append(layer_init(nn.Linear(widths[-1], 1), 1.0))
-        ends = self.encoder.links.get(
-            self.group
-        )  # the head sees what is remembered of each element
-        dims = {
-            g: dim + args.lstm_dim * {self.group: 1, ends: 2}.get(g, 0) for g, dim in dims.items()
-        }
-        self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
-
-    def first_state(self, num_envs: int) -> State:
-        """Nothing is remembered."""
-        num, weight = torch.zeros(num_envs, dtype=torch.int64), self.memory.lstm.weight_hh_l0
-        state = {"num": num, "keys": num[:0], "action": weight.new_zeros(num_envs, self.action_dim)}
-        state["h"] = state["c"] = weight.new_zeros(0, weight.shape[1])
-        if self.links:
-            state |= {"out": state["h"], "num_edges": num, "edge_keys": num.new_zeros(0, 2)}
-        return state
-
-    def forward(self, inputs: Inputs, action: Tensor | None = None, greedy: bool = False):
-        """(action [B, columns], log_prob [B], entropy [B], value [B], new state or None if T >
-        1)"""
-        obs, index, starts, rewards, state = inputs
-        features, encoded = self.encoder(obs)
-        actions = [state["action"][:, None]]
-        if action is not None:
-            seen = self.head.seen(action, encoded, obs)[:, : self.action_dim]
-            actions.append(seen.unflatten(0, starts.shape)[:, :-1])
-        rewards = to_device(rewards.reshape(-1, 1)[:, : self.prev_reward], features.device)
-        past = torch.cat([torch.cat(actions, 1).flatten(0, 1), rewards], 1)
-        past = past.masked_fill(to_device(starts.reshape(-1, 1), features.device), 0.0)
-        if self.group is None:  # one entry per environment, whose key is 0
-            ptr = torch.arange(starts.size + 1)
-            x, nodes = features, Ragged(0 * ptr[1:], ptr, ptr[:-1])
+        self.args = args
+        self.flags = dict(vars(args))  # as given; a memory may fill in others
+        self.script = type(args).exp_name
+        self.steps = args.batch_size * WORLD_SIZE  # of an update
+        self.first = 0  # updates that were made before it was resumed
+        self.signals = []
+        self.recent = deque(maxlen=100)  # returns of episodes
+        name = args.env_id.split(":")[-1]
+        name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+        self.folder = os.path.join(args.run_dir, name)
+        self.more = service("utils.log", args.track and "--track")
+        self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
+        if self.checkpoints:
+            self.checkpoints.open_run(self)
         else:
-            x, nodes = encoded[self.group], index["node_ids"]
-            past = past[obs["node_ids"].batch]
-        edges = index.get(self.links), obs[self.edges].values if self.edges else None
-        tokens = self.token(torch.cat([x, past], 1))
-        out, readout, new = self.memory(tokens, nodes, starts, state, *edges)
-        elements = encoded | {self.group: torch.cat([x, out], 1)} if self.group else encoded
-        features = torch.cat([features, readout], 1)
-        action, log_prob, entropy = self.head(self.actor(features), elements, obs, action, greedy)
-        if new:
-            new["action"] = self.head.seen(action, encoded, obs)[:, : self.action_dim]
-        return action, log_prob, entropy, self.critic(features).squeeze(1), new
+            print(
+                f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
+                "evaluation tables"
+            )
+
+    def begin(self, agent, optimizer, memory, envs, rng) -> Step:
+        """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
+        args = self.args
+        self.trained = (agent, optimizer, memory, envs, rng)
+        if args.load_model:
+            service("utils.policy", "--load-model").load_weights(agent, args)
+        if RANK > 0:
+            torch.manual_seed(args.seed + RANK)
+        if self.first:
+            step = self.checkpoints.restore(self, *self.trained)
+        else:
+            step = envs.reset(args.seed)
+        if RANK == 0:
+            done = self.first * self.steps
+            if self.more:
+                self.more.begin(self)
+            self.writer = SummaryWriter(self.folder, purge_step=done + 1)
+            self.callback(self.writer.close)
+            self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
+            self.callback(self.bar.close)
+        self.start_time = time.time()
+        return step
+
+    def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
+        """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
+        episodes = sum(all_ranks(episodes), [])
+        if RANK > 0:
+            return
+        if self.more:
+            scalars |= self.more.log(self, iteration, episodes, storage)
+        num_steps = (iteration - self.first) * self.steps
+        scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, iteration * self.steps)
+        for global_step, episode in episodes:
+            self.recent.append(episode.ret)
+            self.writer.add_scalar("charts/episodic_return", episode.ret, global_step)
+            self.writer.add_scalar("charts/episodic_length", episode.length, global_step)
+        mean = f"{np.mean(self.recent):.4g}" if self.recent else "-"
+        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
+        self.bar.update(self.steps)
+
+    def checkpoint(self, iteration: int) -> None:
+        """Writes a checkpoint where one is due. SystemExit when a signal came."""
+        if self.checkpoints:
+            self.checkpoints.after_update(self, iteration, *self.trained)
+
+    def save_model(self, agent: nn.Module) -> None:
+        """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
+        path = os.path.join(self.folder, "model.pt")
+        model = {"script": self.script, "args": self.flags, "model": agent.state_dict()}
+        guarded(f"--save-model {path}", partial(torch.save, model, path))
 
 
-@torch.no_grad()
-def play(
-    agent: Agent, args, device: torch.device, makers: list[Callable[[], gym.Env]], greedy: bool
-) -> list[Episode]:
-    """The first episode of each environment, as it is after --eval-max-steps if it has not ended by
-    then."""
-    with contextlib.closing(Envs(makers, args.action_head)) as envs:
-        step, found = envs.reset(args.seed + 10_000), {}
-        memory = Memory(agent, Storage(envs.leaves, device), len(makers))
-        while len(found) < len(makers) and envs.num_steps < args.eval_max_steps:
-            memory.begin()
-            action, *_ = memory.act(step, greedy)
-            counts = step.obs.counts.get(agent.head.per_row)
-            step = envs.step(to_env_actions(envs.action_space, action.cpu().numpy(), counts))
-            for episode in step.episodes:
-                found.setdefault(episode.env, episode)
-        return [
-            found.get(i) or Episode(i, envs.returns[i], int(envs.lengths[i]), None, {})
-            for i in range(len(makers))
-        ]
+# --- end shared: run ---
 
 
-# --- shared: flags ---
-def check_args(args) -> None:
-    """UsageError for a flag without a meaning; fills in what is computed, or --load-model's."""
-    if args.load_model:
-        service("utils.policy", "--load-model").take_flags(args)
-    positive = "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps hidden_dims"
-    others = (
-        "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples learning_rate "
-        "target_kl max_grad_norm torch_threads"
-    )
-    for names, least, most in (
-        (positive, 1, math.inf),
-        (others, 0, math.inf),
-        ("gamma gae_lambda clip_coef", 0, 1),
-        ("ent_coef vf_coef", -math.inf, math.inf),
-        ("seed", 0, 2**32 - 1),
-    ):
-        for name in names.split():
-            for value in np.ravel(getattr(args, name)):
-                if value is not None and (
-                    not least <= value <= most or math.isinf(value) and name != "max_grad_norm"
-                ):
-                    raise UsageError(
-                        f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed"
-                    )
-    if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
-        raise UsageError(
-            f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
-        )
-    if not tasks_of(args) or not all(isinstance(task, dict) for task in tasks_of(args)):
-        raise UsageError(
-            f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one, is needed"
-        )
-    args.world_size, args.batch_size = WORLD_SIZE, args.num_envs * args.num_steps
-    args.minibatch_size = args.batch_size // args.num_minibatches
-    args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
-    if args.total_timesteps > 0 and args.num_iterations == 0:
-        raise UsageError(
-            f"--total-timesteps {args.total_timesteps} is less than a rollout of {args.batch_size} steps"
-        )
-
-
-# --- end shared: flags ---
-
-
+# --- shared: train ---
+# ---- Train: collect, advantages, update, log ----
 LOGGED = (
     "losses/value_loss",
     "losses/policy_loss",
@@ -1850,187 +1922,92 @@ LOGGED = (
 )
 
 
-def main(args: Args) -> list:
-    """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
-    with contextlib.ExitStack() as stack:  # what is closed at the end
-        return train(args, stack)
-
-
-def train(args: Args, stack: contextlib.ExitStack) -> list:
-    check_args(args)
-    T, N, tasks = args.num_steps, args.num_envs, tasks_of(args)
-    if args.lstm_dim < 1:
-        raise UsageError(f"--lstm-dim {args.lstm_dim}: at least 1 is needed")
-    if args.num_minibatches > N:
-        raise UsageError(
-            f"--num-minibatches {args.num_minibatches} exceeds --num-envs {N}, which it shares out"
-        )
-    checkpoint = service("utils.checkpoint", args.resume and "--resume")
-    if not checkpoint:
-        print(
-            f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
-            "evaluation tables"
-        )
-    evaluate = service(
-        "utils.evaluate",
-        (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video",
-    )
-    if evaluate:
-        evaluate.check(make_env, args)  # what cannot be evaluated is an error now
-
-    device = torch.device(
-        f"cuda:{LOCAL_RANK}" if torch.cuda.is_available() and args.cuda else "cpu"
-    )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if WORLD_SIZE > 1 and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
-    random.seed(args.seed + RANK)
-    np.random.seed(args.seed + RANK)
-    torch.manual_seed(args.seed)  # for the same weights on all ranks
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    rng = np.random.default_rng(args.seed + RANK)
-    name = (
-        checkpoint.run_name(args)
-        if checkpoint
-        else f"{args.env_id.split(':')[-1]}__{args.exp_name}__{args.seed}__"
-    )
-    found = checkpoint.find(args, name) if args.resume and RANK == 0 else None
-    found = found or (os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None, None)
-    folder, _, saved = all_ranks(found)[0]
-    run = stack.enter_context(checkpoint.Run(folder)) if checkpoint and RANK == 0 else None
-    signals = stack.enter_context(checkpoint.noted_signals()) if checkpoint else []
-    makers = [partial(make_env, args, RANK * N + i) for i in range(N)]
-    workers = args.num_workers and service("utils.workers", "--num-workers")
-    envs = (
-        workers.WorkerEnvs(Envs, makers, args, RANK * N)
-        if workers
-        else Envs(makers, args.action_head, RANK * N)
-    )
-    stack.callback(envs.close)
+def train(args: Any, device: torch.device, run: Run) -> Agent:
+    """The trained agent."""
+    T = args.num_steps
+    N = args.num_envs
+    rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
+    envs = make_envs(args)
+    run.callback(envs.close)
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
-    optimizer = torch.optim.Adam(
-        params := list(agent.parameters()), lr=args.learning_rate, eps=1e-5, fused=True
-    )
-    storage, first = Storage(envs.leaves, device), 0
-    memory, per_row = Memory(agent, storage, N), agent.head.per_row
-    if args.load_model:
-        service("utils.policy", "--load-model").load_weights(agent, args)
-    if RANK > 0:
-        torch.manual_seed(args.seed + RANK)
-    if not saved:
-        step = envs.reset(args.seed)
-    else:
-        failures = all_ranks(run and run.failures)[0]
-        first, step, state = checkpoint.restore(
-            saved, RANK, failures, agent, optimizer, envs, rng, args.seed
-        )
-        memory.restore(state)
-    global_step, start_time, recent = first * args.batch_size * WORLD_SIZE, time.time(), []
-    if args.track and RANK == 0:
-        import wandb
+    memory = Memory(agent, envs.leaves, N, args)
+    params = list(agent.parameters())
+    optimizer = torch.optim.Adam(params, lr=args.learning_rate, eps=1e-5, fused=True)
+    step = run.begin(agent, optimizer, memory, envs, rng)
+    check = service("utils.check")
 
-        wandb.init(
-            project=args.wandb_project_name,
-            entity=args.wandb_entity,
-            sync_tensorboard=True,
-            save_code=True,
-            config=vars(args),
-            name=os.path.basename(folder),
-            id=os.path.basename(folder),
-            resume="allow",
-        )
-    if RANK == 0:
-        writer = stack.enter_context(
-            contextlib.closing(SummaryWriter(folder, purge_step=global_step + 1))
-        )
-        table = "\n".join(f"|{name}|{value}|" for name, value in vars(args).items())
-        writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}", global_step)
-    bar = stack.enter_context(
-        tqdm(total=args.total_timesteps, initial=global_step, unit_scale=True, disable=RANK > 0)
-    )
-
-    for iteration in range(first + 1, args.num_iterations + 1):
+    for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
-            optimizer.param_groups[0]["lr"] = (
-                1.0 - (iteration - 1.0) / args.num_iterations
-            ) * args.learning_rate
+            frac = 1.0 - (iteration - 1.0) / args.num_iterations
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+
         # Collect: T steps of N environments
         memory.begin()
-        columns, episodes, cut = [], [], [np.zeros(0, np.int64)]
-        rewards, dones = np.zeros((T, N), np.float32), np.zeros((T, N), np.float32)
+        rewards = np.zeros((T, N), np.float32)
+        dones = np.zeros((T, N), np.float32)
+        truncated = np.zeros((T, N), bool)
+        log_probs = []
+        values = []
+        episodes = []
         for t in range(T):
             action, log_prob, value = memory.act(step)
-            columns.append((action, log_prob, value))
-            step = envs.step(
-                to_env_actions(
-                    envs.action_space, action.cpu().numpy(), step.obs.counts.get(per_row)
-                )
-            )
-            rewards[t], dones[t] = step.reward, step.terminated | step.truncated
-            episodes += [
-                (global_step + (t + 1) * N * WORLD_SIZE, episode) for episode in step.episodes
-            ]
-            if step.final:
-                memory.keep(step)
-                cut.append(t * N + np.flatnonzero(step.truncated))
-        actions, log_probs, values = map(torch.cat, zip(*columns))  # [T * N, ...]
+            step = envs.step(agent.head.env_actions(action, step.obs.counts))
+            memory.keep(step)
+            log_probs.append(log_prob)
+            values.append(value)
+            rewards[t] = step.reward
+            dones[t] = step.terminated | step.truncated
+            truncated[t] = step.truncated
+            global_step = ((iteration - 1) * T + t + 1) * N * WORLD_SIZE
+            episodes += [(global_step, episode) for episode in step.episodes]
+        log_probs = torch.cat(log_probs)  # [T * N]
+        values = torch.cat(values)
 
-        # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends; one that was
-        # truncated goes on in expectation: r + gamma V(final observation). All values are computed
-        # in one batch
-        next_values = memory.values(step)
-        V, next_value, final_values = np.split(
-            torch.cat([values, next_values]).cpu().numpy(), [T * N, T * N + N]
-        )
-        rewards.reshape(-1)[np.concatenate(cut)] += args.gamma * final_values
-        V, advantages, lastgaelam = V.reshape(T, N), np.zeros_like(rewards), 0.0
+        # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends. One that was
+        # truncated goes on in expectation: r + gamma V(final observation)
+        next_values = memory.next_values(step)
+        V = torch.cat([values, next_values]).cpu().numpy()  # the only wait for the device
+        V, next_value, final_values = np.split(V, [T * N, T * N + N])
+        V = V.reshape(T, N)
+        rewards[truncated] += args.gamma * final_values
+        advantages = np.zeros_like(rewards)
+        lastgaelam = 0.0
         for t in reversed(range(T)):
-            delta = rewards[t] + args.gamma * next_value * (1.0 - dones[t]) - V[t]
-            advantages[t] = lastgaelam = (
-                delta + args.gamma * args.gae_lambda * (1.0 - dones[t]) * lastgaelam
-            )
+            nonterminal = 1.0 - dones[t]
+            delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
+            lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
+            advantages[t] = lastgaelam
             next_value = V[t]
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        spread = np.std(all_ranks(advantages + V))  # of returns
+        returns_std = np.std(all_ranks(advantages + V))
+        vf_coef = args.vf_coef / (1 + returns_std**2) if args.norm_vloss else args.vf_coef
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []
-        for _ in range(args.update_epochs or (4 if agent.group else 8)):
-            for some in np.array_split(rng.permutation(N), args.num_minibatches):
-                idx = (some[:, None] + N * np.arange(T)).ravel()  # all steps of some envs
+        for _ in range(args.update_epochs):
+            for idx, inputs in memory.minibatches(rng, args.num_minibatches):
                 mb = to_device(idx, device)
-                inputs = memory.minibatch(some, idx)
-                mb_actions = (
-                    actions[inputs.obs[agent.head.rows[per_row]].rows] if per_row else actions[mb]
-                )
-                _, new_log_prob, entropy, new_value, _ = agent(inputs, mb_actions)
+                _, new_log_prob, entropy, new_value = agent(*inputs)
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (
-                        mb_advantages.std() + 0.1 * spread + 1e-8
-                    )
+                    std = mb_advantages.std() + args.adv_std_floor * returns_std + 1e-8
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
-                pg_loss2 = -mb_advantages * torch.clamp(
-                    ratio, 1 - args.clip_coef, 1 + args.clip_coef
-                )
+                clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss2 = -mb_advantages * clipped
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
                 v_loss = (new_value - returns[mb]) ** 2
                 if args.clip_vloss:
-                    v_clipped = values[mb] + torch.clamp(
-                        new_value - values[mb], -args.clip_coef, args.clip_coef
-                    )
+                    change = new_value - values[mb]
+                    v_clipped = values[mb] + change.clamp(-args.clip_coef, args.clip_coef)
                     v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = (
-                    pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss / (1 + spread**2)
-                )
+                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()
@@ -2040,94 +2017,83 @@ def train(args: Args, stack: contextlib.ExitStack) -> list:
                 with torch.no_grad():
                     approx_kl = ((ratio - 1) - logratio).mean()
                     clipfrac = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
-                    logs.append(
-                        torch.stack(
-                            [
-                                v_loss,
-                                pg_loss,
-                                entropy_loss,
-                                -logratio.mean(),
-                                approx_kl,
-                                clipfrac,
-                                grad_norm,
-                                (ratio - 1).abs().max(),
-                            ]
-                        )
-                    )
-            if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
-                break
+                    mismatch = (ratio - 1).abs().max()
+                    row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
+                    logs.append(torch.stack([*row, grad_norm, mismatch]))
+            if args.target_kl is not None:
+                if np.mean(all_ranks(approx_kl.item())) > args.target_kl:
+                    break
         if args.norm_obs:  # after the update, which must see what collection saw
-            agent.encoder.observe(storage.gather(np.arange(args.batch_size)))
+            agent.encoder.observe(memory.rollout())
 
-        # Log: waits for the device
         logs = torch.stack(logs).cpu().numpy()
-        for k, name in zip(*np.nonzero(~np.isfinite(logs))):
-            raise UsageError(
-                f"update {iteration}, minibatch {k}: {LOGGED[name]} is {logs[k, name]}; rewards and "
-                "observations are finite, so look at their size, the network and --learning-rate"
-            )
-        global_step = iteration * args.batch_size * WORLD_SIZE
-        scalars = (
-            dict(zip(LOGGED, logs[-1]))
-            | storage.stats(args.batch_size)
-            | {
-                "losses/clipfrac": logs[:, LOGGED.index("losses/clipfrac")].mean(),
-                "debug/collection_mismatch": logs[0, LOGGED.index("debug/collection_mismatch")],
-                "losses/explained_variance": explained_var,
-                "charts/learning_rate": optimizer.param_groups[0]["lr"],
-                "charts/SPS": int(
-                    (iteration - first) * T * N * WORLD_SIZE / (time.time() - start_time)
-                ),
-            }
-        )
-        episodes = sum(all_ranks(episodes), [])
-        if RANK == 0:
-            for at, episode in episodes:
-                groups = [
-                    episode.group,
-                    f"task_{episode.env % len(tasks)}" if len(tasks) > 1 else None,
-                ]
-                for suffix in ["", *(f"/{group}" for group in groups if group is not None)]:
-                    writer.add_scalar(f"charts/episodic_return{suffix}", episode.ret, at)
-                    writer.add_scalar(f"charts/episodic_length{suffix}", episode.length, at)
-            for name, value in scalars.items():
-                writer.add_scalar(name, value, global_step)
-            recent = [*recent, *(episode.ret for _, episode in episodes)][-100:]
-            bar.set_postfix(
-                SPS=scalars["charts/SPS"], ret=f"{np.mean(recent):.4g}" if recent else "-"
-            )
-            bar.update(global_step - bar.n)
+        if check:
+            check.losses(UsageError, iteration, LOGGED, logs)
+        scalars = dict(zip(LOGGED, logs[-1]))
+        scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
+        scalars["debug/collection_mismatch"] = logs[0, -1]  # where the weights are those that acted
+        scalars["losses/explained_variance"] = explained_var
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        run.log(iteration, scalars, episodes, memory.storage)
+        run.checkpoint(iteration)
+    return agent
 
-        # Checkpoint; after the first update it is only tried whether pickled environments do the
-        # same
-        stop = max(all_ranks(max(signals, default=0)))
-        due = (
-            stop
-            or iteration % max(args.checkpoint_every, 1) == 0
-            or iteration == args.num_iterations
-        )
-        if checkpoint and args.checkpoint_every and (due or iteration == first + 1):
-            ranks = all_ranks(checkpoint.state_of(envs, rng, memory.state()))
-            if RANK == 0 and due:
-                writer.flush()
-                run.save(global_step, checkpoint.state(args, iteration, agent, optimizer, ranks))
-        if stop:
-            raise SystemExit(128 + stop)
 
-    bar.close()
-    if RANK > 0:
-        return []
-    if args.save_model:
-        path = os.path.join(folder, "model.pt")
-        model = {"script": Args.exp_name, "args": vars(args), "model": agent.state_dict()}
-        guarded(f"--save-model {path}", partial(torch.save, model, path))
-    signals.append(0)  # from now on one signal is enough
-    playing = partial(play, agent, args, device)
-    if evaluate:
-        return evaluate.evaluate(playing, make_env, args, folder, writer, global_step)
-    episodes = playing(makers[:1] * args.eval_episodes, True) if args.eval_episodes else []
-    print("returns of greedy episodes:", *(episode.ret for episode in episodes))
-    return episodes
+@torch.no_grad()
+def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[Episode]:
+    """The first episode of each environment, as it is after --eval-max-steps if it has not ended by
+    then."""
+    N = len(makers)
+    found = {}
+    with contextlib.closing(Envs(makers, args.action_head)) as envs:
+        memory = Memory(agent, envs.leaves, N, args)
+        step = envs.reset(args.seed + 10_000)
+        while len(found) < N and envs.num_steps < args.eval_max_steps:
+            if envs.num_steps % args.num_steps == 0:
+                memory.begin()
+            action, _, _ = memory.act(step, greedy)
+            step = envs.step(agent.head.env_actions(action, step.obs.counts))
+            for episode in step.episodes:
+                found.setdefault(episode.env, episode)
+        return [found.get(i) or envs.episode(i, {}) for i in range(N)]
+
+
+def main(args: Any) -> list:
+    """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
+    if args.load_model:
+        service("utils.policy", "--load-model").take_flags(args)
+    check = service("utils.check")
+    if check:
+        check.flags(UsageError, args, max_minibatches(args), WORLD_SIZE)
+    args.world_size = WORLD_SIZE
+    args.batch_size = args.num_envs * args.num_steps
+    args.minibatch_size = args.batch_size // args.num_minibatches
+    args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
+    needs_evaluation = (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video"
+    evaluation = service("utils.evaluate", needs_evaluation)
+    if evaluation:
+        evaluation.check(make_env, args)  # what cannot be evaluated is an error now
+    device = start(args)
+    with Run(args) as run:
+        agent = train(args, device, run)
+        if RANK > 0:
+            return []
+        if args.save_model:
+            run.save_model(agent)
+        run.bar.close()
+        run.signals.append(0)  # from now on one signal is enough
+        playing = partial(play, agent, args)
+        if evaluation:
+            global_step = args.num_iterations * run.steps
+            return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
+        episodes = []
+        if args.eval_episodes:
+            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        print("returns of greedy episodes:", *(episode.ret for episode in episodes))
+        return episodes
+
+
+# --- end shared: train ---
 
 
 if __name__ == "__main__":

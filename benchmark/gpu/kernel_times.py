@@ -128,7 +128,7 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
     paths = {"packed, ms": run_lstm_as(True), "staircase, ms": run_lstm_as(False)}
     events, begin = np.arange(len(x)), np.arange(len(lengths))
     outputs = {
-        name: functools.partial(lambda path: path(net, x, events, lengths, hx, begin)[0], path)
+        name: functools.partial(lambda path: path(net, x, hx, events, lengths, begin)[0], path)
         for name, path in paths.items()
     } | {"zero-padded, ms": zero_padded}
     expected, worst = None, 0.0

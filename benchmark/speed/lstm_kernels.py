@@ -92,22 +92,24 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     is_seen, starts = rng.random((N, T, num)) < seen, rng.random((N, T)) < 1 / 64
     ids = np.broadcast_to(keys[:, None], is_seen.shape)[is_seen]
     counts, x = is_seen.sum(2).ravel(), torch.randn(len(ids), D)
-    sparse = script.SparseLSTM(D, True, None, script.Args(lstm_dim=H))
+    sparse = script.SparseLSTM(D, True, script.Args(lstm_dim=H, gnn_dim=D))
+    sparse.token = nn.Identity()  # the LSTM sees x
+    hidden = {"h": torch.randn(N * num, H).tanh(), "c": torch.randn(N * num, H)}
     state = {
         "num": torch.full((N,), num),
         "keys": torch.from_numpy(keys.ravel()),
-        "h": torch.randn(N * num, H).tanh(),
-        "c": torch.randn(N * num, H),
+        "hidden": torch.stack([hidden["c"], hidden["h"]], 1),
     }
     weights = sparse.lstm._flat_weights
     env, step, slot = np.nonzero(is_seen)
-    seen = [
-        torch.from_numpy(array)
-        for array in (ids.copy(), np.append(0, counts.cumsum()), env * T + step)
-    ]
+    seen = {
+        "num": torch.from_numpy(counts),
+        "keys": torch.from_numpy(ids.copy()),
+        "starts": torch.from_numpy(starts.ravel()),
+    }
 
     def ours():
-        output, readout, _ = sparse(x, script.Ragged(*seen), starts, state)
+        output, readout, _ = sparse(x, seen, state)
         return torch.cat([output.flatten(), readout[:, :H].flatten()])
 
     dense_x, mask = torch.zeros(T, N, NODES, D), torch.zeros(T, N, NODES, 1, dtype=torch.bool)
@@ -118,8 +120,8 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     }
     rows = torch.arange(N)[:, None], torch.from_numpy(keys)
     dense["h"][rows], dense["c"][rows], dense["known"][rows] = (
-        state["h"].view(N, num, H),
-        state["c"].view(N, num, H),
+        hidden["h"].view(N, num, H),
+        hidden["c"].view(N, num, H),
         True,
     )
     keep = torch.from_numpy(~starts).T[:, :, None, None]
@@ -148,7 +150,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     back, owner = torch.from_numpy(np.argsort(by_step)), torch.arange(N).repeat_interleave(num)
 
     def gather_scatter():
-        h, c, known = state["h"], state["c"], torch.ones(N * num, 1)
+        h, c, known = hidden["h"], hidden["c"], torch.ones(N * num, 1)
         outputs, readouts = [], []
         for t in range(T):
             alive = keep[t, :, 0][owner]
@@ -167,7 +169,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         "loop, gather and scatter": gather_scatter,
         "zero-padded": zero_padded,
     }
-    sizes = [size(state), size({name: state[name] for name in ("h", "c")}) + N * num, size(dense)]
+    sizes = [size(state), size(hidden) + N * num, size(dense)]
     return systems, list(sparse.lstm.parameters()), dict(zip(systems, sizes))
 
 
@@ -247,7 +249,7 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
             valid
         ],
         "staircase (ours)": lambda: script.run_lstm(
-            lstm, x, np.arange(len(x)), lengths, hx, np.arange(len(lengths))
+            lstm, x, hx, np.arange(len(x)), lengths, np.arange(len(lengths))
         )[0],
     }
     return systems, list(lstm.parameters()), lengths

@@ -132,7 +132,7 @@ class Net64(nn.Module):
         """(log_prob, entropy, value)"""
         x = obs["obs"].double()
         h = torch.tanh(x @ self.actor_0_weight.T + self.actor_0_bias)
-        logits = h @ self.head_heads_0_weight.T + self.head_heads_0_bias
+        logits = h @ self.head_heads_0_output_weight.T + self.head_heads_0_output_bias
         p = logits.exp() / logits.exp().sum(1, keepdim=True)
         h = torch.tanh(x @ self.critic_0_weight.T + self.critic_0_bias)
         value = (h @ self.critic_2_weight.T + self.critic_2_bias).squeeze(1)

@@ -225,7 +225,7 @@ def test_actions_are_elements_of_a_sequence(space):
     has."""
     parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), "auto")
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
-    actions = ppo_graph.to_env_sequences(space, rows, np.array([2, 0, 3, 1]))
+    actions = ppo_graph.to_env_actions(space, rows, np.array([2, 0, 3, 1]))
     assert [len(action) for action in actions] == [2, 0, 3, 1]
     assert all(action in space for action in actions)
     found = [row for action in actions for row in action]

@@ -28,12 +28,6 @@ def assert_close(a, b, tolerance=1e-9):
     torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
 
-def ragged(values, counts):
-    counts = np.array(counts, np.int64)
-    ptr, batch = np.append(0, counts.cumsum()), np.arange(len(counts)).repeat(counts)
-    return script.Ragged(torch.as_tensor(values), torch.from_numpy(ptr), torch.from_numpy(batch))
-
-
 # ---- the dense state as oracle ----
 def cell(lstm, x, h, c):
     """The LSTM's equations, written out."""
@@ -108,30 +102,37 @@ def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
 
 
 def memory_inputs(steps, names, edges):
-    """The arguments of SparseLSTM.forward for steps[env][t], but the state."""
+    """The arguments of SparseLSTM.forward for steps[env][t], but the state: x and what is seen."""
     flat = [step for env in steps for step in env]
-    counts = np.array([len(ids) for _, ids, *_ in flat])
-    links = np.concatenate(
-        [links + s for (_, _, links, *_), s in zip(flat, counts.cumsum() - counts)]
-    )
-    starts = np.array([[start for *_, start in env] for env in steps])
-    nodes = ragged(names[np.concatenate([ids for _, ids, *_ in flat]).astype(int)], counts)
-    links = ragged(links, [len(step[2]) for step in flat]), torch.cat([step[3] for step in flat])
-    return torch.cat([step[0] for step in flat]), nodes, starts, links if edges else ()
+    ids = [names[ids.astype(int)] for _, ids, *_ in flat]
+    seen = {
+        "starts": torch.tensor([start for *_, start in flat]),
+        "num": torch.tensor([len(keys) for keys in ids]),
+        "keys": torch.from_numpy(np.concatenate(ids)),
+    }
+    if edges:
+        keys = [keys[links] for keys, (_, _, links, *_) in zip(ids, flat)]
+        seen["num_edges"] = torch.tensor([len(links) for links in keys])
+        seen["edge_keys"] = torch.from_numpy(np.concatenate(keys))
+        seen["edge_attr"] = torch.cat([step[3] for step in flat])
+    return torch.cat([step[0] for step in flat]), seen
 
 
 def empty_state(num_envs, edges=True, width=4):
-    num, floats = (
-        torch.zeros(num_envs, dtype=torch.int64),
-        torch.zeros(0, width, dtype=torch.double),
-    )
-    edges = {"out": floats, "num_edges": num, "edge_keys": num.new_zeros(0, 2)} if edges else {}
-    return {"num": num, "keys": num[:0], "h": floats, "c": floats} | edges
+    num = torch.zeros(num_envs, dtype=torch.int64)
+    hidden = torch.zeros(0, 3 if edges else 2, width, dtype=torch.double)
+    state = {"num": num, "keys": num[:0], "hidden": hidden}
+    if edges:
+        state |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
+        state["edge_attr"] = torch.zeros(0, 2, dtype=torch.double)
+    return state
 
 
 def make_memory(remember_edges, readout):
-    args = lstm_args(lstm_dim=4, remember_edges=remember_edges, state_readout=readout)
-    memory = script.SparseLSTM(3, True, Identity() if remember_edges else None, args).double()
+    """SparseLSTM whose LSTM sees its input as it is."""
+    args = lstm_args(lstm_dim=4, gnn_dim=3, remember_edges=remember_edges, state_readout=readout)
+    memory = script.SparseLSTM(3, True, args, Identity()).double()
+    memory.token = torch.nn.Identity()
     for parameter in memory.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return memory
@@ -143,10 +144,10 @@ def walk(memory, steps, names):
     edges = memory.message is not None
     states, results = [empty_state(len(steps), edges)], []
     for t in range(len(steps[0])):
-        x, nodes, starts, links = memory_inputs([[env[t]] for env in steps], names, edges)
-        out, readout, new = memory(x, nodes, starts, states[-1], *links)
+        x, seen = memory_inputs([[env[t]] for env in steps], names, edges)
+        out, readout, new = memory(x, seen, states[-1])
         states.append(new)
-        results.append((out.split(nodes.ptr.diff().tolist()), readout))
+        results.append((out.split(seen["num"].tolist()), readout))
     return results, states
 
 
@@ -187,8 +188,8 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
 
     with torch.no_grad():
         results, states = walk(memory, steps, names)
-    x, nodes, starts, links = memory_inputs([env[split:] for env in steps], names, remember_edges)
-    out, pooled, _ = memory(x, nodes, starts, states[split], *links)
+    x, seen = memory_inputs([env[split:] for env in steps], names, remember_edges)
+    out, pooled, _ = memory(x, seen, states[split])
     expected = torch.stack(expected_out) if expected_out else out.new_zeros(0, 4)
     stepped = [results[t][0][i] for i in range(num_envs) for t in range(split, num_steps)]
     assert_close(out, expected)
@@ -212,11 +213,10 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
         state, seen = script.select(states[-1], np.array([i])), np.flatnonzero(oracle.mask)
         assert state["keys"].tolist() == names[seen].tolist() and state["keys"].dtype == torch.int64
         assert state["num"].tolist() == [len(seen)]
-        for name in ("h", "c", *["out"] * remember_edges):
+        for column, name in enumerate(["c", "h", *["out"] * remember_edges]):
             if len(seen):
-                assert_close(
-                    state[name], torch.stack([getattr(oracle, name)[k] for k in seen]).detach()
-                )
+                expected = torch.stack([getattr(oracle, name)[k] for k in seen]).detach()
+                assert_close(state["hidden"][:, column], expected)
         if remember_edges:
             known = sorted(oracle.edges.items())
             assert state["edge_keys"].tolist() == [[names[u], names[v]] for (u, v), _ in known]
@@ -239,8 +239,7 @@ def test_select(seed, envs):
     starts = rng.random(len(envs)) < 0.5
     part = script.select(state, envs, starts)
     assert part.keys() == state.keys()
-    owned = {"num": ("keys", "h", "c", "out"), "num_edges": ("edge_keys", "edge_attr")}
-    for counts, rows in owned.items():
+    for counts, rows in script.ROWS.items():
         assert part[counts].tolist() == np.where(starts, 0, state[counts][envs]).tolist()
         for name in rows:
             mine = [
@@ -274,7 +273,7 @@ def test_kernel(lengths, seed):
             h, c = cell(lstm, row, h, c)
             loop.append(h)
     packed = torch.cat(torch.nn.utils.rnn.unpack_sequence(packed))
-    ours = script.run_lstm(lstm, x, events, lengths, hx, np.arange(len(lengths)))[0][events]
+    ours = script.run_lstm(lstm, x, hx, events, lengths, np.arange(len(lengths)))[0][events]
     results = [ours, packed, torch.stack(loop)]
     weight = torch.randn_like(results[0])
     grads = [
@@ -291,16 +290,14 @@ def test_kernel_of_one_step():
     nothing of nothing."""
     lstm, events = torch.nn.LSTM(3, 4).double(), np.array([2, 0, 3, 1])
     x, h, c = (torch.randn(4, width, dtype=torch.double) for width in (3, 4, 4))
-    result = script.run_lstm(lstm, x, events, np.ones(4, np.int64), [h, c], np.arange(4))
+    result = script.run_lstm(lstm, x, [h, c], events, np.ones(4, np.int64), np.arange(4))
     for values, expected in zip(
         result, zip(*(cell(lstm, x[e], h[k], c[k]) for k, e in enumerate(events)))
     ):
         assert_close(values[events], torch.stack(expected))
     none = np.zeros(0, np.int64)
-    assert [len(values) for values in script.run_lstm(lstm, x[:0], none, none, [h, c], none)] == [
-        0,
-        0,
-    ]
+    result = script.run_lstm(lstm, x[:0], [h, c], none, none, none)
+    assert [len(values) for values in result] == [0, 0]
 
 
 def test_kernel_pads_little():
@@ -315,9 +312,8 @@ def test_kernel_pads_little():
 
     lengths = np.arange(1, 129)
     x = torch.zeros(lengths.sum(), 2)
-    script.run_lstm(
-        Spy(2, 2), x, np.arange(len(x)), lengths, [torch.zeros(128, 2)] * 2, lengths - 1
-    )
+    hx = [torch.zeros(128, 2)] * 2
+    script.run_lstm(Spy(2, 2), x, hx, np.arange(len(x)), lengths, lengths - 1)
     assert len(calls) <= 14 and len(x) <= sum(calls) <= 7 / 6 * len(x)
 
 
@@ -330,23 +326,21 @@ def test_memory_on_cuda(num_steps):
     rng = np.random.default_rng(0)
     memory = make_memory(True, "mean").float()
     names, steps = random_steps(rng, 3, num_steps, 7, 0.5, 0.2)
-    x, nodes, starts, (links, features) = memory_inputs(steps, names, True)
+    x, seen = memory_inputs(steps, names, True)
     results = []
+
+    def moved(state, device):
+        floats = {name: v.float().to(device) for name, v in state.items() if v.is_floating_point()}
+        return state | floats
+
     for device in ("cpu", "cuda"):
-        state = {
-            name: values.float().to(device) if values.is_floating_point() else values
-            for name, values in empty_state(3).items()
-        }
         with torch.no_grad():
             out, readout, new = memory.to(device)(
-                x.float().to(device), nodes, starts, state, links, features.float().to(device)
+                x.float().to(device), moved(seen, device), moved(empty_state(3), device)
             )
         results.append([out.cpu(), readout.cpu(), *(new[name].cpu() for name in sorted(new or ()))])
-        assert all(
-            new[name].device.type == "cpu"
-            for name in ("num", "keys", "num_edges", "edge_keys")
-            if new
-        )
+        on_host = ("num", "keys", "num_edges", "edge_keys")
+        assert new is None or all(new[name].device.type == "cpu" for name in on_host)
     for a, b in zip(*results):
         assert_close(a, b, 1e-5)
 
@@ -420,10 +414,8 @@ def lively(agent):
     show."""
     with torch.no_grad():
         for name, parameter in agent.head.named_parameters():
-            small = (
-                name.startswith("heads") or name.startswith("choices") and ".1." in name
-            )  # those begin at 0.01
-            parameter.mul_(100 if small and name.endswith("weight") else 1)
+            small = name.startswith("outputs") or ".0." in name and name.startswith("choices")
+            parameter.mul_(100 if small and name.endswith("weight") else 1)  # begins at 0.01
     return agent
 
 
@@ -467,7 +459,7 @@ def begun(makers, agent=None, **kwargs):
     args = lstm_args(num_envs=len(makers), **kwargs)
     envs = script.Envs(makers, args.action_head)
     agent = agent or lively(script.Agent(envs.leaves, envs.action_space, args))
-    memory = script.Memory(agent, script.Storage(envs.leaves, CPU), len(makers))
+    memory = script.Memory(agent, envs.leaves, len(makers), args)
     return SimpleNamespace(args=args, envs=envs, agent=agent, memory=memory, step=envs.reset(3))
 
 
@@ -479,27 +471,24 @@ def collect(part):
     for t in range(part.args.num_steps):
         part.seen.append(part.step)
         columns.append(part.memory.act(part.step))
-        actions = script.to_env_actions(part.envs.action_space, columns[-1][0].numpy())
+        actions = part.agent.head.env_actions(columns[-1][0], part.step.obs.counts)
         part.step = part.envs.step(actions)
-        if part.step.final:
-            part.memory.keep(part.step)
-            part.cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
+        part.memory.keep(part.step)
+        part.cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
     part.actions, part.log_probs, part.values = map(torch.cat, zip(*columns))
     part.seen.append(part.step)
-    part.next_values = part.memory.values(part.step)
+    part.next_values = part.memory.next_values(part.step)
     return part
 
 
 def ratios(part, envs=None):
     """exp(new - old log_prob) of the steps of some envs, as the first minibatch computes it."""
-    num_envs = len(part.envs.envs)
-    envs = np.arange(num_envs) if envs is None else np.array(envs)
-    idx = (envs[:, None] + num_envs * np.arange(part.args.num_steps)).ravel()
-    _, log_prob, _, value, new = part.agent(part.memory.minibatch(envs, idx), part.actions[idx])
-    assert new is None and log_prob.requires_grad
-    return (log_prob - part.log_probs[idx]).exp().detach(), (
-        value - part.values[idx]
-    ).abs().max().item()
+    chosen = SimpleNamespace(permutation=lambda num: np.arange(num) if envs is None else envs)
+    ((idx, inputs),) = part.memory.minibatches(chosen, 1)
+    _, log_prob, _, value = part.agent(*inputs)
+    assert log_prob.requires_grad
+    error = (value - part.values[idx]).abs().max().item()
+    return (log_prob - part.log_probs[idx]).exp().detach(), error
 
 
 GRAPHS = [lambda: IdEnv("graph_edges")] * 5
@@ -531,36 +520,39 @@ def test_each_episode_alone(makers, flags):
         (part.seen, part.cut, part.actions, part.log_probs, part.values, part.next_values)
         for part in (collect(part) for _ in range(2))
     ]
-    num_envs, num_cut, goes_on, alone = len(makers), 0, np.zeros(1, bool), None
+    num_envs, num_cut, alone = len(makers), 0, None
+
+    def step_alone(flat, starts, reward, action=None):
+        """What the agent returns of one observation, in the memory of one env."""
+        obs = alone.storage.append(flat)
+        seen = alone.look(flat, starts, reward)
+        return part.agent.step(obs, seen, alone.now, action, greedy=True)
+
+    goes_on = np.zeros(1, bool)
     for i in range(num_envs):
         for seen, cut, actions, log_probs, values, next_values in rollouts:
             final = iter(next_values[num_envs:])
             finals = {place: next(final) for place in cut}
             for t, step in enumerate(seen):
-                starts, reward = (
-                    (step.terminated | step.truncated)[i : i + 1],
-                    step.reward[i : i + 1],
-                )
+                starts = (step.terminated | step.truncated)[i : i + 1]
+                reward = step.reward[i : i + 1]
                 if t and step.truncated[i]:
                     final_obs = only(step.final, part.envs.leaves, int(step.truncated[:i].sum()))
-                    value = part.agent(
-                        alone.inputs(final_obs, goes_on, reward, alone.now), greedy=True
-                    )[3]
+                    value = step_alone(final_obs, goes_on, reward)[3]
                     assert_close(finals[(t - 1) * num_envs + i], value[0], 1e-5)
                     num_cut += 1
                 obs = only(step.obs, part.envs.leaves, i)
                 if t == len(seen) - 1:  # the next rollout sees it again
                     if not starts[0]:
-                        value = part.agent(
-                            alone.inputs(obs, goes_on, reward, alone.now), greedy=True
-                        )[3]
+                        value = step_alone(obs, goes_on, reward)[3]
                         assert_close(next_values[i], value[0], 1e-5)
                     break
                 if starts[0]:
-                    alone = script.Memory(part.agent, script.Storage(part.envs.leaves, CPU), 1)
+                    alone = script.Memory(part.agent, part.envs.leaves, 1, part.args)
                     alone.begin()
-                k, inputs = t * num_envs + i, alone.inputs(obs, starts, reward, alone.now)
-                _, log_prob, _, value, alone.now = part.agent(inputs, actions[k : k + 1])
+                k = t * num_envs + i
+                outputs = step_alone(obs, starts, reward, actions[k : k + 1])
+                _, log_prob, _, value, alone.now = outputs
                 assert_close(log_prob[0], log_probs[k], 1e-5)
                 assert_close(value[0], values[k], 1e-5)
     assert num_cut > 5
@@ -582,13 +574,15 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
     assert (ratios(part)[0] - 1).abs().max() > 1e-3
     part.memory.first = first
 
-    honest = script.Memory.inputs
-    monkeypatch.setattr(
-        script.Memory,
-        "inputs",
-        lambda self, flat, starts, *rest: honest(self, flat, np.zeros_like(starts), *rest),
-    )
-    collect(part)
+    honest = script.Agent.step
+
+    def leaking(self, obs, seen, *rest, **kwargs):
+        seen = seen | {"starts": torch.zeros_like(seen["starts"])}
+        return honest(self, obs, seen, *rest, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(script.Agent, "step", leaking)
+        collect(part)
     assert (ratios(part)[0] - 1).abs().max() > 1e-3
 
 
@@ -605,9 +599,8 @@ def test_play_equals_collection(makers, flags):
     for _ in range(20):
         other.memory.begin()
         actions.append(other.memory.act(other.step)[0])
-        other.step = other.envs.step(
-            script.to_env_actions(other.envs.action_space, actions[-1].numpy())
-        )
+        env_actions = other.agent.head.env_actions(actions[-1], other.step.obs.counts)
+        other.step = other.envs.step(env_actions)
     assert (
         torch.equal(torch.cat(actions[10:]), part.actions)
         and (other.step.reward == part.step.reward).all()
@@ -626,7 +619,7 @@ def test_state_keeps_its_types():
     )
     empty = part.memory.state()
     state = collect(part).memory.state()
-    assert empty.keys() | {"edge_attr"} == state.keys()
+    assert empty.keys() == state.keys()
     assert all(values.dtype == state[name].dtype for name, values in empty.items())
     for name in ("num", "keys", "num_edges", "edge_keys", "edge_attr"):
         assert state[name].dtype == torch.int64
@@ -637,7 +630,7 @@ def test_state_keeps_its_types():
     )
     torch.save(state, file := io.BytesIO())
     file.seek(0)
-    other = script.Memory(part.agent, script.Storage(part.envs.leaves, CPU), 5)
+    other = script.Memory(part.agent, part.envs.leaves, 5, part.args)
     other.restore(torch.load(file))
     assert other.state().keys() == state.keys()
     assert all(torch.equal(values, other.state()[name]) for name, values in state.items())
@@ -687,9 +680,8 @@ def test_state_is_sparse():
         assert keys.tolist() == sorted(env.known)
     dense = 4 * 400 * 2 * 32 * 4
     assert 0.1 * dense < sizes[1] < 0.11 * dense
-    assert (
-        max(values.untyped_storage().nbytes() for values in state.values()) < 0.06 * dense
-    )  # no views of more
+    stored = sum(values.untyped_storage().nbytes() for values in state.values())
+    assert stored < 0.11 * dense  # no views of more
 
 
 @torch.no_grad()
@@ -701,16 +693,13 @@ def test_inputs_of_the_memory():
             part = collect(begun(PLAIN, **{flag: on}))
             state, starts = part.memory.state(), np.array([False] * 4 + [True])
             changed = state | {"action": state["action"] + 1} if name == "action" else state
-            part.memory.begin()
-            a, b = (
-                part.agent(part.memory.inputs(part.step.obs, starts, rewards, state), greedy=True)[
-                    3
-                ]
-                for rewards, state in (
-                    (np.ones(5, np.float32), state),
-                    (np.full(5, 2, np.float32), changed),
-                )
-            )
+            obs = part.memory.storage.append(part.step.obs)
+            values = []
+            for reward, before in ((1, state), (2, changed)):
+                rewards = np.full(5, reward, np.float32)
+                seen = part.memory.look(part.step.obs, starts, rewards)
+                values.append(part.agent.step(obs, seen, before, greedy=True)[3])
+            a, b = values
             assert (a != b).tolist() == [on] * 4 + [False]
 
 
@@ -773,7 +762,7 @@ def test_ids_that_do_not_fit(kwargs, tmp_path):
 
 def test_errors(tmp_path):
     """Wrong flags are sentences that say what to do."""
-    with pytest.raises(UsageError, match="--num-minibatches 4 exceeds --num-envs 3"):
+    with pytest.raises(UsageError, match="--num-minibatches 4: a rollout can be .* at most 3"):
         run(tmp_path / "a", script, env_id="CartPole-v1", num_minibatches=4)
     with pytest.raises(UsageError, match="--lstm-dim 0: at least 1 is needed"):
         run(tmp_path / "b", script, env_id="CartPole-v1", lstm_dim=0)
@@ -875,9 +864,9 @@ def test_initialisation():
         and not lstm.bias_hh_l0.any()
     )
     x = torch.randn(1, 3 + 2) * torch.tensor([0.01, 1.0, 100.0])[:, None]
-    tokens = agent.token(x)
+    tokens = agent.memory.token(x)
     assert tokens.min() == 0
-    assert_close(agent.token[:2](x).std(1, correction=0), torch.full((3,), 0.5), 5e-3)
+    assert_close(agent.memory.token[:2](x).std(1, correction=0), torch.full((3,), 0.5), 5e-3)
     assert (tokens[0] - tokens[1]).abs().max() > 0.1 and (tokens[1] - tokens[2]).abs().max() > 0.1
 
 

@@ -1417,8 +1417,7 @@ def predict(
     seen = torch.cat([latent, agent.head.seen(actions, elements)], 1)
     predicted = agent.aux(seen[to_device(rows, seen.device)])
     with torch.no_grad():
-        features, _ = agent.encoder(next_obs)
-        target = standardised(features)
+        target = standardised(agent.encoder(next_obs)[0])
     return ((predicted - target) ** 2).sum() / max(target.numel(), 1)
 
 
@@ -1426,11 +1425,11 @@ class Demonstrations:
     """The steps of the file --demos."""
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], args: Any, device: torch.device):
-        flat, self.actions = service("utils.demos", "--demos").load(
+        *flat, self.actions = service("utils.demos", "--demos").load(
             args.demos, leaves, agent.head.parts
         )
         self.storage = Storage(leaves, device)
-        self.storage.append(flat)
+        self.storage.append(Flat(*flat))
         self.num = args.bc_minibatch_size
 
     def sample(self, rng: np.random.Generator) -> tuple[Obs, Tensor]:

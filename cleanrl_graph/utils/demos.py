@@ -28,52 +28,30 @@ row; options count from 0, whatever `start` is.
 """
 
 import contextlib
-import importlib
 import json
 import os
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
+from cleanrl_graph.utils import import_first
 from cleanrl_graph.utils.check import out_of_range
 
 FORMAT = "cleanrl_graph-demos-1"
 Policy = Callable[[gym.Env, Any, np.random.Generator], Any]
 
 
-class Flat(NamedTuple):
-    """S observations as in the scripts' own Flat: per leaf one array, [S, ...] or the rows of all
-    steps, of which counts[leaf.group][i] are those of step i."""
-
-    values: list[np.ndarray]
-    counts: dict[str, np.ndarray]
-
-
-def import_module(name: str) -> ModuleType | None:
-    """The module; `envs.NAME` is cleanrl_graph's where the current folder has no such module of its
-    own. None if there is none."""
-    names = [name] if name else []
-    if name.startswith("envs."):
-        names.append(f"cleanrl_graph.{name}")
-    for module in names:
-        try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise  # the module is there, and imports what is not installed
-    return None
-
-
 def find_policy(name: str) -> Policy:
-    """What "module:name" names. SystemExit if there is no such function."""
+    """What "module:name" names; `envs.NAME` is cleanrl_graph's where the current folder has no such
+    module of its own. SystemExit if there is no such function."""
     module, _, attribute = name.partition(":")
-    policy = getattr(import_module(module), attribute, None)
+    packaged = f"cleanrl_graph.{module}" if module.startswith("envs.") else ""
+    policy = getattr(import_first(module, packaged), attribute, None)
     if not callable(policy):
         raise SystemExit(
             f"policy {name}: there is no such function; module:name is needed, as in "
@@ -133,11 +111,11 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
 
 def save(path: str, data: dict[str, np.ndarray], env_id: str, env_kwargs: Any) -> None:
     """Writes the file, whole or not at all. SystemExit if it cannot be written."""
-    about = {"format": FORMAT, "env_id": env_id, "env_kwargs": json.dumps(env_kwargs)}
+    kwargs = json.dumps(env_kwargs)
     unfinished = path + ".tmp"
     try:
         with open(unfinished, "wb") as file:
-            np.savez_compressed(file, **about, **data)
+            np.savez_compressed(file, format=FORMAT, env_id=env_id, env_kwargs=kwargs, **data)
         os.replace(unfinished, path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -167,10 +145,13 @@ class Misfit(Exception):
     """What of a file does not fit the environment."""
 
 
-def load(path: str, leaves: list, parts: list) -> tuple[Flat, np.ndarray]:
-    """Observations and actions [S, columns] of the file, for an environment with these leaves and
-    parts of an action. SystemExit names file, leaf and step of what does not fit: names, shapes and
-    dtypes of leaves, values out of range, actions that do not exist or are masked."""
+def load(
+    path: str, leaves: list, parts: list
+) -> tuple[list[np.ndarray], dict[str, np.ndarray], np.ndarray]:
+    """(values, counts, actions [S, columns]) of the file, the former as in a script's Flat, for an
+    environment with these leaves and parts of an action. SystemExit names file, leaf and step of
+    what does not fit: names, shapes and dtypes of leaves, values out of range, actions that do not
+    exist or are masked."""
     try:
         for part in parts:
             if part.group and part.kind != "choice":
@@ -186,7 +167,7 @@ def load(path: str, leaves: list, parts: list) -> tuple[Flat, np.ndarray]:
     del counts[None]
     kinds = [part.kind for part in parts]
     dtype = np.float32 if "normal" in kinds else np.int64
-    return Flat(list(values.values()), counts), data["actions"].astype(dtype)
+    return list(values.values()), counts, data["actions"].astype(dtype)
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -245,9 +226,10 @@ def check_values(leaves: list, values: dict, counts: dict) -> None:
         array = values[leaf.path]
         bad = out_of_range(leaf, array, counts)
         if bad.any():
-            first = tuple(np.argwhere(bad)[0])
-            step = np.searchsorted(counts[leaf.group].cumsum(), first[0], side="right")
-            raise Misfit(f"step {step}, leaf '{leaf.path}': value {array[first]} is out of range")
+            row = np.argwhere(bad)[0][0]
+            step = np.searchsorted(counts[leaf.group].cumsum(), row, side="right")
+            value = array[bad][0]
+            raise Misfit(f"step {step}, leaf '{leaf.path}': value {value} is out of range")
 
 
 def check_actions(actions: np.ndarray, parts: list, values: dict, counts: dict) -> None:
@@ -280,8 +262,9 @@ def exists(part: Any, chosen: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def is_masked(part: Any, chosen: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The same under a mask; `chosen` is [S]."""
+    """Whether a mask forbids what is `chosen` [S]; it has `rows` [S] of each step."""
     mask = mask.reshape(len(mask), -1)[:, part.entries]
+    first = rows.cumsum() - rows
     if part.kind == "choice":
-        return mask[rows.cumsum() - rows + chosen, 0] == 0
-    return mask[np.arange(len(chosen)), chosen] == 0
+        return mask[first + chosen, 0] == 0
+    return mask[first, chosen] == 0

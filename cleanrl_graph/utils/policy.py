@@ -9,7 +9,6 @@ equal to those of the evaluation. The script that saved the file is imported by 
 not given: from this package, or from wherever Python finds modules.
 """
 
-import importlib
 import inspect
 import sys
 from collections.abc import Iterable
@@ -20,6 +19,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+
+from cleanrl_graph.utils import import_first
 
 ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
 OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too
@@ -38,17 +39,6 @@ def read_model(path: str, device: Any = "cpu") -> dict:
         raise ValueError(f"{path}: not a file that --save-model wrote") from None
 
 
-def find_script(name: str) -> ModuleType | None:
-    """The script of this package, or a user's own module of that name; None if there is neither."""
-    for module in (f"cleanrl_graph.{name}", name):
-        try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise  # the script is there, and imports what is not installed
-    return None
-
-
 def load_policy(
     path: str,
     env: Any = None,
@@ -65,7 +55,8 @@ def load_policy(
     script do not fit together, OSError if the file cannot be read."""
     saved = read_model(path, device)
     if script is None:
-        script = find_script(saved["script"])
+        name = saved["script"]
+        script = import_first(f"cleanrl_graph.{name}", name)  # of this package, or a user's own
     if script is None:
         raise ImportError(
             f"{path}: it was saved by {saved['script']}.py, which Python does not find: add its "

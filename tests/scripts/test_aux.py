@@ -98,8 +98,8 @@ def collected(env, num_steps=8, num_envs=3, **flags):
 def load_demos(path, found):
     """(storage, actions) of a file for the environments of `collected`."""
     storage, head = script.Storage(found.leaves, CPU), found.agent.head
-    flat, actions = demos.load(path, found.leaves, head.parts)
-    storage.append(flat)
+    *flat, actions = demos.load(path, found.leaves, head.parts)
+    storage.append(script.Flat(*flat))
     return storage, torch.as_tensor(actions)
 
 
@@ -134,7 +134,7 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     )
     demos.save(path := str(tmp_path_factory.mktemp("demos") / "demos.npz"), data, "Once-v0", {})
     storage, leaves = stored(space, [[obs] for obs in observations], action_space=action_space)
-    flat, actions = demos.load(path, leaves, script.parts_of(action_space, leaves, "auto"))
+    *flat, actions = demos.load(path, leaves, script.parts_of(action_space, leaves, "auto"))
     cloned, idx = script.Storage(leaves, CPU), np.array([2, 0, 1, 1])
     cloned.append(script.Flat(*flat))
     for a, b in zip(cloned.gather(idx).values(), storage.gather(idx).values(), strict=True):

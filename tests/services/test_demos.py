@@ -103,7 +103,7 @@ class FakeEnvs:
                 raise ValueError(
                     f"env {list(envs)[0]}, leaf '{leaf.path}', step {self.num_steps}: not finite"
                 )
-        return demos.Flat(values, counts)
+        return SimpleNamespace(values=values, counts=counts)
 
 
 class Growing(gym.Env):
@@ -258,10 +258,10 @@ def test_file_comes_back(tmp_path):
     data, _ = recorded()
     path = file_of(tmp_path, data)
     leaves = [ROW_MASK, *GRAPH, *DENSE]
-    flat, actions = demos.load(path, leaves, parts(("choice", 9)))
-    for leaf, values in zip(leaves, flat.values, strict=True):
-        assert np.array_equal(values, data[f"values/{leaf.path}"]) and values.dtype == leaf.dtype
-    assert {group: num.tolist() for group, num in flat.counts.items()} == {
+    values, counts, actions = demos.load(path, leaves, parts(("choice", 9)))
+    for leaf, found in zip(leaves, values, strict=True):
+        assert np.array_equal(found, data[f"values/{leaf.path}"]) and found.dtype == leaf.dtype
+    assert {group: num.tolist() for group, num in counts.items()} == {
         "g.nodes": [2, 3, 4] * 2,
         "g.edge_links": [1, 2, 3] * 2,
     }
@@ -278,8 +278,8 @@ def test_links_of_older_files(tmp_path):
     data, _ = recorded()
     links, leaves = data["values/g.edge_links"], [ROW_MASK, *GRAPH, *DENSE]
     path = file_of(tmp_path, data | {"values/g.edge_links": links.astype(np.int64)})
-    flat, _ = demos.load(path, leaves, parts(("choice", 9)))
-    (values,) = (values for leaf, values in zip(leaves, flat.values) if leaf.kind == "links")
+    found, _, _ = demos.load(path, leaves, parts(("choice", 9)))
+    (values,) = (values for leaf, values in zip(leaves, found) if leaf.kind == "links")
     assert np.array_equal(values, links) and values.dtype == links.dtype == np.int32
 
 
@@ -431,7 +431,7 @@ def test_composite_actions(action, mask, problem, tmp_path):
     data["actions"][3], data["values/action_mask"][3] = action, mask
     path = file_of(tmp_path, data)
     if problem is None:
-        flat, actions = demos.load(path, [*DENSE, OPTIONS], COMPOSITE)
+        _, _, actions = demos.load(path, [*DENSE, OPTIONS], COMPOSITE)
         assert actions.dtype == np.float32 and actions[3].tolist() == action
     else:
         with pytest.raises(SystemExit, match=f"step 3: {problem}"):
@@ -470,7 +470,7 @@ def test_rows_that_are_chosen(group, leaves, num, tmp_path):
         data["actions"][0] = action
         path = file_of(tmp_path, data)
         if action < num:
-            assert demos.load(path, leaves, [part])[1][0] == action
+            assert demos.load(path, leaves, [part])[2][0] == action
         else:
             with pytest.raises(SystemExit, match="step 0: part 0 .* is out of range"):
                 demos.load(path, leaves, [part])

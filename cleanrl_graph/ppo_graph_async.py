@@ -1519,15 +1519,18 @@ def collect(memory: Memory, envs: Any, step: Step, version: int, args: Any) -> R
     """T steps of N environments from their last step on."""
     memory.begin()
     steps = [step]
+    actions = []
     log_probs = []
     for _ in range(args.num_steps):
         memory.storage.clear()  # the learner stores them
         action, log_prob, _ = memory.act(step)
+        action = action.cpu()  # the only wait of a step
         step = envs.step(memory.agent.head.env_actions(action, step.obs.counts))
         steps.append(step)
+        actions.append(action.numpy())
         log_probs.append(log_prob)
-    actions = torch.cat(memory.actions).cpu().numpy()
-    return Rollout(version, steps, actions, torch.cat(log_probs).cpu().numpy())
+    log_probs = torch.cat(log_probs).cpu().numpy()
+    return Rollout(version, steps, np.concatenate(actions), log_probs)
 
 
 def act(pipe, parent_end, args: Any) -> None:

@@ -178,14 +178,12 @@ def cool(policy: Policy, temperature: float) -> None:
     """From now on the policy divides its log-probabilities by the temperature, and does not
     normalise them again: a sample, which takes the largest after Gumbel noise, needs them up to a
     constant."""
-    distribution = policy.agent.head.distribution
 
-    def cooled(*inputs):
-        dist = distribution(*inputs)
+    def cooled(head, inputs, dist):
         dist.log_probs = dist.log_probs / temperature
-        return dist
 
-    policy.agent.head.distribution = cooled
+    for head in policy.agent.head.heads:
+        head.register_forward_hook(cooled)
 
 
 def key_of(row: dict) -> tuple:

@@ -1440,8 +1440,9 @@ class GTrXL(nn.Module):
         self.bf16 = args.bf16
         self.attention = args.attention
         self.head_dim = args.dim // args.num_heads
-        exponent = torch.arange(0, args.dim, 2) / args.dim  # Dai et al. 2019, section 3.3
-        self.register_buffer("frequency", 10000.0**-exponent, persistent=False)
+        exponent = torch.arange(0, args.dim, 2, dtype=torch.double) / args.dim
+        frequency = 10000.0**-exponent  # Dai et al. 2019, section 3.3
+        self.register_buffer("frequency", frequency.float(), persistent=False)
         self.layers = nn.ModuleList()
         for _ in range(args.num_layers):
             layer = GTrXLLayer(args.dim, args.num_heads, args.gate)

@@ -15,7 +15,6 @@ Papers: those of ppo_graph.py; LSTM (Hochreiter and Schmidhuber 1997); R2D2 (Kap
 
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -28,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -54,7 +54,7 @@ class Args:
     """Experiment, environment (--env-id), network (--hidden-dims), memory (--state-per-node),
     algorithm (--total-timesteps)."""
 
-    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    exp_name: str = Path(__file__).stem
     """the name of this experiment"""
     seed: int = 1
     """seed of the experiment; env i has seed + i"""
@@ -1303,9 +1303,11 @@ def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -
 
 
 def join_states(states: list[State]) -> State:
-    """The states of all their envs, with the names that the first and the last one have."""
-    names = states[0].keys() & states[-1].keys()
-    return {name: torch.cat([state[name] for state in states]) for name in names}
+    """The states of all their envs. Names are those of the last one, others may lack some."""
+    joined = {}
+    for name in states[-1]:
+        joined[name] = torch.cat([state[name] for state in states if name in state])
+    return joined
 
 
 class Timeline:
@@ -1336,7 +1338,8 @@ class Timeline:
         self.names, rank = np.unique(keys, return_inverse=True)
         code = self.first[at] * len(self.names) + rank
         order = np.argsort(code, kind="stable")
-        changes = np.diff(code[order], prepend=-1, append=-1) != 0
+        sorted_code = code[order]
+        changes = np.diff(sorted_code, prepend=-1, append=-1) != 0
         is_first = changes[:-1]  # of its entry
         is_last = changes[1:]
         # rows
@@ -1350,21 +1353,16 @@ class Timeline:
         # entries
         last = order[is_last]
         self.last = last + 1
-        self.code = code[last]
+        self.code = sorted_code[is_last]
         self.keys = keys[last]
         self.envs = at[last] // starts.shape[1]
-
-    def entries(self) -> State:
-        """What a state says of its entries."""
-        num = np.bincount(self.envs, minlength=self.num_envs)
-        return {"num": torch.from_numpy(num), "keys": torch.from_numpy(self.keys)}
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(events of one sequence after the other, length of each, row with which it begins)"""
         before = self.before[self.is_event]
         begins = before <= self.num_old
-        lengths = np.diff(np.flatnonzero(np.append(begins, True)))
-        return self.events, lengths, before[begins]
+        stops = np.flatnonzero(np.append(begins, True))
+        return self.events, np.diff(stops), before[begins]
 
     def edges(self, known: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each edge once: (entries of source and target [E, 2], the step since when it is known
@@ -1373,7 +1371,8 @@ class Timeline:
         rank = np.searchsorted(self.names, known["edge_keys"].numpy())
         code = self.first[at, None] * len(self.names) + rank
         ends = np.searchsorted(self.code, code)
-        _, places = np.unique(ends @ [len(self.code), 1], return_index=True)
+        pairs = ends @ [len(self.code), 1]
+        _, places = np.unique(pairs, return_index=True)
         return ends[places], at[places], places
 
     def senders(self, ends: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -1399,12 +1398,14 @@ class Timeline:
         source, target = ends.T
         since = target * num_times + at + 1
         order = np.argsort(since)
-        start, stop = np.searchsorted(since[order], [now - time, now], side="right")
+        bounds = [now - time, now]
+        start, stop = np.searchsorted(since[order], bounds, side="right")
         num = stop - start
         edge = order[ranges(start, num)]
         latest = source[edge] * num_times + time.repeat(num)
         sender = np.searchsorted(clock, latest, side="right") - 1
-        return edge, self.row[sender], np.append(0, num.cumsum())
+        ptr = np.append(0, num.cumsum())
+        return edge, self.row[sender], ptr
 
 
 def run_lstm(
@@ -1431,7 +1432,8 @@ def run_lstm(
     order, num_active, place = by_time(events, lengths, not x.is_cuda)
     begin, place = pack([begin[order], place], x.device)
     h, c = (select_rows(values, begin)[None] for values in hx)
-    x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
+    zeros = x.new_zeros(num_active.sum(), x.shape[1])
+    x = zeros.index_copy(0, place, x)
     if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         output, _ = lstm(packed, (h, c))
@@ -1444,10 +1446,13 @@ def run_stairs(lstm: nn.LSTM, x: Tensor, num_active: np.ndarray, h: Tensor, c: T
     widths, num_steps = np.unique(-num_active, return_counts=True)
     sizes = -widths * num_steps
     outputs = []
-    for stair, steps in zip(x.split(sizes.tolist()), num_steps.tolist()):
+    stairs = x.split(sizes.tolist())
+    for stair, steps in zip(stairs, num_steps.tolist()):
         stair = stair.unflatten(0, (steps, -1))
         width = stair.shape[1]
-        output, (h, c) = lstm(stair, (h[:, :width], c[:, :width]))
+        h = h[:, :width]
+        c = c[:, :width]
+        output, (h, c) = lstm(stair, (h, c))
         outputs.append(output.flatten(0, 1))
     return torch.cat(outputs)
 
@@ -1459,13 +1464,15 @@ def by_time(events: np.ndarray, lengths: np.ndarray, rounds: bool) -> tuple[np.n
     order = np.argsort(-lengths, kind="stable")
     stops = lengths[order]
     if rounds:
-        unit = 2 ** (np.log2(stops).astype(np.int64) - 1).clip(0)
+        octave = np.log2(stops).astype(np.int64)
+        unit = 2 ** (octave - 1).clip(0)
         stops = -(-stops // unit) * unit
     num_active = np.searchsorted(-stops, -np.arange(stops[0]))
     step = ranges(0 * lengths, lengths)
     rank = np.argsort(order).repeat(lengths)
     place = np.empty_like(events)
-    place[events] = (num_active.cumsum() - num_active)[step] + rank
+    first_place = num_active.cumsum() - num_active  # of each step
+    place[events] = first_place[step] + rank
     return order, num_active, place
 
 
@@ -1479,14 +1486,17 @@ class SparseLSTM(nn.Module):
     ):
         super().__init__()
         H = args.lstm_dim
+        if H < 1:
+            raise UsageError(f"--lstm-dim {H}: at least 1 is needed")
         self.per_node = per_node
         self.readout = args.state_readout
         self.dim = H + per_node
         # its bias lets the size of observations through the norm
         layer = nn.Linear(input_dim, args.gnn_dim)
-        self.token = nn.Sequential(layer, nn.LayerNorm(args.gnn_dim), nn.ReLU())
+        norm = nn.LayerNorm(args.gnn_dim)
         # small at first: with fuller gates it learns to count later
-        nn.init.constant_(self.token[1].weight, 0.5)
+        nn.init.constant_(norm.weight, 0.5)
+        self.token = nn.Sequential(layer, norm, nn.ReLU())
         self.lstm = nn.LSTM(args.gnn_dim, H)
         for name, parameter in self.lstm.named_parameters():
             for gate in parameter.chunk(4):
@@ -1494,7 +1504,8 @@ class SparseLSTM(nn.Module):
                     nn.init.zeros_(gate)
                 else:
                     nn.init.orthogonal_(gate)
-        self.lstm.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
+        forget_bias = torch.linspace(0, args.forget_bias, H)
+        self.lstm.bias_ih_l0.data[H : 2 * H] = forget_bias
         self.edge_rows = None
         self.message = None
         if args.remember_edges:
@@ -1502,70 +1513,85 @@ class SparseLSTM(nn.Module):
             edge_dim = edge_rows.dim if edge_rows else 0
             self.message = nn.Linear(H + edge_dim, H)
 
-    def forward(
-        self,
-        x: Tensor,
-        seen: State,
-        state: State,
-    ) -> tuple[Tensor, Tensor, State | None]:
+    def forward(self, x: Tensor, seen: State, state: State) -> tuple[Tensor, Tensor, State | None]:
         """(output [events, H], readout [M * T, dim], new entries of the state or None if T > 1) of
         what is seen, whose nodes are x [events, D]."""
-        starts = seen["starts"].numpy().reshape(len(state["num"]), -1)
+        num_envs = len(state["num"])
+        starts = seen["starts"].numpy().reshape(num_envs, -1)
         if starts[:, 0].any():
-            state = select(state, np.arange(len(starts)), starts[:, 0])
+            state = select(state, np.arange(num_envs), starts[:, 0])
         known = join_states([state, seen])
         line = Timeline(known, starts, len(state["keys"]))
-        hidden = nn.functional.pad(state["hidden"], (0, 0, 0, 0, 1, 0))  # row 0 is zero
+        zero = x.new_zeros(1, *state["hidden"].shape[1:])
+        hidden = torch.cat([zero, state["hidden"]])
         hx = [hidden[:, 1], hidden[:, 0]]
-        h, c = run_lstm(self.lstm, self.token(x), hx, *line.sequences())
+        x = self.token(x)
+        h, c = run_lstm(self.lstm, x, hx, *line.sequences())
         out = h
         new = {}
         if self.message:
-            messages, new = self.exchange(torch.cat([hx[0], h]), line, known)
+            rows = torch.cat([hx[0], h])
+            messages, new = self.exchange(rows, line, known)
             out = h + messages
         readout = out
         if self.per_node:
-            readout = self.sum_up(torch.cat([hidden[:, -1], out]), line)
+            rows = torch.cat([hidden[:, -1], out])
+            readout = self.sum_up(rows, line)
         if starts.shape[1] > 1:
             return out, readout, None
-        of_events = torch.stack([c, h, out][: hidden.shape[1]], 1)
-        last = to_device(line.last, x.device)
-        new["hidden"] = select_rows(torch.cat([hidden, of_events]), last)
-        return out, readout, new | line.entries()
+        new |= self.remember(hidden, [c, h, out], line)
+        return out, readout, new
+
+    def remember(self, hidden: Tensor, vectors: list[Tensor], line: Timeline) -> State:
+        """The entries of a new state: of each the latest row of the old state, or of an event."""
+        of_events = torch.stack(vectors[: hidden.shape[1]], 1)
+        rows = torch.cat([hidden, of_events])
+        last = to_device(line.last, rows.device)
+        num = np.bincount(line.envs, minlength=line.num_envs)
+        new = {"num": torch.from_numpy(num), "keys": torch.from_numpy(line.keys)}
+        new["hidden"] = select_rows(rows, last)
+        return new
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
         """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number)."""
         order = np.argsort(line.at, kind="stable")
-        ptr = np.searchsorted(line.at[order], np.arange(len(line.first) + 1))
+        steps = np.arange(len(line.first) + 1)
+        ptr = np.searchsorted(line.at[order], steps)
         arrays = [line.row[order], line.before[order], ptr, line.first]
         row, before, ptr, first = pack(arrays, values.device)
         changes = select_rows(values, row) - select_rows(values, before)
         # double, as what earlier episodes added is subtracted again; the last column counts
-        changes = torch.cat([changes, before[:, None] == 0], 1).double()
+        is_new = before[:, None] == 0
+        changes = torch.cat([changes, is_new], 1).double()
         sums = segment_sum(changes, ptr).cumsum(0)
         earlier = torch.cat([torch.zeros_like(sums[:1]), sums])
         sums = sums - select_rows(earlier, first)
         sums, num = sums.tensor_split([-1], 1)
         if self.readout == "mean":
             sums = sums / num.clamp(min=1)
-        return torch.cat([sums, num.log1p()], 1).to(values.dtype)
+        readout = torch.cat([sums, num.log1p()], 1)
+        return readout.to(values.dtype)
 
     def exchange(self, h: Tensor, line: Timeline, known: State) -> tuple[Tensor, State]:
         """(per event the mean over the edges known by then of what the source's latest h [rows, H]
         sends, edges of the new state)"""
         ends, at, places = line.edges(known)
         edge, sender, ptr = line.senders(ends, at)
-        edge, sender, ptr, places = pack([edge, sender, ptr, places], h.device)
-        num_edges = np.bincount(line.envs[ends[:, 0]], minlength=line.num_envs)
+        arrays = [edge, sender, ptr, places]
+        edge, sender, ptr, places = pack(arrays, h.device)
+        envs = line.envs[ends[:, 0]]
+        num_edges = np.bincount(envs, minlength=line.num_envs)
         new = {"num_edges": torch.from_numpy(num_edges)}
         new["edge_keys"] = torch.from_numpy(line.keys[ends])
         inputs = select_rows(h, sender)
         if self.edge_rows:
             new["edge_attr"] = select_rows(known["edge_attr"], places)
-            embedded = self.edge_rows(new["edge_attr"]).to(h.dtype)
-            inputs = torch.cat([inputs, select_rows(embedded, edge)], 1)
-        total = segment_sum(self.message(inputs).relu(), ptr)
-        return total / ptr.diff().clamp(min=1)[:, None], new
+            embedded = self.edge_rows(new["edge_attr"])
+            embedded = select_rows(embedded, edge)
+            inputs = torch.cat([inputs, embedded], 1)
+        messages = self.message(inputs).relu()
+        num = ptr.diff()[:, None].clamp(min=1)
+        return segment_sum(messages, ptr) / num, new
 
 
 class Memory:
@@ -1579,17 +1605,14 @@ class Memory:
         self.agent = agent
         device = next(agent.parameters()).device
         self.storage = Storage(leaves, device)
-        self.links = agent.graph.links if args.remember_edges else None
+        self.links = agent.edges[0] if args.remember_edges else None
         num = torch.zeros(num_envs, dtype=torch.int64)
         self.now = {"num": num, "keys": num[:0]}  # nothing is remembered
-        self.now["hidden"] = torch.zeros(0, 2 + args.remember_edges, args.lstm_dim, device=device)
+        num_vectors = 3 if self.links else 2
+        self.now["hidden"] = torch.zeros(0, num_vectors, args.lstm_dim, device=device)
         self.now["action"] = torch.zeros(num_envs, agent.action_dim, device=device)
         if self.links:
             self.now |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
-            for leaf in leaves:
-                if leaf.path in agent.graph.edges:
-                    none = np.zeros((0, *leaf.shape), leaf.dtype)
-                    self.now["edge_attr"] = to_device(none, device)
         if args.update_epochs is None:
             args.update_epochs = 4 if agent.group else 8
 
@@ -1603,10 +1626,14 @@ class Memory:
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
         """What observations show to the memory; `starts` and `rewards` [B] come with them."""
         group = self.agent.group
-        # without ids one entry per environment, whose key is 0
-        num = np.ones(len(starts), np.int64) if group is None else flat.counts[group]
-        values = {leaf.path: rows for leaf, rows in zip(self.storage.leaves, flat.values)}
-        keys = np.zeros_like(num) if group is None else values["node_ids"].astype(np.int64)
+        pairs = zip(self.storage.leaves, flat.values)
+        values = {leaf.path: rows for leaf, rows in pairs}
+        if group is None:  # one entry per environment, whose key is 0
+            num = np.ones(len(starts), np.int64)
+            keys = np.zeros_like(num)
+        else:
+            num = flat.counts[group]
+            keys = values["node_ids"].astype(np.int64)
         seen = {"starts": starts, "rewards": rewards, "num": num, "keys": keys}
         if self.links:
             seen["num_edges"] = flat.counts[self.links]
@@ -1619,8 +1646,10 @@ class Memory:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
         stored and remembered."""
         obs = self.storage.append(step.obs)
-        seen = self.look(step.obs, step.terminated | step.truncated, step.reward)
-        action, log_prob, _, value, self.now = self.agent.step(obs, seen, self.now, greedy=greedy)
+        starts = step.terminated | step.truncated
+        seen = self.look(step.obs, starts, step.reward)
+        outputs = self.agent.step(obs, seen, self.now, greedy=greedy)
+        action, log_prob, _, value, self.now = outputs
         self.steps.append((seen, action))
         return action, log_prob, value
 
@@ -1628,17 +1657,21 @@ class Memory:
         """Keeps the memory of episodes that `step` truncated, to value their last observations."""
         if step.final is not None:
             envs = np.flatnonzero(step.truncated)
-            self.finals.append((select(self.now, envs), step.final, step.reward[envs]))
+            state = select(self.now, envs)
+            self.finals.append((state, step.final, step.reward[envs]))
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
         """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
-        states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
+        now = (self.now, step.obs, step.reward)
+        states, flats, rewards = zip(now, *self.finals)
         flat = join(flats)
         rewards = np.concatenate(rewards)
         obs = self.storage.batch(self.storage.copy(flat))
-        seen = self.look(flat, np.zeros_like(rewards, bool), rewards)
-        return self.agent.step(obs, seen, join_states(states), greedy=True)[3]
+        starts = np.zeros_like(rewards, bool)
+        seen = self.look(flat, starts, rewards)
+        state = join_states(states)
+        return self.agent.step(obs, seen, state, greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """All steps of some environments, in `num` random parts: their numbers, inputs of the
@@ -1651,8 +1684,10 @@ class Memory:
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + first_env).ravel()
             obs = self.storage.gather(idx)
+            some_seen = select(seen, idx)
+            state = select(self.first, envs)
             action = self.agent.head.select(actions, obs, idx)
-            yield idx, (obs, select(seen, idx), select(self.first, envs), action)
+            yield idx, (obs, some_seen, state, action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1663,7 +1698,9 @@ class Memory:
         return self.now
 
     def restore(self, state: State) -> None:
-        self.now = {name: rows.to(self.now[name].device) for name, rows in state.items()}
+        for name, rows in state.items():
+            like = self.now.get(name, self.now["hidden"])
+            self.now[name] = rows.to(like.device)
 
 
 def max_minibatches(args: Any) -> int:
@@ -1677,8 +1714,8 @@ def id_group(leaves: list[Leaf]) -> str | None:
     groups = [group for group in element_groups(leaves) if group != "avail_actions"]
     for leaf in leaves:
         if leaf.path.split(".")[0] == "node_ids":
-            is_integer = leaf.path == "node_ids" and leaf.shape == () and leaf.dtype.kind in "iu"
-            if not is_integer or len(groups) != 1:
+            is_integer = leaf.shape == () and leaf.dtype.kind in "iu"
+            if leaf.path != "node_ids" or not is_integer or len(groups) != 1:
                 raise UsageError(
                     f"leaf 'node_ids': {leaf.space} must be a Sequence of integers, one per row of "
                     f"the only graph or set; there are {groups}"
@@ -1692,31 +1729,30 @@ class Agent(nn.Module):
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Any):
         super().__init__()
-        if args.lstm_dim < 1:
-            raise UsageError(f"--lstm-dim {args.lstm_dim}: at least 1 is needed")
         self.encoder = Encoder(leaves, args)
         self.group = id_group(leaves) if args.state_per_node else None
-        self.graph = self.encoder.groups.get(self.group, Group([], None, []))
-        if args.remember_edges and not self.graph.links:
+        self.edges = self.encoder.groups[self.group].edges if self.group else []
+        if args.remember_edges and not self.edges:
             raise UsageError(
                 "--remember-edges needs a graph and the key 'node_ids' in the observation"
             )
         dims = dict(self.encoder.element_dims)
         parts = parts_of(action_space, leaves, args.action_head)
-        self.action_dim = seen_dim(parts, dims) if args.prev_action else 0
-        self.prev_reward = args.prev_reward
+        self.action_dim = seen_dim(parts, dims)
+        first = 0 if args.prev_action else self.action_dim
+        self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)
         dim = args.gnn_dim if self.group else self.encoder.dim
-        dim += self.action_dim + args.prev_reward
-        edges = [self.encoder.rows[key(path)] for path in self.graph.edges]
-        self.memory = SparseLSTM(dim, self.group is not None, args, *edges)
+        dim += self.columns.stop - first
+        edge_rows = [self.encoder.rows[key(path)] for path in self.edges[1:]]
+        self.memory = SparseLSTM(dim, self.group is not None, args, *edge_rows)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         if self.group:  # the head sees what is remembered of each element
             dims[self.group] += args.lstm_dim
-        if self.graph.links:  # and of both ends of each edge
-            dims[self.graph.links] += 2 * args.lstm_dim
+        if self.edges:  # and of both ends of each edge
+            dims[self.edges[0]] += 2 * args.lstm_dim
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
     def forward(self, *inputs) -> tuple[Tensor, ...]:
@@ -1736,38 +1772,47 @@ class Agent(nn.Module):
         features, encoded = self.encoder(obs)
         actions = state["action"][:, None]  # of the step before
         if action is not None:
-            chosen = self.embed(action, encoded).unflatten(0, (len(actions), -1))
+            chosen = self.head.seen(action, encoded)
+            chosen = chosen.unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
         past = self.past(actions, seen)
         x = features
         if self.group:
-            x = encoded[self.group].values
-            past = past[encoded[self.group].batch]
-        for path in self.graph.edges:
+            nodes = encoded[self.group]
+            x = nodes.values
+            past = past[nodes.batch]
+        for path in self.edges[1:]:
             seen = seen | {"edge_attr": obs[path].values}
-        out, readout, new = self.memory(torch.cat([x, past], 1), seen, state)
+        x_past = torch.cat([x, past], 1)
+        out, readout, new = self.memory(x_past, seen, state)
         features = torch.cat([features, readout], 1)
-        elements = dict(encoded)  # the head sees what is remembered of them
-        if self.group:
-            x = torch.cat([x, out], 1)
-            elements[self.group] = encoded[self.group]._replace(values=x)
-        if self.graph.links:
-            elements[self.graph.links] = encoded[self.graph.links]._replace(nodes=x)
-        action, log_prob, entropy = self.head(self.actor(features), elements, obs, action, greedy)
+        elements = self.remembered(encoded, out)
+        latent = self.actor(features)
+        action, log_prob, entropy = self.head(latent, elements, obs, action, greedy)
+        value = self.critic(features).squeeze(1)
         if new:
-            new["action"] = self.embed(action, encoded)
-        return action, log_prob, entropy, self.critic(features).squeeze(1), new
+            new["action"] = self.head.seen(action, encoded)
+        return action, log_prob, entropy, value, new
 
-    def embed(self, action: Tensor, encoded: dict[str, Elements]) -> Tensor:
-        """What the next step sees of an action, [B, action_dim]; no columns if it sees nothing."""
-        return self.head.seen(action, encoded)[:, : self.action_dim]
+    def remembered(self, encoded: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
+        """The elements; nodes, and the ends of edges, with what is remembered of them."""
+        elements = dict(encoded)
+        if self.group:
+            nodes = encoded[self.group]
+            values = torch.cat([nodes.values, out], 1)
+            elements[self.group] = nodes._replace(values=values)
+        if self.edges:
+            links = self.edges[0]
+            elements[links] = encoded[links]._replace(nodes=values)
+        return elements
 
     def past(self, actions: Tensor, seen: State) -> Tensor:
-        """Action and reward of the step before, zeros where an episode begins, [B, any]."""
+        """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""
         starts = to_device(seen["starts"].numpy(), actions.device)
         rewards = to_device(seen["rewards"].numpy(), actions.device)
-        past = [actions.flatten(0, 1), rewards[:, None][:, : self.prev_reward]]
-        return torch.cat(past, 1).masked_fill(starts[:, None], 0.0)
+        actions = actions.flatten(0, 1)
+        past = torch.cat([actions, rewards[:, None]], 1)
+        return past[:, self.columns].masked_fill(starts[:, None], 0.0)
 
 
 # --- shared: ranks ---
@@ -2097,9 +2142,9 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    folder = os.path.dirname(os.path.realpath(__file__))
-    if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
-        sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
+        sys.path[0] = str(folder.parent)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for
     try:
         main(tyro.cli(Args))

@@ -163,7 +163,7 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
 def attention(
     W: int, num_steps: int, num_envs: int, dim: int, args: kit.Args, deadline: float
 ) -> dict:
-    """Through GTrXL, two layers, as Memory.minibatch of ppo_gtrxl.py calls it, with full
+    """Through GTrXL, two layers, as Memory.minibatches of ppo_gtrxl.py calls it, with full
     memories."""
     from cleanrl_graph import ppo_gtrxl
 
@@ -173,13 +173,12 @@ def attention(
         torch.randn(num_steps, num_envs, dim, device=device),
         torch.full((num_steps, num_envs), W, device=device),
     )
-    inputs = [torch.randn(W, num_envs, dim, device=device) for _ in range(2)]
+    inputs = torch.randn(2, W, num_envs, dim, device=device)
 
-    def extend(net, x, kv):
-        past = net.kv(net.norm_attention(inputs[net.index]))
-        return *torch.cat([past, kv]).chunk(2, -1), net.distances(W)
+    def forward(net: torch.nn.Module) -> torch.Tensor:
+        past = ppo_gtrxl.Past(age, None, net.keys_values(inputs, W))
+        return net(x, past)[0]
 
-    past = ppo_gtrxl.Past(age, None, W, extend)
     systems, differences = {}, {}
     for kernel in ("sdpa", "flex"):
         for bf16 in (False, True):
@@ -191,19 +190,18 @@ def attention(
                     num_heads=4,
                     memory_length=W,
                     gate="none",
-                    attention=kernel,
-                    bf16=bf16,
                 )
             ).to(device)
+            net.attention, net.bf16 = kernel, bf16  # on the CPU, too
             name, start = f"{kernel}{', bf16' if bf16 else ''}", time.perf_counter()
             parameters = list(net.parameters())
             step = functools.partial(
-                lambda net, parameters: backward(net(x, past), parameters), net, parameters
+                lambda net, parameters: backward(forward(net), parameters), net, parameters
             )
             systems[f"{name}, ms"] = step
             try:
                 with torch.no_grad():
-                    output = net(x, past)
+                    output = forward(net)
                 expected = output if expected is None else expected
                 differences[name] = difference(expected, output)
                 step()  # compiles
@@ -239,10 +237,10 @@ def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
     for W in windows:
         attend = ppo_gtrxl.flex_attend(torch.full((T, B), W, device=device), W)
         needs = device.type == "cuda"  # on the CPU it has no backward pass
-        q = torch.randn(T, B, H, d, device=device, requires_grad=needs)
-        k, v = (torch.randn(W + T, B, H, d, device=device, requires_grad=needs) for _ in range(2))
+        q = torch.randn(B, H, T, d, device=device, requires_grad=needs)
+        k, v = (torch.randn(B, H, W + T, d, device=device, requires_grad=needs) for _ in range(2))
         bias, start = (
-            torch.randn(T, B, H, W + 1, device=device, requires_grad=needs),
+            torch.randn(B, H, T, W + 1, device=device, requires_grad=needs),
             time.perf_counter(),
         )
         output = attend(q, k, v, bias)

@@ -76,15 +76,18 @@ def forward_windows(
     """The outputs [S, D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of its
     own, as stored."""
     W = windows[0].shape[1]
-    far = torch.arange(W, -1, -1) > age[:, None]
+    distances = torch.arange(W, -1, -1)
+    far = distances > age[:, None]
+    angles = distances[:, None] * gtrxl.frequency
+    encodings = torch.cat([angles.sin(), angles.cos()], 1)
     for net, window in zip(gtrxl.layers, windows):
         h = net.norm_attention(torch.cat([window, x[:, None]], 1))
         k, v = (y.unflatten(-1, (net.num_heads, -1)) for y in net.kv(h).chunk(2, -1))
         q = net.q(h[:, -1]).unflatten(-1, (net.num_heads, -1))
+        r = net.r(encodings).unflatten(-1, (net.num_heads, -1))
         logits = torch.einsum("shd,swhd->shw", q + net.bias_key, k)
-        logits = logits / q.shape[-1] ** 0.5 + torch.einsum(
-            "shd,hdw->shw", q + net.bias_distance, net.distances(W)
-        )
+        logits = logits + torch.einsum("shd,whd->shw", q + net.bias_distance, r)
+        logits = logits / q.shape[-1] ** 0.5
         weights = logits.masked_fill(far[:, None], -torch.inf).softmax(-1)
         y = torch.einsum("shw,swhd->shd", weights, v).flatten(1)
         x = net.gate_attention(x, net.out(y).relu())
@@ -113,35 +116,21 @@ def memory_part(args: Args) -> list[dict]:
             ppo_gtrxl.Args(dim=args.dim, num_layers=args.num_layers, memory_length=W)
         )
         samples, age = torch.randn(T, B, args.dim), torch.full((T, B), W)  # all memories are full
-        inputs = [
-            torch.randn(W, B, args.dim) for _ in range(args.num_layers)
-        ]  # of the layers, before the segment
+        inputs = torch.randn(args.num_layers, W, B, args.dim)  # of the layers, before the segment
 
-        def extend(net, x, kv):  # as Memory.minibatch of the script does
-            past = net.kv(net.norm_attention(inputs[net.index]))
-            return *torch.cat([past, kv]).chunk(2, -1), net.distances(W)
+        def forward() -> tuple[Tensor, list[Tensor]]:
+            """The segment's outputs and layer inputs, as in the script's training."""
+            past = ppo_gtrxl.Past(age, None, gtrxl.keys_values(inputs, W))
+            outputs, layer_inputs, _ = gtrxl(samples, past)
+            return outputs, layer_inputs
 
-        def forward(noted=None):
-            """The segment's outputs; `noted` receives the inputs of each layer."""
-            past = ppo_gtrxl.Past(
-                age,
-                None,
-                W,
-                lambda net, x, kv: (
-                    noted.append(x) if noted is not None else None,
-                    extend(net, x, kv),
-                )[1],
-            )
-            return gtrxl(samples, past)
-
-        noted = []
         with torch.no_grad():
-            expected = forward(noted)
-        before = [torch.cat(pair) for pair in zip(inputs, noted)]  # [W + T, B, D] of each layer
+            expected, layer_inputs = forward()
+        before = [torch.cat(pair) for pair in zip(inputs, layer_inputs)]  # [W + T, B, D] each
 
         def segment() -> None:
             gtrxl.zero_grad()
-            forward().square().mean().backward()
+            forward()[0].square().mean().backward()
 
         row = {
             "memory": W,

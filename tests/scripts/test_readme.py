@@ -317,7 +317,7 @@ def test_requirements_list_all_that_is_imported():
                 )
                 found |= {name.split(".")[0] for name in names}
     names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
-    own = {path.stem for path in (ROOT / "cleanrl_graph").rglob("*")}
+    own = {"cleanrl_graph", *(path.stem for path in (ROOT / "cleanrl_graph").rglob("*"))}
     packages = {names.get(name, name) for name in found - own - set(sys.stdlib_module_names)}
     assert packages - {"ale_py", "cv2"} <= pinned
 

@@ -735,7 +735,7 @@ def test_resume_continues_the_memory(tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"num_minibatches": 4}, "--num-minibatches 4 exceeds the 3 parts"),
+        ({"num_minibatches": 4}, "--num-minibatches 4 exceeds --num-envs 3"),
         ({"dim": 10, "num_heads": 4}, "--dim 10"),
         ({"num_heads": 0}, "--num-heads 0"),
         ({"num_layers": 0}, "--num-layers 0"),

@@ -128,31 +128,26 @@ def thread_collector(script):
     """A Collector that is a thread instead of a process."""
 
     class ThreadCollector:
-        def __init__(self, makers, args, seed):
-            workers = args.num_workers and script.service("utils.workers", "--num-workers")
-            self.envs = (
-                workers.WorkerEnvs(script.Envs, makers, args, 0) if workers else script.Envs(makers)
-            )
-            self.leaves, self.action_space, self.args, self.seed = (
-                self.envs.leaves,
-                self.envs.action_space,
-                args,
-                seed,
-            )
-            self.requests, self.rollouts = queue.SimpleQueue(), queue.SimpleQueue()
-            self.thread = threading.Thread(target=self.act)
+        def __init__(self, args):
+            self.args = args
+            self.envs = script.make_envs(args)
+            self.leaves = self.envs.leaves
+            self.action_space = self.envs.action_space
+            self.requests = queue.SimpleQueue()
+            self.rollouts = queue.SimpleQueue()
+
+        def reset(self, seed):
+            self.thread = threading.Thread(target=self.act, args=(seed,))
             self.thread.start()
 
-        def act(self):
-            agent, step = (
-                script.Agent(self.leaves, self.action_space, self.args),
-                self.envs.reset(self.seed),
-            )
-            while request := self.requests.get():
-                agent.load_state_dict(request[1])
-                rollout, step = script.collect(
-                    agent, self.envs, step, request[0], self.args, torch.device("cpu")
-                )
+        def act(self, seed):
+            agent = script.Agent(self.leaves, self.action_space, self.args)
+            memory = script.Memory(agent, self.leaves, self.args.num_envs, self.args)
+            step = self.envs.reset(seed)
+            for version, weights in iter(self.requests.get, None):
+                agent.load_state_dict(weights)
+                rollout = script.collect(memory, self.envs, step, version, self.args)
+                step = rollout.steps[-1]
                 self.rollouts.put(rollout)
 
         def ask(self, version, agent):
@@ -177,7 +172,8 @@ def without_correction(folder: str):
     path = ROOT / "cleanrl_graph" / "ppo_graph_async.py"
     old, new = (
         "        rho = whole_rho.clip(max=args.max_rho).reshape(T, N)\n",
-        "        rho, log_probs = np.ones((T, N), np.float32), to_device(behaviour, device)\n",
+        "        rho = np.ones((T, N), np.float32)\n"
+        "        log_probs = to_device(rollout.log_probs, device)\n",
     )
     if path.read_text().count(old) != 1:
         raise SystemExit(f"{path} has changed: {old!r} must occur in it once")

@@ -12,10 +12,12 @@
    over all of the run, and over its second half.
 """
 
+import itertools
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tqdm import tqdm
 
 sys.path.insert(0, str(ROOT))
-from cleanrl_graph import ppo_graph_compile as script  # noqa: E402
+from cleanrl_graph import ppo_graph, ppo_graph_compile  # noqa: E402
 
 CASES = {
     "CartPole-v1": dict(env_id="CartPole-v1", num_envs=8, num_steps=128, total_timesteps=61_440),
@@ -74,57 +76,63 @@ class Args:
 
 
 class System:
-    """The networks of seed 0 with one rollout, as the training loop has them."""
+    """The networks of seed 0 with one rollout, as the training loop of a script has them."""
 
-    def __init__(self, args, case: dict, compiled: bool):
-        self.args = script.Args(**case, cuda=args.cuda)
-        script.check_args(self.args)
+    def __init__(self, args, case: dict, script, mode: str):
+        self.args = ppo_graph_compile.Args(**case, cuda=args.cuda, compile_mode=mode)
         self.device = torch.device("cuda" if args.cuda else "cpu")
-        mode = ("reduce-overhead" if args.cuda else "default") if args.mode == "auto" else args.mode
         torch.manual_seed(0)
-        envs = script.Envs(
-            [partial(script.make_env, self.args, i) for i in range(self.args.num_envs)]
-        )
+        N = self.args.num_envs
+        makers = [partial(script.make_env, self.args, i) for i in range(N)]
+        envs = script.Envs(makers)
         self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=1e-6, eps=1e-5, fused=True)
-        self.storage, self.steps = script.Storage(envs.leaves, self.device), [envs.reset(1).obs]
-        self.actions = []
-        with torch.no_grad():
-            for _ in range(self.args.num_steps):
-                self.actions.append(self.agent(self.storage.append(self.steps[-1]))[0])
-                actions = script.to_env_actions(envs.action_space, self.actions[-1].cpu().numpy())
-                self.steps.append(envs.step(actions).obs)
-        self.actions, B = torch.cat(self.actions), self.args.batch_size
-        self.rollout = torch.randn(B, 4, device=self.device)
-        self.buckets = script.Buckets(envs.leaves, self.device)
-        self.fill, self.spare = (
-            (self.buckets.fill, self.buckets.spare) if compiled else (lambda obs: obs, 0)
-        )
-        build = partial(
-            script.compiled, mode=mode if compiled else "none", ragged=self.buckets.spare > 0
-        )
-        self.policy = build(self.agent)
-        self.loss_of = build(partial(script.ppo_loss, self.agent, self.args, self.spare))
+        self.memory = script.Memory(self.agent, envs.leaves, N, self.args)
+        self.acting = script.Memory(self.agent, envs.leaves, N, self.args)
+        self.loss_of = partial(ppo_graph_compile.ppo_loss, self.agent, self.args)
+        if script is ppo_graph_compile:
+            self.memory.storage = script.BucketStorage(envs.leaves, self.device)
+            self.acting.storage = script.BucketStorage(envs.leaves, self.device)
+            self.acting.policy = script.compiled(self.agent, self.args, self.acting.storage)
+            self.loss_of = script.compiled(self.loss_of, self.args, self.memory.storage)
+        self.steps = [envs.reset(1)]
+        self.memory.begin()
+        for _ in range(self.args.num_steps):
+            action, _, _ = self.memory.act(self.steps[-1])
+            actions = self.agent.head.env_actions(action, self.steps[-1].obs.counts)
+            self.steps.append(envs.step(actions))
         envs.close()
+        self.rollout = torch.randn(N * self.args.num_steps, 4, device=self.device)
+        self.returns_std = torch.ones((), device=self.device)
+        self.minibatches = self.epochs()
+
+    def epochs(self) -> Iterator[tuple[np.ndarray, tuple]]:
+        """Minibatches without end."""
+        for k in itertools.count():
+            rng = np.random.default_rng(k)
+            yield from self.memory.minibatches(rng, self.args.num_minibatches)
 
     def act(self, k: int) -> None:
         """Acts on the observations after k steps."""
-        storage = script.Storage(self.storage.leaves, self.device)
-        with torch.no_grad():
-            outputs = self.policy(self.fill(storage.append(self.steps[k % len(self.steps)])))
-        [output[: self.args.num_envs].clone() for output in outputs][0].cpu()
+        self.acting.begin()
+        action, _, _ = self.acting.act(self.steps[k % len(self.steps)])
+        action.cpu()
 
     def learn(self, k: int) -> None:
-        """Learns from the k-th minibatch."""
-        idx = np.random.default_rng(k).permutation(self.args.batch_size)[: self.args.minibatch_size]
-        mb = script.to_device(idx, self.device)
-        loss, _ = self.loss_of(
-            self.fill(self.storage.gather(idx)), self.actions[mb], self.rollout[mb]
-        )
+        """Learns from the next minibatch."""
+        idx, inputs = next(self.minibatches)
+        mb = ppo_graph.to_device(idx, self.device)
+        loss, _ = self.loss_of(*inputs, self.rollout[mb], self.returns_std)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def sizes(self) -> tuple[int, float]:
+        """(sizes of batches, share of spare rows)"""
+        storages = [self.memory.storage, self.acting.storage]
+        rows, spare = sum(storage.totals for storage in storages)
+        return len(set().union(*(storage.sizes for storage in storages))), spare / max(rows, 1)
 
 
 def timed(function, k: int, device: torch.device) -> float:
@@ -144,8 +152,12 @@ def cpu_seconds() -> float:
 def parts(args, name: str) -> str:
     """The row of part 1."""
     torch._dynamo.reset()
-    before = script.num_compilations()
-    systems = [System(args, CASES[name], compiled) for compiled in (False, True)]
+    compilations = torch._dynamo.utils.counters["stats"]
+    before = compilations["unique_graphs"]
+    systems = [
+        System(args, CASES[name], ppo_graph, "none"),
+        System(args, CASES[name], ppo_graph_compile, args.mode),
+    ]
     cells = []
     for part in ("act", "learn"):
         getattr(systems[0], part)(0)
@@ -165,12 +177,13 @@ def parts(args, name: str) -> str:
     (act, act_ratio, act_range, act_seconds), (learn, learn_ratio, learn_range, learn_seconds) = (
         cells
     )
-    stats, count = systems[1].buckets.stats(), script.num_compilations() - before
+    num_sizes, spare = systems[1].sizes()
+    count = compilations["unique_graphs"] - before
     return (
         f"| {name} | {act[0]:.2f} | {act[1]:.2f} | {act_ratio:.2f} ({act_range[0]:.2f} to "
         f"{act_range[1]:.2f}) | {learn[0]:.1f} | {learn[1]:.1f} | {learn_ratio:.2f} "
         f"({learn_range[0]:.2f} to {learn_range[1]:.2f}) | {act_seconds:.0f} + {learn_seconds:.0f} "
-        f"| {count} | {stats['charts/batch_sizes']} | {stats['charts/spare_rows']:.1%} |"
+        f"| {count} | {num_sizes} | {spare:.1%} |"
     )
 
 

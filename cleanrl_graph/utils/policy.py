@@ -70,6 +70,9 @@ def load_policy(
             f"{saved['script']}, of this or another version"
         )
     args = script.Args(**saved["args"])
+    if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # both are for CUDA
+        args.bf16 = False
+        args.attention = "auto"
     policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     try:
         policy.agent.load_state_dict(saved["model"])

@@ -308,3 +308,15 @@ def test_tables(tmp_path, monkeypatch):
         )
     )
     assert out.read_text().count("| small | gradient step |") == 2
+
+
+def test_flags_for_cuda_are_left_out_on_a_cpu(tmp_path):
+    """A transformer that was trained in bfloat16 with FlexAttention plays on a machine without
+    CUDA."""
+    saved(tmp_path / "model.pt", "ppo_gtrxl", dim=8)
+    model = torch.load(tmp_path / "model.pt", weights_only=True)
+    model["args"] |= {"bf16": True, "attention": "flex"}
+    torch.save(model, tmp_path / "model.pt")
+    policy = load_policy(tmp_path / "model.pt")
+    env = policy.make_env()
+    assert env.action_space.contains(policy(env.reset(seed=1)[0]))

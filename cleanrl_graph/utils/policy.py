@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from . import import_first
+from cleanrl_graph.utils import import_first
 
 ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
 OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too

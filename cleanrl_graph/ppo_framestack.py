@@ -20,6 +20,7 @@ arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer net
 al. 2015, arXiv:1506.03134), frame stacking (Mnih et al. 2015, doi:10.1038/nature14236).
 """
 
+import atexit
 import contextlib
 import importlib
 import importlib.util
@@ -1602,6 +1603,7 @@ def start(args: Any) -> torch.device:
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)

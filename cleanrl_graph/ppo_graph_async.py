@@ -17,6 +17,7 @@ Papers: V-trace (Espeholt et al. 2018, arXiv:1802.01561), the decoupled objectiv
 2022, arXiv:2110.00641), and those of ppo_graph.py.
 """
 
+import atexit
 import contextlib
 import importlib
 import inspect
@@ -1399,6 +1400,7 @@ def start(args: Any) -> torch.device:
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)

@@ -15,6 +15,7 @@ cloning with a falling weight (Rajeswaran et al. 2018, arXiv:1709.10087), auxili
 et al. 2017, arXiv:1611.05397).
 """
 
+import atexit
 import contextlib
 import importlib
 import inspect
@@ -1581,6 +1582,7 @@ def start(args: Any) -> torch.device:
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)

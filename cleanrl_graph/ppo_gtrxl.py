@@ -11,6 +11,7 @@ Papers: GTrXL (Parisotto et al. 2019, arXiv:1910.06764), Transformer-XL (Dai et 
 arXiv:1901.02860); of the rest: ppo_graph.py.
 """
 
+import atexit
 import contextlib
 import importlib
 import inspect
@@ -1717,6 +1718,7 @@ def start(args: Any) -> torch.device:
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)

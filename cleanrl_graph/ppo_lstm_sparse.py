@@ -13,6 +13,7 @@ Papers: those of ppo_graph.py; LSTM (Hochreiter and Schmidhuber 1997); R2D2 (Kap
 2019, ICLR).
 """
 
+import atexit
 import contextlib
 import importlib
 import inspect
@@ -1847,6 +1848,7 @@ def start(args: Any) -> torch.device:
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+        atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     torch.set_num_threads(args.torch_threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)

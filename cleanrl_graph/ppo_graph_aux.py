@@ -79,8 +79,6 @@ class Args:
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
     """model.pt to start from, with its flags where not given"""
-    torch_threads: int = int((os.getenv("OMP_NUM_THREADS") or "1").split(",")[0])
-    """torch's threads; more are slower on busy cores; 0: one per core"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
     resume: str | None = None
@@ -195,9 +193,7 @@ class Args:
     """the number of episodes that --record plays"""
 
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size; these four are set at run time"""
-    minibatch_size: tyro.conf.Suppress[int] = 0
-    """the mini-batch size"""
+    """the batch size; these three are set at run time"""
     world_size: tyro.conf.Suppress[int] = 1
     """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
@@ -257,15 +253,17 @@ def leaves_of(space: gym.Space, path: str = "") -> list[Leaf]:
 
 def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
     """Nodes, edge_links and, if they have features, edges."""
-    nodes = array_leaf(space.node_space, f"{path}.nodes", attrgetter("nodes"))
-    nodes = nodes._replace(group=nodes.path)
-    name = f"{path}.edge_links"
-    get_links = attrgetter("edge_links")
-    links = Leaf(name, "links", (2,), np.dtype(np.int32), space, (get_links,), name, nodes.path)
-    if space.edge_space is None:
-        return [nodes, links]
-    edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
-    return [nodes, links, edges._replace(group=name, nodes=nodes.path)]
+    nodes = f"{path}.nodes"
+    links = f"{path}.edge_links"
+    get_links = (attrgetter("edge_links"),)
+    leaves = [
+        array_leaf(space.node_space, nodes, attrgetter("nodes"))._replace(group=nodes),
+        Leaf(links, "links", (2,), np.dtype(np.int32), space, get_links, links, nodes),
+    ]
+    if space.edge_space is not None:
+        edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
+        leaves.append(edges._replace(group=links, nodes=nodes))
+    return leaves
 
 
 def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
@@ -332,11 +330,11 @@ def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
 
 
 def element_groups(leaves: list[Leaf]) -> list[str]:
-    """The groups whose rows can be chosen or have an id: the nodes of graphs, or the sets where
-    there is no graph."""
+    """The groups whose rows can act or have an id: the nodes of graphs, or the sets where there is
+    no graph."""
     groups = groups_of(leaves)
     graphs = [name for name, group in groups.items() if group.edges]
-    return graphs or list(groups)
+    return graphs or [name for name in groups if name != "avail_actions"]
 
 
 class Flat(NamedTuple):
@@ -367,9 +365,11 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 def service(name: str, flag: str | None = None):
     """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
     was copied alone or another version of the package is installed."""
-    with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("cleanrl_graph")
-    if getattr(sys.modules.get("cleanrl_graph"), "__version__", None) == VERSION:
+    try:
+        package = importlib.import_module("cleanrl_graph")
+    except ModuleNotFoundError:
+        package = None
+    if getattr(package, "__version__", None) == VERSION:
         return importlib.import_module(f"cleanrl_graph.{name}")
     if flag:
         raise UsageError(
@@ -439,8 +439,8 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        meanings = [[part[:-1] for part in parts] for parts in self.parts]  # without the size
-        if any(meaning != meanings[0] for meaning in meanings):
+        meanings = {str([part[:-1] for part in parts]) for parts in self.parts}  # without the size
+        if len(meanings) > 1:
             raise UsageError(
                 f"--env-kwargs: not all entries have the action space {self.action_space}"
             )
@@ -449,20 +449,20 @@ class Envs:
         self.lengths = np.zeros(len(makers), np.int64)
         self.observations: list = [None] * len(makers)  # leaf arrays of the last step
 
-    def reset(self, seed: int | None = None) -> Step:
+    def reset(self, seed: int = 1) -> Step:
         """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
         self.outcome = np.zeros((3, len(self.envs)), np.float32)  # reward, terminated, truncated
         self.outcome[1] = 1
         for i in range(len(self.envs)):
-            self.begin(i, None if seed is None else seed + self.first_env + i)
+            self.begin(i, seed + self.first_env + i)
         return self.latest()
 
     def begin(self, i: int, seed: int | None = None) -> None:
         """Starts an episode of env i."""
         obs, _ = self.call(i, "reset", seed=seed)
+        self.observations[i] = self.read(i, obs)
         self.returns[i] = 0.0
         self.lengths[i] = 0
-        self.observations[i] = self.read(i, obs)
 
     def latest(self, final: Flat | None = None, episodes: Iterable[Episode] = ()) -> Step:
         obs = self.collate(self.observations, range(len(self.envs)))
@@ -477,35 +477,28 @@ class Envs:
         episodes = []
         for i, action in enumerate(actions):
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
-            info = info or {}
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            self.outcome[0, i] = reward
+            truncated = truncated and not terminated
+            self.outcome[:, i] = reward, terminated, truncated
             self.returns[i] += reward
             self.lengths[i] += 1
-            if not (terminated or truncated):
+            if not terminated:
                 self.observations[i] = self.read(i, obs)
-                continue
-            self.outcome[1 if terminated else 2, i] = 1
-            if not terminated:  # copied at once: the environment may write into it
-                finals.append(self.collate([self.read(i, obs)], [i]))
-            if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
-                episodes.append(self.episode(i, info))
-            self.begin(i)
+            if truncated:  # copied at once: the environment may write into it
+                finals.append(self.collate([self.observations[i]], [i]))
+            if terminated or truncated:
+                if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
+                    episodes.append(self.episode(i, info))
+                self.begin(i)
         return self.latest(join(finals) if finals else None, episodes)
 
     def episode(self, i: int, info: dict) -> Episode:
         """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
-        whole = {"r": self.returns[i], "l": self.lengths[i]}
-        if isinstance(info.get("episode"), dict):
-            whole |= info["episode"]
-        return Episode(
-            self.first_env + i,
-            float(whole["r"]),
-            int(whole["l"]),
-            info.get("group"),
-            info.get("eval", {}),
-        )
+        counted = info.get("episode", {})
+        ret = float(counted.get("r", self.returns[i]))
+        length = int(counted.get("l", self.lengths[i]))
+        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` of env i returns."""
@@ -533,9 +526,11 @@ class Envs:
         values = []
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group and leaf.group not in counts:
-                counts[leaf.group] = np.fromiter(map(len, arrays), np.int64, len(arrays))
-            rows = np.concatenate(arrays) if leaf.group else np.array(arrays)
+            if leaf.group:
+                counts[leaf.group] = np.array([len(array) for array in arrays])
+                rows = np.concatenate(arrays)
+            else:
+                rows = np.array(arrays)
             values.append(rows.astype(leaf.dtype, copy=False))
         return Flat(values, counts)
 
@@ -555,8 +550,7 @@ def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
-    sets = [name for name in element_groups(leaves) if name != "avail_actions"]
-    groups["node_ids"] = sets[0] if sets else None
+    groups["node_ids"] = next(iter(element_groups(leaves)), None)
     leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
     return sorted(leaves, key=lambda leaf: not leaf.is_input)
 
@@ -573,7 +567,6 @@ class Ragged(NamedTuple):
     values: Tensor | None  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
     batch: Tensor  # int64 [rows], the observation that a row belongs to
-    places: Tensor | None = None  # int64 [rows], where the rows stand in the storage
 
 
 Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
@@ -613,9 +606,6 @@ class Storage:
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves = leaves
         self.device = device
-        self.clear()
-
-    def clear(self) -> None:
         self.blocks: list[Flat] = []  # what was appended, with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
@@ -633,34 +623,37 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def batch(self, flat: Flat) -> Obs:
-        """The observations of a block as the network sees them."""
-        return self.assemble(flat.values, flat.counts, {})
-
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
         values, counts = self.whole()
-        places = {None: idx}  # of dense leaves, and of each group
-        for group, num in counts.items():
-            places[group] = ranges((num.cumsum() - num)[idx], num[idx])
-        counts = {group: num[idx] for group, num in counts.items()}
-        return self.assemble(values, counts, places)
+        groups = [None, *counts]  # None: of dense leaves
+        places = pack([self.places(idx, group) for group in groups], self.device)
+        places = dict(zip(groups, places))
+        rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
+        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
 
-    def assemble(self, values: list[Tensor], counts: dict, places: dict) -> Obs:
-        """A batch of the rows at `places`, or of all; indices reach the device in one copy."""
-        arrays = list(places.values())
-        for num in counts.values():
+    def places(self, idx: np.ndarray, group: str | None) -> np.ndarray:
+        """Where the rows of the observations `idx` stand in the leaves of a group."""
+        if group is None:
+            return idx
+        num = self.whole().counts[group]
+        return ranges((num.cumsum() - num)[idx], num[idx])
+
+    def select(self, actions: Tensor, idx: np.ndarray, group: str | None) -> Tensor:
+        """The actions of the observations `idx`. There is one for each row of the group, if any."""
+        return actions[to_device(self.places(idx, group), self.device)]
+
+    def batch(self, flat: Flat) -> Obs:
+        """Observations as the network sees them. Their index reaches the device in one copy."""
+        arrays = []
+        for num in flat.counts.values():
             arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
-        places = dict(zip(places, arrays))
-        arrays = arrays[len(places) :]
         index = {}
-        for group, ptr, batch in zip(counts, arrays[::2], arrays[1::2]):
-            index[group] = Ragged(None, ptr, batch, places.get(group))
+        for group, ptr, batch in zip(flat.counts, arrays[::2], arrays[1::2]):
+            index[group] = Ragged(None, ptr, batch)
         obs = {}
-        for leaf, rows in zip(self.leaves, values):
-            if places:
-                rows = select_rows(rows, places[leaf.group])
+        for leaf, rows in zip(self.leaves, flat.values):
             if leaf.kind == "links":  # from here on they count the nodes of the batch
                 first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
                 rows = rows + first_node[:, None]
@@ -708,9 +701,8 @@ class Rows(nn.Module):
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
         self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
-        self.embedding = None
-        self.categorical = leaf.kind == "discrete"
-        if self.categorical:
+        self.num = 0  # categories
+        if leaf.kind == "discrete":
             num = num_options(leaf)
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
             self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
@@ -745,9 +737,9 @@ class Rows(nn.Module):
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
-        if not self.categorical:
+        if self.num == 0:
             return values[:, : self.dim].float()
-        if self.embedding is not None:
+        if self.num > 64:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
         return zeros.scatter_(1, values + self.shift, 1.0)
@@ -846,12 +838,12 @@ class Encoder(nn.Module):
 
     def __init__(self, leaves: list[Leaf], args: Any):
         super().__init__()
-        leaves = [leaf for leaf in leaves if leaf.is_input]
-        self.dense = [leaf.path for leaf in leaves if leaf.group is None]
+        self.leaves = [leaf for leaf in leaves if leaf.is_input]
+        self.dense = [leaf.path for leaf in self.leaves if leaf.group is None]
         self.groups = groups_of(leaves)
         self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()
-        for leaf in leaves:
+        for leaf in self.leaves:
             is_image = leaf.kind == "image"
             self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
         dim = args.gnn_dim
@@ -875,10 +867,10 @@ class Encoder(nn.Module):
         features = [self.rows[key(path)](obs[path]) for path in self.dense]
         elements = {}
         for name, group in self.groups.items():
-            _, ptr, batch, _ = obs[group.nodes[0]]
+            _, ptr, batch = obs[group.nodes[0]]
             x = self.features_of(group.nodes, obs)
             if group.edges:
-                links, edge_ptr, edge_batch, _ = obs[group.edges[0]]
+                links, edge_ptr, edge_batch = obs[group.edges[0]]
                 features_of_edges = self.features_of(group.edges, obs)
                 x = self.nets[key(name)](x, links.t().contiguous(), features_of_edges)
                 edges = Elements(features_of_edges, edge_ptr, edge_batch, links, x)
@@ -895,10 +887,11 @@ class Encoder(nn.Module):
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
-        for path, leaf in obs.items():
-            rows = self.rows[key(path)] if key(path) in self.rows else None
+        for leaf in self.leaves:
+            rows = self.rows[key(leaf.path)]
             if getattr(rows, "norm_obs", False):
-                rows.observe(leaf.values if isinstance(leaf, Ragged) else leaf)
+                values = obs[leaf.path]
+                rows.observe(values.values if leaf.group else values)
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
         """[B, readout_dim]; the last column is log(1 + number of rows)."""
@@ -920,29 +913,33 @@ LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
 
 
 class Categorical:
-    """One of n options; logits [B, n], those of what is not allowed -inf."""
+    """One of n options; logits [B, n], those of what is not allowed -inf. Like a distribution of
+    torch over vectors: actions, their log-probabilities and entropies are [B, 1]."""
+
+    has_rsample = False
 
     def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
 
-    def draw(self, greedy: bool) -> Tensor:
-        """The most likely option, or a sample, [B, 1]."""
-        score = self.log_probs
-        if not greedy:  # Gumbel noise
-            score = score - torch.empty_like(score).exponential_().log()
-        return self.best(score)
+    @property
+    def mode(self) -> Tensor:
+        return self.best(self.log_probs)
+
+    def sample(self) -> Tensor:
+        noise = -torch.empty_like(self.log_probs).exponential_().log()  # Gumbel
+        return self.best(self.log_probs + noise)
 
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1, keepdim=True)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, action.long()).squeeze(-1)
+        return self.log_probs.gather(-1, action.long())
 
     def entropy(self) -> Tensor:
         return self.total(-self.log_probs.exp() * self.log_probs.clamp(min=LOWEST))
 
     def total(self, terms: Tensor) -> Tensor:
-        return terms.sum(-1)
+        return terms.sum(-1, keepdim=True)
 
 
 class Choice(Categorical):
@@ -958,32 +955,14 @@ class Choice(Categorical):
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        return (segment_max(rows * is_best, self.ptr).long() - self.ptr[:-1])[:, None]
+        best = segment_max(rows * is_best, self.ptr).long()
+        return (best - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs[self.ptr[:-1] + action.long().squeeze(1)]
+        return self.log_probs[self.ptr[:-1, None] + action.long()]
 
     def total(self, terms: Tensor) -> Tensor:
-        return segment_sum(terms, self.ptr)
-
-
-class Vector:
-    """Independent bits or real numbers, from a distribution over each of them."""
-
-    def __init__(self, each: Bernoulli | Normal):
-        self.each = each
-
-    def draw(self, greedy: bool) -> Tensor:
-        """The mode, or a sample, [B, n]."""
-        if greedy:
-            return self.each.mode
-        return self.each.rsample() if self.each.has_rsample else self.each.sample()
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return self.each.log_prob(action.float()).sum(1)
-
-    def entropy(self) -> Tensor:
-        return self.each.entropy().sum(1)
+        return segment_sum(terms, self.ptr)[:, None]
 
 
 class Part(NamedTuple):
@@ -1050,12 +1029,11 @@ def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> li
     edge, or as a set, chooses one."""
     if isinstance(space, spaces.Sequence):
         return ["nodes"] * len(factors)
-    heads = ["flat"] * len(factors)
-    for k, factor in enumerate(factors):
+    heads = []
+    for factor in factors:
         name = factor.path.removeprefix("action.")
         is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
-        if is_named and factor.kind == "discrete":
-            heads[k] = name
+        heads.append(name if is_named and factor.kind == "discrete" else "flat")
     if set(heads) == {"flat"} and all(factor.kind == "discrete" for factor in factors):
         if groups_named("avail_actions", leaves):
             return ["avail_actions"] * len(factors)
@@ -1140,12 +1118,12 @@ class PartHead(nn.Module):
     def forward(self, latent: Tensor, elements: dict[str, Elements], obs: Obs):
         output = self.output(latent)
         if self.part.kind == "bits":
-            return Vector(Bernoulli(logits=output, validate_args=False))
+            return Bernoulli(logits=output, validate_args=False)
         if self.part.kind == "normal":
             log_std = self.log_std
             if log_std is None:
                 output, log_std = output.chunk(2, 1)
-            return Vector(Normal(output, log_std.exp(), validate_args=False))
+            return Normal(output, log_std.exp(), validate_args=False)
         if self.part.kind == "categorical":
             return Categorical(self.masked(output, obs))
         rows = elements[self.part.group]
@@ -1203,7 +1181,6 @@ class ActionHead(nn.Module):
         self.per_row = None  # the group of whose rows each has an action
         if isinstance(space, spaces.Sequence):
             self.per_row = self.parts[0].group
-            self.row_leaf = next(leaf.path for leaf in leaves if leaf.group == self.per_row)
             self.row = nn.Linear(dims[self.per_row], dim)
 
     def forward(
@@ -1226,12 +1203,14 @@ class ActionHead(nn.Module):
         for k in self.order:
             part = self.parts[k]
             dist = self.heads[k](latent, elements, obs)
-            if action is None:
-                columns[k] = dist.draw(greedy)
+            if action is not None:
+                columns[k] = action[:, part.columns].float()
+            elif greedy:
+                columns[k] = dist.mode
             else:
-                columns[k] = action[:, part.columns]
-            log_prob = log_prob + dist.log_prob(columns[k])
-            entropy = entropy + dist.entropy()
+                columns[k] = dist.rsample() if dist.has_rsample else dist.sample()
+            log_prob = log_prob + dist.log_prob(columns[k]).sum(1)
+            entropy = entropy + dist.entropy().sum(1)
             if self.heads[k].condition:
                 before = self.embed(part, columns[k], elements)
                 latent = torch.tanh(latent + self.heads[k].condition(before))
@@ -1263,13 +1242,6 @@ class ActionHead(nn.Module):
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
         return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
-
-    def select(self, actions: Tensor, obs: Obs, idx: np.ndarray) -> Tensor:
-        """Of the actions of all stored steps those of the steps idx, which the storage gathered as
-        `obs`."""
-        if self.per_row:
-            return actions[obs[self.row_leaf].places]
-        return actions[to_device(idx, actions.device)]
 
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
@@ -1471,7 +1443,7 @@ class Memory:
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go."""
-        self.storage.clear()
+        self.storage.blocks.clear()
         self.actions = []
         self.finals = []  # the last observations of episodes that were truncated
 
@@ -1501,7 +1473,7 @@ class Memory:
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
             obs = self.storage.gather(idx)
-            yield idx, (obs, self.agent.head.select(actions, obs, idx))
+            yield idx, (obs, self.storage.select(actions, idx, self.agent.head.per_row))
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1583,7 +1555,8 @@ def start(args: Any) -> torch.device:
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
         atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
-    torch.set_num_threads(args.torch_threads or torch.get_num_threads())
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(1)  # more are slower on busy cores
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)
     np.random.seed(args.seed + RANK)
@@ -1889,10 +1862,9 @@ def main(args: Any) -> list:
         return []
     args.world_size = WORLD_SIZE
     args.batch_size = args.num_envs * args.num_steps
-    args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
-    needs_evaluation = (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video"
-    evaluation = service("utils.evaluate", needs_evaluation)
+    evaluation = service("utils.evaluate", args.eval_suite and "--eval-suite")
+    service("utils.evaluate", args.capture_video and "--capture-video")
     if evaluation:
         evaluation.check(make_env, args)  # what cannot be evaluated is an error now
     device = start(args)
@@ -1906,12 +1878,11 @@ def main(args: Any) -> list:
         run.signals.append(0)  # from now on one signal is enough
         playing = partial(play, agent, args)
         if evaluation:
-            global_step = args.num_iterations * run.steps
-            return evaluation.evaluate(playing, make_env, args, run.folder, run.writer, global_step)
-        episodes = []
-        if args.eval_episodes:
-            episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
-        print("returns of greedy episodes:", *(episode.ret for episode in episodes))
+            return evaluation.evaluate(run, playing, make_env)
+        if args.eval_episodes == 0:
+            return []
+        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        print("returns of greedy episodes:", *[episode.ret for episode in episodes])
         return episodes
 
 

@@ -20,7 +20,7 @@ POSITIVE = (
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples "
-    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor pg_coef aux_coef bc_coef "
+    "learning_rate target_kl max_grad_norm adv_std_floor pg_coef aux_coef bc_coef "
     "bc_anneal bc_updates"
 )
 RANGES = [

@@ -56,10 +56,8 @@ FREE = {
     "eval_max_steps",
     "env_timeout",
     "cuda",
-    "torch_threads",
     "exp_name",
     "batch_size",
-    "minibatch_size",
     "num_iterations",
 }  # all others shape the training
 OF_ENVS = (

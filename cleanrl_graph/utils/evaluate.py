@@ -240,11 +240,10 @@ def check(make: Callable[..., gym.Env], args: Any) -> None:
         check_video(make)
 
 
-def evaluate(
-    play: Callable, make: Callable[..., gym.Env], args: Any, folder: str, writer: Any, step: int
-) -> list[dict]:
-    """Plays what the flags say, --eval-suite or --eval-episodes of each entry of --env-kwargs,
-    saves table and video. Returns the rows of the table."""
+def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:
+    """Plays what the flags of a script's Run say, --eval-suite or --eval-episodes of each entry of
+    --env-kwargs, saves table and video. Returns the rows of the table."""
+    args = run.args
     if args.eval_suite:
         rows = run_suite(play, partial(make, args, 0), args)
     else:
@@ -253,9 +252,9 @@ def evaluate(
         for row in rows:
             row.pop("group", None)
     if rows:
-        save_table(rows, folder, writer, step)
+        save_table(rows, run.folder, run.writer, args.num_iterations * run.steps)
     if args.capture_video:
-        save_video(str(Path(folder, "episode.gif")), play, partial(make, args, 0))
+        save_video(str(Path(run.folder, "episode.gif")), play, partial(make, args, 0))
     return rows
 
 

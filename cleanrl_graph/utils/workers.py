@@ -123,7 +123,7 @@ class WorkerEnvs:
             raise answer
         return answer
 
-    def reset(self, seed: int | None = None) -> tuple:
+    def reset(self, seed: int = 1) -> tuple:
         return self.joined([methodcaller("reset", seed)] * len(self.workers))
 
     def step(self, actions: list) -> tuple:

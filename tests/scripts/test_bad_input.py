@@ -778,7 +778,6 @@ FLAGS = {
     "gnn_dim": [(0, "--gnn-dim 0: a number from 1")],
     "gnn_layers": [(0, "--gnn-layers 0: a number from 1")],
     "hidden_dims": [((16, 0), "--hidden-dims 0: a number from 1")],
-    "torch_threads": [(-1, "--torch-threads -1: a number from 0")],
     "seed": [
         (-1, "--seed -1: a number from 0 to 4294967295"),
         (5_000_000_000, "--seed 5000000000: a number from 0"),

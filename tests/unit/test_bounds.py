@@ -55,7 +55,7 @@ TUNED = {  # flags with other defaults where there is a memory
     "norm_vloss",
     "adv_std_floor",
 }
-RUNTIME = {"batch_size", "minibatch_size", "world_size", "num_iterations"}
+RUNTIME = {"batch_size", "world_size", "num_iterations"}
 
 
 def source(name):

@@ -258,9 +258,10 @@ def test_spare_rows_change_no_choice(gnn):
 def greedy(monkeypatch):
     """Actions are the most probable ones, so that runs which draw other random numbers have the
     same rollouts."""
-    for kind in (ppo_graph.Categorical, ppo_graph.Vector, script.Categorical, script.Vector):
-        draw = kind.draw
-        monkeypatch.setattr(kind, "draw", lambda self, greedy, draw=draw: draw(self, True))
+    for kind in (ppo_graph.Categorical, script.Categorical):
+        monkeypatch.setattr(kind, "sample", lambda self: self.mode)
+    monkeypatch.setattr(torch.distributions.Bernoulli, "sample", lambda self, *_: self.mode)
+    monkeypatch.setattr(torch.distributions.Normal, "rsample", lambda self, *_: self.mode)
 
 
 def assert_same_run(one, two):

@@ -170,7 +170,7 @@ def compare(leaves, space, batch, observations):
 def check_run(envs, inner, space, num_steps, rng):
     """Plays and compares every step, the last observations, and a shuffled minibatch."""
     storage, played = ppo_graph.Storage(envs.leaves, torch.device("cpu")), []
-    step = envs.reset(None)
+    step = envs.reset()
     for t in range(num_steps + 1):
         shown = storage.append(step.obs)
         played.append(step)
@@ -237,7 +237,7 @@ def test_random_environments_in_workers(seed):
     local = ppo_graph.Envs([lambda env=env: env for env in inner])
     makers = [lambda i=i: Fuzz(space, [seed, i]) for i in range(5)]
     with contextlib.closing(WorkerEnvs(ppo_graph.Envs, makers, args, 0)) as envs:
-        a, b = local.reset(None), envs.reset(None)
+        a, b = local.reset(), envs.reset()
         for _ in range(12):
             for x, y in [(a.obs, b.obs)] + ([(a.final, b.final)] if a.final else []):
                 assert all(map(np.array_equal, x.values, y.values)) and list(x.counts) == list(

@@ -4,13 +4,22 @@
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Observations with the key `node_ids` (an integer per node or set element) have a memory per id: the
+Rooms: Args, observations, environments, storage, encoder, action heads, memory (an LSTM), agent,
+ranks, run, train. A leaf is one array of an observation. A dense leaf has one row per step, a
+ragged one any number of rows: the nodes of a graph, its edges, the elements of a set. Both are
+stored flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a
+node, an edge or an element, or there may be one action for each of them.
+
+With the key `node_ids` (an integer per node or set element) each id has a memory of its own: the
 LSTM runs on the nodes that are seen; those that never were have no entry. Without ids there is one
 entry per environment: the ordinary LSTM. The defaults differ from CleanRL's: see
-benchmark/results/memory_defaults. Rooms are those of ppo_graph.py, other are Memory and Agent.
+benchmark/results/memory_defaults.
 
-Papers: those of ppo_graph.py; LSTM (Hochreiter and Schmidhuber 1997); R2D2 (Kapturowski et al.
-2019, ICLR).
+Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
+ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
+arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
+al. 2015, arXiv:1506.03134).
+, LSTM (Hochreiter and Schmidhuber 1997), R2D2 (Kapturowski et al. 2019).
 """
 
 import atexit
@@ -52,8 +61,8 @@ Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSO
 
 @dataclass
 class Args:
-    """Experiment, environment (--env-id), network (--hidden-dims), memory (--state-per-node),
-    algorithm (--total-timesteps)."""
+    """Experiment, environment (--env-id), network (--hidden-dims), memory (--lstm-dim), algorithm
+    (--total-timesteps)."""
 
     exp_name: str = Path(__file__).stem
     """the name of this experiment"""
@@ -145,8 +154,7 @@ class Args:
     state_readout: Literal["mean", "sum"] = "mean"
     """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
-    """the edges seen so far are remembered too, and messages of remembered neighbours reach each
-    visible node (with node_ids)"""
+    """edges are remembered, too: what is seen hears of remembered neighbours (with node_ids)"""
 
     # Algorithm
     total_timesteps: int = 500000
@@ -1596,16 +1604,12 @@ class SparseLSTM(nn.Module):
 
 
 class Memory:
-    """The steps of a rollout of N environments, number t * N + i is step t of env i, and what the
-    agent remembers of them.
-
-    Only the state before a rollout is kept: minibatches compute again what follows, and gradients
-    end there (the "stored state" of R2D2, section 3, here never older than an update)."""
+    """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
         self.agent = agent
-        device = next(agent.parameters()).device
-        self.storage = Storage(leaves, device)
+        self.storage = Storage(leaves, next(agent.parameters()).device)
+        device = self.storage.device
         self.links = agent.edges[0] if args.remember_edges else None
         num = torch.zeros(num_envs, dtype=torch.int64)
         self.now = {"num": num, "keys": num[:0]}  # nothing is remembered
@@ -1618,10 +1622,11 @@ class Memory:
             args.update_epochs = 4 if agent.group else 8
 
     def begin(self) -> None:
-        """A rollout begins: what was stored is let go, what is remembered stays."""
+        """A rollout begins: what was stored is let go."""
         self.storage.clear()
-        self.first = self.now
-        self.steps = []  # (what is seen, actions)
+        self.first = self.now  # what is remembered stays
+        self.seen = []
+        self.actions = []
         self.finals = []  # (state, last observation, reward) of episodes that were truncated
 
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
@@ -1651,11 +1656,12 @@ class Memory:
         seen = self.look(step.obs, starts, step.reward)
         outputs = self.agent.step(obs, seen, self.now, greedy=greedy)
         action, log_prob, _, value, self.now = outputs
-        self.steps.append((seen, action))
+        self.seen.append(seen)
+        self.actions.append(action)
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:
-        """Keeps the memory of episodes that `step` truncated, to value their last observations."""
+        """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         if step.final is not None:
             envs = np.flatnonzero(step.truncated)
             state = select(self.now, envs)
@@ -1675,11 +1681,11 @@ class Memory:
         return self.agent.step(obs, seen, state, greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """All steps of some environments, in `num` random parts: their numbers, inputs of the
-        agent."""
-        seen, actions = zip(*self.steps)
-        seen = join_states(seen)
-        actions = torch.cat(actions)
+        """The steps of the rollout in `num` random parts: their numbers, inputs of the agent."""
+        # A part is all steps of some environments. What was remembered before the rollout is given,
+        # gradients end there: the "stored state" of R2D2 (section 3), never older than an update
+        actions = torch.cat(self.actions)
+        seen = join_states(self.seen)
         N = len(self.first["num"])
         first_env = np.arange(0, len(seen["num"]), N)  # of each step
         for envs in np.array_split(rng.permutation(N), num):

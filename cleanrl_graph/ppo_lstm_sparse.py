@@ -1355,8 +1355,7 @@ class Timeline:
         self.row = order + 1
         self.at = at[order]
         self.entry = is_first.cumsum() - 1
-        previous = np.append(0, self.row)[:-1]
-        self.before = np.where(is_first, 0, previous)
+        self.before = np.where(is_first, 0, np.roll(self.row, 1))
         self.is_event = order >= num_old
         self.events = order[self.is_event] - num_old
         # entries
@@ -1495,16 +1494,12 @@ class SparseLSTM(nn.Module):
     ):
         super().__init__()
         H = args.lstm_dim
-        if H < 1:
-            raise UsageError(f"--lstm-dim {H}: at least 1 is needed")
         self.per_node = per_node
         self.readout = args.state_readout
         self.dim = H + per_node
-        # its bias lets the size of observations through the norm
-        layer = nn.Linear(input_dim, args.gnn_dim)
+        layer = nn.Linear(input_dim, args.gnn_dim)  # its bias lets sizes through the norm
         norm = nn.LayerNorm(args.gnn_dim)
-        # small at first: with fuller gates it learns to count later
-        nn.init.constant_(norm.weight, 0.5)
+        nn.init.constant_(norm.weight, 0.5)  # with fuller gates it learns to count later
         self.token = nn.Sequential(layer, norm, nn.ReLU())
         self.lstm = nn.LSTM(args.gnn_dim, H)
         for name, parameter in self.lstm.named_parameters():
@@ -1563,17 +1558,16 @@ class SparseLSTM(nn.Module):
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
         """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number)."""
-        order = np.argsort(line.at, kind="stable")
-        steps = np.arange(len(line.first) + 1)
-        ptr = np.searchsorted(line.at[order], steps)
-        arrays = [line.row[order], line.before[order], ptr, line.first]
-        row, before, ptr, first = pack(arrays, values.device)
+        arrays = [line.row, line.before, line.at, line.first]
+        row, before, at, first = pack(arrays, values.device)
         changes = select_rows(values, row) - select_rows(values, before)
         # double, as what earlier episodes added is subtracted again; the last column counts
         is_new = before[:, None] == 0
         changes = torch.cat([changes, is_new], 1).double()
-        sums = segment_sum(changes, ptr).cumsum(0)
-        earlier = torch.cat([torch.zeros_like(sums[:1]), sums])
+        zeros = changes.new_zeros(len(first), changes.shape[1])
+        added = zeros.index_add(0, at, changes)  # by each step
+        sums = added.cumsum(0)
+        earlier = sums - added
         sums = sums - select_rows(earlier, first)
         sums, num = sums.tensor_split([-1], 1)
         if self.readout == "mean":
@@ -1586,8 +1580,7 @@ class SparseLSTM(nn.Module):
         sends, edges of the new state)"""
         ends, at, places = line.edges(known)
         edge, sender, ptr = line.senders(ends, at)
-        arrays = [edge, sender, ptr, places]
-        edge, sender, ptr, places = pack(arrays, h.device)
+        edge, sender, ptr, places = pack([edge, sender, ptr, places], h.device)
         envs = line.envs[ends[:, 0]]
         num_edges = np.bincount(envs, minlength=line.num_envs)
         new = {"num_edges": torch.from_numpy(num_edges)}
@@ -1650,7 +1643,7 @@ class Memory:
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
-        stored and remembered."""
+        stored."""
         obs = self.storage.append(step.obs)
         starts = step.terminated | step.truncated
         seen = self.look(step.obs, starts, step.reward)
@@ -1691,10 +1684,8 @@ class Memory:
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + first_env).ravel()
             obs = self.storage.gather(idx)
-            some_seen = select(seen, idx)
-            state = select(self.first, envs)
             action = self.agent.head.select(actions, obs, idx)
-            yield idx, (obs, some_seen, state, action)
+            yield idx, (obs, select(seen, idx), select(self.first, envs), action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1728,7 +1719,6 @@ def id_group(leaves: list[Leaf]) -> str | None:
                     f"the only graph or set; there are {groups}"
                 )
             return groups[0]
-    return None
 
 
 class Agent(nn.Module):
@@ -1776,16 +1766,16 @@ class Agent(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, State | None]:
         """What `forward` returns, and the new state, None if T > 1, of M envs x T steps; number
         m * T + t of B is step t of env m. `state` is that before them."""
-        features, encoded = self.encoder(obs)
+        features, elements = self.encoder(obs)
         actions = state["action"][:, None]  # of the step before
         if action is not None:
-            chosen = self.head.seen(action, encoded)
+            chosen = self.head.seen(action, elements)
             chosen = chosen.unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
         past = self.past(actions, seen)
         x = features
         if self.group:
-            nodes = encoded[self.group]
+            nodes = elements[self.group]
             x = nodes.values
             past = past[nodes.batch]
         for path in self.edges[1:]:
@@ -1793,25 +1783,23 @@ class Agent(nn.Module):
         x_past = torch.cat([x, past], 1)
         out, readout, new = self.memory(x_past, seen, state)
         features = torch.cat([features, readout], 1)
-        elements = self.remembered(encoded, out)
         latent = self.actor(features)
-        action, log_prob, entropy = self.head(latent, elements, obs, action, greedy)
-        value = self.critic(features).squeeze(1)
+        outputs = self.head(latent, self.remembered(elements, out), obs, action, greedy)
         if new:
-            new["action"] = self.head.seen(action, encoded)
-        return action, log_prob, entropy, value, new
+            new["action"] = self.head.seen(outputs[0], elements)
+        return *outputs, self.critic(features).squeeze(1), new
 
-    def remembered(self, encoded: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
+    def remembered(self, elements: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
         """The elements; nodes, and the ends of edges, with what is remembered of them."""
-        elements = dict(encoded)
-        if self.group:
-            nodes = encoded[self.group]
-            values = torch.cat([nodes.values, out], 1)
-            elements[self.group] = nodes._replace(values=values)
+        if self.group is None:
+            return elements
+        nodes = elements[self.group]
+        values = torch.cat([nodes.values, out], 1)
+        remembered = elements | {self.group: nodes._replace(values=values)}
         if self.edges:
             links = self.edges[0]
-            elements[links] = encoded[links]._replace(nodes=values)
-        return elements
+            remembered[links] = elements[links]._replace(nodes=values)
+        return remembered
 
     def past(self, actions: Tensor, seen: State) -> Tensor:
         """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""

@@ -10,16 +10,15 @@ ragged one any number of rows: the nodes of a graph, its edges, the elements of 
 stored flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a
 node, an edge or an element, or there may be one action for each of them.
 
-With the key `node_ids` (an integer per node or set element) each id has a memory of its own: the
+With the key `node_ids` (an integer per node or set element) each id has an entry of its own: the
 LSTM runs on the nodes that are seen; those that never were have no entry. Without ids there is one
-entry per environment: the ordinary LSTM. The defaults differ from CleanRL's: see
-benchmark/results/memory_defaults.
+entry per environment: the ordinary LSTM. Defaults differ: see benchmark/results/memory_defaults.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
 arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
 al. 2015, arXiv:1506.03134).
-, LSTM (Hochreiter and Schmidhuber 1997), R2D2 (Kapturowski et al. 2019).
+Memory: LSTM (Hochreiter and Schmidhuber 1997), R2D2 (Kapturowski et al. 2019, ICLR).
 """
 
 import atexit
@@ -154,7 +153,7 @@ class Args:
     state_readout: Literal["mean", "sum"] = "mean"
     """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
-    """edges are remembered, too: what is seen hears of remembered neighbours (with node_ids)"""
+    """edges are remembered, too; visible nodes get messages of remembered neighbours (node_ids)"""
 
     # Algorithm
     total_timesteps: int = 500000
@@ -1284,12 +1283,15 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 State = dict[str, Tensor]
 """What N envs remember, sorted by (env, key). Index tensors are int64 and on the CPU.
 
-"num" [N]: entries of each env; "keys" [nnz]; "hidden" [nnz, 2, H]: c and h, and with
---remember-edges as the third one h and the messages to it; "action" [N, any]: the last one,
-embedded. With --remember-edges "num_edges" [N]; "edge_keys" [E, 2]: of source and target;
-"edge_attr" [E, ...]: the features, as seen first.
+    "num"        [N]          entries of each env
+    "keys"       [nnz]        the id of each entry
+    "hidden"     [nnz, 2, H]  c and h; with --remember-edges a third one, h and the messages to it
+    "action"     [N, any]     the last one, embedded
+    "num_edges"  [N]          with --remember-edges: edges of each env
+    "edge_keys"  [E, 2]       their source and target
+    "edge_attr"  [E, any]     their features, if they have any, as seen first
 
-What B steps see has the same form: "num", "keys" and edges in the order of the observations;
+What B steps see has the same form, in the order of the observations: "num", "keys", the edges;
 "starts" [B]: an episode begins, what was before is forgotten; "rewards" [B]: of the step before."""
 ROWS = {"num": ("keys", "hidden"), "num_edges": ("edge_keys", "edge_attr")}
 
@@ -1297,7 +1299,7 @@ ROWS = {"num": ("keys", "hidden"), "num_edges": ("edge_keys", "edge_attr")}
 def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -> State:
     """The state of some of the envs, in that order, or what some of the steps see. Those for which
     `forgets` is true remember nothing."""
-    rows = dict.fromkeys(state, envs)
+    rows = dict.fromkeys(state, envs)  # of each tensor
     chosen = {}
     for count in state.keys() & ROWS:
         num = state[count].numpy()
@@ -1320,7 +1322,7 @@ def join_states(states: list[State]) -> State:
 
 
 class Timeline:
-    """What follows what where M envs make T steps; number m * T + t is step t of env m.
+    """How the entries of M envs change in T steps; number m * T + t is step t of env m.
 
     An entry is a key that is known in an episode. A row is one value of an entry: row 0 is zero,
     then come those of the state, then one per event, which is an element of an observation. Rows
@@ -1338,14 +1340,14 @@ class Timeline:
     def __init__(self, known: State, starts: np.ndarray, num_old: int):
         steps = np.arange(starts.size).reshape(starts.shape)
         first = np.where(starts, steps, steps[:, :1])
-        self.first = np.maximum.accumulate(first, 1).ravel()  # of the same episode
+        self.first = np.maximum.accumulate(first, 1).ravel()  # of each step's episode
         self.times = np.append(steps[:, 0], steps)  # of the states, then of what is seen
         self.num_envs = len(starts)
         self.num_old = num_old
         keys = known["keys"].numpy()
         at = self.times.repeat(known["num"].numpy())
         self.names, rank = np.unique(keys, return_inverse=True)
-        code = self.first[at] * len(self.names) + rank
+        code = self.first[at] * len(self.names) + rank  # one number per entry
         order = np.argsort(code, kind="stable")
         sorted_code = code[order]
         changes = np.diff(sorted_code, prepend=-1, append=-1) != 0
@@ -1432,7 +1434,7 @@ def run_lstm(
     steps until the next sequences end: the stairs of a staircase."""
     if not len(x):
         return hx[0][:0], hx[1][:0]
-    if len(lengths) == len(x):
+    if len(lengths) == len(x):  # one row each
         begin = to_device(begin[np.argsort(events)], x.device)
         h, c = (select_rows(values, begin)[None] for values in hx)
         _, (h, c) = lstm(x[None], (h, c))
@@ -1452,12 +1454,11 @@ def run_lstm(
 def run_stairs(lstm: nn.LSTM, x: Tensor, num_active: np.ndarray, h: Tensor, c: Tensor) -> Tensor:
     """h of rows that are in the order of a PackedSequence with the batch sizes num_active."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
-    sizes = -widths * num_steps
+    widths = -widths  # numbers of sequences, the largest first
+    stairs = x.split((widths * num_steps).tolist())
     outputs = []
-    stairs = x.split(sizes.tolist())
-    for stair, steps in zip(stairs, num_steps.tolist()):
-        stair = stair.unflatten(0, (steps, -1))
-        width = stair.shape[1]
+    for stair, width in zip(stairs, widths.tolist()):
+        stair = stair.unflatten(0, (-1, width))
         h = h[:, :width]
         c = c[:, :width]
         output, (h, c) = lstm(stair, (h, c))
@@ -1499,7 +1500,7 @@ class SparseLSTM(nn.Module):
         self.dim = H + per_node
         layer = nn.Linear(input_dim, args.gnn_dim)  # its bias lets sizes through the norm
         norm = nn.LayerNorm(args.gnn_dim)
-        nn.init.constant_(norm.weight, 0.5)  # with fuller gates it learns to count later
+        nn.init.constant_(norm.weight, 0.5)  # small: with fuller gates it learns to count later
         self.token = nn.Sequential(layer, norm, nn.ReLU())
         self.lstm = nn.LSTM(args.gnn_dim, H)
         for name, parameter in self.lstm.named_parameters():
@@ -1532,24 +1533,25 @@ class SparseLSTM(nn.Module):
         x = self.token(x)
         h, c = run_lstm(self.lstm, x, hx, *line.sequences())
         out = h
+        vectors = [c, h]
         new = {}
         if self.message:
             rows = torch.cat([hx[0], h])
             messages, new = self.exchange(rows, line, known)
             out = h + messages
+            vectors.append(out)
         readout = out
         if self.per_node:
             rows = torch.cat([hidden[:, -1], out])
             readout = self.sum_up(rows, line)
         if starts.shape[1] > 1:
             return out, readout, None
-        new |= self.remember(hidden, [c, h, out], line)
+        new |= self.remember(hidden, vectors, line)
         return out, readout, new
 
     def remember(self, hidden: Tensor, vectors: list[Tensor], line: Timeline) -> State:
         """The entries of a new state: of each the latest row of the old state, or of an event."""
-        of_events = torch.stack(vectors[: hidden.shape[1]], 1)
-        rows = torch.cat([hidden, of_events])
+        rows = torch.cat([hidden, torch.stack(vectors, 1)])
         last = to_device(line.last, rows.device)
         num = np.bincount(line.envs, minlength=line.num_envs)
         new = {"num": torch.from_numpy(num), "keys": torch.from_numpy(line.keys)}
@@ -1564,10 +1566,10 @@ class SparseLSTM(nn.Module):
         # double, as what earlier episodes added is subtracted again; the last column counts
         is_new = before[:, None] == 0
         changes = torch.cat([changes, is_new], 1).double()
-        zeros = changes.new_zeros(len(first), changes.shape[1])
+        zeros = changes.new_zeros(len(first), self.dim)
         added = zeros.index_add(0, at, changes)  # by each step
         sums = added.cumsum(0)
-        earlier = sums - added
+        earlier = sums - added  # before it
         sums = sums - select_rows(earlier, first)
         sums, num = sums.tensor_split([-1], 1)
         if self.readout == "mean":
@@ -1605,10 +1607,13 @@ class Memory:
         device = self.storage.device
         self.links = agent.edges[0] if args.remember_edges else None
         num = torch.zeros(num_envs, dtype=torch.int64)
-        self.now = {"num": num, "keys": num[:0]}  # nothing is remembered
         num_vectors = 3 if self.links else 2
-        self.now["hidden"] = torch.zeros(0, num_vectors, args.lstm_dim, device=device)
-        self.now["action"] = torch.zeros(num_envs, agent.action_dim, device=device)
+        self.now = {  # nothing is remembered
+            "num": num,
+            "keys": num[:0],
+            "hidden": torch.zeros(0, num_vectors, args.lstm_dim, device=device),
+            "action": torch.zeros(num_envs, agent.action_dim, device=device),
+        }
         if self.links:
             self.now |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
         if args.update_epochs is None:
@@ -1624,14 +1629,12 @@ class Memory:
 
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
         """What observations show to the memory; `starts` and `rewards` [B] come with them."""
-        group = self.agent.group
         pairs = zip(self.storage.leaves, flat.values)
         values = {leaf.path: rows for leaf, rows in pairs}
-        if group is None:  # one entry per environment, whose key is 0
-            num = np.ones(len(starts), np.int64)
-            keys = np.zeros_like(num)
-        else:
-            num = flat.counts[group]
+        num = np.ones_like(starts, np.int64)  # one entry per environment, whose key is 0
+        keys = np.zeros_like(num)
+        if self.agent.group:
+            num = flat.counts[self.agent.group]
             keys = values["node_ids"].astype(np.int64)
         seen = {"starts": starts, "rewards": rewards, "num": num, "keys": keys}
         if self.links:
@@ -1643,12 +1646,11 @@ class Memory:
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
-        stored."""
+        stored and remembered."""
         obs = self.storage.append(step.obs)
         starts = step.terminated | step.truncated
         seen = self.look(step.obs, starts, step.reward)
-        outputs = self.agent.step(obs, seen, self.now, greedy=greedy)
-        action, log_prob, _, value, self.now = outputs
+        action, log_prob, _, value, self.now = self.agent.step(obs, seen, self.now, greedy=greedy)
         self.seen.append(seen)
         self.actions.append(action)
         return action, log_prob, value
@@ -1670,17 +1672,16 @@ class Memory:
         obs = self.storage.batch(self.storage.copy(flat))
         starts = np.zeros_like(rewards, bool)
         seen = self.look(flat, starts, rewards)
-        state = join_states(states)
-        return self.agent.step(obs, seen, state, greedy=True)[3]
+        return self.agent.step(obs, seen, join_states(states), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The steps of the rollout in `num` random parts: their numbers, inputs of the agent."""
-        # A part is all steps of some environments. What was remembered before the rollout is given,
-        # gradients end there: the "stored state" of R2D2 (section 3), never older than an update
+        # All steps of some environments, after what they remembered before the rollout: R2D2's
+        # "stored state" (section 3), here never older than an update. Gradients end there
         actions = torch.cat(self.actions)
         seen = join_states(self.seen)
         N = len(self.first["num"])
-        first_env = np.arange(0, len(seen["num"]), N)  # of each step
+        first_env = N * np.arange(len(self.seen))  # of each step
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + first_env).ravel()
             obs = self.storage.gather(idx)
@@ -1767,7 +1768,7 @@ class Agent(nn.Module):
         """What `forward` returns, and the new state, None if T > 1, of M envs x T steps; number
         m * T + t of B is step t of env m. `state` is that before them."""
         features, elements = self.encoder(obs)
-        actions = state["action"][:, None]  # of the step before
+        actions = state["action"][:, None]  # of the step before, [M, 1, any]
         if action is not None:
             chosen = self.head.seen(action, elements)
             chosen = chosen.unflatten(0, (len(actions), -1))
@@ -1783,23 +1784,24 @@ class Agent(nn.Module):
         x_past = torch.cat([x, past], 1)
         out, readout, new = self.memory(x_past, seen, state)
         features = torch.cat([features, readout], 1)
-        latent = self.actor(features)
-        outputs = self.head(latent, self.remembered(elements, out), obs, action, greedy)
+        encoded = elements  # without the memory
+        elements = self.remembered(encoded, out)
+        outputs = self.head(self.actor(features), elements, obs, action, greedy)
         if new:
-            new["action"] = self.head.seen(outputs[0], elements)
+            new["action"] = self.head.seen(outputs[0], encoded)
         return *outputs, self.critic(features).squeeze(1), new
 
-    def remembered(self, elements: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
+    def remembered(self, encoded: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
         """The elements; nodes, and the ends of edges, with what is remembered of them."""
-        if self.group is None:
-            return elements
-        nodes = elements[self.group]
-        values = torch.cat([nodes.values, out], 1)
-        remembered = elements | {self.group: nodes._replace(values=values)}
+        elements = dict(encoded)
+        if self.group:
+            nodes = encoded[self.group]
+            values = torch.cat([nodes.values, out], 1)
+            elements[self.group] = nodes._replace(values=values)
         if self.edges:
             links = self.edges[0]
-            remembered[links] = elements[links]._replace(nodes=values)
-        return remembered
+            elements[links] = encoded[links]._replace(nodes=values)
+        return elements
 
     def past(self, actions: Tensor, seen: State) -> Tensor:
         """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""

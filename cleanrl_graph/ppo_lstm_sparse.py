@@ -4,13 +4,21 @@
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Observations with the key `node_ids` (an integer per node or set element) have a memory per id: the
-LSTM runs on the nodes that are seen; those that never were have no entry. Without ids there is one
-entry per environment: the ordinary LSTM. The defaults differ from CleanRL's: see
-benchmark/results/memory_defaults. Rooms are those of ppo_graph.py, other are Memory and Agent.
+Rooms: Args, observations, environments, storage, encoder, action heads, memory (an LSTM), agent,
+ranks, run, train. A leaf is one array of an observation. A dense leaf has one row per step, a
+ragged one any number of rows: the nodes of a graph, its edges, the elements of a set. Both are
+stored flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a
+node, an edge or an element, or there may be one action for each of them.
 
-Papers: those of ppo_graph.py; LSTM (Hochreiter and Schmidhuber 1997); R2D2 (Kapturowski et al.
-2019, ICLR).
+With the key `node_ids` (an integer per node or set element) each id has an entry of its own: the
+LSTM runs on the nodes that are seen; those that never were have no entry. Without ids there is one
+entry per environment: the ordinary LSTM. Defaults differ: see benchmark/results/memory_defaults.
+
+Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
+ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
+arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
+al. 2015, arXiv:1506.03134).
+Memory: LSTM (Hochreiter and Schmidhuber 1997), R2D2 (Kapturowski et al. 2019, ICLR).
 """
 
 import atexit
@@ -52,8 +60,8 @@ Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSO
 
 @dataclass
 class Args:
-    """Experiment, environment (--env-id), network (--hidden-dims), memory (--state-per-node),
-    algorithm (--total-timesteps)."""
+    """Experiment, environment (--env-id), network (--hidden-dims), memory (--lstm-dim), algorithm
+    (--total-timesteps)."""
 
     exp_name: str = Path(__file__).stem
     """the name of this experiment"""
@@ -143,8 +151,7 @@ class Args:
     state_readout: Literal["mean", "sum"] = "mean"
     """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
-    """the edges seen so far are remembered too, and messages of remembered neighbours reach each
-    visible node (with node_ids)"""
+    """edges are remembered, too; visible nodes get messages of remembered neighbours (node_ids)"""
 
     # Algorithm
     total_timesteps: int = 500000
@@ -1248,12 +1255,15 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 State = dict[str, Tensor]
 """What N envs remember, sorted by (env, key). Index tensors are int64 and on the CPU.
 
-"num" [N]: entries of each env; "keys" [nnz]; "hidden" [nnz, 2, H]: c and h, and with
---remember-edges as the third one h and the messages to it; "action" [N, any]: the last one,
-embedded. With --remember-edges "num_edges" [N]; "edge_keys" [E, 2]: of source and target;
-"edge_attr" [E, ...]: the features, as seen first.
+    "num"        [N]          entries of each env
+    "keys"       [nnz]        the id of each entry
+    "hidden"     [nnz, 2, H]  c and h; with --remember-edges a third one, h and the messages to it
+    "action"     [N, any]     the last one, embedded
+    "num_edges"  [N]          with --remember-edges: edges of each env
+    "edge_keys"  [E, 2]       their source and target
+    "edge_attr"  [E, any]     their features, if they have any, as seen first
 
-What B steps see has the same form: "num", "keys" and edges in the order of the observations;
+What B steps see has the same form, in the order of the observations: "num", "keys", the edges;
 "starts" [B]: an episode begins, what was before is forgotten; "rewards" [B]: of the step before."""
 ROWS = {"num": ("keys", "hidden"), "num_edges": ("edge_keys", "edge_attr")}
 
@@ -1261,7 +1271,7 @@ ROWS = {"num": ("keys", "hidden"), "num_edges": ("edge_keys", "edge_attr")}
 def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -> State:
     """The state of some of the envs, in that order, or what some of the steps see. Those for which
     `forgets` is true remember nothing."""
-    rows = dict.fromkeys(state, envs)
+    rows = dict.fromkeys(state, envs)  # of each tensor
     chosen = {}
     for count in state.keys() & ROWS:
         num = state[count].numpy()
@@ -1284,7 +1294,7 @@ def join_states(states: list[State]) -> State:
 
 
 class Timeline:
-    """What follows what where M envs make T steps; number m * T + t is step t of env m.
+    """How the entries of M envs change in T steps; number m * T + t is step t of env m.
 
     An entry is a key that is known in an episode. A row is one value of an entry: row 0 is zero,
     then come those of the state, then one per event, which is an element of an observation. Rows
@@ -1302,14 +1312,14 @@ class Timeline:
     def __init__(self, known: State, starts: np.ndarray, num_old: int):
         steps = np.arange(starts.size).reshape(starts.shape)
         first = np.where(starts, steps, steps[:, :1])
-        self.first = np.maximum.accumulate(first, 1).ravel()  # of the same episode
+        self.first = np.maximum.accumulate(first, 1).ravel()  # of each step's episode
         self.times = np.append(steps[:, 0], steps)  # of the states, then of what is seen
         self.num_envs = len(starts)
         self.num_old = num_old
         keys = known["keys"].numpy()
         at = self.times.repeat(known["num"].numpy())
         self.names, rank = np.unique(keys, return_inverse=True)
-        code = self.first[at] * len(self.names) + rank
+        code = self.first[at] * len(self.names) + rank  # one number per entry
         order = np.argsort(code, kind="stable")
         sorted_code = code[order]
         changes = np.diff(sorted_code, prepend=-1, append=-1) != 0
@@ -1319,8 +1329,7 @@ class Timeline:
         self.row = order + 1
         self.at = at[order]
         self.entry = is_first.cumsum() - 1
-        previous = np.append(0, self.row)[:-1]
-        self.before = np.where(is_first, 0, previous)
+        self.before = np.where(is_first, 0, np.roll(self.row, 1))
         self.is_event = order >= num_old
         self.events = order[self.is_event] - num_old
         # entries
@@ -1397,7 +1406,7 @@ def run_lstm(
     steps until the next sequences end: the stairs of a staircase."""
     if not len(x):
         return hx[0][:0], hx[1][:0]
-    if len(lengths) == len(x):
+    if len(lengths) == len(x):  # one row each
         begin = to_device(begin[np.argsort(events)], x.device)
         h, c = (select_rows(values, begin)[None] for values in hx)
         _, (h, c) = lstm(x[None], (h, c))
@@ -1417,12 +1426,11 @@ def run_lstm(
 def run_stairs(lstm: nn.LSTM, x: Tensor, num_active: np.ndarray, h: Tensor, c: Tensor) -> Tensor:
     """h of rows that are in the order of a PackedSequence with the batch sizes num_active."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
-    sizes = -widths * num_steps
+    widths = -widths  # numbers of sequences, the largest first
+    stairs = x.split((widths * num_steps).tolist())
     outputs = []
-    stairs = x.split(sizes.tolist())
-    for stair, steps in zip(stairs, num_steps.tolist()):
-        stair = stair.unflatten(0, (steps, -1))
-        width = stair.shape[1]
+    for stair, width in zip(stairs, widths.tolist()):
+        stair = stair.unflatten(0, (-1, width))
         h = h[:, :width]
         c = c[:, :width]
         output, (h, c) = lstm(stair, (h, c))
@@ -1459,16 +1467,12 @@ class SparseLSTM(nn.Module):
     ):
         super().__init__()
         H = args.lstm_dim
-        if H < 1:
-            raise UsageError(f"--lstm-dim {H}: at least 1 is needed")
         self.per_node = per_node
         self.readout = args.state_readout
         self.dim = H + per_node
-        # its bias lets the size of observations through the norm
-        layer = nn.Linear(input_dim, args.gnn_dim)
+        layer = nn.Linear(input_dim, args.gnn_dim)  # its bias lets sizes through the norm
         norm = nn.LayerNorm(args.gnn_dim)
-        # small at first: with fuller gates it learns to count later
-        nn.init.constant_(norm.weight, 0.5)
+        nn.init.constant_(norm.weight, 0.5)  # small: with fuller gates it learns to count later
         self.token = nn.Sequential(layer, norm, nn.ReLU())
         self.lstm = nn.LSTM(args.gnn_dim, H)
         for name, parameter in self.lstm.named_parameters():
@@ -1501,24 +1505,25 @@ class SparseLSTM(nn.Module):
         x = self.token(x)
         h, c = run_lstm(self.lstm, x, hx, *line.sequences())
         out = h
+        vectors = [c, h]
         new = {}
         if self.message:
             rows = torch.cat([hx[0], h])
             messages, new = self.exchange(rows, line, known)
             out = h + messages
+            vectors.append(out)
         readout = out
         if self.per_node:
             rows = torch.cat([hidden[:, -1], out])
             readout = self.sum_up(rows, line)
         if starts.shape[1] > 1:
             return out, readout, None
-        new |= self.remember(hidden, [c, h, out], line)
+        new |= self.remember(hidden, vectors, line)
         return out, readout, new
 
     def remember(self, hidden: Tensor, vectors: list[Tensor], line: Timeline) -> State:
         """The entries of a new state: of each the latest row of the old state, or of an event."""
-        of_events = torch.stack(vectors[: hidden.shape[1]], 1)
-        rows = torch.cat([hidden, of_events])
+        rows = torch.cat([hidden, torch.stack(vectors, 1)])
         last = to_device(line.last, rows.device)
         num = np.bincount(line.envs, minlength=line.num_envs)
         new = {"num": torch.from_numpy(num), "keys": torch.from_numpy(line.keys)}
@@ -1527,17 +1532,16 @@ class SparseLSTM(nn.Module):
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
         """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number)."""
-        order = np.argsort(line.at, kind="stable")
-        steps = np.arange(len(line.first) + 1)
-        ptr = np.searchsorted(line.at[order], steps)
-        arrays = [line.row[order], line.before[order], ptr, line.first]
-        row, before, ptr, first = pack(arrays, values.device)
+        arrays = [line.row, line.before, line.at, line.first]
+        row, before, at, first = pack(arrays, values.device)
         changes = select_rows(values, row) - select_rows(values, before)
         # double, as what earlier episodes added is subtracted again; the last column counts
         is_new = before[:, None] == 0
         changes = torch.cat([changes, is_new], 1).double()
-        sums = segment_sum(changes, ptr).cumsum(0)
-        earlier = torch.cat([torch.zeros_like(sums[:1]), sums])
+        zeros = changes.new_zeros(len(first), self.dim)
+        added = zeros.index_add(0, at, changes)  # by each step
+        sums = added.cumsum(0)
+        earlier = sums - added  # before it
         sums = sums - select_rows(earlier, first)
         sums, num = sums.tensor_split([-1], 1)
         if self.readout == "mean":
@@ -1550,8 +1554,7 @@ class SparseLSTM(nn.Module):
         sends, edges of the new state)"""
         ends, at, places = line.edges(known)
         edge, sender, ptr = line.senders(ends, at)
-        arrays = [edge, sender, ptr, places]
-        edge, sender, ptr, places = pack(arrays, h.device)
+        edge, sender, ptr, places = pack([edge, sender, ptr, places], h.device)
         envs = line.envs[ends[:, 0]]
         num_edges = np.bincount(envs, minlength=line.num_envs)
         new = {"num_edges": torch.from_numpy(num_edges)}
@@ -1568,44 +1571,42 @@ class SparseLSTM(nn.Module):
 
 
 class Memory:
-    """The steps of a rollout of N environments, number t * N + i is step t of env i, and what the
-    agent remembers of them.
-
-    Only the state before a rollout is kept: minibatches compute again what follows, and gradients
-    end there (the "stored state" of R2D2, section 3, here never older than an update)."""
+    """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
         self.agent = agent
-        device = next(agent.parameters()).device
-        self.storage = Storage(leaves, device)
+        self.storage = Storage(leaves, next(agent.parameters()).device)
+        device = self.storage.device
         self.links = agent.edges[0] if args.remember_edges else None
         num = torch.zeros(num_envs, dtype=torch.int64)
-        self.now = {"num": num, "keys": num[:0]}  # nothing is remembered
         num_vectors = 3 if self.links else 2
-        self.now["hidden"] = torch.zeros(0, num_vectors, args.lstm_dim, device=device)
-        self.now["action"] = torch.zeros(num_envs, agent.action_dim, device=device)
+        self.now = {  # nothing is remembered
+            "num": num,
+            "keys": num[:0],
+            "hidden": torch.zeros(0, num_vectors, args.lstm_dim, device=device),
+            "action": torch.zeros(num_envs, agent.action_dim, device=device),
+        }
         if self.links:
             self.now |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
         if args.update_epochs is None:
             args.update_epochs = 4 if agent.group else 8
 
     def begin(self) -> None:
-        """A rollout begins: what was stored is let go, what is remembered stays."""
+        """A rollout begins: what was stored is let go."""
         self.storage.blocks.clear()
-        self.first = self.now
-        self.steps = []  # (what is seen, actions)
+        self.first = self.now  # what is remembered stays
+        self.seen = []
+        self.actions = []
         self.finals = []  # (state, last observation, reward) of episodes that were truncated
 
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
         """What observations show to the memory; `starts` and `rewards` [B] come with them."""
-        group = self.agent.group
         pairs = zip(self.storage.leaves, flat.values)
         values = {leaf.path: rows for leaf, rows in pairs}
-        if group is None:  # one entry per environment, whose key is 0
-            num = np.ones(len(starts), np.int64)
-            keys = np.zeros_like(num)
-        else:
-            num = flat.counts[group]
+        num = np.ones_like(starts, np.int64)  # one entry per environment, whose key is 0
+        keys = np.zeros_like(num)
+        if self.agent.group:
+            num = flat.counts[self.agent.group]
             keys = values["node_ids"].astype(np.int64)
         seen = {"starts": starts, "rewards": rewards, "num": num, "keys": keys}
         if self.links:
@@ -1621,13 +1622,13 @@ class Memory:
         obs = self.storage.append(step.obs)
         starts = step.terminated | step.truncated
         seen = self.look(step.obs, starts, step.reward)
-        outputs = self.agent.step(obs, seen, self.now, greedy=greedy)
-        action, log_prob, _, value, self.now = outputs
-        self.steps.append((seen, action))
+        action, log_prob, _, value, self.now = self.agent.step(obs, seen, self.now, greedy=greedy)
+        self.seen.append(seen)
+        self.actions.append(action)
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:
-        """Keeps the memory of episodes that `step` truncated, to value their last observations."""
+        """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         if step.final is not None:
             envs = np.flatnonzero(step.truncated)
             state = select(self.now, envs)
@@ -1643,24 +1644,21 @@ class Memory:
         obs = self.storage.batch(self.storage.copy(flat))
         starts = np.zeros_like(rewards, bool)
         seen = self.look(flat, starts, rewards)
-        state = join_states(states)
-        return self.agent.step(obs, seen, state, greedy=True)[3]
+        return self.agent.step(obs, seen, join_states(states), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """All steps of some environments, in `num` random parts: their numbers, inputs of the
-        agent."""
-        seen, actions = zip(*self.steps)
-        seen = join_states(seen)
-        actions = torch.cat(actions)
+        """The steps of the rollout in `num` random parts: their numbers, inputs of the agent."""
+        # All steps of some environments, after what they remembered before the rollout: R2D2's
+        # "stored state" (section 3), here never older than an update. Gradients end there
+        actions = torch.cat(self.actions)
+        seen = join_states(self.seen)
         N = len(self.first["num"])
-        first_env = np.arange(0, len(seen["num"]), N)  # of each step
+        first_env = N * np.arange(len(self.seen))  # of each step
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + first_env).ravel()
             obs = self.storage.gather(idx)
-            some_seen = select(seen, idx)
-            state = select(self.first, envs)
             action = self.storage.select(actions, idx, self.agent.head.per_row)
-            yield idx, (obs, some_seen, state, action)
+            yield idx, (obs, select(seen, idx), select(self.first, envs), action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1694,7 +1692,6 @@ def id_group(leaves: list[Leaf]) -> str | None:
                     f"the only graph or set; there are {groups}"
                 )
             return groups[0]
-    return None
 
 
 class Agent(nn.Module):
@@ -1742,16 +1739,16 @@ class Agent(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, State | None]:
         """What `forward` returns, and the new state, None if T > 1, of M envs x T steps; number
         m * T + t of B is step t of env m. `state` is that before them."""
-        features, encoded = self.encoder(obs)
-        actions = state["action"][:, None]  # of the step before
+        features, elements = self.encoder(obs)
+        actions = state["action"][:, None]  # of the step before, [M, 1, any]
         if action is not None:
-            chosen = self.head.seen(action, encoded)
+            chosen = self.head.seen(action, elements)
             chosen = chosen.unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
         past = self.past(actions, seen)
         x = features
         if self.group:
-            nodes = encoded[self.group]
+            nodes = elements[self.group]
             x = nodes.values
             past = past[nodes.batch]
         for path in self.edges[1:]:
@@ -1759,13 +1756,12 @@ class Agent(nn.Module):
         x_past = torch.cat([x, past], 1)
         out, readout, new = self.memory(x_past, seen, state)
         features = torch.cat([features, readout], 1)
+        encoded = elements  # without the memory
         elements = self.remembered(encoded, out)
-        latent = self.actor(features)
-        action, log_prob, entropy = self.head(latent, elements, obs, action, greedy)
-        value = self.critic(features).squeeze(1)
+        outputs = self.head(self.actor(features), elements, obs, action, greedy)
         if new:
-            new["action"] = self.head.seen(action, encoded)
-        return action, log_prob, entropy, value, new
+            new["action"] = self.head.seen(outputs[0], encoded)
+        return *outputs, self.critic(features).squeeze(1), new
 
     def remembered(self, encoded: dict[str, Elements], out: Tensor) -> dict[str, Elements]:
         """The elements; nodes, and the ends of edges, with what is remembered of them."""

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
-    "hidden_dims bc_minibatch_size"
+    "hidden_dims lstm_dim bc_minibatch_size"
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples "

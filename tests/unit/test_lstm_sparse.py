@@ -764,7 +764,7 @@ def test_errors(tmp_path):
     """Wrong flags are sentences that say what to do."""
     with pytest.raises(UsageError, match="--num-minibatches 4 exceeds --num-envs 3"):
         run(tmp_path / "a", script, env_id="CartPole-v1", num_minibatches=4)
-    with pytest.raises(UsageError, match="--lstm-dim 0: at least 1 is needed"):
+    with pytest.raises(UsageError, match="--lstm-dim 0: a number from 1"):
         run(tmp_path / "b", script, env_id="CartPole-v1", lstm_dim=0)
     for name, kwargs in (
         ("c", {"env_id": "Random-v0", "env_kwargs": {"observation": "graph"}}),

@@ -363,15 +363,10 @@ def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
     return function(*args, **kwargs)
 
 
-def tasks_of(args: Any) -> list[dict]:
-    """The entries of --env-kwargs."""
-    return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
-
-
 def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
     """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers. An id
     `envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
-    tasks = tasks_of(args)
+    tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
     env_id = args.env_id
     where = "or module:Name-v0"
@@ -933,7 +928,7 @@ class Choice(Categorical):
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        best = segment_max(rows * is_best, self.ptr).long()
+        best = segment_max(rows * is_best, self.ptr).long()  # the last one where some are equal
         return (best - self.ptr[:-1])[:, None]
 
     def log_prob(self, action: Tensor) -> Tensor:
@@ -1118,7 +1113,7 @@ class PartHead(nn.Module):
             return logits
         if self.part.group:
             mask = mask.values
-        mask = mask[..., None].flatten(1)[:, self.part.entries]
+        mask = mask[..., None].flatten(1)[:, self.part.entries]  # [B, or rows, entries]
         return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
 
@@ -1387,7 +1382,7 @@ class Run(contextlib.ExitStack):
         name = args.env_id.split(":")[-1]
         name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
         self.folder = os.path.join(args.run_dir, name)
-        self.more = service("utils.log", args.track and "--track")
+        self.extras = service("utils.log", args.track and "--track")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
@@ -1411,8 +1406,8 @@ class Run(contextlib.ExitStack):
             step = envs.reset(args.seed)
         if RANK == 0:
             done = self.first * self.steps
-            if self.more:
-                self.more.begin(self)
+            if self.extras:
+                self.extras.begin(self)
             self.writer = SummaryWriter(self.folder, purge_step=done + 1)
             self.callback(self.writer.close)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
@@ -1425,8 +1420,8 @@ class Run(contextlib.ExitStack):
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        if self.more:
-            scalars |= self.more.log(self, iteration, episodes, storage)
+        if self.extras:
+            scalars |= self.extras.log(self, iteration, episodes, storage)
         num_steps = (iteration - self.first) * self.steps
         scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
         for name, value in scalars.items():

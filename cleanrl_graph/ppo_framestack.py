@@ -1279,8 +1279,8 @@ def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
     above `newest`."""
     try:
         if ":" in text:
-            first, last = text.split(":")
-            shifts = np.arange(int(first), int(last) + 1)
+            first, last = map(int, text.split(":"))
+            shifts = np.arange(first, last + 1)
         else:
             shifts = np.unique([int(shift) for shift in text.split(",") if shift])
         if text and shifts.max() > newest:
@@ -1479,8 +1479,8 @@ class Memory:
                 numbers = (rows[0] - 1).clamp(min=0)
                 frames = select_rows(values[k], numbers.flatten())
                 frames = frames.unflatten(0, numbers.shape)
-            frames[rows[0] == 0] = 0  # before the first step of the episode
-            views.append(cnn(frames))
+            exists = (rows[0] > 0)[..., None, None, None]
+            views.append(cnn(frames * exists))
         return torch.cat(views, 1)
 
     def last_frames(self, k: int) -> Tensor:
@@ -1489,7 +1489,7 @@ class Memory:
         shifts = self.agent.shifts["obs"]
         steps = []
         for block in self.storage.blocks[shifts.min() - 1 :]:
-            steps.extend(block.values[k].split(self.num_envs))
+            steps += block.values[k].split(self.num_envs)
         # Before the first step of all any image will do, it is not shown
         frames = [steps[max(shift - 1, -len(steps))] for shift in shifts]
         return torch.stack(frames, 1)
@@ -1555,7 +1555,7 @@ class Agent(nn.Module):
         if self.encoder.dim:
             return self.encoder(obs)
         images = next(iter(obs.values()))  # there are only images, which enter as channels
-        return torch.zeros(len(images), 0, device=images.device), {}
+        return images.new_zeros(len(images), 0), {}
 
     def forward(
         self,

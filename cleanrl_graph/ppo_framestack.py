@@ -10,20 +10,19 @@ ragged one any number of rows: the nodes of a graph, its edges, the elements of 
 stored flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a
 node, an edge or an element, or there may be one action for each of them.
 
-The policy sees the observations of steps t - 15 to t, and the actions and rewards of steps t - 16
-to t - 1. Each step is stored once. Its views are gathered by index, also from before the rollout.
-The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
+The policy sees the last 16 observations, actions and rewards (frame stacking, Mnih et al. 2015,
+doi:10.1038/nature14236). Each step is stored once. Its views are gathered by index, also from
+before the rollout. The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
 arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
-al. 2015, arXiv:1506.03134), frame stacking (Mnih et al. 2015, doi:10.1038/nature14236).
+al. 2015, arXiv:1506.03134).
 """
 
 import atexit
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import json
 import math
@@ -36,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -59,10 +59,10 @@ Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSO
 
 @dataclass
 class Args:
-    """Experiment, environment (--env-id), memory (--obs-shifts), network (--hidden-dims),
-    algorithm (--total-timesteps)."""
+    """Experiment, environment (--env-id), network (--hidden-dims), algorithm
+    (--total-timesteps), memory (--obs-shifts)."""
 
-    exp_name: str = os.path.basename(__file__)[: -len(".py")]
+    exp_name: str = Path(__file__).stem
     """the name of this experiment"""
     seed: int = 1
     """seed of the experiment; env i has seed + i"""
@@ -467,15 +467,15 @@ class Envs:
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            truncated = truncated and not terminated
-            self.outcome[:, i] = reward, terminated, truncated
+            self.outcome[0, i] = reward
             self.returns[i] += reward
             self.lengths[i] += 1
             if not terminated:
                 self.observations[i] = self.read(i, obs)
-            if truncated:  # copied at once: the environment may write into it
-                finals.append(self.collate([self.observations[i]], [i]))
             if terminated or truncated:
+                self.outcome[1 if terminated else 2, i] = 1
+                if not terminated:  # copied at once: the environment may write into it
+                    finals.append(self.collate([self.observations[i]], [i]))
                 if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                     episodes.append(self.episode(i, info))
                 self.begin(i)
@@ -515,7 +515,7 @@ class Envs:
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
             if leaf.group:
-                counts[leaf.group] = np.array([len(array) for array in arrays])
+                counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
                 rows = np.concatenate(arrays)
             else:
                 rows = np.array(arrays)
@@ -1223,8 +1223,7 @@ class ActionHead(nn.Module):
             embedded.append(self.embed(part, action[:, part.columns], elements))
         seen = torch.cat(embedded, 1)
         if self.per_row:
-            ptr = elements[self.per_row].ptr
-            seen = segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None]
+            seen = segment(seen, elements[self.per_row].ptr, "mean")
         return seen
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
@@ -1246,8 +1245,8 @@ def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
     above `newest`."""
     try:
         if ":" in text:
-            first, last = text.split(":")
-            shifts = np.arange(int(first), int(last) + 1)
+            first, last = map(int, text.split(":"))
+            shifts = np.arange(first, last + 1)
         else:
             shifts = np.unique([int(shift) for shift in text.split(",") if shift])
         if text and shifts.max() > newest:
@@ -1295,7 +1294,7 @@ class Memory:
         self.storage = Storage(leaves, self.device)
         self.images = [k for k, leaf in enumerate(leaves) if key(leaf.path) in agent.cnns]
         shifts = list(agent.shifts.values())
-        self.num_views = [len(each) for each in shifts]
+        self.num_views = list(map(len, shifts))
         self.shifts = np.concatenate(shifts)
         later = np.repeat([0, 0, 1], self.num_views)  # a reward comes with the next observation
         self.offsets = (self.shifts + later) * num_envs
@@ -1309,16 +1308,19 @@ class Memory:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """A rollout begins: what was stored is let go; what views still reach is encoded again."""
+        """A rollout begins: what was stored is let go."""
         self.storage.blocks.clear()
         self.size = 0
         self.actions = []
         self.finals = []  # the last observations of episodes that were truncated
         self.reads = []
         self.final_reads = []
-        for obs, reward, action in self.recent:
-            _, elements = self.see(Flat(*obs), reward)
-            self.remember(action.to(self.device), elements)
+        if self.recent:  # views still reach these steps, which are encoded again
+            observations, rewards, actions = zip(*self.recent)
+            obs = self.storage.append(join(observations))
+            elements = self.see(obs, np.concatenate(rewards))
+            actions = [action.to(self.device) for action in actions]  # restored: on the CPU
+            self.remember(torch.cat(actions), elements)
         self.start = self.size
 
     @torch.no_grad()
@@ -1327,7 +1329,8 @@ class Memory:
         stored."""
         self.age = self.next_age(step)
         reads = self.next_reads(self.age)
-        obs, elements = self.see(step.obs, step.reward)
+        obs = self.storage.append(step.obs)
+        elements = self.see(obs, step.reward)
         views = self.views(reads, self.tables)
         action, log_prob, _, value = self.agent(views, elements, obs, greedy=greedy)
         self.remember(action, elements)
@@ -1335,25 +1338,30 @@ class Memory:
         self.recent.append((tuple(step.obs), step.reward, action))
         return action, log_prob, value
 
-    def see(self, flat: Flat, reward: np.ndarray) -> tuple[Obs, dict[str, Elements]]:
-        """Stores observations and the rewards that came with them; (batch, its elements)."""
-        obs = self.storage.append(flat)
+    def see(self, obs: Obs, reward: np.ndarray) -> dict[str, Elements]:
+        """Encodes the next observations into the tables, with the rewards that came with them.
+        Returns their elements."""
         features, elements = self.agent.encode(obs)
-        self.tables["obs"][self.next_rows] = features
-        self.tables["rewards"][self.next_rows] = to_device(reward, self.device)[:, None]
-        return obs, elements
+        self.write("obs", features)
+        self.write("rewards", to_device(reward, self.device)[:, None])
+        return elements
 
     def remember(self, action: Tensor, elements: dict[str, Elements]) -> None:
-        """Stores the actions that were taken there: the step is complete."""
-        self.tables["actions"][self.next_rows] = self.agent.head.seen(action, elements)
+        """Stores the actions that were taken there: the steps are complete."""
+        seen = self.agent.head.seen(action, elements)
+        self.write("actions", seen)
         self.actions.append(action)
-        self.size += self.num_envs
+        self.size += len(seen)
+
+    def write(self, name: str, values: Tensor) -> None:
+        """Writes values of the next steps into a table, [B, dim]."""
+        first = 1 + self.size
+        self.tables[name][first : first + len(values)] = values
 
     def keep(self, step: Step) -> None:
-        """Keeps what is needed to value the last observations of episodes that `step` truncated:
-        they have the views of the next step had the episode gone on."""
+        """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         if step.final is not None:
-            reads = self.next_reads(self.age + 1)
+            reads = self.next_reads(self.age + 1)  # as if the episode had gone on
             self.finals.append(step.final)
             self.final_reads.append(reads[step.truncated])
 
@@ -1368,7 +1376,7 @@ class Memory:
         features, _ = self.agent.encode(self.storage.batch(flat))
         tables = dict(self.tables)
         tables["obs"] = torch.cat([tables["obs"][: 1 + self.size], features])
-        tables["rewards"][self.next_rows] = to_device(step.reward, self.device)[:, None]
+        self.write("rewards", to_device(step.reward, self.device)[:, None])
         values = join([self.storage.whole(), flat], torch.cat).values
         views = self.views(reads, tables, values)
         return self.agent.value(views)
@@ -1394,7 +1402,7 @@ class Memory:
         the elements of `idx`. Each step is encoded once, however many views read it."""
         head = self.agent.head
         has_choice = any(part.kind == "choice" for part in head.parts)  # of encoded elements
-        num_views = sum(self.num_views[: 2 if has_choice else 1])
+        num_views = sum(self.num_views[: 1 + has_choice])  # on observations, and then on actions
         own = 1 + idx
         others = np.setdiff1d(reads[:, :num_views], np.append(0, own))
         rows = np.append(own, others)
@@ -1408,19 +1416,12 @@ class Memory:
             tables["actions"] = tables["actions"].index_copy(0, at, seen)
         counts = self.storage.whole().counts
         for group, found in elements.items():
-            num_rows = counts[group][idx].sum()
-            elements[group] = first_of(found, len(idx), num_rows)
+            elements[group] = first_of(found, len(idx), counts[group][idx].sum())
         return tables, elements
 
     def next_age(self, step: Step) -> np.ndarray:
         """The age of the observations of `step`, [N]."""
         return np.where(step.terminated | step.truncated, 0, self.age + 1)
-
-    @property
-    def next_rows(self) -> slice:
-        """The rows of the next step."""
-        first = 1 + self.size
-        return slice(first, first + self.num_envs)
 
     def next_reads(self, age: np.ndarray) -> np.ndarray:
         """The rows that the views of the next step read if it has this age, [N, views]."""
@@ -1432,13 +1433,11 @@ class Memory:
     def views(self, reads: np.ndarray, tables: dict, values: list | None = None) -> Tensor:
         """All views side by side, [B, dim]. `values` are those of the leaves of all steps; without
         them the views are those of the last step."""
-        rows = to_device(reads.ravel(), self.device).view(reads.shape)
-        rows = rows.split(self.num_views, 1)
+        rows = to_device(reads, self.device).split(self.num_views, 1)
         views = []
         for k, table in enumerate(tables.values()):
             shown = select_rows(table, rows[k].flatten())
             views.append(shown.view(len(reads), -1))
-        exists = (rows[0] > 0)[..., None, None, None]
         for k, cnn in zip(self.images, self.agent.cnns.values()):
             if values is None:
                 frames = self.last_frames(k)
@@ -1446,17 +1445,19 @@ class Memory:
                 numbers = (rows[0] - 1).clamp(min=0)
                 frames = select_rows(values[k], numbers.flatten())
                 frames = frames.unflatten(0, numbers.shape)
+            exists = (rows[0] > 0)[..., None, None, None]
             views.append(cnn(frames * exists))
         return torch.cat(views, 1)
 
     def last_frames(self, k: int) -> Tensor:
         """The images that views of the last step show, [N, frames, ...]. The storage would copy all
         steps into one block to gather them."""
-        blocks = self.storage.blocks
-        frames = []
-        for shift in self.agent.shifts["obs"]:
-            t = max(shift - 1, -len(blocks))  # any where there are not as many
-            frames.append(blocks[t].values[k])
+        shifts = self.agent.shifts["obs"]
+        steps = []
+        for block in self.storage.blocks[shifts.min() - 1 :]:
+            steps += block.values[k].split(self.num_envs)
+        # Before the first step of all any image will do, it is not shown
+        frames = [steps[max(shift - 1, -len(steps))] for shift in shifts]
         return torch.stack(frames, 1)
 
     def rollout(self) -> Obs:
@@ -1501,9 +1502,10 @@ class Agent(nn.Module):
             elif num_frames:
                 self.cnns[key(leaf.path)] = CNN(leaf, num_frames)
         self.encoder = Encoder(encoded, args)
-        self.encoder_learns = len(list(self.encoder.parameters())) > 0
+        self.encoder_learns = bool(list(self.encoder.parameters()))
         dims = self.encoder.element_dims
-        action_dim = seen_dim(parts_of(action_space, leaves, args.action_head), dims)
+        parts = parts_of(action_space, leaves, args.action_head)
+        action_dim = seen_dim(parts, dims)
         self.view_dims = {"obs": self.encoder.dim, "actions": action_dim, "rewards": 1}
         dim = sum(cnn.dim for cnn in self.cnns.values())
         for name, shifts in self.shifts.items():
@@ -1519,7 +1521,7 @@ class Agent(nn.Module):
         if self.encoder.dim:
             return self.encoder(obs)
         images = next(iter(obs.values()))  # there are only images, which enter as channels
-        return torch.zeros(len(images), 0, device=images.device), {}
+        return images.new_zeros(len(images), 0), {}
 
     def forward(
         self,
@@ -1865,9 +1867,9 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    folder = os.path.dirname(os.path.realpath(__file__))
-    if os.path.exists(os.path.join(folder, "__init__.py")) and sys.path[0] == folder:
-        sys.path[0] = os.path.dirname(folder)  # modules of the package shadow nobody's own
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
+        sys.path[0] = str(folder.parent)  # modules of the package shadow nobody's own
     sys.path.append(os.getcwd())  # where a module of one's own is looked for
     try:
         main(tyro.cli(Args))

@@ -464,15 +464,15 @@ class Envs:
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            truncated = truncated and not terminated
-            self.outcome[:, i] = reward, terminated, truncated
+            self.outcome[0, i] = reward
             self.returns[i] += reward
             self.lengths[i] += 1
             if not terminated:
                 self.observations[i] = self.read(i, obs)
-            if truncated:  # copied at once: the environment may write into it
-                finals.append(self.collate([self.observations[i]], [i]))
             if terminated or truncated:
+                self.outcome[1 if terminated else 2, i] = 1
+                if not terminated:  # copied at once: the environment may write into it
+                    finals.append(self.collate([self.observations[i]], [i]))
                 if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                     episodes.append(self.episode(i, info))
                 self.begin(i)
@@ -512,7 +512,7 @@ class Envs:
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
             if leaf.group:
-                counts[leaf.group] = np.array([len(array) for array in arrays])
+                counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
                 rows = np.concatenate(arrays)
             else:
                 rows = np.array(arrays)
@@ -1220,8 +1220,7 @@ class ActionHead(nn.Module):
             embedded.append(self.embed(part, action[:, part.columns], elements))
         seen = torch.cat(embedded, 1)
         if self.per_row:
-            ptr = elements[self.per_row].ptr
-            seen = segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None]
+            seen = segment(seen, elements[self.per_row].ptr, "mean")
         return seen
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:

@@ -3,12 +3,21 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id CartPole-v1 --wrap hide:1,3 --memory-length 50
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Rooms: as in ppo_graph.py, with a memory. A step attends to itself and to the `memory_length` steps
-before it in its episode. Training runs all steps of a rollout at once, with new keys and values of
-what the layers were given before. Defaults are those of benchmark/results/memory_defaults.
+Rooms: Args, observations, environments, storage, encoder, action heads, memory (GTrXL), agent,
+ranks, run, train. A leaf is one array of an observation. A dense leaf has one row per step, a
+ragged one any number of rows: the nodes of a graph, its edges, the elements of a set. Both are
+stored flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a
+node, an edge or an element, or there may be one action for each of them.
 
-Papers: GTrXL (Parisotto et al. 2019, arXiv:1910.06764), Transformer-XL (Dai et al. 2019,
-arXiv:1901.02860); of the rest: ppo_graph.py.
+A step attends to itself and to the `memory_length` steps before it in its episode (GTrXL, Parisotto
+et al. 2019, arXiv:1910.06764; Transformer-XL, Dai et al. 2019, arXiv:1901.02860). Training runs all
+steps of a rollout at once. Of earlier steps the inputs of the layers are kept, from which new keys
+and values are made. The defaults differ from CleanRL's: see benchmark/results/memory_defaults.
+
+Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
+ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
+arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
+al. 2015, arXiv:1506.03134).
 """
 
 import atexit
@@ -52,8 +61,8 @@ Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSO
 
 @dataclass
 class Args:
-    """Experiment, environment (--env-id), network (--hidden-dims), memory (--memory-length),
-    algorithm (--total-timesteps)."""
+    """Experiment, environment (--env-id), network (--hidden-dims), algorithm
+    (--total-timesteps), memory (--memory-length)."""
 
     exp_name: str = Path(__file__).stem
     """the name of this experiment"""
@@ -469,15 +478,15 @@ class Envs:
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
-            truncated = truncated and not terminated
-            self.outcome[:, i] = reward, terminated, truncated
+            self.outcome[0, i] = reward
             self.returns[i] += reward
             self.lengths[i] += 1
             if not terminated:
                 self.observations[i] = self.read(i, obs)
-            if truncated:  # copied at once: the environment may write into it
-                finals.append(self.collate([self.observations[i]], [i]))
             if terminated or truncated:
+                self.outcome[1 if terminated else 2, i] = 1
+                if not terminated:  # copied at once: the environment may write into it
+                    finals.append(self.collate([self.observations[i]], [i]))
                 if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                     episodes.append(self.episode(i, info))
                 self.begin(i)
@@ -517,7 +526,7 @@ class Envs:
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
             if leaf.group:
-                counts[leaf.group] = np.array([len(array) for array in arrays])
+                counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
                 rows = np.concatenate(arrays)
             else:
                 rows = np.array(arrays)
@@ -1225,8 +1234,7 @@ class ActionHead(nn.Module):
             embedded.append(self.embed(part, action[:, part.columns], elements))
         seen = torch.cat(embedded, 1)
         if self.per_row:
-            ptr = elements[self.per_row].ptr
-            seen = segment_sum(seen, ptr) / ptr.diff().clamp(min=1)[:, None]
+            seen = segment(seen, elements[self.per_row].ptr, "mean")
         return seen
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
@@ -1496,8 +1504,8 @@ class Memory:
         kv = [x[..., x.shape[3] - W :, :] for x in self.kv]
         previous = self.after(step)
         past = Past(to_device(age[None], self.device), previous, kv)
-        latent, elements, inputs, self.kv = self.agent.encode(obs, past)
-        action, log_prob, _, value = self.agent.decide(latent, elements, obs, None, greedy)
+        features, elements, inputs, self.kv = self.agent.encode(obs, past)
+        action, log_prob, _, value = self.agent.decide(features, elements, obs, None, greedy)
         if self.args.prev_action:
             self.action = self.agent.head.seen(action, elements)
         self.inputs.append(torch.stack(inputs))
@@ -1539,7 +1547,7 @@ class Memory:
         return self.agent.value(obs, past)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The environments in `num` random parts: the numbers of their steps, agent's inputs."""
+        """The environments in `num` random parts: numbers of their steps, inputs of the agent."""
         ages = np.stack(self.ages)  # [T, N]
         numbers = np.arange(ages.size).reshape(ages.shape)
         actions = torch.cat(self.actions)
@@ -1620,37 +1628,37 @@ class Agent(nn.Module):
 
     def forward(self, obs: Obs, past: Past, action: Tensor):
         """(action [T * B, columns], log_prob [T * B], entropy [T * B], value [T * B])"""
-        latent, elements, _, _ = self.encode(obs, past)
-        return self.decide(latent, elements, obs, action)
+        features, elements, _, _ = self.encode(obs, past)
+        return self.decide(features, elements, obs, action)
 
     def encode(self, obs: Obs, past: Past) -> tuple[Tensor, dict, list[Tensor], list[Tensor]]:
-        """(latent [T * B, D], elements, and of the transformer's layers their inputs, and keys and
-        values). The first step of an episode sees no action before it."""
+        """(features [T * B, D], elements, and of each layer of the transformer its inputs, and keys
+        and values). The first step of an episode sees no action before it."""
         features, elements = self.encoder(obs)
         is_later = past.age.flatten() > 0
         previous = past.previous * is_later[:, None]
         features = torch.cat([features, previous], 1)
         tokens = self.token(features)
         tokens = tokens.unflatten(0, past.age.shape)
-        latent, inputs, keys_values = self.gtrxl(tokens, past)
-        return latent.flatten(0, 1), elements, inputs, keys_values
+        features, inputs, keys_values = self.gtrxl(tokens, past)
+        return features.flatten(0, 1), elements, inputs, keys_values
 
     def decide(
         self,
-        latent: Tensor,
+        features: Tensor,
         elements: dict[str, Elements],
         obs: Obs,
         action: Tensor | None = None,
         greedy: bool = False,
     ):
         """(action [B, columns], log_prob [B], entropy [B], value [B])"""
-        outputs = self.head(self.actor(latent), elements, obs, action, greedy)
-        return *outputs, self.critic(latent).squeeze(1)
+        outputs = self.head(self.actor(features), elements, obs, action, greedy)
+        return *outputs, self.critic(features).squeeze(1)
 
     def value(self, obs: Obs, past: Past) -> Tensor:
         """V(observation), [T * B]"""
-        latent, *_ = self.encode(obs, past)
-        return self.critic(latent).squeeze(1)
+        features, *_ = self.encode(obs, past)
+        return self.critic(features).squeeze(1)
 
 
 # --- shared: ranks ---

@@ -392,7 +392,7 @@ def test_each_step_is_encoded_once(monkeypatch):
     encoded.clear()
     collect(part)
     # what views still reach and each step, then what came after
-    assert encoded == [3] * (3 + 7) + [3 + len(part.cut)]
+    assert encoded == [3 * 3] + [3] * 7 + [3 + len(part.cut)]
 
 
 class FewRows(gym.Env):

@@ -410,7 +410,7 @@ class Step(NamedTuple):
     reward: np.ndarray  # float32 [N]
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
-    final: Flat | None  # the last observations of truncated episodes, None if there are none
+    finals: list[Flat]  # the last observation of each truncated episode
     episodes: list[Episode]
 
 
@@ -435,15 +435,15 @@ class Envs:
         self.leaves = aligned(leaves, self.parts[0])
         self.returns = np.zeros(len(makers))  # of the present episodes
         self.lengths = np.zeros(len(makers), np.int64)
-        self.observations: list = [None] * len(makers)  # leaf arrays of the last step
+        self.observations = [None] * len(makers)  # leaf arrays of the last step
 
-    def reset(self, seed: int = 1) -> Step:
+    def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
         self.outcome = np.zeros((3, len(self.envs)), np.float32)  # reward, terminated, truncated
         self.outcome[1] = 1
         for i in range(len(self.envs)):
-            self.begin(i, seed + self.first_env + i)
-        return self.latest()
+            self.begin(i, None if seed is None else seed + self.first_env + i)
+        return self.latest([], [])
 
     def begin(self, i: int, seed: int | None = None) -> None:
         """Starts an episode of env i."""
@@ -452,19 +452,20 @@ class Envs:
         self.returns[i] = 0.0
         self.lengths[i] = 0
 
-    def latest(self, final: Flat | None = None, episodes: Iterable[Episode] = ()) -> Step:
+    def latest(self, finals: list[Flat], episodes: list[Episode]) -> Step:
         obs = self.collate(self.observations, range(len(self.envs)))
         reward, terminated, truncated = self.outcome
-        return Step(obs, reward, terminated > 0, truncated > 0, final, list(episodes))
+        return Step(obs, reward, terminated > 0, truncated > 0, finals, episodes)
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
         self.outcome = np.zeros_like(self.outcome)
-        finals = []  # the last observations of episodes that are truncated
+        finals = []
         episodes = []
         for i, action in enumerate(actions):
             obs, reward, terminated, truncated, info = self.call(i, "step", action)
+            info = info or {}
             if self.check:
                 self.check.outcome(self.error, i, reward, info, self.parts[i])
             self.outcome[0, i] = reward
@@ -479,13 +480,15 @@ class Envs:
                 if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                     episodes.append(self.episode(i, info))
                 self.begin(i)
-        return self.latest(join(finals) if finals else None, episodes)
+        return self.latest(finals, episodes)
 
     def episode(self, i: int, info: dict) -> Episode:
         """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
-        counted = info.get("episode", {})
-        ret = float(counted.get("r", self.returns[i]))
-        length = int(counted.get("l", self.lengths[i]))
+        whole = {"r": self.returns[i], "l": self.lengths[i]}
+        if isinstance(info.get("episode"), dict):
+            whole |= info["episode"]
+        ret = float(whole["r"])
+        length = int(whole["l"])
         return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
@@ -594,7 +597,7 @@ class Storage:
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves = leaves
         self.device = device
-        self.blocks: list[Flat] = []  # what was appended, with tensors as values
+        self.blocks = []  # what was appended, each a Flat with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
         """With tensors on the device, by one copy per leaf."""
@@ -709,9 +712,10 @@ class Rows(nn.Module):
     def observe(self, values: Tensor) -> None:
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
         2.1)."""
-        values = values.reshape(-1, self.dim).double()
-        mean = values.sum(0) / max(len(values), 1)
-        var = ((values - mean) ** 2).sum(0) / max(len(values), 1)
+        values = values[..., None].flatten(1).double()
+        num_rows = max(len(values), 1)
+        mean = values.sum(0) / num_rows
+        var = ((values - mean) ** 2).sum(0) / num_rows
         for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
                 share = num / (self.count + num)
@@ -741,6 +745,7 @@ class CNN(nn.Module):
     def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()
         self.dim = 512
+        self.norm_obs = False
         self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
         self.channels_last = leaf.shape[2] < leaf.shape[0]
         shape = np.roll(leaf.shape, 1).tolist() if self.channels_last else leaf.shape
@@ -877,7 +882,7 @@ class Encoder(nn.Module):
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for leaf in self.leaves:
             rows = self.rows[key(leaf.path)]
-            if getattr(rows, "norm_obs", False):
+            if rows.norm_obs:
                 values = obs[leaf.path]
                 rows.observe(values.values if leaf.group else values)
 
@@ -903,8 +908,6 @@ LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
 class Categorical:
     """One of n options; logits [B, n], those of what is not allowed -inf. Like a distribution of
     torch over vectors: actions, their log-probabilities and entropies are [B, 1]."""
-
-    has_rsample = False
 
     def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
@@ -973,11 +976,12 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
     heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
+    choices = [groups_named(head, leaves) for head in heads]  # one or none, else it is refused
     parts = []
     column = 0
     entry = Counter()  # of each mask, the first one that belongs to no part yet
-    for factor, head in zip(factors, heads):
-        group = group_of(space, factor, head, leaves)
+    for factor, groups in zip(factors, choices):
+        group = groups[0] if groups else None
         kind, sizes = kind_of(factor, group and not per_row)
         mask = mask_of(factor, group, leaves)
         path = mask.path if mask else None
@@ -991,7 +995,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
                 entry[path] = entries.stop
     check = service("utils.check")
     if check:
-        check.parts(UsageError, space, factors, parts, leaves, heads)
+        check.parts(UsageError, space, factors, parts, leaves, heads, choices)
     return parts
 
 
@@ -1038,21 +1042,6 @@ def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
         return [leaf.path for leaf in leaves if leaf.kind == "links"]
     is_group = any(leaf.group == name and leaf.is_input for leaf in leaves)
     return [name] if is_group else []
-
-
-def group_of(space: gym.Space, factor: Leaf, head: str, leaves: list[Leaf]) -> str | None:
-    """The group whose rows a factor chooses, or has one action for each of; None for a fixed list
-    of actions. UsageError if the action head does not fit."""
-    per_row = isinstance(space, spaces.Sequence)
-    if head == "flat" and not per_row:
-        return None
-    groups = groups_named(head, leaves)
-    if len(groups) == 1 and (per_row or factor.kind == "discrete"):
-        return groups[0]
-    raise UsageError(
-        f"--action-head {head} needs Discrete actions or a Sequence, and one graph or set, not "
-        f"{space} and {list(groups_of(leaves))}"
-    )
 
 
 def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
@@ -1156,8 +1145,8 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         self.parts = parts_of(space, leaves, args.action_head)
-        kinds = [part.kind for part in self.parts]
-        self.order = sorted(range(len(kinds)), key=lambda k: kinds[k] != "choice")
+        numbers = range(len(self.parts))
+        self.order = sorted(numbers, key=lambda k: self.parts[k].kind != "choice")
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
         self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
@@ -1196,7 +1185,7 @@ class ActionHead(nn.Module):
             elif greedy:
                 columns[k] = dist.mode
             else:
-                columns[k] = dist.rsample() if dist.has_rsample else dist.sample()
+                columns[k] = dist.rsample() if part.kind == "normal" else dist.sample()
             log_prob = log_prob + dist.log_prob(columns[k]).sum(1)
             entropy = entropy + dist.entropy().sum(1)
             if self.heads[k].condition:
@@ -1360,10 +1349,9 @@ class Memory:
 
     def keep(self, step: Step) -> None:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
-        if step.final is not None:
-            reads = self.next_reads(self.age + 1)  # as if the episode had gone on
-            self.finals.append(step.final)
-            self.final_reads.append(reads[step.truncated])
+        self.finals += step.finals
+        reads = self.next_reads(self.age + 1)  # as if the episode had gone on
+        self.final_reads.append(reads[step.truncated])
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:

@@ -96,10 +96,17 @@ def frames(problem: BaseException, script: str) -> str:
 
 # ---- Actions and rewards ----
 def parts(
-    error: type, space: gym.Space, factors: list, found: list, leaves: list, heads: list[str]
+    error: type,
+    space: gym.Space,
+    factors: list,
+    found: list,
+    leaves: list,
+    heads: list[str],
+    choices: list[list[str]],
 ) -> None:
-    """`error` for an action space without a rule, or a mask that does not fit its parts `found`,
-    of which there is one or more per entry of `factors` and `heads`."""
+    """`error` for an action space without a rule, for an action head or a mask that does not fit.
+    For each of the `factors` there are one or more parts in `found`, an action head, and the groups
+    of rows that the head can mean."""
     known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
     for factor in factors:
         is_bits = isinstance(factor.space, spaces.MultiBinary)
@@ -107,6 +114,14 @@ def parts(
         is_stacked = getattr(space, "stack", False) and factor.path != "action"
         if factor.group or is_stacked or not is_known:
             raise error(f"action space {space} is not supported ({known})")
+    per_row = isinstance(space, spaces.Sequence)
+    for factor, head, groups in zip(factors, heads, choices):
+        is_flat = head == "flat" and not per_row
+        is_choice = len(groups) == 1 and (per_row or factor.kind == "discrete")
+        if not is_flat and not is_choice:
+            known = sorted({leaf.group for leaf in leaves if leaf.group and leaf.is_input})
+            needed = "needs Discrete actions or a Sequence, and one graph or set"
+            raise error(f"--action-head {head} {needed}, not {space} and {known}")
     for mask in leaves:
         if mask.path.split(".")[0] != "action_mask":
             continue

@@ -365,7 +365,7 @@ def restore_env(state: dict, seed: int, failures: int, envs: Any) -> tuple:
             envs.begin(i, (seed + envs.first_env + i + shift) % 2**32)
             envs.outcome[:, i] = 0, 1, 0  # reward, terminated, truncated
     set_random_state(state["random"])
-    return envs.latest()
+    return envs.latest([], [])
 
 
 # ---- Ranks ----

@@ -225,7 +225,7 @@ class Policy:
         rewards = np.full(N, reward, np.float32)
         begins = np.full(N, starts, bool) | self.begins
         self.begins = False
-        step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), None, [])
+        step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), [], [])
         action, _, _ = self.memory.act(step, self.greedy)
         actions = self.agent.head.env_actions(action, flat.counts)
         return actions[0] if self.num_envs is None else actions

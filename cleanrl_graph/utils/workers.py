@@ -123,7 +123,7 @@ class WorkerEnvs:
             raise answer
         return answer
 
-    def reset(self, seed: int = 1) -> tuple:
+    def reset(self, seed: int | None = None) -> tuple:
         return self.joined([methodcaller("reset", seed)] * len(self.workers))
 
     def step(self, actions: list) -> tuple:
@@ -135,13 +135,12 @@ class WorkerEnvs:
         """The script's Step of all environments, from those that the requests return."""
         steps = self.ask(requests)
         obs, reward, terminated, truncated, finals, episodes = zip(*steps)
-        finals = [flat for flat in finals if flat is not None]
         return type(steps[0])(
             join(obs),
             np.concatenate(reward),
             np.concatenate(terminated),
             np.concatenate(truncated),
-            join(finals) if finals else None,
+            sum(finals, []),
             sum(episodes, []),
         )
 

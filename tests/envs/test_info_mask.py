@@ -174,8 +174,8 @@ def test_masks_belong_to_their_observations(workers, truncated):
     envs, seen, finals = make_envs(makers, workers), [], []
     step = envs.reset(0)
     for _ in range(8):
-        for shown, flat in ((seen, step.obs), (finals, step.final)):
-            if flat is not None:
+        for shown, flats in ((seen, [step.obs]), (finals, step.finals)):
+            for flat in flats:
                 arrays = arrays_of(flat, envs)
                 shown.append((arrays["obs"].item(), arrays["action_mask"][0].tolist()))
         step = envs.step([2])

@@ -55,7 +55,7 @@ def outcomes(rollout):
     last actions led to, then the last ones of truncated episodes; rewards, ends of episodes, and
     the numbers of the steps that truncated one."""
     steps = rollout.steps[1:]
-    finals = [step.final for step in steps if step.final is not None]
+    finals = [flat for step in steps for flat in step.finals]
     return SimpleNamespace(
         obs=script.join([*(step.obs for step in rollout.steps), *finals]),
         rewards=np.stack([step.reward for step in steps]),

@@ -265,7 +265,7 @@ def test_truncation_keeps_z():
         [False] * 2,
     ]
     assert [step.terminated.tolist() for step in steps] == [[False] * 2] * 3 + [[False, True]]
-    last = dict(zip([leaf.path for leaf in envs.leaves], steps[2].final.values))
+    last = dict(zip([leaf.path for leaf in envs.leaves], steps[2].finals[0].values))
     assert last["z"].tolist() == [z.tolist()] and last["obs"].tolist() == [[1, z[0], 3]]
     assert steps[2].obs.values[-1][0] != z
 

@@ -214,7 +214,7 @@ def reference_run(seen: Record, network, leaves, args):
                 if step.truncated.any():
                     num = int(step.truncated.sum())
                     final_values[t, step.truncated] = network(
-                        batch(leaves, [step.final]), none[:num]
+                        batch(leaves, step.finals), none[:num]
                     )[2].numpy()
         terminated, truncated, rewards = (
             np.stack([getattr(step, name) for step in after])
@@ -399,7 +399,7 @@ def test_update_on_ragged_observations(kwargs, tmp_path):
     assert seen.scalars["charts/obs_bytes_per_step"][0][1] == pytest.approx(
         num_bytes / 128
     )  # of the rollout alone
-    finals = [step.final.counts for step in seen.steps if step.final]
+    finals = [flat.counts for step in seen.steps for flat in step.finals]
     assert len(finals) > 3 and any(
         0 in num or num.max() > 20 for counts in finals for num in counts.values()
     )
@@ -413,7 +413,7 @@ def test_truncated_graphs_bootstrap_from_the_final_observation():
     envs.reset(1)
     for _ in range(100):
         step = envs.step([2] * 4)
-        finals += [step.final] * (step.final is not None)
+        finals += step.finals
     together = ppo_graph.Storage(envs.leaves, CPU)
     values = agent.value(together.append(ppo_graph.join(finals)))
     sizes = together.whole().counts["obs.nodes"]
@@ -501,8 +501,8 @@ def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
             step.reward.dtype == np.float32
             and step.terminated.dtype == step.truncated.dtype == bool
         )
-        finals.append(None if step.final is None else step.final.values[0].ravel().tolist())
-        assert step.truncated.sum() == (0 if step.final is None else len(finals[-1]))
+        finals.append([int(flat.values[0].item()) for flat in step.finals])
+        assert step.truncated.sum() == len(finals[-1])
         episodes += [(t + 1, episode) for episode in step.episodes]
     envs.close()
     assert [row[0] for row in positions] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 0]
@@ -515,7 +515,7 @@ def test_autoreset_makes_no_transition_of_its_own(workers, reuse):
         8: [1],
         11: [4],
     }  # time: last observations of truncated episodes
-    assert finals == [expected.get(t + 1) for t in range(12)]
+    assert finals == [expected.get(t + 1, []) for t in range(12)]
     if not workers:
         assert [env.steps for env in envs.envs] == [12] * 4 and [
             env.resets for env in envs.envs
@@ -549,7 +549,7 @@ def test_both_ends_at_once_is_a_termination():
     assert (
         step.terminated.tolist() == [True]
         and step.truncated.tolist() == [False]
-        and step.final is None
+        and not step.finals
     )
 
 

@@ -35,8 +35,7 @@ from cleanrl_graph import ppo_graph as script
 script.main(tyro.cli(script.Args))
 """
 GREEDY = """
-draw = script.Categorical.draw
-script.Categorical.draw = lambda self, greedy: draw(self, True)
+script.Categorical.sample = lambda self: self.mode
 """
 SMALL = [
     "--no-cuda",
@@ -94,8 +93,7 @@ MIXED = dict(
 
 def greedy(monkeypatch, module):
     """The most probable categories are drawn."""
-    draw = module.Categorical.draw
-    monkeypatch.setattr(module.Categorical, "draw", lambda self, greedy: draw(self, True))
+    monkeypatch.setattr(module.Categorical, "sample", lambda self: self.mode)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

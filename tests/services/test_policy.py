@@ -281,7 +281,7 @@ def test_threads(tmp_path, monkeypatch):
             monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
             if value is not None:
                 monkeypatch.setenv("OMP_NUM_THREADS", value)
-            run(tmp_path / str(value), total_timesteps=0, env_id="CartPole-v1")
+            run(tmp_path / f"{value}-{num}", total_timesteps=0, env_id="CartPole-v1")
             assert torch.get_num_threads() == num
     finally:
         torch.set_num_threads(1)

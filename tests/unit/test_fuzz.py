@@ -170,7 +170,7 @@ def compare(leaves, space, batch, observations):
 def check_run(envs, inner, space, num_steps, rng):
     """Plays and compares every step, the last observations, and a shuffled minibatch."""
     storage, played = ppo_graph.Storage(envs.leaves, torch.device("cpu")), []
-    step = envs.reset()
+    step = envs.reset(None)
     for t in range(num_steps + 1):
         shown = storage.append(step.obs)
         played.append(step)
@@ -182,12 +182,14 @@ def check_run(envs, inner, space, num_steps, rng):
         ]
         assert step.reward.tolist() == np.array([r[1] for r in row], np.float32).tolist()
         last = [r[4] for r in row if r[4] is not None]
-        assert (step.final is None) == (not last)
+        assert len(step.finals) == len(last)
         if last:
             compare(
                 envs.leaves,
                 space,
-                ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(step.final),
+                ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(
+                    ppo_graph.join(step.finals)
+                ),
                 last,
             )
     flat = [entry[0] for row in table for entry in row]
@@ -237,15 +239,15 @@ def test_random_environments_in_workers(seed):
     local = ppo_graph.Envs([lambda env=env: env for env in inner])
     makers = [lambda i=i: Fuzz(space, [seed, i]) for i in range(5)]
     with contextlib.closing(WorkerEnvs(ppo_graph.Envs, makers, args, 0)) as envs:
-        a, b = local.reset(), envs.reset()
+        a, b = local.reset(None), envs.reset(None)
         for _ in range(12):
-            for x, y in [(a.obs, b.obs)] + ([(a.final, b.final)] if a.final else []):
+            for x, y in [(a.obs, b.obs), *zip(a.finals, b.finals)]:
                 assert all(map(np.array_equal, x.values, y.values)) and list(x.counts) == list(
                     y.counts
                 )
                 assert all(map(np.array_equal, x.counts.values(), y.counts.values()))
             assert all(map(np.array_equal, a[1:4], b[1:4])) and a.episodes == b.episodes
-            assert (a.final is None) == (b.final is None)
+            assert len(a.finals) == len(b.finals)
             a, b = local.step([0] * 5), envs.step([0] * 5)
 
 

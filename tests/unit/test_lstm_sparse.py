@@ -537,7 +537,7 @@ def test_each_episode_alone(makers, flags):
                 starts = (step.terminated | step.truncated)[i : i + 1]
                 reward = step.reward[i : i + 1]
                 if t and step.truncated[i]:
-                    final_obs = only(step.final, part.envs.leaves, int(step.truncated[:i].sum()))
+                    final_obs = step.finals[int(step.truncated[:i].sum())]
                     value = step_alone(final_obs, goes_on, reward)[3]
                     assert_close(finals[(t - 1) * num_envs + i], value[0], 1e-5)
                     num_cut += 1

@@ -486,7 +486,7 @@ class Envs:
                 self.observations[i] = self.read(i, obs)
             if terminated or truncated:
                 self.outcome[1 if terminated else 2, i] = 1
-                if not terminated:  # copied at once: the environment may write into it
+                if not terminated:
                     finals.append(self.collate([self.observations[i]], [i]))
                 if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
                     episodes.append(self.episode(i, info))
@@ -515,7 +515,7 @@ class Envs:
                 array = leaf.read(obs)
                 if array is None and leaf.group:
                     array = np.zeros((0, *leaf.shape), leaf.dtype)
-                arrays.append(np.asarray(array))
+                arrays.append(np.array(array))  # a copy: the environment may write into it
             except Exception as error:
                 problem = f"cannot be read: {type(error).__name__} {error}"
                 raise self.error(i, problem, leaf) from None
@@ -548,7 +548,7 @@ class Envs:
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
     """The leaves, inputs first. Masks and node_ids have the rows of the group that they speak of.
     UsageError for leaves of the same name, or if there is no input."""
-    paths = [leaf.path for leaf in leaves]
+    paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
@@ -715,7 +715,7 @@ class Rows(nn.Module):
         self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box)
         if self.norm_obs:
             zeros = torch.zeros(self.dim, dtype=torch.float64)
-            self.register_buffer("count", torch.zeros_like(zeros[0]))
+            self.register_buffer("count", zeros.sum())
             self.register_buffer("mean", zeros)
             self.register_buffer("var", torch.ones_like(zeros))
 
@@ -787,6 +787,8 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
         return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
+    if kind != "gine":
+        raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
     if edge_dim:
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
@@ -1721,7 +1723,7 @@ class Run(contextlib.ExitStack):
         self.recent = deque(maxlen=100)  # returns of episodes
         name = args.env_id.split(":")[-1]
         name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
-        self.folder = os.path.join(args.run_dir, name)
+        self.folder = os.path.abspath(os.path.join(args.run_dir, name))
         self.extras = service("utils.log", args.track and "--track")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:

@@ -233,7 +233,8 @@ def wrong_value(leaf: Any, values: np.ndarray, counts: dict) -> str | None:
 
 
 def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
-    """Where the values of a leaf are not finite, no node of their graph, or no category."""
+    """Where the values of a leaf are not finite, no node of their graph, no category, or not of its
+    dtype, in which they would become others."""
     if leaf.dtype.kind == "f":
         return ~np.isfinite(values)
     if leaf.kind == "links":
@@ -242,7 +243,11 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     if leaf.kind == "discrete":
         num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
-    return np.zeros(values.shape, bool)
+    bad = np.zeros(values.shape, bool)
+    for dtype in (leaf.dtype, leaf.space.dtype):  # uint16 is kept as int64
+        if values.dtype != dtype:
+            bad |= values.astype(dtype) != values
+    return bad
 
 
 def losses(error: type, iteration: int, names: tuple, logs: np.ndarray) -> None:

@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
+from cleanrl_graph.utils.check import close
+
 FORMAT = "cleanrl_graph-checkpoint-3"
 SAME = {
     "script",
@@ -360,7 +362,7 @@ def restore_env(state: dict, seed: int, failures: int, envs: Any) -> tuple:
         setattr(envs, name, state[name])
     for i, data in enumerate(state["envs"]):
         if data is not None and not failures:
-            envs.envs[i].close()
+            close(envs.envs[i])
             envs.envs[i] = load_env(data)
         else:
             shift = 1_000_003 * (envs.num_steps + failures + 1)

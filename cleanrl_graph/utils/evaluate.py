@@ -5,7 +5,6 @@ environment, and its `make(more)`, which makes the environment of the flags with
 arguments.
 """
 
-import contextlib
 import csv
 import math
 from collections import deque
@@ -20,6 +19,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from cleanrl_graph.utils.check import close
+
 NAMES = ("instance", "episode", "group", "best_known", "lower_bound")  # columns without a mean
 GAP = " gap %"  # how the names of columns end whose costs are compared with the best known
 
@@ -30,7 +31,7 @@ def suite_entries(make: Callable[..., gym.Env], args: Any) -> list[dict]:
     lack it."""
     env = make()
     suites = getattr(env.unwrapped, "eval_suites", {})
-    env.close()
+    close(env)
     if args.eval_suite not in suites:
         known = f"{args.env_id} has the suites {sorted(suites)}"
         raise SystemExit(f"--eval-suite {args.eval_suite}: {known}")
@@ -44,8 +45,9 @@ def batches(
     batch = []
     before = None
     for entry in entries:
-        with contextlib.closing(make(entry)) as env:
-            spaces = env.observation_space, env.action_space
+        env = make(entry)
+        spaces = env.observation_space, env.action_space
+        close(env)
         if batch and (spaces != before or len(batch) == size):
             yield batch
             batch = []
@@ -57,14 +59,13 @@ def batches(
 
 def cost(episode: Any) -> float:
     """info["eval"]["cost"], else minus the return."""
-    return episode.eval.get("cost", -episode.ret)
+    return np.ravel(episode.eval.get("cost", -episode.ret)).item()
 
 
-def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[dict]:
+def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones,
     and what else is in info["eval"]. Greedy episodes of instances that are alike are played side by
     side."""
-    rows = []
     entries = suite_entries(make, args)
     bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
     for batch in batches(make, entries):
@@ -80,10 +81,9 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[d
                 for name, value in episode.eval.items():
                     if name != "cost":
                         row.setdefault(name, value)
-            rows.append(row)
+            yield row
             bar.update()
     bar.close()
-    return rows
 
 
 # ---- Tables ----
@@ -244,25 +244,30 @@ def evaluate(
     play: Callable, make: Callable[..., gym.Env], args: Any, folder: str, writer: Any, step: int
 ) -> list[dict]:
     """Plays what the flags say, --eval-suite or --eval-episodes of each entry of --env-kwargs,
-    saves table and video. Returns the rows of the table."""
+    saves table and video. Returns the rows of the table. After an error the table has the rows
+    before it."""
     if args.eval_suite:
-        rows = run_suite(play, partial(make, args, 0), args)
+        played = run_suite(play, partial(make, args, 0), args)
     else:
-        rows = run_episodes(play, make, args)
-    if all(row.get("group") is None for row in rows):
-        for row in rows:
-            row.pop("group", None)
-    if rows:
-        save_table(rows, folder, writer, step)
+        played = run_episodes(play, make, args)
+    rows = []
+    try:
+        for row in played:
+            rows.append(row)
+    finally:
+        if all(row.get("group") is None for row in rows):
+            for row in rows:
+                row.pop("group", None)
+        if rows:
+            save_table(rows, folder, writer, step)
     if args.capture_video:
         save_video(str(Path(folder, "episode.gif")), play, partial(make, args, 0))
     return rows
 
 
-def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[dict]:
+def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Their "group" is the
     entry's number, or info["group"] at the episode's end."""
-    rows = []
     num_tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
     for k in range(num_tasks):
         episodes = []
@@ -273,5 +278,4 @@ def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> lis
             if num_tasks > 1:
                 row["group"] = f"task_{k}"
             row |= {"length": episode.length, "return": episode.ret}
-            rows.append(row)
-    return rows
+            yield row

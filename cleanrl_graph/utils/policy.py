@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from cleanrl_graph.utils import import_first
+from cleanrl_graph.utils.check import close
 
 ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
 OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too
@@ -189,7 +190,7 @@ class Policy:
         self.greedy = greedy
         if env is None:
             env = self.make_env()
-            env.close()
+            close(env)
         self.observation_space = env.observation_space
         size = num_envs or 1
         like = SimpleNamespace(

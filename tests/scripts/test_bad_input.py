@@ -641,6 +641,11 @@ class Simple(gym.Env):
             raise gym.error.InvalidAction("no such door")
         if now and self.fault == "sleep":
             time.sleep(3)
+        if now and isinstance(self.fault, str) and self.fault in RETURNS:
+            _, changes = RETURNS[self.fault]
+            return obs, *(
+                {"reward": 1.0, "terminated": True, "truncated": False, "info": {}} | changes
+            ).values()
         reward = self.fault[1] if now and isinstance(self.fault, (list, tuple)) else 1.0
         end = self.t >= 5 and self.fault != "no end"
         return obs, reward, end, False, None if self.fault == "no info" else {}
@@ -685,6 +690,89 @@ ENVIRONMENTS = {  # fault -> what is said
     "reward text": "env 0, step 3.* reward.*text",
     "reward row": r"env 0, step 3.* reward.*\[1.0, 2.0\]",
 }
+GRADIENT = torch.ones((), requires_grad=True)
+RETURNS = {  # what is said, and what is other than it should be in the result of a step
+    "info that is a list": (r"info is \[3\], not a dict", {"info": [3]}),
+    "info that is text": ("info is 'text', not a dict", {"info": "text"}),
+    "terminated as text": ("terminated is 'no', not True or False", {"terminated": "no"}),
+    "terminated that is None": ("terminated is None, not", {"terminated": None}),
+    "terminated for two": (
+        r"terminated is array\(.*, not",
+        {"terminated": np.array([True, False])},
+    ),
+    "truncated that is nan": ("truncated is nan, not", {"truncated": np.nan}),
+    "truncated as an array of text": (
+        r"truncated is array\(.*, not",
+        {"truncated": np.array(["no"])},
+    ),
+    "reward with gradients": ("reward 1.0 requires gradients", {"reward": GRADIENT}),
+    "return that is None": (
+        "None in .*'episode'.* is not a finite",
+        {"info": {"episode": {"r": None}}},
+    ),
+    "return that is nan": (
+        "nan in .*'episode'.* is not a finite",
+        {"info": {"episode": {"r": np.nan}}},
+    ),
+    "length that is nan": (
+        "nan in .*'episode'.* is not a finite",
+        {"info": {"episode": {"r": 1, "l": np.nan}}},
+    ),
+    "returns of two": (
+        r"array\(.* in .*'episode'.* is not",
+        {"info": {"episode": {"r": np.ones(2)}}},
+    ),
+    "return as text": ("'9' in .*'episode'.* is not a finite", {"info": {"episode": {"r": "9"}}}),
+    "group that is a list": (
+        r"'group'\] \['a'\] .*unhashable type: 'list'",
+        {"info": {"group": ["a"]}},
+    ),
+    "group that cannot be pickled": (r"'group'\] .*ickle", {"info": {"group": lambda: 0}}),
+    "report that is a number": (r"info\['eval'\] is 3.0, not a dict", {"info": {"eval": 3.0}}),
+    "report that is None": (r"info\['eval'\] is None, not a dict", {"info": {"eval": None}}),
+    "report with gradients": (
+        "tensor.* is not a finite number",
+        {"info": {"eval": {"cost": GRADIENT}}},
+    ),
+    "cost as text": (
+        "'cheap' in .*'eval'.* is not a finite",
+        {"info": {"eval": {"cost": "cheap"}}},
+    ),
+    "cost that is nan": ("nan in .*'eval'.* is not a finite", {"info": {"eval": {"cost": np.nan}}}),
+    "cost without a name": (r"'eval'\] \{1: 2\}.* expected str", {"info": {"eval": {1: 2}}}),
+    "report that cannot be pickled": (r"'eval'\] .*ickle", {"info": {"eval": {"rule": lambda: 0}}}),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", RETURNS)
+def test_result_of_a_step(fault, workers, tmp_path):
+    """What a step returns in a wrong form is named with env and step when it comes."""
+    sentence, _ = RETURNS[fault]
+    fails(
+        f"env 0, step 3(, step)?: .*{sentence}",
+        tmp_path,
+        num_workers=workers,
+        env_kwargs={"fault": fault},
+    )
+
+
+def test_result_in_an_odd_form():
+    """Arrays of one bool, numbers 0 and 1, and text or numbers for groups are simply read."""
+
+    class Odd(ListEnv):
+        def step(self, action):
+            self.t += 1
+            info = {"group": self.t, "eval": {"cost": np.array([3.0]), "rule": None, "text": "x"}}
+            return np.zeros(2), 1.0, np.array([self.t == 2]), np.int64(self.t == 3), info
+
+    envs = make_envs([lambda: Odd(vector(2), [np.zeros(2)] * 5)])
+    envs.reset(0)
+    ends = [envs.step([0]) for _ in range(2)]
+    assert [bool(step.terminated[0]) for step in ends] == [False, True]
+    assert ends[1].episodes[0].group == 2
+
+
 REWARDS = {"None": None, "text": "text", "row": [1.0, 2.0]}
 
 

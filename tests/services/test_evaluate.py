@@ -58,7 +58,7 @@ def play(makers, greedy):
 
 def suite_of(suite="two", samples=4, play=play, **kwargs):
     args = SimpleNamespace(eval_suite=suite, eval_samples=samples, env_id="Lottery-v0")
-    return evaluate.run_suite(play, lambda more={}: Lottery(**kwargs | more), args)
+    return list(evaluate.run_suite(play, lambda more={}: Lottery(**kwargs | more), args))
 
 
 def cells(table):
@@ -222,6 +222,53 @@ def test_rows_of_unlike_columns(tmp_path):
     assert column(table, "greedy gap %") == ["", "20.0", "nan", "**nan**"]
     assert column(table, "best_known") == ["", "10", "0", ""]
     assert read[1] == ["a", "3.0", "", ""] and read[2] == ["b", "12.0", "10", "x, y"]
+
+
+@pytest.mark.parametrize("suite", ["two", None])
+def test_error_after_some_episodes(suite, tmp_path):
+    """What was played before is in the table: the second instance, or entry of --env-kwargs, cannot
+    be played."""
+
+    def fails_later(makers, greedy, calls=[]):  # noqa: B006
+        calls.append(0)
+        if len(calls) == 3:
+            raise KeyError("the bridge is out")
+        return play(makers, greedy)
+
+    args = SimpleNamespace(
+        eval_suite=suite,
+        eval_samples=2 if suite else 0,
+        eval_episodes=2,
+        env_id="Lottery-v0",
+        env_kwargs=[{}, {}, {}],
+        capture_video=False,
+    )
+    make = lambda args, k=0, more={}: Lottery(**more)  # noqa: B006
+    with pytest.raises(KeyError):
+        evaluate.evaluate(fails_later, make, args, str(tmp_path), Writer(), 7)
+    lines = (tmp_path / "eval.csv").read_text().splitlines()
+    assert len(lines) == (2 if suite else 5) and (tmp_path / "eval.md").exists()
+
+
+def test_close_that_raises(tmp_path, capsys):
+    """It is said, and the table is written."""
+
+    class Stuck(Lottery):
+        def close(self):
+            raise OSError("the door is stuck")
+
+    args = SimpleNamespace(
+        eval_suite="two", eval_samples=0, env_id="Lottery-v0", capture_video=False
+    )
+    make = lambda args, k=0, more={}: Stuck(**more)  # noqa: B006
+    rows = evaluate.evaluate(play, make, args, str(tmp_path), Writer(), 7)
+    assert len(rows) == 2 and (tmp_path / "eval.md").exists()
+    assert "close() of <Stuck instance>: OSError: the door is stuck" in capsys.readouterr().err
+
+
+def test_cost_in_an_array():
+    """As older vectors of gymnasium write numbers."""
+    assert evaluate.cost(Episode(0, 1.0, 1, None, {"cost": np.array([3])})) == 3
 
 
 def test_table_that_cannot_be_written(tmp_path, capsys):

@@ -30,14 +30,18 @@ FREE = {"memory_length", "attention", "bf16", "env_kwargs", "wrap"}  # may diffe
 
 def read_model(path: str, device: Any = "cpu") -> dict:
     """What --save-model wrote: {"model": weights, "args": flags, "script": name}. ValueError for
-    another file."""
+    another file, or for weights that are not finite."""
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
-        return {"script": saved["args"]["exp_name"], "model": saved["model"]} | saved
+        saved = {"script": saved["args"]["exp_name"], "model": saved["model"]} | saved
+        bad = [name for name, value in saved["model"].items() if not value.isfinite().all()]
     except OSError:
         raise
     except Exception:  # of many kinds
         raise ValueError(f"{path}: not a file that --save-model wrote") from None
+    if bad:
+        raise ValueError(f"{path}: the weights {bad[0]} are not finite")
+    return saved
 
 
 def load_policy(
@@ -77,10 +81,10 @@ def load_policy(
     policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     try:
         policy.agent.load_state_dict(saved["model"])
-    except RuntimeError as error:
+    except RuntimeError:
         raise ValueError(
             f"{path}: the observation space {policy.observation_space}, the action space "
-            f"{policy.envs.action_space}: {misfit(saved, error)}"
+            f"{policy.envs.action_space}: {misfit(saved, policy.agent)}"
         ) from None
     return policy
 
@@ -150,19 +154,21 @@ def load_weights(agent: torch.nn.Module, args: Any) -> None:
     saved = read_model(args.load_model, next(agent.parameters()).device)
     try:
         agent.load_state_dict(saved["model"])
-    except RuntimeError as error:
-        raise SystemExit(f"--load-model {args.load_model}: {misfit(saved, error)}") from None
+    except RuntimeError:
+        raise SystemExit(f"--load-model {args.load_model}: {misfit(saved, agent)}") from None
 
 
-def misfit(saved: dict, error: RuntimeError) -> str:
+def misfit(saved: dict, agent: torch.nn.Module) -> str:
     """What is wrong with weights that an agent does not take."""
-    lines = str(error).splitlines()[1:]
-    if len(lines) > 3:
-        lines = [*lines[:3], f"\tand {len(lines) - 3} more"]
-    names = "\n".join(lines)
+    shapes = []  # of the file's and of the agent's
+    for weights in (saved["model"], agent.state_dict()):
+        shapes.append({name: value.shape for name, value in weights.items()})
+    theirs, ours = shapes
+    differ = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
     return (
         f"it is of {saved['script']}.py and {saved['args'].get('env_id')}, its weights do not fit "
-        f"this script and environment, or this version:\n{names}"
+        f"this environment, or this script was changed before or since: {differ[0]} is one of "
+        f"{len(differ)} that differ"
     )
 
 

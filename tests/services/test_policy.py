@@ -187,11 +187,24 @@ def test_what_does_not_fit(tmp_path):
     model = torch.load(path, weights_only=True)
     renamed = {name.replace("actor", "policy"): value for name, value in model["model"].items()}
     torch.save(model | {"model": renamed}, tmp_path / "old.pt")
-    sentence = r"it is of ppo_graph.py and Random-v0, its .* or this version:\n\tMissing key"
+    sentence = (
+        r"it is of ppo_graph.py and Random-v0, its weights do not fit .* this script was changed .*"
+        r"policy.* is one of 4 that differ$"
+    )
     with pytest.raises(ValueError, match=f"old.pt: .*{sentence}"):
         load_policy(tmp_path / "old.pt")
-    with pytest.raises(SystemExit, match=f"--load-model .*old.pt: {sentence}"):
+    with pytest.raises(SystemExit, match=f"--load-model .*old.pt: {sentence}") as error:
         run(tmp_path / "runs", load_model=str(tmp_path / "old.pt"))
+    assert "\n" not in str(error.value)
+    nan = model["model"] | {
+        "critic.0.bias": torch.full_like(model["model"]["critic.0.bias"], np.nan)
+    }
+    torch.save(model | {"model": nan}, tmp_path / "nan.pt")
+    sentence = "nan.pt: the weights critic.0.bias are not finite"
+    with pytest.raises(ValueError, match=sentence):
+        load_policy(tmp_path / "nan.pt")
+    with pytest.raises(SystemExit, match=f"--load-model .*{sentence}"):
+        run(tmp_path / "runs", load_model=str(tmp_path / "nan.pt"))
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
         policy(np.zeros(3))

@@ -394,6 +394,18 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
+@contextlib.contextmanager
+def lost_ranks() -> Iterator[None]:
+    """What gloo or nccl raises where another rank has ended becomes a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            problem = f"another rank has ended and says why, or cannot be reached: {error}"
+            raise SystemExit(f"rank {rank()}: {problem}") from None
+        raise
+
+
 # ---- A run ----
 def run_name(args: Any) -> str:
     """What the names of run folders begin with; the environment's kwargs and wrappers enter as a
@@ -433,6 +445,7 @@ def open_run(run: Any) -> None:
     """Finds the folder of a script's Run and the checkpoint to resume from, locks the folder, and
     notes signals from now on."""
     args = run.args
+    run.enter_context(lost_ranks())  # first: what is entered later sees the error itself
     found = None
     if rank() == 0:
         name = run_name(args)

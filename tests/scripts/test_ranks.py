@@ -199,7 +199,8 @@ def test_signal_to_one_rank(tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path):
-    """None waits for ever. There is a mark, lest the same comes again."""
+    """None waits for ever, and each ends with a sentence. There is a mark, lest the same comes
+    again."""
 
     def burn(module):
         original = module.Envs.call
@@ -215,6 +216,8 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
         tmp_path / "a", patch=burn, env_id="envs:StatelessCartPole-v1", total_timesteps=192
     )
     assert codes == [1, 1] and "the bridge is out" in Path(f"{tmp_path}/a.1").read_text()
+    text = Path(f"{tmp_path}/a.0").read_text()
+    assert "rank 0: another rank has ended and says why" in text and "Traceback" not in text, text
     assert newest(tmp_path / "a") == 96 and list(tmp_path.glob("a/*/failed"))
 
 

@@ -94,6 +94,8 @@ class Args:
     """torch's threads; more are slower on busy cores; 0: one per core"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
+    checkpoint_minutes: float = 5.0
+    """minutes between checkpoints, if these come first; 0: none"""
     resume: str | None = None
     """go on from this checkpoint, or the newest in this folder; `auto`: of this run"""
     eval_suite: str | None = None

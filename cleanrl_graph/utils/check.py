@@ -21,9 +21,9 @@ POSITIVE = (
     "hidden_dims bc_minibatch_size"
 )
 NOT_NEGATIVE = (
-    "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples "
-    "learning_rate target_kl max_grad_norm torch_threads adv_std_floor pg_coef aux_coef bc_coef "
-    "bc_anneal bc_updates"
+    "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
+    "eval_samples learning_rate target_kl max_grad_norm torch_threads adv_std_floor pg_coef "
+    "aux_coef bc_coef bc_anneal bc_updates"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),

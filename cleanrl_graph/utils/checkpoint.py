@@ -51,6 +51,7 @@ FREE = {
     "save_model",
     "load_model",
     "checkpoint_every",
+    "checkpoint_minutes",
     "resume",
     "eval_suite",
     "eval_episodes",
@@ -459,6 +460,7 @@ def open_run(run: Any) -> None:
     if rank() == 0:
         run.lock = run.enter_context(Folder(run.folder))
     run.signals = run.enter_context(noted_signals())
+    run.saved_at = time.monotonic()
 
 
 def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
@@ -486,14 +488,20 @@ def after_update(
     envs: Any,
     rng: np.random.Generator,
 ) -> None:
-    """Writes a checkpoint where one is due. SystemExit if a rank got a signal. After the first
-    update it is only tried whether pickled environments do the same."""
+    """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a signal.
+    After the first update it is only tried whether pickled environments do the same."""
     args = run.args
-    stop = max(all_ranks(max(run.signals, default=0)))
-    is_due = iteration % max(args.checkpoint_every, 1) == 0
+    minutes = (time.monotonic() - run.saved_at) / 60
+    is_late = 0 < args.checkpoint_minutes <= minutes
+    found = all_ranks((max(run.signals, default=0), is_late))
+    stop, _ = max(found)
+    _, is_late = found[0]
+    is_due = is_late or iteration % max(args.checkpoint_every, 1) == 0
     is_due = is_due or stop > 0 or iteration == args.num_iterations
     if args.checkpoint_every and (is_due or iteration == run.first + 1):
         ranks = all_ranks(state_of(envs, rng, memory))
+        if is_due:
+            run.saved_at = time.monotonic()
         if is_due and rank() == 0:
             run.writer.flush()
             state = {

@@ -940,6 +940,10 @@ FLAGS = {
         (float("nan"), "--env-timeout nan"),
     ],
     "checkpoint_every": [(-1, "--checkpoint-every -1: a number from 0")],
+    "checkpoint_minutes": [
+        (-1.0, "--checkpoint-minutes -1.0: a number from 0"),
+        (float("nan"), "--checkpoint-minutes nan"),
+    ],
     "eval_episodes": [(-1, "--eval-episodes -1: a number from 0")],
     "eval_samples": [(-1, "--eval-samples -1: a number from 0")],
     "eval_max_steps": [(0, "--eval-max-steps 0: a number from 1")],

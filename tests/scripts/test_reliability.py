@@ -365,6 +365,44 @@ def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
     assert sorted(seeds[:3]) == [1, 2, 3] and len(seeds) == len(set(seeds)) == 6
 
 
+# ---- When checkpoints are written ----
+class Clock:
+    """Each look at it is 100 seconds later."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 100
+        return self.now
+
+    def time(self):
+        return time.time()
+
+
+@pytest.mark.parametrize(
+    "every, minutes, steps",
+    [
+        (100, 5.0, [72, 144]),  # after 3 updates, and at the end
+        (100, 0.0, [144]),
+        (100, 60.0, [144]),
+        (2, 5.0, [48, 96, 144]),
+        (0, 5.0, []),
+    ],
+)
+def test_updates_or_minutes(every, minutes, steps, tmp_path, monkeypatch):
+    """Whichever comes first since the last checkpoint, and the end; none with --checkpoint-every
+    0."""
+    written = []
+    save = checkpoint.Folder.save
+    monkeypatch.setattr(checkpoint, "time", Clock())
+    monkeypatch.setattr(
+        checkpoint.Folder, "save", lambda self, *args: (written.append(args[0]), save(self, *args))
+    )
+    train(tmp_path, checkpoint_every=every, checkpoint_minutes=minutes, env_id="CartPole-v1")
+    assert written == steps
+
+
 # ---- What --resume finds ----
 def test_checkpoint_that_cannot_be_unpickled(tmp_path, capsys):
     """Although its checksum fits; the one before it is used, and the end is the same."""

@@ -101,6 +101,7 @@ def find(args: Any, script: str, prefix: str) -> tuple[str, dict] | None:
             print(f"--resume: {path} is left out: {type(error).__name__}: {error}", file=sys.stderr)
         else:
             compare(args, script, path, state)
+            print(f"--resume {args.resume}: goes on from {path}")
             return os.path.dirname(path) or ".", state
     raise SystemExit(f"--resume {args.resume}: there is no checkpoint that can be read")
 
@@ -456,6 +457,7 @@ def open_run(run: Any) -> None:
         run.first = run.saved["iteration"]
     if rank() == 0:
         run.lock = run.enter_context(Folder(run.folder))
+        print(f"writes to {run.folder}")
     run.signals = run.enter_context(noted_signals())
     run.saved_at = time.monotonic()
 

@@ -20,12 +20,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from cleanrl_graph.utils import import_first
+from cleanrl_graph.utils import checkpoint, import_first
 from cleanrl_graph.utils.check import close
 
 ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
 OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too
 FREE = {"memory_length", "attention", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
+OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
 def read_model(path: str, device: Any = "cpu") -> dict:
@@ -121,8 +122,8 @@ def given_flags(args: Any) -> set[str]:
 
 def take_flags(args: Any) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
-    environment, its kwargs and wrappers, unless they are given. SystemExit for a flag that is given
-    and makes another network."""
+    environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
+    the file differ. SystemExit for a flag that is given and makes another network."""
     try:
         saved = read_model(args.load_model)["args"]
     except (OSError, ValueError) as error:
@@ -145,8 +146,16 @@ def take_flags(args: Any) -> None:
             f"--load-model {args.load_model}: the file is of another network: {'; '.join(wrong)}. "
             "Leave these flags out, they are taken from the file"
         )
-    if taken:
-        print(f"--load-model {args.load_model}:", *taken, file=sys.stderr)
+    left = [
+        flag(name, saved[name])
+        for name, value in vars(args).items()
+        if name in saved and value != saved[name] and name not in names and name not in OF_A_RUN
+    ]
+    texts = [" ".join(flags) or "none" for flags in (taken, left)]
+    print(
+        f"--load-model {args.load_model}: takes {texts[0]} from the file; not {texts[1]}",
+        file=sys.stderr,
+    )
 
 
 def load_weights(agent: torch.nn.Module, args: Any) -> None:

@@ -161,6 +161,8 @@ def test_auto(tmp_path, capsys):
         os.utime(path, (1000 + k, 1000 + k))
     run_of(args, "a__9")
     assert find(args, "a__")[0] == os.path.join(args.run_dir, "a__1")
+    path = os.path.join(args.run_dir, "a__1", "checkpoint_000000000001.ckpt")
+    assert capsys.readouterr().out == f"--resume auto: goes on from {path}\n"
 
 
 def test_file(tmp_path):

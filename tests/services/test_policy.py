@@ -1,6 +1,7 @@
 """A trained policy in a program of one's own: it does what `play` does, in every script."""
 
 import importlib
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -284,6 +285,20 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(sys, "argv", ["ppo.py"])
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
+
+
+def test_what_is_taken_is_said(tmp_path, monkeypatch, capsys):
+    """In one line, and so are the flags of its training that are not; nothing about those that say
+    nothing of a training."""
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    path = tmp_path / "model.pt"
+    saved(path, "ppo_graph", env_kwargs=NAMED, num_envs=16, seed=7, run_dir="elsewhere")
+    take_flags(small_args(load_model=str(path), gnn_dim=64, env_id="envs:JobShop-v0"))
+    line = (
+        rf"--load-model {path}: takes --gnn-dim 8 --env-id Random-v0 --env-kwargs .*box'\}} from "
+        r"the file; not --num-envs 16 --num-steps 3\n"
+    )
+    assert re.fullmatch(line, capsys.readouterr().err)
 
 
 # ---- Threads ----

@@ -4,6 +4,7 @@ A script hands over its leaves, parts and arrays, and what makes its errors. The
 arrays of all environments at once. Only where something is wrong do they look for the culprit.
 """
 
+import contextlib
 import inspect
 import math
 import pickle
@@ -135,7 +136,9 @@ def parts(
 def wrong_outcome(terminated: Any, truncated: Any, info: Any) -> str | None:
     """What is wrong with what a step returns beside observation and reward."""
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        is_bool = isinstance(value, (bool, np.bool_)) or (is_number(value) and value in (0, 1))
+        is_bool = False
+        with contextlib.suppress(Exception):  # an array of several
+            is_bool = value in (False, True)
         if not is_bool:
             return f"{name} is {value!r}, not True or False"
     if info is not None and not isinstance(info, dict):
@@ -239,7 +242,11 @@ def wrong_form(leaf: Any, rows: tuple, counts: dict) -> str | None:
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
         if (num != expected).any():
-            return f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
+            problem = f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
+            edges = [rows[0] for group, rows in counts.items() if str(group).endswith("edge_links")]
+            if leaf.path == "action_mask" and num[0] in edges:
+                problem += ": for a mask of edges give --action-head edges"
+            return problem
     return None
 
 

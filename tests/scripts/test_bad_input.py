@@ -267,6 +267,14 @@ FAULTS = {
         "action_mask",
         ["2 rows", "'g.nodes' has 3"],
     ),
+    "mask of edges for nodes": (
+        GRAPH_MASK,
+        spaces.Discrete(9),
+        ragged_mask([1, 0, 1]),
+        graph(nodes=3, edges=4, links=((0, 1),) * 4) | {"action_mask": np.ones(4, np.int8)},
+        "action_mask",
+        ["4 rows where 'g.nodes' has 3: for a mask of edges give --action-head edges"],
+    ),
     "all nodes masked": (
         GRAPH_MASK,
         spaces.Discrete(9),

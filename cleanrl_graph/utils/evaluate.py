@@ -182,48 +182,62 @@ def save_table(rows: list[dict], folder: str, writer: Any, step: int) -> None:
 
 # ---- Videos ----
 class Filmed(gym.Wrapper):
-    """Keeps the pictures of each episode, at most the last 1000."""
+    """Keeps the pictures of the first episode, at most the last 500."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self.episodes = []
+        self.pictures = deque(maxlen=500)
+        self.has_ended = False
 
     def reset(self, **kwargs) -> tuple:
         result = self.env.reset(**kwargs)
-        self.episodes.append(deque([self.render()], maxlen=1000))
+        if not self.pictures:
+            self.pictures.append(self.render())
         return result
 
     def step(self, action: Any) -> tuple:
         result = self.env.step(action)
-        self.episodes[-1].append(self.render())
+        if not self.has_ended:
+            self.pictures.append(self.render())
+        self.has_ended = self.has_ended or bool(result[2] or result[3])
         return result
 
     def render(self) -> Image.Image:
-        return Image.fromarray(np.asarray(self.env.render(), np.uint8))
+        frame = np.asarray(self.env.render())
+        if frame.ndim != 3 or frame.dtype.kind not in "iu":
+            found = f"{frame.dtype} {frame.shape}"
+            raise ValueError(f"render() must return an array [H, W, 3] of uint8, not {found}")
+        return Image.fromarray(frame.astype(np.uint8))
 
 
 def check_video(make: Callable[..., gym.Env]) -> None:
     """SystemExit if the environment does not render arrays [height, width, 3]."""
     try:
-        env = make({"render_mode": "rgb_array"})
-        env.reset()
+        env = Filmed(make({"render_mode": "rgb_array"}))
         modes = list(env.metadata.get("render_modes", []))
-        frame = env.render()
-        env.close()
+        if "rgb_array" not in modes:
+            raise ValueError(f"rgb_array is needed, its render modes are {modes}")
+        env.reset()
     except Exception as error:
         lines = f"{type(error).__name__}: {error}".splitlines()  # frames of the environment first
         raise SystemExit(f"--capture-video: the environment cannot render: {lines[-1]}") from None
-    if "rgb_array" not in modes or np.ndim(frame) != 3:
-        needed = f"render() must return an array [H, W, 3]; the render modes are {modes}"
-        raise SystemExit(f"--capture-video: {needed}")
+    close(env)
 
 
 def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
-    """One greedy episode as an animated GIF. SystemExit if it cannot be written."""
-    env = Filmed(make({"render_mode": "rgb_array"}))
-    play([lambda: env], True)
-    first, *others = max(env.episodes, key=len)  # another one may have begun
-    durations = [100] * len(others) + [3000]  # milliseconds
+    """Three greedy episodes, one after the other as an animated GIF, at the environment's
+    render_fps. SystemExit if it cannot be written."""
+    films = [Filmed(make({"render_mode": "rgb_array"})) for _ in range(3)]
+    play([lambda film=film: film for film in films], True)
+    fps = films[0].metadata.get("render_fps") or 10
+    duration = max(20, round(1000 / fps))  # milliseconds; viewers slow down what is faster
+    pictures = []
+    durations = []
+    for film in films:
+        pictures += film.pictures
+        durations += [duration] * (len(film.pictures) - 1) + [3000]
+    size = pictures[0].size
+    first, *others = [picture.resize(size) for picture in pictures]
     try:
         first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
     except OSError as error:

@@ -112,20 +112,10 @@ class Odd(Walk):
 
 
 class Lossy(Walk, gym.utils.EzPickle):
-    """An EzPickle: its copies are made anew and have not begun an episode. The file `log` has a
-    line for each that was made, and for each that was closed."""
+    """An EzPickle: its copies are made anew and have not begun an episode."""
 
-    def __init__(self, log=os.devnull):
-        gym.utils.EzPickle.__init__(self, log)
-        self.log = log
-        self.note("made")
-
-    def note(self, text):
-        with open(self.log, "a") as file:
-            file.write(f"{text}\n")
-
-    def close(self):
-        self.note("closed")
+    def __init__(self):
+        gym.utils.EzPickle.__init__(self)
 
 
 class Changing(Walk):

@@ -32,49 +32,17 @@ from cleanrl_graph.utils.check import close
 from cleanrl_graph.utils.trial import bits, random_state, set_random_state
 
 FORMAT = "cleanrl_graph-checkpoint-3"
-SAME = {
-    "script",
-    "env_id",
-    "env_kwargs",
-    "wrap",
-    "num_envs",
-    "num_workers",
-    "world_size",
-    "obs_shifts",
-    "action_shifts",
-    "reward_shifts",
-    "memory_length",
-}  # what the saved state has the shape of
-FREE = {
-    "run_dir",
-    "track",
-    "wandb_project_name",
-    "wandb_entity",
-    "capture_video",
-    "save_model",
-    "load_model",
-    "checkpoint_every",
-    "checkpoint_minutes",
-    "resume",
-    "eval_suite",
-    "eval_episodes",
-    "eval_samples",
-    "eval_max_steps",
-    "env_timeout",
-    "cuda",
-    "torch_threads",
-    "exp_name",
-    "batch_size",
-    "minibatch_size",
-    "num_iterations",
-}  # all others shape the training
-OF_ENVS = (
-    "num_steps",
-    "observations",
-    "returns",
-    "lengths",
-    "outcome",
-)  # a script's Envs has these
+SAME = set(
+    "script env_id env_kwargs wrap num_envs num_workers world_size obs_shifts action_shifts "
+    "reward_shifts memory_length".split()
+)  # what the saved state has the shape of
+FREE = set(
+    "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
+    "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
+    "eval_max_steps env_timeout cuda torch_threads exp_name batch_size minibatch_size "
+    "num_iterations".split()
+)  # all others shape the training
+OF_ENVS = "num_steps observations returns lengths outcome".split()  # a script's Envs has these
 load_env = cloudpickle.loads  # of what dump_envs returned
 inexact = set()  # kinds of environments whose copies do not go on as they do
 
@@ -300,10 +268,7 @@ class Twin(gym.Wrapper):
         call = copy.deepcopy((method, args, kwargs))
         state = random_state() | {"cuda": []}
         results = getattr(self.env, method)(*args, **kwargs)
-        noted = None
-        with contextlib.suppress(Exception):  # the copy will say why
-            noted = bits(results[:num])
-        self._calls.append((*call, state, noted))
+        self._calls.append((*call, state, bits(results[:num])))
         self._num_left -= 1
         if method == "reset" or self._num_left == 0:
             self._num_left = 0
@@ -315,21 +280,23 @@ class Twin(gym.Wrapper):
 def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
     """For `restore_env`, None for all environments of a kind whose copies, loaded by a fresh
     process, do not go on as their originals did. Each kind is said once."""
-    problems = [(dump.kind, dump.problem) for dump in dumps]
-    trials = [dump for dump in dumps if dump.trial]
-    if trials:
-        answers = outcomes([dump.trial for dump in trials])
-        problems += [(dump.kind, problem) for dump, problem in zip(trials, answers)]
-    for kind, problem in problems:
-        if problem and kind not in inexact:
-            inexact.add(kind)
+    trials = [dump.trial for dump in dumps if dump.trial]
+    answers = iter(try_copies(trials) if trials else [])
+    for dump in dumps:
+        problem = next(answers) if dump.trial else dump.problem
+        if problem and dump.kind not in inexact:
+            inexact.add(dump.kind)
             when = "it begins a new episode when the run is resumed"
-            print(f"{kind}: {when}, since {problem}", file=sys.stderr)
+            print(f"{dump.kind}: {when}, since {problem}", file=sys.stderr)
     return [None if dump.kind in inexact else dump.data for dump in dumps]
 
 
-def outcomes(trials: list[tuple]) -> list[str | None]:
+def try_copies(trials: list[tuple]) -> list[str | None]:
     """What trial.py says to each of them."""
+    print(
+        "checkpoints: copies of the environments repeat up to 16 steps in another process, to see "
+        "whether they resume exactly; not where a class has exact_resume = True, or False"
+    )
     done = subprocess.run(
         [sys.executable, "-P", trial.__file__],
         input=pickle.dumps(sys.path) + cloudpickle.dumps(trials),
@@ -337,14 +304,9 @@ def outcomes(trials: list[tuple]) -> list[str | None]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # signals to the group are not for it
     )
-    answers = io.BytesIO(done.stdout)
-    problems = []
-    for _ in trials:
-        problem = f"the process of a copy ended with exit code {done.returncode}"
-        with contextlib.suppress(EOFError):
-            problem = pickle.load(answers)
-        problems.append(problem)
-    return problems
+    lost = f"the process of a copy ended with exit code {done.returncode}"
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return answers + [lost] * (len(trials) - len(answers))
 
 
 def env_state(envs: Any) -> dict:
@@ -399,7 +361,7 @@ def lost_ranks() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):
+        if "gloo" in str(error) or "NCCL" in str(error):
             problem = f"another rank has ended and says why, or cannot be reached: {error}"
             raise SystemExit(f"rank {rank()}: {problem}") from None
         raise
@@ -501,14 +463,7 @@ def after_update(
     _, is_late = found[0]
     is_due = is_late or iteration % max(args.checkpoint_every, 1) == 0
     is_due = is_due or stop > 0 or iteration == args.num_iterations
-    is_first = iteration == run.first + 1
-    if args.checkpoint_every and is_first and rank() == 0:
-        print(
-            "checkpoints: a copy of each environment repeats up to 16 of its next steps in another "
-            "process, to see whether it resumes exactly; not where its class has exact_resume = "
-            "True, or False"
-        )
-    if args.checkpoint_every and (is_due or is_first):
+    if args.checkpoint_every and (is_due or iteration == run.first + 1):
         ranks = all_ranks(state_of(envs, rng, memory))
         if is_due:
             run.saved_at = time.monotonic()

@@ -2,13 +2,13 @@
 steps of their originals. It has nothing of the run: not what environments keep in their classes or
 modules.
 
-utils/checkpoint.py starts it. It reads pickles from stdin, sys.path and then trials, and writes a
-pickle per trial to stdout, why the copy is not like its original. It does not import torch, which
-takes longer than the trials.
+utils/checkpoint.py starts it. It reads two pickles from stdin, sys.path and trials, and writes to
+stdout why copies are not like their originals, in JSON, a line for each. It does not import torch,
+which takes longer than the trials.
 """
 
-import contextlib
 import faulthandler
+import json
 import os
 import pickle
 import random
@@ -16,11 +16,10 @@ import sys
 from typing import Any
 
 import cloudpickle
-import gymnasium as gym
 import numpy as np
 
 NAMES = ("observation", "reward", "terminated", "truncated")  # of results that are compared
-LIMIT = 60  # seconds for one step
+LIMIT = 300  # seconds for a trial
 
 
 def random_state() -> dict:
@@ -59,40 +58,29 @@ def bits(value: Any) -> Any:
 
 
 def attempt(data: bytes, calls: list[tuple]) -> str | None:
-    """Why an environment loaded from `data` does not do what its original did, None if it does."""
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    """Why an environment loaded from `data` does not do what its original did, None if it does. A
+    call is (method, args, kwargs, random state before it, bits of its results)."""
+    doing = "load"
     try:
         env = cloudpickle.loads(data)
-    except Exception as error:  # of many kinds
-        return f"no copy can be made of it: {type(error).__name__}: {error}"
-    problem = first_problem(env, calls)
-    with contextlib.suppress(Exception):
-        if isinstance(env.unwrapped, gym.utils.EzPickle):  # others may share what close takes away
-            env.close()
-    return problem
-
-
-def first_problem(env: gym.Env, calls: list[tuple]) -> str | None:
-    """A call is (method, args, kwargs, random state before it, bits of its results)."""
-    for method, args, kwargs, state, expected in calls:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
-        set_random_state(state)
-        try:
-            results = bits(getattr(env, method)(*args, **kwargs)[: len(expected)])
-        except (Exception, SystemExit) as error:
-            return f"a copy fails in the next {method}: {type(error).__name__}: {error}"
-        differ = [name for name, a, b in zip(NAMES, results, expected) if a != b]
-        if differ:
-            return f"a copy returns another {' and '.join(differ)} in the next {method}"
+        for doing, args, kwargs, state, expected in calls:
+            set_random_state(state)
+            results = bits(getattr(env, doing)(*args, **kwargs)[: len(expected)])
+            differ = [name for name, a, b in zip(NAMES, results, expected) if a != b]
+            if differ:
+                return f"a copy returns another {' and '.join(differ)} in the next {doing}"
+    except (Exception, SystemExit) as error:
+        return f"a copy fails in the next {doing}: {type(error).__name__}: {error}"
     return None
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "wb", 0)
+    answers = os.fdopen(os.dup(1), "w", 1)
     os.dup2(2, 1)  # what environments print is no answer
     sys.path[:] = pickle.load(sys.stdin.buffer)
     for data, calls in pickle.load(sys.stdin.buffer):
-        answers.write(pickle.dumps(attempt(data, calls)))
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        answers.write(json.dumps(attempt(data, calls)) + "\n")
 
 
 if __name__ == "__main__":

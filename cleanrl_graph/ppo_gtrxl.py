@@ -70,7 +70,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of wandb's project"""
     capture_video: bool = False
-    """saves a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
+    """saves three greedy episodes to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
     """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
     save_model: bool = False
@@ -498,8 +498,8 @@ class Envs:
             whole |= info["episode"]
         return Episode(
             self.first_env + i,
-            float(whole["r"]),
-            int(whole["l"]),
+            float(np.ravel(whole["r"])[0]),  # older vectors of gymnasium write arrays
+            int(np.ravel(whole["l"])[0]),
             info.get("group"),
             info.get("eval", {}),
         )
@@ -532,8 +532,10 @@ class Envs:
         for leaf, arrays in zip(self.leaves, zip(*observations)):
             if leaf.group and leaf.group not in counts:
                 counts[leaf.group] = np.fromiter(map(len, arrays), np.int64, len(arrays))
-            rows = np.concatenate(arrays) if leaf.group else np.array(arrays)
-            values.append(rows.astype(leaf.dtype, copy=False))
+            if leaf.group:  # each is cast by itself: together int64 and uint64 would be floats
+                values.append(np.concatenate(arrays, dtype=leaf.dtype, casting="unsafe"))
+            else:
+                values.append(np.array(arrays, leaf.dtype))
         return Flat(values, counts)
 
     def error(self, i: int, problem: str, leaf: Leaf | None = None) -> UsageError:
@@ -542,7 +544,10 @@ class Envs:
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            if self.check:
+                self.check.close(env)
+            else:
+                env.close()
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
@@ -1766,8 +1771,8 @@ class Run(contextlib.ExitStack):
             self.checkpoints.open_run(self)
         else:
             print(
-                f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
-                "evaluation tables"
+                f"writes to {self.folder}\nruns alone: without cleanrl_graph {VERSION} there are "
+                "no checkpoints, workers or evaluation tables"
             )
 
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
@@ -1820,8 +1825,10 @@ class Run(contextlib.ExitStack):
     def save_model(self, agent: nn.Module) -> None:
         """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
         path = os.path.join(self.folder, "model.pt")
+        unfinished = os.path.join(self.folder, "unfinished.tmp")
         model = {"script": self.script, "args": self.flags, "model": agent.state_dict()}
-        guarded(f"--save-model {path}", partial(torch.save, model, path))
+        guarded(f"--save-model {path}", partial(torch.save, model, unfinished))
+        os.replace(unfinished, path)  # whole or not at all
 
 
 # --- end shared: run ---
@@ -1988,8 +1995,8 @@ def main(args: Any) -> list:
     args.batch_size = args.num_envs * args.num_steps
     args.minibatch_size = args.batch_size // args.num_minibatches
     args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
-    needs_evaluation = (args.eval_suite or args.capture_video) and "--eval-suite, --capture-video"
-    evaluation = service("utils.evaluate", needs_evaluation)
+    flag = "--eval-suite" if args.eval_suite else args.capture_video and "--capture-video"
+    evaluation = service("utils.evaluate", flag)
     if evaluation:
         evaluation.check(make_env, args)  # what cannot be evaluated is an error now
     device = start(args)

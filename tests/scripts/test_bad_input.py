@@ -781,6 +781,53 @@ def test_result_in_an_odd_form():
     assert ends[1].episodes[0].group == 2
 
 
+def test_integers_are_exact():
+    """Where one environment returns int64 and another uint64, too."""
+    values = [np.array([2**60 + 1]), np.array([2**60 + 3], np.uint64)]
+    space = spaces.Box(0, 2**62, (1,), np.int64)
+    for many in (space, spaces.Sequence(space, stack=True)):
+        makers = [
+            lambda i=i: ListEnv(many, [values[i][None] if many != space else values[i]])
+            for i in range(2)
+        ]
+        obs = make_envs(makers).reset(0).obs
+        assert obs.values[0].ravel().tolist() == [2**60 + 1, 2**60 + 3]
+
+
+def test_returns_in_arrays():
+    """As older vectors of gymnasium write them."""
+
+    class Counts(ListEnv):
+        def step(self, action):
+            return (
+                np.zeros(2),
+                1.0,
+                True,
+                False,
+                {"episode": {"r": np.array([7.5]), "l": np.array([3])}},
+            )
+
+    envs = make_envs([lambda: Counts(vector(2), [np.zeros(2)] * 2)])
+    envs.reset(0)
+    (episode,) = envs.step([0]).episodes
+    assert (episode.ret, episode.length) == (7.5, 3)
+
+
+class Stuck(Simple):
+    def close(self):
+        raise OSError("the door is stuck")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_that_raises(workers, tmp_path, capfd):
+    """What was trained and evaluated is there, and what went wrong is said."""
+    gym.register("Stuck-v0", entry_point=Stuck)
+    result = run(tmp_path, env_id="Stuck-v0", num_workers=workers, save_model=True, eval_episodes=2)
+    assert len(result.rows) == 2 and (result.folder / "eval.csv").exists()
+    assert (result.folder / "model.pt").exists()
+    del gym.registry["Stuck-v0"]
+
+
 REWARDS = {"None": None, "text": "text", "row": [1.0, 2.0]}
 
 
@@ -1075,6 +1122,20 @@ def test_model_that_cannot_be_written(tmp_path, monkeypatch):
         checkpoint.Folder, "__enter__", lambda self: os.mkdir(f"{self.folder}/model.pt") or self
     )
     fails("model.pt", tmp_path, save_model=True, eval_episodes=1)
+
+
+def test_model_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    """The disk gets full while it is written."""
+    monkeypatch.setattr(ppo_graph, "play", lambda *args: pytest.fail("the evaluation began"))
+
+    def save(model, path):
+        with open(path, "wb") as file:
+            file.write(b"half of a mod")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", save)
+    fails("--save-model .*model.pt.*No space left", tmp_path, save_model=True, eval_episodes=1)
+    assert not list(tmp_path.glob("*/model.pt")) and not list(tmp_path.glob("*/*.tmp"))
 
 
 # ---- Checkpoints ----

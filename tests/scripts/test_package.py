@@ -160,8 +160,8 @@ def test_another_version(tmp_path, another_version):
         ("num_workers", 2, "--num-workers"),
         ("wrap", ("hide:1",), "--wrap"),
         ("load_model", "model.pt", "--load-model"),
-        ("eval_suite", "ft", "--eval-suite, --capture-video"),
-        ("capture_video", True, "--eval-suite, --capture-video"),
+        ("eval_suite", "ft", "--eval-suite"),
+        ("capture_video", True, "--capture-video"),
     ],
 )
 def test_flags_that_need_the_package(flag, value, named, tmp_path, another_version):

@@ -283,7 +283,8 @@ def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
     trials = [dump.trial for dump in dumps if dump.trial]
     answers = iter(try_copies(trials) if trials else [])
     for dump in dumps:
-        problem = next(answers) if dump.trial else dump.problem
+        answer = next(answers) if dump.trial else None
+        problem = dump.problem or answer
         if problem and dump.kind not in inexact:
             inexact.add(dump.kind)
             when = "it begins a new episode when the run is resumed"

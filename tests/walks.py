@@ -158,7 +158,7 @@ class Counted(Walk):
 
 
 class Curriculum(Walk):
-    """Gets harder with each reset of any environment of its class."""
+    """Gets harder with the second reset of any environment of its class."""
 
     num_resets = 0
 
@@ -167,7 +167,7 @@ class Curriculum(Walk):
         return super().reset(**kwargs)
 
     def draw(self):
-        return super().draw() + self.num_resets
+        return super().draw() + (self.num_resets > 1)
 
 
 class Dies(Walk):

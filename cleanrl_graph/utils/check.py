@@ -4,7 +4,6 @@ A script hands over its leaves, parts and arrays, and what makes its errors. The
 arrays of all environments at once. Only where something is wrong do they look for the culprit.
 """
 
-import contextlib
 import inspect
 import math
 import pickle
@@ -136,10 +135,8 @@ def parts(
 def wrong_outcome(terminated: Any, truncated: Any, info: Any) -> str | None:
     """What is wrong with what a step returns beside observation and reward."""
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        is_bool = False
-        with contextlib.suppress(Exception):  # an array of several
-            is_bool = value in (False, True)
-        if not is_bool:
+        is_bool = isinstance(value, (bool, np.bool_))
+        if not is_bool and not (is_number(value) and value in (0, 1)):
             return f"{name} is {value!r}, not True or False"
     if info is not None and not isinstance(info, dict):
         return f"info is {info!r}, not a dict"

@@ -78,7 +78,7 @@ class Args:
     wandb_entity: str | None = None
     """the entity (team) of wandb's project"""
     capture_video: bool = False
-    """saves a greedy episode to {run_dir}/{run_name}/episode.gif when training ends"""
+    """saves three greedy episodes to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
     """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
     save_model: bool = False
@@ -87,6 +87,8 @@ class Args:
     """model.pt to start from, with its flags where not given"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
+    checkpoint_minutes: float = 5.0
+    """minutes between checkpoints, if these come first; 0: none"""
     resume: str | None = None
     """go on from this checkpoint, or the newest in this folder; `auto`: of this run"""
     eval_suite: str | None = None
@@ -493,8 +495,8 @@ class Envs:
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        ret = float(whole["r"])
-        length = int(whole["l"])
+        ret = float(np.ravel(whole["r"])[0])  # older vectors of gymnasium write arrays
+        length = int(np.ravel(whole["l"])[0])
         return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
@@ -523,12 +525,11 @@ class Envs:
         values = []
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group:
+            if leaf.group:  # each is cast by itself: together int64 and uint64 would be floats
                 counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
-                rows = np.concatenate(arrays)
+                values.append(np.concatenate(arrays, dtype=leaf.dtype, casting="unsafe"))
             else:
-                rows = np.array(arrays)
-            values.append(rows.astype(leaf.dtype, copy=False))
+                values.append(np.array(arrays, leaf.dtype))
         return Flat(values, counts)
 
     def error(self, i: int, problem: str, leaf: Leaf | None = None) -> UsageError:
@@ -537,7 +538,10 @@ class Envs:
 
     def close(self) -> None:
         for env in self.envs:
-            env.close()
+            if self.check:
+                self.check.close(env)
+            else:
+                env.close()
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
@@ -1848,8 +1852,8 @@ class Run(contextlib.ExitStack):
             self.checkpoints.open_run(self)
         else:
             print(
-                f"runs alone: without cleanrl_graph {VERSION} there are no checkpoints, workers or "
-                "evaluation tables"
+                f"writes to {self.folder}\nruns alone: without cleanrl_graph {VERSION} there are "
+                "no checkpoints, workers or evaluation tables"
             )
 
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
@@ -1902,8 +1906,10 @@ class Run(contextlib.ExitStack):
     def save_model(self, agent: nn.Module) -> None:
         """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
         path = os.path.join(self.folder, "model.pt")
+        unfinished = os.path.join(self.folder, "unfinished.tmp")
         model = {"script": self.script, "args": self.flags, "model": agent.state_dict()}
-        guarded(f"--save-model {path}", partial(torch.save, model, path))
+        guarded(f"--save-model {path}", partial(torch.save, model, unfinished))
+        os.replace(unfinished, path)  # whole or not at all
 
 
 # --- end shared: run ---

@@ -6,6 +6,8 @@ arrays of all environments at once. Only where something is wrong do they look f
 
 import inspect
 import math
+import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +21,9 @@ POSITIVE = (
     "hidden_dims lstm_dim bc_minibatch_size"
 )
 NOT_NEGATIVE = (
-    "num_workers env_timeout checkpoint_every total_timesteps eval_episodes eval_samples "
-    "learning_rate target_kl max_grad_norm adv_std_floor pg_coef aux_coef bc_coef "
-    "bc_anneal bc_updates"
+    "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
+    "eval_samples learning_rate target_kl max_grad_norm adv_std_floor pg_coef "
+    "aux_coef bc_coef bc_anneal bc_updates"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
@@ -68,7 +70,7 @@ def in_range(name: str, value: float, least: float, most: float) -> bool:
 
 def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any:
     """function(*args, **kwargs). An exception becomes `error`: the frames of others' code, then a
-    sentence. Where `doing` ends with step or reset the result must be a tuple of 5 or 2."""
+    sentence. Where `doing` ends with step or reset the result must be what gymnasium's return."""
     try:
         result = function(*args, **kwargs)
     except error:
@@ -81,6 +83,9 @@ def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any
     if length and (not isinstance(result, tuple) or len(result) != length):
         needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
         raise error(f"{doing}: {needed}")
+    problem = length == 5 and wrong_outcome(*result[2:])
+    if problem:
+        raise error(f"{doing}: {problem}")
     return result
 
 
@@ -92,6 +97,14 @@ def frames(problem: BaseException, script: str) -> str:
     while trace and trace.tb_frame.f_code.co_filename == script:
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(problem), problem, trace))
+
+
+def close(env: gym.Env) -> None:
+    """Closes it. What goes wrong is only printed, lest what was trained or played is lost."""
+    try:
+        env.close()
+    except Exception as problem:  # of many kinds
+        print(f"close() of {env}: {type(problem).__name__}: {problem}", file=sys.stderr)
 
 
 # ---- Actions and rewards ----
@@ -134,8 +147,52 @@ def parts(
             raise error(f"leaf '{mask.path}': {problem}")
 
 
+def wrong_outcome(terminated: Any, truncated: Any, info: Any) -> str | None:
+    """What is wrong with what a step returns beside observation and reward."""
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        is_bool = isinstance(value, (bool, np.bool_))
+        if not is_bool and not (is_number(value) and value in (0, 1)):
+            return f"{name} is {value!r}, not True or False"
+    if info is not None and not isinstance(info, dict):
+        return f"info is {info!r}, not a dict"
+    return wrong_report(info) if info and (terminated or truncated) else None
+
+
+def wrong_report(info: dict) -> str | None:
+    """What is wrong with what `info` says about an episode that ends."""
+    group = info.get("group")
+    report = info.get("eval", {})
+    if not isinstance(report, dict):
+        return f"info['eval'] is {report!r}, not a dict"
+    numbers = [report.get("cost", 0)]
+    episode = info.get("episode")
+    if isinstance(episode, dict):
+        numbers += [episode.get("r", 0), episode.get("l", 0)]
+    for value in numbers:
+        if not is_number(value):
+            return f"{value!r} in info['episode'] or info['eval'] is not a finite number"
+    try:
+        hash(group)
+        pickle.dumps((group, report))
+        "".join(report)  # its names
+    except Exception as problem:  # of many kinds
+        reason = f"{type(problem).__name__}: {problem}"
+        return f"info['group'] {group!r} with info['eval'] {report!r}: {reason}"
+    return None
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number, or an array of one."""
+    try:
+        return math.isfinite(np.ravel(value).item())
+    except Exception:  # of many kinds
+        return False
+
+
 def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> None:
     """`error(i, sentence)` for a reward that is no finite number, or a mask that comes too late."""
+    if getattr(reward, "requires_grad", False):
+        raise error(i, f"reward {reward} requires gradients, which must be detached")
     try:
         is_finite = math.fabs(reward) < LARGEST
     except Exception:  # of many kinds
@@ -197,7 +254,11 @@ def wrong_form(leaf: Any, rows: tuple, counts: dict) -> str | None:
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
         if (num != expected).any():
-            return f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
+            problem = f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
+            edges = [rows[0] for group, rows in counts.items() if str(group).endswith("edge_links")]
+            if leaf.path == "action_mask" and num[0] in edges:
+                problem += ": for a mask of edges give --action-head edges"
+            return problem
     return None
 
 
@@ -248,7 +309,8 @@ def wrong_value(leaf: Any, values: np.ndarray, counts: dict) -> str | None:
 
 
 def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
-    """Where the values of a leaf are not finite, no node of their graph, or no category."""
+    """Where the values of a leaf are not finite, no node of their graph, no category, or not of its
+    dtype, in which they would become others."""
     if leaf.dtype.kind == "f":
         return ~np.isfinite(values)
     if leaf.kind == "links":
@@ -257,7 +319,11 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     if leaf.kind == "discrete":
         num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
-    return np.zeros(values.shape, bool)
+    bad = np.zeros(values.shape, bool)
+    for dtype in (leaf.dtype, leaf.space.dtype):  # uint16 is kept as int64
+        if values.dtype != dtype:
+            bad |= values.astype(dtype) != values
+    return bad
 
 
 def losses(error: type, iteration: int, names: tuple, logs: np.ndarray) -> None:

@@ -1,6 +1,6 @@
 """cleanrl_graph, exact resume: checkpoints of a run, the lock of its folder, its environments as
-pickles that were tried. A checkpoint is a line with format and sha256, then a pickle: it is for the
-user who wrote it alone."""
+pickles that trial.py tried. A checkpoint is a line with format and sha256, then a pickle: it is for
+the user who wrote it alone."""
 
 import contextlib
 import copy
@@ -9,15 +9,16 @@ import hashlib
 import io
 import json
 import os
-import random
+import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
@@ -26,49 +27,24 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
+from cleanrl_graph.utils import trial
+from cleanrl_graph.utils.check import close
+from cleanrl_graph.utils.trial import bits, random_state, set_random_state
+
 FORMAT = "cleanrl_graph-checkpoint-3"
-SAME = {
-    "script",
-    "env_id",
-    "env_kwargs",
-    "wrap",
-    "num_envs",
-    "num_workers",
-    "world_size",
-    "obs_shifts",
-    "action_shifts",
-    "reward_shifts",
-    "memory_length",
-}  # what the saved state has the shape of
-FREE = {
-    "run_dir",
-    "track",
-    "wandb_project_name",
-    "wandb_entity",
-    "capture_video",
-    "save_model",
-    "load_model",
-    "checkpoint_every",
-    "resume",
-    "eval_suite",
-    "eval_episodes",
-    "eval_samples",
-    "eval_max_steps",
-    "env_timeout",
-    "cuda",
-    "exp_name",
-    "batch_size",
-    "num_iterations",
-}  # all others shape the training
-OF_ENVS = (
-    "num_steps",
-    "observations",
-    "returns",
-    "lengths",
-    "outcome",
-)  # a script's Envs has these
+SAME = set(
+    "script env_id env_kwargs wrap num_envs num_workers world_size obs_shifts action_shifts "
+    "reward_shifts memory_length".split()
+)  # what the saved state has the shape of
+FREE = set(
+    "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
+    "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
+    "eval_max_steps env_timeout cuda exp_name batch_size "
+    "num_iterations".split()
+)  # all others shape the training
+OF_ENVS = "num_steps observations returns lengths outcome".split()  # a script's Envs has these
 load_env = cloudpickle.loads  # of what dump_envs returned
-said = set()  # kinds of environments that do not go on exactly
+inexact = set()  # kinds of environments whose copies do not go on as they do
 
 
 # ---- Finding a checkpoint ----
@@ -93,6 +69,7 @@ def find(args: Any, script: str, prefix: str) -> tuple[str, dict] | None:
             print(f"--resume: {path} is left out: {type(error).__name__}: {error}", file=sys.stderr)
         else:
             compare(args, script, path, state)
+            print(f"--resume {args.resume}: goes on from {path}")
             return os.path.dirname(path) or ".", state
     raise SystemExit(f"--resume {args.resume}: there is no checkpoint that can be read")
 
@@ -230,118 +207,108 @@ class Folder(contextlib.AbstractContextManager):
         self.file.close()
 
 
-# ---- Random states ----
-def random_state() -> dict:
-    """The state of the global random generators, CUDA's only where this process uses CUDA."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    }
-
-
-def set_random_state(state: dict) -> None:
-    """Puts back what `random_state` returned, CUDA's only if the number of devices is the same."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
 # ---- Environments ----
-def dump_envs(envs: list[gym.Env]) -> list[bytes | None]:
-    """Each environment as bytes for `load_env`, None for one whose copy does not go on exactly. The
-    first call puts a Twin in its place. One that shares something with its copies (the handle of a
-    simulator) should refuse pickling."""
+class Dump(NamedTuple):
+    """What is kept of an environment."""
+
+    kind: str
+    data: bytes | None  # for `load_env`
+    problem: str | None  # why it begins a new episode when the run is resumed
+    trial: tuple | None  # for trial.py, when it can be made
+
+
+def dump_envs(envs: list[gym.Env]) -> list[Dump]:
+    """A Dump of each environment. The first call puts a Twin in its place. One that shares
+    something with its copies (the handle of a simulator) should refuse pickling."""
     for i, env in enumerate(envs):
         if not isinstance(env, Twin):
             envs[i] = Twin(env)
     return [env._dump() for env in envs]
 
 
-def bits(value: Any) -> Any:
-    """Nested values as what == compares bit by bit: dtypes and shapes count, and NaN is NaN."""
-    if isinstance(value, (tuple, list)):
-        return [bits(child) for child in value]
-    if isinstance(value, dict):
-        return {k: bits(child) for k, child in value.items()}
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        return array.tolist()
-    return array.dtype, array.shape, array.tobytes()
-
-
 class Twin(gym.Wrapper):
-    """An environment beside a copy loaded from its pickle. The copy makes the same steps, 16 of
-    them or to the end of the episode and the reset after it; then it is dropped, and calls reach
-    the environment without a detour."""
+    """An environment that notes its steps after the first dump, 16 of them or to the end of the
+    episode and the reset after it, which a copy must repeat; then calls reach the environment
+    without a detour. A class that has `exact_resume` is not tried: True, its copies go on exactly;
+    False, it begins new episodes."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self._copy = None
+        self._exact = getattr(env.unwrapped, "exact_resume", None)
+        self._data = None  # of the last dump before the first call
+        self._calls = []
         self._num_left = 16
-        self._exact = True
-        names = ("observation", "reward", "terminated", "truncated")
-        self.step = partial(self._beside, "step", names)
-        self.reset = partial(self._beside, "reset", names[:1])
+        if self._exact is None:
+            self.step = partial(self._note, "step", 4)
+            self.reset = partial(self._note, "reset", 1)
 
-    def _dump(self) -> bytes | None:
-        if not self._exact:
-            return None
+    def _dump(self) -> Dump:
+        kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
+        if self._exact is False:
+            return Dump(kind, None, "its exact_resume is False", None)
         data = None
-        before = random_state()
-        try:
-            data = cloudpickle.dumps(self.env)
-            if self._num_left and self._copy is None:
-                self._copy = load_env(data)
-        except Exception as error:
-            data = None
-            self._end(f"no copy can be made of it: {type(error).__name__}: {error}")
-        set_random_state(before)
-        return data
-
-    def _beside(self, method: str, names: tuple[str, ...], *args, **kwargs) -> tuple:
-        """What the environment returns. The copy is first; it leaves the global random states as
-        they were."""
         problem = None
         before = random_state()
         try:
-            theirs = getattr(self._copy, method)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-            theirs = [bits(value) for _, value in zip(names, theirs)]
-        except (Exception, SystemExit) as error:
-            problem = f"a copy fails in the next {method}: {type(error).__name__}: {error}"
+            data = cloudpickle.dumps(self.env)
+        except Exception as error:  # of many kinds
+            problem = f"no copy can be made of it: {type(error).__name__}: {error}"
         set_random_state(before)
+        trial = None
+        if self._num_left == 16:
+            self._data = data
+        elif self._num_left == 0 and self._data:
+            trial = self._data, self._calls
+            self._data = None
+            self._calls = []
+        return Dump(kind, data, problem, trial)
+
+    def _note(self, method: str, num: int, *args, **kwargs) -> tuple:
+        """What the environment returns, `num` results of which are noted."""
+        call = copy.deepcopy((method, args, kwargs))
+        state = random_state() | {"cuda": []}
         results = getattr(self.env, method)(*args, **kwargs)
-        if problem is None:
-            differ = []
-            for name, value, other in zip(names, results, theirs):
-                if bits(value) != other:
-                    differ.append(name)
-            if differ:
-                problem = f"a copy returns another {' and '.join(differ)} in the next {method}"
+        self._calls.append((*call, state, bits(results[:num])))
         self._num_left -= 1
-        if problem or method == "reset" or self._num_left == 0:
-            self._end(problem)
+        if method == "reset" or self._num_left == 0:
+            self._num_left = 0
+            self.step = self.env.step
+            self.reset = self.env.reset
         return results
 
-    def _end(self, problem: str | None) -> None:
-        """Drops the copy. One that was made anew is closed; others may share what that takes
-        away."""
-        with contextlib.suppress(Exception):
-            if isinstance(self._copy.unwrapped, gym.utils.EzPickle):
-                self._copy.close()
-        self._copy = None
-        self._num_left = 0
-        self._exact = problem is None
-        self.step = self.env.step
-        self.reset = self.env.reset
-        kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
-        if problem and kind not in said:
-            said.add(kind)
+
+def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
+    """For `restore_env`, None for all environments of a kind whose copies, loaded by a fresh
+    process, do not go on as their originals did. Each kind is said once."""
+    trials = [dump.trial for dump in dumps if dump.trial]
+    answers = iter(try_copies(trials) if trials else [])
+    for dump in dumps:
+        answer = next(answers) if dump.trial else None
+        problem = dump.problem or answer
+        if problem and dump.kind not in inexact:
+            inexact.add(dump.kind)
             when = "it begins a new episode when the run is resumed"
-            print(f"{kind}: {when}, since {problem}", file=sys.stderr)
+            print(f"{dump.kind}: {when}, since {problem}", file=sys.stderr)
+    return [None if dump.kind in inexact else dump.data for dump in dumps]
+
+
+def try_copies(trials: list[tuple]) -> list[str | None]:
+    """What trial.py says to each of them."""
+    if rank() == 0:
+        print(
+            "checkpoints: copies of the environments repeat up to 16 steps in another process, to "
+            "see whether they resume exactly; not where a class has exact_resume = True, or False"
+        )
+    done = subprocess.run(
+        [sys.executable, "-P", trial.__file__],
+        input=pickle.dumps(sys.path) + cloudpickle.dumps(trials),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # signals to the group are not for it
+    )
+    lost = f"the process of a copy ended with exit code {done.returncode}"
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    return answers + [lost] * (len(trials) - len(answers))
 
 
 def env_state(envs: Any) -> dict:
@@ -358,7 +325,7 @@ def restore_env(state: dict, seed: int, failures: int, envs: Any) -> tuple:
         setattr(envs, name, state[name])
     for i, data in enumerate(state["envs"]):
         if data is not None and not failures:
-            envs.envs[i].close()
+            close(envs.envs[i])
             envs.envs[i] = load_env(data)
         else:
             shift = 1_000_003 * (envs.num_steps + failures + 1)
@@ -388,6 +355,18 @@ def broadcast(value: Any) -> Any:
     if dist.is_initialized():
         dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+@contextlib.contextmanager
+def lost_ranks() -> Iterator[None]:
+    """What gloo or nccl raises where another rank has ended becomes a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "gloo" in str(error) or "NCCL" in str(error):
+            problem = f"another rank has ended and says why, or cannot be reached: {error}"
+            raise SystemExit(f"rank {rank()}: {problem}") from None
+        raise
 
 
 # ---- A run ----
@@ -429,6 +408,7 @@ def open_run(run: Any) -> None:
     """Finds the folder of a script's Run and the checkpoint to resume from, locks the folder, and
     notes signals from now on."""
     args = run.args
+    run.enter_context(lost_ranks())  # first: what is entered later sees the error itself
     found = None
     if rank() == 0:
         name = run_name(args)
@@ -441,7 +421,9 @@ def open_run(run: Any) -> None:
         run.first = run.saved["iteration"]
     if rank() == 0:
         run.lock = run.enter_context(Folder(run.folder))
+        print(f"writes to {run.folder}")
     run.signals = run.enter_context(noted_signals())
+    run.saved_at = time.monotonic()
 
 
 def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
@@ -451,6 +433,10 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
         states = envs.ask([env_state] * len(envs.workers))
     elif hasattr(envs, "envs"):
         states = [env_state(envs)]
+    dumps = exact_dumps(sum([state["envs"] for state in states], []))
+    for state in states:
+        num = len(state["envs"])
+        state["envs"], dumps = dumps[:num], dumps[num:]
     return {
         "envs": states,
         "minibatches": rng.bit_generator.state,
@@ -469,14 +455,20 @@ def after_update(
     envs: Any,
     rng: np.random.Generator,
 ) -> None:
-    """Writes a checkpoint where one is due. SystemExit if a rank got a signal. After the first
-    update it is only tried whether pickled environments do the same."""
+    """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a signal.
+    After the first update it is only tried whether pickled environments do the same."""
     args = run.args
-    stop = max(all_ranks(max(run.signals, default=0)))
-    is_due = iteration % max(args.checkpoint_every, 1) == 0
+    minutes = (time.monotonic() - run.saved_at) / 60
+    is_late = 0 < args.checkpoint_minutes <= minutes
+    found = all_ranks((max(run.signals, default=0), is_late))
+    stop, _ = max(found)
+    _, is_late = found[0]
+    is_due = is_late or iteration % max(args.checkpoint_every, 1) == 0
     is_due = is_due or stop > 0 or iteration == args.num_iterations
     if args.checkpoint_every and (is_due or iteration == run.first + 1):
         ranks = all_ranks(state_of(envs, rng, memory))
+        if is_due:
+            run.saved_at = time.monotonic()
         if is_due and rank() == 0:
             run.writer.flush()
             state = {

@@ -5,7 +5,6 @@ environment, and its `make(more)`, which makes the environment of the flags with
 arguments.
 """
 
-import contextlib
 import csv
 import math
 from collections import deque
@@ -20,6 +19,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from cleanrl_graph.utils.check import close
+
 NAMES = ("instance", "episode", "group", "best_known", "lower_bound")  # columns without a mean
 GAP = " gap %"  # how the names of columns end whose costs are compared with the best known
 
@@ -30,7 +31,7 @@ def suite_entries(make: Callable[..., gym.Env], args: Any) -> list[dict]:
     lack it."""
     env = make()
     suites = getattr(env.unwrapped, "eval_suites", {})
-    env.close()
+    close(env)
     if args.eval_suite not in suites:
         known = f"{args.env_id} has the suites {sorted(suites)}"
         raise SystemExit(f"--eval-suite {args.eval_suite}: {known}")
@@ -44,8 +45,9 @@ def batches(
     batch = []
     before = None
     for entry in entries:
-        with contextlib.closing(make(entry)) as env:
-            spaces = env.observation_space, env.action_space
+        env = make(entry)
+        spaces = env.observation_space, env.action_space
+        close(env)
         if batch and (spaces != before or len(batch) == size):
             yield batch
             batch = []
@@ -57,14 +59,13 @@ def batches(
 
 def cost(episode: Any) -> float:
     """info["eval"]["cost"], else minus the return."""
-    return episode.eval.get("cost", -episode.ret)
+    return np.ravel(episode.eval.get("cost", -episode.ret)).item()
 
 
-def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[dict]:
+def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones,
     and what else is in info["eval"]. Greedy episodes of instances that are alike are played side by
     side."""
-    rows = []
     entries = suite_entries(make, args)
     bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
     for batch in batches(make, entries):
@@ -80,10 +81,9 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[d
                 for name, value in episode.eval.items():
                     if name != "cost":
                         row.setdefault(name, value)
-            rows.append(row)
+            yield row
             bar.update()
     bar.close()
-    return rows
 
 
 # ---- Tables ----
@@ -182,48 +182,62 @@ def save_table(rows: list[dict], folder: str, writer: Any, step: int) -> None:
 
 # ---- Videos ----
 class Filmed(gym.Wrapper):
-    """Keeps the pictures of each episode, at most the last 1000."""
+    """Keeps the pictures of the first episode, at most the last 500."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self.episodes = []
+        self.pictures = deque(maxlen=500)
+        self.has_ended = False
 
     def reset(self, **kwargs) -> tuple:
         result = self.env.reset(**kwargs)
-        self.episodes.append(deque([self.render()], maxlen=1000))
+        if not self.pictures:
+            self.pictures.append(self.render())
         return result
 
     def step(self, action: Any) -> tuple:
         result = self.env.step(action)
-        self.episodes[-1].append(self.render())
+        if not self.has_ended:
+            self.pictures.append(self.render())
+        self.has_ended = self.has_ended or bool(result[2] or result[3])
         return result
 
     def render(self) -> Image.Image:
-        return Image.fromarray(np.asarray(self.env.render(), np.uint8))
+        frame = np.asarray(self.env.render())
+        if frame.ndim != 3 or frame.dtype.kind not in "iu":
+            found = f"{frame.dtype} {frame.shape}"
+            raise ValueError(f"render() must return an array [H, W, 3] of uint8, not {found}")
+        return Image.fromarray(frame.astype(np.uint8))
 
 
 def check_video(make: Callable[..., gym.Env]) -> None:
     """SystemExit if the environment does not render arrays [height, width, 3]."""
     try:
-        env = make({"render_mode": "rgb_array"})
-        env.reset()
+        env = Filmed(make({"render_mode": "rgb_array"}))
         modes = list(env.metadata.get("render_modes", []))
-        frame = env.render()
-        env.close()
+        if "rgb_array" not in modes:
+            raise ValueError(f"rgb_array is needed, its render modes are {modes}")
+        env.reset()
     except Exception as error:
         lines = f"{type(error).__name__}: {error}".splitlines()  # frames of the environment first
         raise SystemExit(f"--capture-video: the environment cannot render: {lines[-1]}") from None
-    if "rgb_array" not in modes or np.ndim(frame) != 3:
-        needed = f"render() must return an array [H, W, 3]; the render modes are {modes}"
-        raise SystemExit(f"--capture-video: {needed}")
+    close(env)
 
 
 def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
-    """One greedy episode as an animated GIF. SystemExit if it cannot be written."""
-    env = Filmed(make({"render_mode": "rgb_array"}))
-    play([lambda: env], True)
-    first, *others = max(env.episodes, key=len)  # another one may have begun
-    durations = [100] * len(others) + [3000]  # milliseconds
+    """Three greedy episodes, one after the other as an animated GIF, at the environment's
+    render_fps. SystemExit if it cannot be written."""
+    films = [Filmed(make({"render_mode": "rgb_array"})) for _ in range(3)]
+    play([lambda film=film: film for film in films], True)
+    fps = films[0].metadata.get("render_fps") or 10
+    duration = max(20, round(1000 / fps))  # milliseconds; viewers slow down what is faster
+    pictures = []
+    durations = []
+    for film in films:
+        pictures += film.pictures
+        durations += [duration] * (len(film.pictures) - 1) + [3000]
+    size = pictures[0].size
+    first, *others = [picture.resize(size) for picture in pictures]
     try:
         first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
     except OSError as error:
@@ -242,26 +256,31 @@ def check(make: Callable[..., gym.Env], args: Any) -> None:
 
 def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:
     """Plays what the flags of a script's Run say, --eval-suite or --eval-episodes of each entry of
-    --env-kwargs, saves table and video. Returns the rows of the table."""
+    --env-kwargs, saves table and video. Returns the rows of the table. After an error the table has
+    the rows before it."""
     args = run.args
     if args.eval_suite:
-        rows = run_suite(play, partial(make, args, 0), args)
+        played = run_suite(play, partial(make, args, 0), args)
     else:
-        rows = run_episodes(play, make, args)
-    if all(row.get("group") is None for row in rows):
-        for row in rows:
-            row.pop("group", None)
-    if rows:
-        save_table(rows, run.folder, run.writer, args.num_iterations * run.steps)
+        played = run_episodes(play, make, args)
+    rows = []
+    try:
+        for row in played:
+            rows.append(row)
+    finally:
+        if all(row.get("group") is None for row in rows):
+            for row in rows:
+                row.pop("group", None)
+        if rows:
+            save_table(rows, run.folder, run.writer, args.num_iterations * run.steps)
     if args.capture_video:
         save_video(str(Path(run.folder, "episode.gif")), play, partial(make, args, 0))
     return rows
 
 
-def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> list[dict]:
+def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Their "group" is the
     entry's number, or info["group"] at the episode's end."""
-    rows = []
     num_tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
     for k in range(num_tasks):
         episodes = []
@@ -272,5 +291,4 @@ def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> lis
             if num_tasks > 1:
                 row["group"] = f"task_{k}"
             row |= {"length": episode.length, "return": episode.ret}
-            rows.append(row)
-    return rows
+            yield row

@@ -20,23 +20,29 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from cleanrl_graph.utils import import_first
+from cleanrl_graph.utils import checkpoint, import_first
+from cleanrl_graph.utils.check import close
 
 ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
 OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too
 FREE = {"memory_length", "attention", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
+OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
 def read_model(path: str, device: Any = "cpu") -> dict:
     """What --save-model wrote: {"model": weights, "args": flags, "script": name}. ValueError for
-    another file."""
+    another file, or for weights that are not finite."""
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
-        return {"script": saved["args"]["exp_name"], "model": saved["model"]} | saved
+        saved = {"script": saved["args"]["exp_name"], "model": saved["model"]} | saved
+        bad = [name for name, value in saved["model"].items() if not value.isfinite().all()]
     except OSError:
         raise
     except Exception:  # of many kinds
         raise ValueError(f"{path}: not a file that --save-model wrote") from None
+    if bad:
+        raise ValueError(f"{path}: the weights {bad[0]} are not finite")
+    return saved
 
 
 def load_policy(
@@ -76,10 +82,10 @@ def load_policy(
     policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     try:
         policy.agent.load_state_dict(saved["model"])
-    except RuntimeError as error:
+    except RuntimeError:
         raise ValueError(
             f"{path}: the observation space {policy.observation_space}, the action space "
-            f"{policy.envs.action_space}: {misfit(saved, error)}"
+            f"{policy.envs.action_space}: {misfit(saved, policy.agent)}"
         ) from None
     return policy
 
@@ -116,8 +122,8 @@ def given_flags(args: Any) -> set[str]:
 
 def take_flags(args: Any) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
-    environment, its kwargs and wrappers, unless they are given. SystemExit for a flag that is given
-    and makes another network."""
+    environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
+    the file differ. SystemExit for a flag that is given and makes another network."""
     try:
         saved = read_model(args.load_model)["args"]
     except (OSError, ValueError) as error:
@@ -140,8 +146,16 @@ def take_flags(args: Any) -> None:
             f"--load-model {args.load_model}: the file is of another network: {'; '.join(wrong)}. "
             "Leave these flags out, they are taken from the file"
         )
-    if taken:
-        print(f"--load-model {args.load_model}:", *taken, file=sys.stderr)
+    left = [
+        flag(name, saved[name])
+        for name, value in vars(args).items()
+        if name in saved and value != saved[name] and name not in names and name not in OF_A_RUN
+    ]
+    texts = [" ".join(flags) or "none" for flags in (taken, left)]
+    print(
+        f"--load-model {args.load_model}: takes {texts[0]} from the file; not {texts[1]}",
+        file=sys.stderr,
+    )
 
 
 def load_weights(agent: torch.nn.Module, args: Any) -> None:
@@ -149,19 +163,21 @@ def load_weights(agent: torch.nn.Module, args: Any) -> None:
     saved = read_model(args.load_model, next(agent.parameters()).device)
     try:
         agent.load_state_dict(saved["model"])
-    except RuntimeError as error:
-        raise SystemExit(f"--load-model {args.load_model}: {misfit(saved, error)}") from None
+    except RuntimeError:
+        raise SystemExit(f"--load-model {args.load_model}: {misfit(saved, agent)}") from None
 
 
-def misfit(saved: dict, error: RuntimeError) -> str:
+def misfit(saved: dict, agent: torch.nn.Module) -> str:
     """What is wrong with weights that an agent does not take."""
-    lines = str(error).splitlines()[1:]
-    if len(lines) > 3:
-        lines = [*lines[:3], f"\tand {len(lines) - 3} more"]
-    names = "\n".join(lines)
+    shapes = []  # of the file's and of the agent's
+    for weights in (saved["model"], agent.state_dict()):
+        shapes.append({name: value.shape for name, value in weights.items()})
+    theirs, ours = shapes
+    differ = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
     return (
         f"it is of {saved['script']}.py and {saved['args'].get('env_id')}, its weights do not fit "
-        f"this script and environment, or this version:\n{names}"
+        f"this environment, or this script was changed before or since: {differ[0]} is one of "
+        f"{len(differ)} that differ"
     )
 
 
@@ -189,7 +205,7 @@ class Policy:
         self.greedy = greedy
         if env is None:
             env = self.make_env()
-            env.close()
+            close(env)
         self.observation_space = env.observation_space
         size = num_envs or 1
         like = SimpleNamespace(

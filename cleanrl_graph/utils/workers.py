@@ -11,6 +11,8 @@ import multiprocessing as mp
 import os
 import random
 import signal
+import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
@@ -59,6 +61,15 @@ def work(pipe, inherited: list, seed: int, make_envs: Callable) -> None:
             pipe.send(error)
 
 
+def set_timeout(pipe: Any, seconds: float) -> None:
+    """Makes writing to this end of a pipe, and reading from it, raise BlockingIOError where the
+    other end has not moved for so long."""
+    timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, timeval)
+
+
 class Worker(NamedTuple):
     process: mp.Process
     pipe: Any
@@ -90,6 +101,8 @@ class WorkerEnvs:
         fork = "fork" in mp.get_all_start_methods()
         context = mp.get_context("fork" if fork else "spawn")
         pipe, child = context.Pipe()
+        if self.timeout and os.name == "posix":
+            set_timeout(pipe, self.timeout)
         inherited = []
         if fork:
             inherited = [pipe] + [worker.pipe for worker in self.workers]
@@ -110,12 +123,14 @@ class WorkerEnvs:
         """What a worker sends, unless it is an error."""
         process, pipe, span = worker
         name = f"step {self.num_steps}: the worker of envs {span.start} to {span.stop - 1}"
-        if not pipe.poll(self.timeout):
+        try:
+            if not pipe.poll(self.timeout):
+                raise BlockingIOError
+            answer = pipe.recv()
+        except BlockingIOError:  # nothing came, or half an answer
             process.kill()
             timeout = f"--env-timeout {self.timeout:g} s"
-            raise ChildProcessError(f"{name} did not answer within {timeout}")
-        try:
-            answer = pipe.recv()
+            raise ChildProcessError(f"{name} did not answer within {timeout}") from None
         except (EOFError, ConnectionResetError):
             process.join()
             raise ChildProcessError(f"{name} died with exit code {process.exitcode}") from None

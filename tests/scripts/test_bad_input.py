@@ -267,6 +267,14 @@ FAULTS = {
         "action_mask",
         ["2 rows", "'g.nodes' has 3"],
     ),
+    "mask of edges for nodes": (
+        GRAPH_MASK,
+        spaces.Discrete(9),
+        ragged_mask([1, 0, 1]),
+        graph(nodes=3, edges=4, links=((0, 1),) * 4) | {"action_mask": np.ones(4, np.int8)},
+        "action_mask",
+        ["4 rows where 'g.nodes' has 3: for a mask of edges give --action-head edges"],
+    ),
     "all nodes masked": (
         GRAPH_MASK,
         spaces.Discrete(9),
@@ -306,6 +314,86 @@ FAULTS = {
         np.array([0, -1e300]),
         "obs",
         ["value -inf"],
+    ),
+    "too large for uint8": (
+        spaces.Box(0, 255, (2,), np.uint8),
+        TWO,
+        np.array([0, 255]),
+        np.array([0, 300]),
+        "obs",
+        ["value 300"],
+    ),
+    "too small for int8": (
+        spaces.Box(-128, 127, (2,), np.int8),
+        TWO,
+        np.array([-128, 127]),
+        np.array([-200, 0]),
+        "obs",
+        ["value -200"],
+    ),
+    "too large for uint16": (
+        spaces.Box(0, 65535, (1,), np.uint16),
+        TWO,
+        np.array([65535]),
+        np.array([65536]),
+        "obs",
+        ["value 65536"],
+    ),
+    "negative where there is no sign": (
+        spaces.Box(0, 9, (1,), np.uint64),
+        TWO,
+        np.array([9]),
+        np.array([-1]),
+        "obs",
+        ["value -1"],
+    ),
+    "too large for torch": (
+        spaces.Box(0, 2**64 - 1, (1,), np.uint64),
+        TWO,
+        np.array([2**63 - 1], np.uint64),
+        np.array([2**63 + 5], np.uint64),
+        "obs",
+        ["value 9223372036854775813"],
+    ),
+    "bit of 256": (
+        spaces.MultiBinary(2),
+        TWO,
+        np.array([True, False]),
+        np.array([1, 256]),
+        "obs",
+        ["value 256"],
+    ),
+    "pixel of 256 in a set": (
+        spaces.Sequence(spaces.Box(0, 255, (), np.uint8), stack=True),
+        TWO,
+        np.array([3, 255]),
+        np.array([3, 4, 256]),
+        "obs",
+        ["value 256 in row 2"],
+    ),
+    "mask entry of 256": (
+        THREE,
+        spaces.Discrete(3),
+        {"x": np.zeros(2), "action_mask": np.array([1, 0, 2])},
+        {"x": np.zeros(2), "action_mask": np.array([1, 0, 256])},
+        "action_mask",
+        ["value 256"],
+    ),
+    "edge to node 2^32": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(links=((0, 1), (2**32, 0))),
+        "g.edge_links",
+        ["value 4294967296 in row 1"],
+    ),
+    "id too large for its space": (
+        spaces.Dict(x=vector(2), node_ids=spaces.Box(0, 255, (2,), np.uint8)),
+        TWO,
+        {"x": np.zeros(2), "node_ids": np.array([4, 5])},
+        {"x": np.zeros(2), "node_ids": np.array([4, 260])},
+        "node_ids",
+        ["value 260"],
     ),
     "category with a start": (
         spaces.MultiDiscrete([3, 2], start=[5, -1]),
@@ -561,6 +649,11 @@ class Simple(gym.Env):
             raise gym.error.InvalidAction("no such door")
         if now and self.fault == "sleep":
             time.sleep(3)
+        if now and isinstance(self.fault, str) and self.fault in RETURNS:
+            _, changes = RETURNS[self.fault]
+            return obs, *(
+                {"reward": 1.0, "terminated": True, "truncated": False, "info": {}} | changes
+            ).values()
         reward = self.fault[1] if now and isinstance(self.fault, (list, tuple)) else 1.0
         end = self.t >= 5 and self.fault != "no end"
         return obs, reward, end, False, None if self.fault == "no info" else {}
@@ -605,6 +698,136 @@ ENVIRONMENTS = {  # fault -> what is said
     "reward text": "env 0, step 3.* reward.*text",
     "reward row": r"env 0, step 3.* reward.*\[1.0, 2.0\]",
 }
+GRADIENT = torch.ones((), requires_grad=True)
+RETURNS = {  # what is said, and what is other than it should be in the result of a step
+    "info that is a list": (r"info is \[3\], not a dict", {"info": [3]}),
+    "info that is text": ("info is 'text', not a dict", {"info": "text"}),
+    "terminated as text": ("terminated is 'no', not True or False", {"terminated": "no"}),
+    "terminated that is None": ("terminated is None, not", {"terminated": None}),
+    "terminated for two": (
+        r"terminated is array\(.*, not",
+        {"terminated": np.array([True, False])},
+    ),
+    "truncated that is nan": ("truncated is nan, not", {"truncated": np.nan}),
+    "truncated as an array of text": (
+        r"truncated is array\(.*, not",
+        {"truncated": np.array(["no"])},
+    ),
+    "reward with gradients": ("reward 1.0 requires gradients", {"reward": GRADIENT}),
+    "return that is None": (
+        "None in .*'episode'.* is not a finite",
+        {"info": {"episode": {"r": None}}},
+    ),
+    "return that is nan": (
+        "nan in .*'episode'.* is not a finite",
+        {"info": {"episode": {"r": np.nan}}},
+    ),
+    "length that is nan": (
+        "nan in .*'episode'.* is not a finite",
+        {"info": {"episode": {"r": 1, "l": np.nan}}},
+    ),
+    "returns of two": (
+        r"array\(.* in .*'episode'.* is not",
+        {"info": {"episode": {"r": np.ones(2)}}},
+    ),
+    "return as text": ("'9' in .*'episode'.* is not a finite", {"info": {"episode": {"r": "9"}}}),
+    "group that is a list": (
+        r"'group'\] \['a'\] .*unhashable type: 'list'",
+        {"info": {"group": ["a"]}},
+    ),
+    "group that cannot be pickled": (r"'group'\] .*ickle", {"info": {"group": lambda: 0}}),
+    "report that is a number": (r"info\['eval'\] is 3.0, not a dict", {"info": {"eval": 3.0}}),
+    "report that is None": (r"info\['eval'\] is None, not a dict", {"info": {"eval": None}}),
+    "report with gradients": (
+        "tensor.* is not a finite number",
+        {"info": {"eval": {"cost": GRADIENT}}},
+    ),
+    "cost as text": (
+        "'cheap' in .*'eval'.* is not a finite",
+        {"info": {"eval": {"cost": "cheap"}}},
+    ),
+    "cost that is nan": ("nan in .*'eval'.* is not a finite", {"info": {"eval": {"cost": np.nan}}}),
+    "cost without a name": (r"'eval'\] \{1: 2\}.* expected str", {"info": {"eval": {1: 2}}}),
+    "report that cannot be pickled": (r"'eval'\] .*ickle", {"info": {"eval": {"rule": lambda: 0}}}),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fault", RETURNS)
+def test_result_of_a_step(fault, workers, tmp_path):
+    """What a step returns in a wrong form is named with env and step when it comes."""
+    sentence, _ = RETURNS[fault]
+    fails(
+        f"env 0, step 3(, step)?: .*{sentence}",
+        tmp_path,
+        num_workers=workers,
+        env_kwargs={"fault": fault},
+    )
+
+
+def test_result_in_an_odd_form():
+    """Arrays of one bool, numbers 0 and 1, and text or numbers for groups are simply read."""
+
+    class Odd(ListEnv):
+        def step(self, action):
+            self.t += 1
+            info = {"group": self.t, "eval": {"cost": np.array([3.0]), "rule": None, "text": "x"}}
+            return np.zeros(2), 1.0, np.array([self.t == 2]), np.int64(self.t == 3), info
+
+    envs = make_envs([lambda: Odd(vector(2), [np.zeros(2)] * 5)])
+    envs.reset(0)
+    ends = [envs.step([0]) for _ in range(2)]
+    assert [bool(step.terminated[0]) for step in ends] == [False, True]
+    assert ends[1].episodes[0].group == 2
+
+
+def test_integers_are_exact():
+    """Where one environment returns int64 and another uint64, too."""
+    values = [np.array([2**60 + 1]), np.array([2**60 + 3], np.uint64)]
+    space = spaces.Box(0, 2**62, (1,), np.int64)
+    for many in (space, spaces.Sequence(space, stack=True)):
+        makers = [
+            lambda i=i: ListEnv(many, [values[i][None] if many != space else values[i]])
+            for i in range(2)
+        ]
+        obs = make_envs(makers).reset(0).obs
+        assert obs.values[0].ravel().tolist() == [2**60 + 1, 2**60 + 3]
+
+
+def test_returns_in_arrays():
+    """As older vectors of gymnasium write them."""
+
+    class Counts(ListEnv):
+        def step(self, action):
+            return (
+                np.zeros(2),
+                1.0,
+                True,
+                False,
+                {"episode": {"r": np.array([7.5]), "l": np.array([3])}},
+            )
+
+    envs = make_envs([lambda: Counts(vector(2), [np.zeros(2)] * 2)])
+    envs.reset(0)
+    (episode,) = envs.step([0]).episodes
+    assert (episode.ret, episode.length) == (7.5, 3)
+
+
+class Stuck(Simple):
+    def close(self):
+        raise OSError("the door is stuck")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_that_raises(workers, tmp_path, capfd):
+    """What was trained and evaluated is there, and what went wrong is said."""
+    gym.register("Stuck-v0", entry_point=Stuck)
+    result = run(tmp_path, env_id="Stuck-v0", num_workers=workers, save_model=True, eval_episodes=2)
+    assert len(result.rows) == 2 and (result.folder / "eval.csv").exists()
+    assert (result.folder / "model.pt").exists()
+    del gym.registry["Stuck-v0"]
+
+
 REWARDS = {"None": None, "text": "text", "row": [1.0, 2.0]}
 
 
@@ -772,6 +995,10 @@ FLAGS = {
         (float("nan"), "--env-timeout nan"),
     ],
     "checkpoint_every": [(-1, "--checkpoint-every -1: a number from 0")],
+    "checkpoint_minutes": [
+        (-1.0, "--checkpoint-minutes -1.0: a number from 0"),
+        (float("nan"), "--checkpoint-minutes nan"),
+    ],
     "eval_episodes": [(-1, "--eval-episodes -1: a number from 0")],
     "eval_samples": [(-1, "--eval-samples -1: a number from 0")],
     "eval_max_steps": [(0, "--eval-max-steps 0: a number from 1")],
@@ -894,6 +1121,20 @@ def test_model_that_cannot_be_written(tmp_path, monkeypatch):
         checkpoint.Folder, "__enter__", lambda self: os.mkdir(f"{self.folder}/model.pt") or self
     )
     fails("model.pt", tmp_path, save_model=True, eval_episodes=1)
+
+
+def test_model_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    """The disk gets full while it is written."""
+    monkeypatch.setattr(ppo_graph, "play", lambda *args: pytest.fail("the evaluation began"))
+
+    def save(model, path):
+        with open(path, "wb") as file:
+            file.write(b"half of a mod")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", save)
+    fails("--save-model .*model.pt.*No space left", tmp_path, save_model=True, eval_episodes=1)
+    assert not list(tmp_path.glob("*/model.pt")) and not list(tmp_path.glob("*/*.tmp"))
 
 
 # ---- Checkpoints ----

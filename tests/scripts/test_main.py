@@ -324,3 +324,9 @@ def test_video(tmp_path):
     """--capture-video saves a greedy episode."""
     folder = run(tmp_path, env_id="Grouped-v0", capture_video=True, total_timesteps=0).folder
     assert (folder / "episode.gif").read_bytes().startswith(b"GIF8")
+
+
+def test_where_a_run_writes(tmp_path):
+    """It is printed once."""
+    result = run(tmp_path, env_id="CartPole-v1")
+    assert result.text.count(f"writes to {result.folder}\n") == 1

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import helpers  # registers Random-v0
@@ -24,6 +25,7 @@ from processes import (
 )
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils import checkpoint
 
 RUNNER = """
 import sys, torch
@@ -196,8 +198,28 @@ def test_signal_to_one_rank(tmp_path):
     assert newest(tmp_path / "a") == 3 * 48 and not list(tmp_path.glob("a/*/failed"))
 
 
+@pytest.mark.parametrize("fast, step", [(0, 2 * 144 - 48), (1, 0)])
+def test_minutes_are_those_of_rank_0(fast, step, tmp_path):
+    """Where a clock is fast all ranks write a checkpoint, or none; before the last update, in which
+    both die."""
+
+    class Clock:
+        time = staticmethod(time.time)
+        monotonic = staticmethod(lambda: 1e6 * time.monotonic())
+
+    def patch(module):
+        if module.RANK == fast:
+            checkpoint.time = Clock
+        Dies("Envs", "step", 6 * 8 - 2)(module)
+
+    flags = dict(env_id="CartPole-v1", checkpoint_every=100)
+    assert train_ranks(tmp_path / "a", patch=patch, total_timesteps=288, **flags) == [-9, -9]
+    assert newest(tmp_path / "a") == step
+
+
 def test_a_rank_that_fails_ends_the_others(tmp_path):
-    """None waits for ever. There is a mark, lest the same comes again."""
+    """None waits for ever, and each ends with a sentence. There is a mark, lest the same comes
+    again."""
 
     def burn(module):
         original = module.Envs.call
@@ -213,6 +235,8 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
         tmp_path / "a", patch=burn, env_id="envs:StatelessCartPole-v1", total_timesteps=192
     )
     assert codes == [1, 1] and "the bridge is out" in Path(f"{tmp_path}/a.1").read_text()
+    text = Path(f"{tmp_path}/a.0").read_text()
+    assert "rank 0: another rank has ended and says why" in text and "Traceback" not in text, text
     assert newest(tmp_path / "a") == 96 and list(tmp_path.glob("a/*/failed"))
 
 

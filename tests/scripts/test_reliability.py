@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from faulty import Faulty, Lossy, NoPickle, OnClass
 from gymnasium import spaces
 from helpers import train_events, vector, weights
 from processes import (
@@ -88,7 +88,7 @@ def assert_same(run_dir, whole):
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(checkpoint, "said", set())
+    monkeypatch.setattr(checkpoint, "inexact", set())
 
 
 @pytest.fixture
@@ -266,71 +266,7 @@ def test_resumed_again_and_again(tmp_path):
 
 
 # ---- Environments that do not go on exactly ----
-class Faulty(gym.Env):
-    """Episodes of `length` steps, or of one more after a seed that is odd. A `fault` happens in
-    step `at` of the env whose first seed was `victim`, counted over its episodes; `seeds` is a file
-    that notes the seeds of resets."""
-
-    action_space = spaces.Discrete(2)
-    observation_space = vector(2, low=0, high=1000)
-
-    def __init__(self, fault="", at=5, victim=2, length=7, seeds=""):
-        self.fault, self.at, self.victim, self.length, self.seeds = fault, at, victim, length, seeds
-        self.t, self.first_seed, self.left, self.seed = 0, None, length, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if seed is not None:
-            self.first_seed, self.seed = seed if self.first_seed is None else self.first_seed, seed
-            if self.seeds:
-                with open(self.seeds, "a") as file:
-                    file.write(f"{seed}\n")
-        self.strike("reset")
-        self.left = self.length
-        return self.observe(), {}
-
-    def observe(self):
-        return np.array(
-            [self.t, np.nan if self.t == self.at and self.is_victim("nan observation") else 1],
-            np.float32,
-        )
-
-    def is_victim(self, fault):
-        return self.fault == fault and self.first_seed == self.victim
-
-    def strike(self, fault):
-        if self.is_victim(fault) and self.t >= self.at:
-            if fault == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if fault == "hang":
-                time.sleep(1000)
-            if fault == "exit":
-                sys.exit(0)
-            raise KeyError("the engine is on fire")
-
-    def step(self, action):
-        self.t, self.left = self.t + 1, self.left - 1
-        for fault in ("step", "kill", "hang", "exit"):
-            self.strike(fault)
-        reward = np.nan if self.t == self.at and self.is_victim("nan reward") else 1.0
-        return self.observe(), reward, False, self.left == 0, {}
-
-
-class Lossy(Faulty, gym.utils.EzPickle):
-    """Its pickle is its arguments."""
-
-    def __init__(self, **kwargs):
-        gym.utils.EzPickle.__init__(self, **kwargs)
-        super().__init__(**kwargs)
-
-
-class NoPickle(Faulty):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.lock = threading.Lock()
-
-
-for env in (Faulty, Lossy, NoPickle):
+for env in (Faulty, Lossy, NoPickle, OnClass):
     gym.register(f"{env.__name__}-v0", entry_point=env)
 
 
@@ -340,6 +276,8 @@ for env in (Faulty, Lossy, NoPickle):
         ("NoPickle", "no copy can be made of it: TypeError", 0),
         ("NoPickle", "no copy can be made of it", 2),
         ("Lossy", "a copy returns another observation", 0),
+        ("OnClass", "a copy returns another observation", 0),
+        ("OnClass", "a copy returns another observation", 2),
     ],
 )
 def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
@@ -352,17 +290,53 @@ def test_inexact_environments_begin_anew(kind, words, workers, tmp_path, capfd):
     process.join()
     begun_earlier(tmp_path / "b")
     sentence = f"{kind}-v0: it begins a new episode when the run is resumed, since {words}"
-    assert (
-        capfd.readouterr().err.count(sentence) == max(workers, 1) and newest(tmp_path / "b") == 48
-    )
+    assert capfd.readouterr().err.count(sentence) == 1 and newest(tmp_path / "b") == 48
     folder = train(tmp_path / "b", resume="auto", **flags)
-    assert capfd.readouterr().err.count(sentence) == max(workers, 1)
+    assert capfd.readouterr().err.count(sentence) == 1
     log = log_of(folder)
     assert [step for step, _ in log["losses/value_loss"]] == [24 * k for k in range(1, 7)]
     ends = sorted([*range(21, 49, 21), *range(48 + 21, 145, 21)] * 3)
     assert log["charts/episodic_length"] == [(step, 7) for step in ends]
     seeds = list(map(int, (tmp_path / "seeds").read_text().split()))  # workers write side by side
     assert sorted(seeds[:3]) == [1, 2, 3] and len(seeds) == len(set(seeds)) == 6
+
+
+# ---- When checkpoints are written ----
+class Clock:
+    """Each look at it is 100 seconds later."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 100
+        return self.now
+
+    def time(self):
+        return time.time()
+
+
+@pytest.mark.parametrize(
+    "every, minutes, steps",
+    [
+        (100, 5.0, [72, 144]),  # after 3 updates, and at the end
+        (100, 0.0, [144]),
+        (100, 60.0, [144]),
+        (2, 5.0, [48, 96, 144]),
+        (0, 5.0, []),
+    ],
+)
+def test_updates_or_minutes(every, minutes, steps, tmp_path, monkeypatch):
+    """Whichever comes first since the last checkpoint, and the end; none with --checkpoint-every
+    0."""
+    written = []
+    save = checkpoint.Folder.save
+    monkeypatch.setattr(checkpoint, "time", Clock())
+    monkeypatch.setattr(
+        checkpoint.Folder, "save", lambda self, *args: (written.append(args[0]), save(self, *args))
+    )
+    train(tmp_path, checkpoint_every=every, checkpoint_minutes=minutes, env_id="CartPole-v1")
+    assert written == steps
 
 
 # ---- What --resume finds ----

@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import signal
-import threading
 import time
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,7 +15,22 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from walks import (
+    Changing,
+    Counted,
+    Curriculum,
+    Dies,
+    LeftOut,
+    Locked,
+    Lossy,
+    Nested,
+    Odd,
+    OfAModule,
+    OwnGenerators,
+    Trusted,
+    Walk,
+    WithLambda,
+)
 
 from cleanrl_graph.utils import checkpoint
 
@@ -147,6 +161,8 @@ def test_auto(tmp_path, capsys):
         os.utime(path, (1000 + k, 1000 + k))
     run_of(args, "a__9")
     assert find(args, "a__")[0] == os.path.join(args.run_dir, "a__1")
+    path = os.path.join(args.run_dir, "a__1", "checkpoint_000000000001.ckpt")
+    assert capsys.readouterr().out == f"--resume auto: goes on from {path}\n"
 
 
 def test_file(tmp_path):
@@ -386,46 +402,7 @@ def test_random_state():
 # ---- Environments ----
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    monkeypatch.setattr(checkpoint, "said", set())
-
-
-class Walk(gym.Env):
-    """A random walk of 25 steps; `draw` returns its numbers."""
-
-    observation_space, action_space = (
-        spaces.Box(-np.inf, np.inf, (2,), np.float32),
-        spaces.Discrete(2),
-    )
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.x = 0, self.draw()
-        return self.observe(), {}
-
-    def observe(self):
-        return np.array([self.t, self.x], np.float32)
-
-    def draw(self):
-        return self.np_random.random()
-
-    def step(self, action):
-        self.t, self.x = self.t + 1, self.x + action * self.draw()
-        return self.observe(), float(self.x), self.x > 9, self.t == 25, {}
-
-
-class OwnGenerators(Walk):
-    """Its `np_random` is its own, as old environments have it."""
-
-    def __init__(self):
-        self.np_random = np.random.RandomState(3)
-        self.random, self.rng = random.Random(5), np.random.default_rng(7)
-
-    def reset(self, *, seed=None, options=None):
-        self.t, self.x = 0, self.draw()
-        return self.observe(), {}
-
-    def draw(self):
-        return self.np_random.rand() + self.random.random() + self.rng.random()
+    monkeypatch.setattr(checkpoint, "inexact", set())
 
 
 class GlobalGenerators(OwnGenerators):
@@ -439,27 +416,9 @@ class DrawsWhenLoaded(GlobalGenerators):
         self.draw()
 
 
-class WithLambda(Walk):
-    def __init__(self):
-        self.double = lambda x: 2 * x
-
-    def draw(self):
-        return self.double(super().draw())
-
-
-class Nested(Walk):
-    """Observations of all kinds, in one array that is written again, with NaN, without edges."""
-
-    def observe(self):
-        graph = spaces.GraphInstance(np.full((2, 1), self.x), None, np.zeros((0, 2), np.int64))
-        self.array = getattr(self, "array", np.zeros(2))
-        self.array[:] = self.x, np.nan
-        return {
-            "graph": graph,
-            "set": ({"a": self.array, "b": 1},) * (self.t % 3),
-            "name": "x",
-            "none": None,
-        }
+def dump_envs(envs):
+    """What a checkpoint has of environments."""
+    return checkpoint.exact_dumps(checkpoint.dump_envs(envs))
 
 
 def play(env, steps):
@@ -504,7 +463,7 @@ def test_exact_copies(kind, capsys):
     expected = play(begun(EXACT[kind]), range(5, 85))
     envs, results, dumps = [begun(EXACT[kind])], [], []
     for start in range(5, 85, 10):
-        dumps.append((checkpoint.dump_envs(envs)[0], checkpoint.random_state()))
+        dumps.append((dump_envs(envs)[0], checkpoint.random_state()))
         results += play(envs[0], range(start, start + 10))
     assert results == expected and len({str(result) for result in expected}) > 40
     for k, (data, state) in enumerate(dumps):
@@ -512,82 +471,6 @@ def test_exact_copies(kind, capsys):
         checkpoint.set_random_state(state)
         assert play(copy, range(5 + 10 * k, 85)) == expected[10 * k :]
     assert capsys.readouterr().err == ""
-
-
-class Odd(Walk):
-    """Its copies are not like it, each in another way."""
-
-    def __init__(self, how, at=1):
-        self.how, self.num_left, self.is_copy = how, at, False
-
-    def __getstate__(self):
-        if self.how == "pickle":
-            raise TypeError("I hold a simulator")
-        return vars(self)
-
-    def __setstate__(self, state):
-        vars(self).update(state, is_copy=True)
-        if self.how == "load":
-            raise KeyError("what is missing")
-
-    def reset(self, **kwargs):
-        obs, info = super().reset(**kwargs)
-        return obs + (self.is_copy and self.how == "reset"), info
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        self.num_left -= self.is_copy
-        if self.is_copy and self.num_left == 0:
-            if self.how == "exception":
-                raise RuntimeError("I am lost")
-            if self.how == "exit":
-                raise SystemExit(3)
-            reward += self.how == "reward"
-            terminated, truncated = (
-                terminated ^ (self.how == "terminated"),
-                truncated ^ (self.how == "truncated"),
-            )
-            obs = {"observation": obs + 1, "dtype": obs.view(np.int32), "shape": obs[None]}.get(
-                self.how, obs
-            )
-        return obs, reward, terminated, truncated, info
-
-
-class Lossy(Walk, gym.utils.EzPickle):
-    """An EzPickle: its copies are made anew and have not begun an episode."""
-
-    num_open = 0
-
-    def __init__(self):
-        gym.utils.EzPickle.__init__(self)
-        Lossy.num_open += 1
-
-    def close(self):
-        Lossy.num_open -= 1
-
-
-class Changing(Walk):
-    """Cannot be pickled from step 20 on."""
-
-    def step(self, action):
-        if self.t == 20:
-            self.rows = (row for row in range(3))
-        return super().step(action)
-
-
-class Locked(Walk):
-    def __init__(self):
-        self.lock = threading.Lock()
-
-
-shared_rng = np.random.default_rng(0)
-
-
-class OfAModule(Walk):
-    """Its generator belongs to the module, so that its copies share it."""
-
-    def draw(self):
-        return shared_rng.random()
 
 
 INEXACT = {
@@ -611,8 +494,14 @@ INEXACT = {
         "a copy returns another observation in the next reset",
     ),
     "EzPickle": (Lossy, "a copy fails in the next step: AttributeError"),
+    "class": (Curriculum, "a copy returns another observation and reward in the next step"),
+    "end of the process": (Dies, "the process of a copy ended with exit code 3"),
+    "left out": (LeftOut, "its exact_resume is False"),
     "module": (OfAModule, "a copy returns another observation and reward in the next step"),
-    "load": (lambda: Odd("load"), "no copy can be made of it: KeyError: 'what is missing'"),
+    "load": (
+        lambda: Odd("load"),
+        "a copy fails in the next load: KeyError: 'what is missing'",
+    ),
     "pickle": (lambda: Odd("pickle"), "no copy can be made of it: TypeError: I hold a simulator"),
     "lock": (Locked, "no copy can be made of it: TypeError: cannot pickle '_thread.lock' object"),
     "generator": (
@@ -627,12 +516,13 @@ def test_inexact_copies(kind, capsys):
     """An environment whose copy is not as it was is not dumped, and stderr says so once; it goes on
     undisturbed."""
     make, sentence = INEXACT[kind]
-    expected = play(begun(make), range(5, 35)) if kind != "module" else None
+    is_shared = kind in ("module", "class")  # all environments share what they draw
+    expected = None if is_shared else play(begun(make), range(5, 35))
     envs = [begun(make), begun(make)]
-    first = checkpoint.dump_envs(envs)
+    first = dump_envs(envs)
     results = [play(env, range(5, 35)) for env in envs]
-    assert checkpoint.dump_envs(envs) == checkpoint.dump_envs(envs) == [None, None]
-    assert (first == [None, None]) == (kind in ("load", "pickle", "lock"))
+    assert dump_envs(envs) == dump_envs(envs) == [None, None]
+    assert (first == [None, None]) == (kind in ("pickle", "lock", "left out"))
     written = capsys.readouterr().err
     name = type(envs[0].unwrapped).__name__
     assert written.startswith(
@@ -641,7 +531,7 @@ def test_inexact_copies(kind, capsys):
     assert written.count("\n") == 1
     assert expected is None or results == [expected] * 2
     play(envs[0], range(35, 80))
-    assert checkpoint.dump_envs(envs) == [None, None] and capsys.readouterr().err == ""
+    assert dump_envs(envs) == [None, None] and capsys.readouterr().err == ""
 
 
 def test_one_inexact_environment(capsys):
@@ -653,50 +543,56 @@ def test_one_inexact_environment(capsys):
         begun(lambda: gym.make("Odd-v0", how="reward", disable_env_checker=True)),
         begun(Walk),
     ]
-    checkpoint.dump_envs(envs)
+    dump_envs(envs)
     for env in envs:
-        play(env, range(5, 10))
-    assert [data is None for data in checkpoint.dump_envs(envs)] == [False, True, False]
+        play(env, range(5, 30))
+    assert [data is None for data in dump_envs(envs)] == [False, True, False]
     assert capsys.readouterr().err.startswith("Odd-v0: it begins a new episode")
 
 
-class Counted(Walk):
-    num_steps = num_loaded = num_closed = 0
-
-    def __setstate__(self, state):
-        vars(self).update(state)
-        Counted.num_loaded += 1
-
-    def step(self, action):
-        Counted.num_steps += 1
-        return super().step(action)
-
-    def close(self):
-        Counted.num_closed += 1
-
-
-@pytest.mark.parametrize("length, num", [(25, 16), (8, 3)])
-def test_copies_are_dropped(length, num):
-    """One copy is loaded and makes 16 steps, or those to the end of the episode. It is not closed:
-    what that takes away may be shared."""
-    envs = [begun(lambda: gym.wrappers.TimeLimit(Counted(), length))]
+def test_copies_are_in_another_process(capsys):
+    """No copy is loaded here, and no step made but those of the original."""
+    envs = [begun(lambda: gym.wrappers.TimeLimit(Counted(), 8))]
     Counted.num_steps = Counted.num_loaded = Counted.num_closed = 0
     for start in range(5, 25, 5):
-        checkpoint.dump_envs(envs)
+        dump_envs(envs)
         play(envs[0], range(start, start + 5))
-    assert (Counted.num_steps, Counted.num_loaded, Counted.num_closed) == (20 + num, 1, 0)
+    assert (Counted.num_steps, Counted.num_loaded, Counted.num_closed) == (20, 0, 0)
+    assert dump_envs(envs) != [None]
     envs[0].close()
-    assert Counted.num_closed == 1
+    assert Counted.num_closed == 1 and capsys.readouterr().err == ""
 
 
-def test_copies_that_were_made_anew_are_closed():
-    """Those of an EzPickle, which may have started a simulator of their own."""
-    Lossy.num_open = 0
-    envs = [begun(Lossy)]
-    checkpoint.dump_envs(envs)
-    assert Lossy.num_open == 2
-    play(envs[0], range(5, 10))
-    assert Lossy.num_open == 1
+@pytest.mark.parametrize("length, num", [(25, 16), (8, 4)])
+def test_how_much_is_noted(length, num):
+    """16 calls, or those to the end of the episode and the reset after it; then calls reach the
+    environment itself."""
+    envs = [begun(lambda: gym.wrappers.TimeLimit(Walk(), length))]
+    dump_envs(envs)
+    play(envs[0], range(5, 30))
+    assert len(envs[0]._calls) == num and envs[0].step == envs[0].env.step
+    dump_envs(envs)
+    assert envs[0]._calls == [] and envs[0]._data is None
+
+
+def test_trusted_copies(monkeypatch, capsys):
+    """exact_resume = True: no copy is tried, although this one would fail."""
+    monkeypatch.setattr(checkpoint.subprocess, "run", lambda *args: pytest.fail("a trial"))
+    envs = [begun(lambda: Trusted("reward"))]
+    dump_envs(envs)
+    play(envs[0], range(5, 35))
+    assert dump_envs(envs) != [None] and capsys.readouterr().err == ""
+
+
+def test_all_of_a_kind(capsys):
+    """Where the copy of one environment fails others of its kind are left out, too, although theirs
+    did not show it."""
+    envs = [begun(lambda: Odd("reward")), begun(lambda: Odd("nothing")), begun(Walk)]
+    dump_envs(envs)
+    for env in envs:
+        play(env, range(5, 35))
+    assert [data is None for data in dump_envs(envs)] == [True, True, False]
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_dumped_environment_is_still_itself():
@@ -705,7 +601,7 @@ def test_dumped_environment_is_still_itself():
     envs = [env]
     env.reset(seed=1)
     for _ in range(3):
-        checkpoint.dump_envs(envs)
+        dump_envs(envs)
         twin = envs[0]
         assert (
             twin.unwrapped is env.unwrapped
@@ -734,7 +630,7 @@ def test_actions_that_are_written_to():
 
     envs = [Clipping()]
     envs[0].reset(seed=1)
-    checkpoint.dump_envs(envs)
-    assert [envs[0].step(np.zeros(1))[1] for _ in range(3)] == [1, 1, 1] and checkpoint.dump_envs(
-        envs
-    ) != [None]
+    dump_envs(envs)
+    assert [envs[0].step(np.zeros(1))[1] for _ in range(3)] == [1, 1, 1] and dump_envs(envs) != [
+        None
+    ]

@@ -57,7 +57,7 @@ def leaf(path, kind, shape, dtype, group=None, space=None, get=None):
         dtype=np.dtype(dtype),
         group=group,
         nodes="g.nodes" if kind == "links" else None,
-        space=space,
+        space=space or SimpleNamespace(dtype=np.dtype(dtype)),
         get=get or (lambda obs: obs[path]),
     )
 

@@ -58,7 +58,7 @@ def play(makers, greedy):
 
 def suite_of(suite="two", samples=4, play=play, **kwargs):
     args = SimpleNamespace(eval_suite=suite, eval_samples=samples, env_id="Lottery-v0")
-    return evaluate.run_suite(play, lambda more={}: Lottery(**kwargs | more), args)
+    return list(evaluate.run_suite(play, lambda more={}: Lottery(**kwargs | more), args))
 
 
 def cells(table):
@@ -224,6 +224,53 @@ def test_rows_of_unlike_columns(tmp_path):
     assert read[1] == ["a", "3.0", "", ""] and read[2] == ["b", "12.0", "10", "x, y"]
 
 
+@pytest.mark.parametrize("suite", ["two", None])
+def test_error_after_some_episodes(suite, tmp_path):
+    """What was played before is in the table: the second instance, or entry of --env-kwargs, cannot
+    be played."""
+
+    def fails_later(makers, greedy, calls=[]):  # noqa: B006
+        calls.append(0)
+        if len(calls) == 3:
+            raise KeyError("the bridge is out")
+        return play(makers, greedy)
+
+    args = SimpleNamespace(
+        eval_suite=suite,
+        eval_samples=2 if suite else 0,
+        eval_episodes=2,
+        env_id="Lottery-v0",
+        env_kwargs=[{}, {}, {}],
+        capture_video=False,
+    )
+    make = lambda args, k=0, more={}: Lottery(**more)  # noqa: B006
+    with pytest.raises(KeyError):
+        evaluate.evaluate(fails_later, make, args, str(tmp_path), Writer(), 7)
+    lines = (tmp_path / "eval.csv").read_text().splitlines()
+    assert len(lines) == (2 if suite else 5) and (tmp_path / "eval.md").exists()
+
+
+def test_close_that_raises(tmp_path, capsys):
+    """It is said, and the table is written."""
+
+    class Stuck(Lottery):
+        def close(self):
+            raise OSError("the door is stuck")
+
+    args = SimpleNamespace(
+        eval_suite="two", eval_samples=0, env_id="Lottery-v0", capture_video=False
+    )
+    make = lambda args, k=0, more={}: Stuck(**more)  # noqa: B006
+    rows = evaluate.evaluate(play, make, args, str(tmp_path), Writer(), 7)
+    assert len(rows) == 2 and (tmp_path / "eval.md").exists()
+    assert "close() of <Stuck instance>: OSError: the door is stuck" in capsys.readouterr().err
+
+
+def test_cost_in_an_array():
+    """As older vectors of gymnasium write numbers."""
+    assert evaluate.cost(Episode(0, 1.0, 1, None, {"cost": np.array([3])})) == 3
+
+
 def test_table_that_cannot_be_written(tmp_path, capsys):
     """The table is printed, and the error is one sentence."""
     with pytest.raises(SystemExit, match="cannot write the evaluation's table: .*Errno"):
@@ -250,49 +297,83 @@ class Picture(gym.Env):
         return 0, 1.0, self.t == self.length, False, {}
 
     def render(self):
-        if self.frame == "error":
+        if isinstance(self.frame, str):
             raise RuntimeError("no display")
         return np.full((8, 12, 3), self.t % 256, np.uint8) if self.frame is None else self.frame
 
 
-def film(num_steps):
-    """A `play` that makes these steps, with a reset in the same step as an episode's end."""
+def film(*lengths):
+    """A `play` of as many environments that makes these steps in each, with a reset in the same
+    step as an episode's end."""
 
     def play(makers, greedy):
-        assert greedy and len(makers) == 1
-        env = makers[0]()
-        env.reset(seed=1)
-        for _ in range(num_steps):
-            if any(env.step(0)[2:4]):
-                env.reset()
+        assert greedy and len(makers) == 3
+        for make, length in zip(makers, lengths):
+            env = make()
+            env.reset(seed=1)
+            for _ in range(length):
+                if any(env.step(0)[2:4]):
+                    env.reset()
 
     return play
 
 
 def shades(path):
+    """[(shade, milliseconds)] of the pictures."""
     with Image.open(path) as image:
         found = []
         for k in range(image.n_frames):
             image.seek(k)
-            found.append(image.convert("RGB").getpixel((3, 3))[0])
+            found.append((image.convert("RGB").getpixel((3, 3))[0], image.info["duration"]))
         return found
 
 
-@pytest.mark.parametrize("num_steps, expected", [(5, [0, 1, 2, 3, 4, 5]), (3, [0, 1, 2, 3])])
-def test_video(num_steps, expected, tmp_path):
-    """Each frame of the first episode, the last one too, and none of the next episode."""
-    evaluate.save_video(
-        str(tmp_path / "episode.gif"), film(num_steps), lambda more={}: Picture(**more)
-    )
-    assert shades(tmp_path / "episode.gif") == expected
+def shown(*episodes, duration=100):
+    """What `shades` finds of episodes of so many steps."""
+    found = []
+    for length in episodes:
+        found += [(t, duration) for t in range(length)] + [(length, 3000)]
+    return found
+
+
+@pytest.mark.parametrize("lengths, expected", [((7, 5, 9), (5, 5, 5)), ((3, 6, 2), (3, 5, 2))])
+def test_video(lengths, expected, tmp_path):
+    """Each frame of the first episodes, the last ones too, and none of the next episodes."""
+    path = tmp_path / "episode.gif"
+    evaluate.save_video(str(path), film(*lengths), lambda more={}: Picture(**more))
+    assert shades(path) == shown(*expected)
+
+
+@pytest.mark.parametrize("fps, duration", [(20, 50), (4, 250), (1000, 20), (None, 100), (0, 100)])
+def test_speed_of_a_video(fps, duration, tmp_path):
+    """That of the environment, at most 50 pictures a second."""
+
+    class Fast(Picture):
+        metadata = Picture.metadata | {"render_fps": fps}
+
+    path = tmp_path / "episode.gif"
+    evaluate.save_video(str(path), film(5, 5, 5), lambda more={}: Fast(**more))
+    assert shades(path) == shown(5, 5, 5, duration=duration)
+
+
+def test_video_of_pictures_of_several_sizes(tmp_path):
+    """They get the size of the first one."""
+
+    class Grows(Picture):
+        def render(self):
+            return super().render().repeat(1 + self.t, 0)
+
+    path = tmp_path / "episode.gif"
+    evaluate.save_video(str(path), film(5, 5, 5), lambda more={}: Grows(**more))
+    assert shades(path) == shown(5, 5, 5)
 
 
 def test_video_of_an_episode_without_end(tmp_path):
-    """The last 1,000 frames."""
-    evaluate.save_video(
-        str(tmp_path / "episode.gif"), film(1100), lambda more={}: Picture(length=9999, **more)
-    )
-    assert shades(tmp_path / "episode.gif") == [t % 256 for t in range(101, 1101)]
+    """The last 500 frames of each."""
+    path = tmp_path / "episode.gif"
+    make = lambda more={}: Picture(length=9999, **more)  # noqa: B006
+    evaluate.save_video(str(path), film(600, 600, 600), make)
+    assert [shade for shade, _ in shades(path)] == [t % 256 for t in range(101, 601)] * 3
 
 
 @pytest.mark.parametrize("limit", [None, 100])
@@ -302,7 +383,7 @@ def test_video_that_cannot_be_written(limit, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         with pytest.raises(SystemExit, match="cannot write .*episode.gif: .*Errno"):
-            evaluate.save_video(str(path), film(5), lambda more={}: Picture(**more))
+            evaluate.save_video(str(path), film(5, 5, 5), lambda more={}: Picture(**more))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
@@ -321,6 +402,11 @@ class NoMode(Lottery):
         (lambda more={}: Blind(**more), r"render modes are \['ansi'\]"),
         (lambda more={}: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
         (lambda more={}: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
+        (
+            lambda more={}: Picture(frame=np.ones((8, 9, 3)), **more),
+            r"render\(\) must return .* of uint8, not float64 \(8, 9, 3\)",
+        ),
+        (lambda more={}: Picture(frame=np.ones((8, 9, 5), np.uint8), **more), "cannot render"),
         (lambda more={}: NoMode(**more), "cannot render: TypeError"),
         (lambda more={}: gym.make("cleanrl_graph.envs:PoissonGraph-v0", **more), "render"),
     ],

@@ -1,6 +1,7 @@
 """A trained policy in a program of one's own: it does what `play` does, in every script."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -186,11 +187,24 @@ def test_what_does_not_fit(tmp_path):
     model = torch.load(path, weights_only=True)
     renamed = {name.replace("actor", "policy"): value for name, value in model["model"].items()}
     torch.save(model | {"model": renamed}, tmp_path / "old.pt")
-    sentence = r"it is of ppo_graph.py and Random-v0, its .* or this version:\n\tMissing key"
+    sentence = (
+        r"it is of ppo_graph.py and Random-v0, its weights do not fit .* this script was changed .*"
+        r"policy.* is one of 4 that differ$"
+    )
     with pytest.raises(ValueError, match=f"old.pt: .*{sentence}"):
         load_policy(tmp_path / "old.pt")
-    with pytest.raises(SystemExit, match=f"--load-model .*old.pt: {sentence}"):
+    with pytest.raises(SystemExit, match=f"--load-model .*old.pt: {sentence}") as error:
         run(tmp_path / "runs", load_model=str(tmp_path / "old.pt"))
+    assert "\n" not in str(error.value)
+    nan = model["model"] | {
+        "critic.0.bias": torch.full_like(model["model"]["critic.0.bias"], np.nan)
+    }
+    torch.save(model | {"model": nan}, tmp_path / "nan.pt")
+    sentence = "nan.pt: the weights critic.0.bias are not finite"
+    with pytest.raises(ValueError, match=sentence):
+        load_policy(tmp_path / "nan.pt")
+    with pytest.raises(SystemExit, match=f"--load-model .*{sentence}"):
+        run(tmp_path / "runs", load_model=str(tmp_path / "nan.pt"))
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
         policy(np.zeros(3))
@@ -270,6 +284,20 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(sys, "argv", ["ppo.py"])
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
+
+
+def test_what_is_taken_is_said(tmp_path, monkeypatch, capsys):
+    """In one line, and so are the flags of its training that are not; nothing about those that say
+    nothing of a training."""
+    monkeypatch.setattr(sys, "argv", ["ppo.py"])
+    path = tmp_path / "model.pt"
+    saved(path, "ppo_graph", env_kwargs=NAMED, num_envs=16, seed=7, run_dir="elsewhere")
+    take_flags(small_args(load_model=str(path), gnn_dim=64, env_id="envs:JobShop-v0"))
+    line = (
+        rf"--load-model {path}: takes --gnn-dim 8 --env-id Random-v0 --env-kwargs .*box'\}} from "
+        r"the file; not --num-envs 16 --num-steps 3\n"
+    )
+    assert re.fullmatch(line, capsys.readouterr().err)
 
 
 # ---- Threads ----

@@ -1,6 +1,7 @@
 """Environments in worker processes are those of one process, and no process stays behind."""
 
 import contextlib
+import multiprocessing.connection as mp_connection
 import os
 import random
 import signal
@@ -193,6 +194,44 @@ def test_worker_that_was_killed_between_steps():
             ChildProcessError, match="step 1: the worker of envs 2 to 3 died with exit code -9"
         ):
             envs.step([0] * 4)
+
+
+class Large(gym.Env):
+    """Actions and observations of 4 MB."""
+
+    action_space = spaces.Box(-1, 1, (10**6,))
+    observation_space = vector(10**6)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(10**6, np.float32), {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("moment", ["before", "halfway"])
+def test_worker_that_stops(moment, monkeypatch):
+    """--env-timeout also holds where the actions fill the pipe of a worker that was stopped, and
+    where a worker is stopped halfway through its answer."""
+    actions = [np.zeros(10**6, np.float32)] * 2
+    with started([Large] * 2, 1, env_timeout=1) as envs:
+        envs.reset(0)
+        envs.step(actions)
+        process = envs.workers[0].process
+        stop = partial(os.kill, process.pid, signal.SIGSTOP)
+        if moment == "before":
+            stop()
+        else:  # the pipe takes a part of the answer at once, and the others wait
+            poll = mp_connection.Connection.poll
+            patched = lambda pipe, timeout: poll(pipe, timeout) and not stop()
+            monkeypatch.setattr(mp_connection.Connection, "poll", patched)
+        begin = time.time()
+        with pytest.raises(
+            ChildProcessError, match="step 2: .* envs 0 to 1 did not answer within --env-timeout 1"
+        ):
+            envs.step(actions)
+        monkeypatch.undo()
+    assert time.time() - begin < 10 and not process.is_alive()
 
 
 class NotThere(Own):

@@ -1,0 +1,191 @@
+"""Environments whose copies go on exactly, and others. A process that loads copies imports this
+file, which imports little."""
+
+import os
+import random
+import threading
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Walk(gym.Env):
+    """A random walk of 25 steps; `draw` returns its numbers."""
+
+    observation_space, action_space = (
+        spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        spaces.Discrete(2),
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.x = 0, self.draw()
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([self.t, self.x], np.float32)
+
+    def draw(self):
+        return self.np_random.random()
+
+    def step(self, action):
+        self.t, self.x = self.t + 1, self.x + action * self.draw()
+        return self.observe(), float(self.x), self.x > 9, self.t == 25, {}
+
+
+class OwnGenerators(Walk):
+    """Its `np_random` is its own, as old environments have it."""
+
+    def __init__(self):
+        self.np_random = np.random.RandomState(3)
+        self.random, self.rng = random.Random(5), np.random.default_rng(7)
+
+    def reset(self, *, seed=None, options=None):
+        self.t, self.x = 0, self.draw()
+        return self.observe(), {}
+
+    def draw(self):
+        return self.np_random.rand() + self.random.random() + self.rng.random()
+
+
+class WithLambda(Walk):
+    def __init__(self):
+        self.double = lambda x: 2 * x
+
+    def draw(self):
+        return self.double(super().draw())
+
+
+class Nested(Walk):
+    """Observations of all kinds, in one array that is written again, with NaN, without edges."""
+
+    def observe(self):
+        graph = spaces.GraphInstance(np.full((2, 1), self.x), None, np.zeros((0, 2), np.int64))
+        self.array = getattr(self, "array", np.zeros(2))
+        self.array[:] = self.x, np.nan
+        return {
+            "graph": graph,
+            "set": ({"a": self.array, "b": 1},) * (self.t % 3),
+            "name": "x",
+            "none": None,
+        }
+
+
+class Odd(Walk):
+    """Its copies are not like it, each in another way."""
+
+    def __init__(self, how, at=1):
+        self.how, self.num_left, self.is_copy = how, at, False
+
+    def __getstate__(self):
+        if self.how == "pickle":
+            raise TypeError("I hold a simulator")
+        return vars(self)
+
+    def __setstate__(self, state):
+        vars(self).update(state, is_copy=True)
+        if self.how == "load":
+            raise KeyError("what is missing")
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs + (self.is_copy and self.how == "reset"), info
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.num_left -= self.is_copy
+        if self.is_copy and self.num_left == 0:
+            if self.how == "exception":
+                raise RuntimeError("I am lost")
+            if self.how == "exit":
+                raise SystemExit(3)
+            reward += self.how == "reward"
+            terminated, truncated = (
+                terminated ^ (self.how == "terminated"),
+                truncated ^ (self.how == "truncated"),
+            )
+            obs = {"observation": obs + 1, "dtype": obs.view(np.int32), "shape": obs[None]}.get(
+                self.how, obs
+            )
+        return obs, reward, terminated, truncated, info
+
+
+class Lossy(Walk, gym.utils.EzPickle):
+    """An EzPickle: its copies are made anew and have not begun an episode."""
+
+    def __init__(self):
+        gym.utils.EzPickle.__init__(self)
+
+
+class Changing(Walk):
+    """Cannot be pickled from step 20 on."""
+
+    def step(self, action):
+        if self.t == 20:
+            self.rows = (row for row in range(3))
+        return super().step(action)
+
+
+class Locked(Walk):
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+shared_rng = np.random.default_rng(0)
+
+
+class OfAModule(Walk):
+    """Its generator belongs to the module, so that its copies share it."""
+
+    def draw(self):
+        return shared_rng.random()
+
+
+class Counted(Walk):
+    num_steps = num_loaded = num_closed = 0
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        Counted.num_loaded += 1
+
+    def step(self, action):
+        Counted.num_steps += 1
+        return super().step(action)
+
+    def close(self):
+        Counted.num_closed += 1
+
+
+class Curriculum(Walk):
+    """Gets harder with the second reset of any environment of its class."""
+
+    num_resets = 0
+
+    def reset(self, **kwargs):
+        Curriculum.num_resets += 1
+        return super().reset(**kwargs)
+
+    def draw(self):
+        return super().draw() + (self.num_resets > 1)
+
+
+class Dies(Walk):
+    """A copy, which says much, ends its process."""
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        os.write(1, b"hello")
+        print("I am the copy")
+        os._exit(3)
+
+
+class Trusted(Odd):
+    exact_resume = True
+
+
+class LeftOut(Walk):
+    exact_resume = False
+
+    def __getstate__(self):
+        raise AssertionError("it is pickled")

@@ -33,6 +33,7 @@ RANGES = [
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # number in float32, about
+MOST = 10_000_000  # categories: a network has a row of weights for each
 
 
 # ---- Flags, and the code of others ----
@@ -127,6 +128,34 @@ def parts(
         is_stacked = getattr(space, "stack", False) and factor.path != "action"
         if factor.group or is_stacked or not is_known:
             raise error(f"action space {space} is not supported ({known})")
+    sizes(error, space, found, leaves)
+    head_fits(error, space, factors, leaves, heads, choices)
+    masks_fit(error, space, found, leaves, heads)
+
+
+def sizes(error: type, space: gym.Space, found: list, leaves: list) -> None:
+    """`error` for an action without parts, or more categories than a network has weights for."""
+    if min([part.size for part in found], default=0) < 1:
+        raise error(f"action space {space} is not supported, there is nothing to choose")
+    for leaf in leaves:
+        if leaf.kind == "discrete" and leaf.is_input and num_options(leaf.space).sum() > MOST:
+            raise error(
+                f"leaf '{leaf.path}': {leaf.space} has over {MOST} values; a Box has numbers"
+            )
+    for part in found:
+        if part.kind == "categorical" and part.size > MOST:
+            raise error(f"action space {space} has over {MOST} options")
+
+
+def num_options(space: gym.Space) -> np.ndarray:
+    """The number of values of each entry of a Discrete or MultiDiscrete space."""
+    return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
+def head_fits(
+    error: type, space: gym.Space, factors: list, leaves: list, heads: list, choices: list
+) -> None:
+    """`error` for an action head that cannot be, or can be several things."""
     per_row = isinstance(space, spaces.Sequence)
     for factor, head, groups in zip(factors, heads, choices):
         is_flat = head == "flat" and not per_row
@@ -135,6 +164,10 @@ def parts(
             known = sorted({leaf.group for leaf in leaves if leaf.group and leaf.is_input})
             needed = "needs Discrete actions or a Sequence, and one graph or set"
             raise error(f"--action-head {head} {needed}, not {space} and {known}")
+
+
+def masks_fit(error: type, space: gym.Space, found: list, leaves: list, heads: list) -> None:
+    """`error` for a mask that has not one entry for each option of the parts that it masks."""
     for mask in leaves:
         if mask.path.split(".")[0] != "action_mask":
             continue
@@ -317,7 +350,7 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
         num_nodes = counts[leaf.nodes].repeat(counts[leaf.group])
         return (values < 0) | (values >= num_nodes[:, None])
     if leaf.kind == "discrete":
-        num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
+        num = num_options(leaf.space)
         return (values < leaf.space.start) | (values >= leaf.space.start + num)
     bad = np.zeros(values.shape, bool)
     for dtype in (leaf.dtype, leaf.space.dtype):  # uint16 is kept as int64

@@ -224,6 +224,12 @@ def test_rows_of_unlike_columns(tmp_path):
     assert read[1] == ["a", "3.0", "", ""] and read[2] == ["b", "12.0", "10", "x, y"]
 
 
+def run_of(args, folder):
+    """What an evaluation needs of a script's Run."""
+    args.num_iterations = 1
+    return SimpleNamespace(args=args, folder=str(folder), writer=Writer(), steps=7)
+
+
 @pytest.mark.parametrize("suite", ["two", None])
 def test_error_after_some_episodes(suite, tmp_path):
     """What was played before is in the table: the second instance, or entry of --env-kwargs, cannot
@@ -245,7 +251,7 @@ def test_error_after_some_episodes(suite, tmp_path):
     )
     make = lambda args, k=0, more={}: Lottery(**more)  # noqa: B006
     with pytest.raises(KeyError):
-        evaluate.evaluate(fails_later, make, args, str(tmp_path), Writer(), 7)
+        evaluate.evaluate(run_of(args, tmp_path), fails_later, make)
     lines = (tmp_path / "eval.csv").read_text().splitlines()
     assert len(lines) == (2 if suite else 5) and (tmp_path / "eval.md").exists()
 
@@ -261,7 +267,7 @@ def test_close_that_raises(tmp_path, capsys):
         eval_suite="two", eval_samples=0, env_id="Lottery-v0", capture_video=False
     )
     make = lambda args, k=0, more={}: Stuck(**more)  # noqa: B006
-    rows = evaluate.evaluate(play, make, args, str(tmp_path), Writer(), 7)
+    rows = evaluate.evaluate(run_of(args, tmp_path), play, make)
     assert len(rows) == 2 and (tmp_path / "eval.md").exists()
     assert "close() of <Stuck instance>: OSError: the door is stuck" in capsys.readouterr().err
 

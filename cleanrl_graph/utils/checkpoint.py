@@ -416,7 +416,8 @@ def open_run(run: Any) -> None:
             found = find(args, run.script, name)
         if found is None:
             found = os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None
-    run.folder, run.saved = broadcast(found)
+    folder, run.saved = broadcast(found)
+    run.folder = os.path.abspath(folder)  # an environment may change the current one
     if run.saved:
         run.first = run.saved["iteration"]
     if rank() == 0:

@@ -248,10 +248,11 @@ def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
 def check(make: Callable[..., gym.Env], args: Any) -> None:
     """SystemExit before the training for what could not be evaluated after it."""
     make = partial(make, args, 0)
-    if args.eval_suite:
-        suite_entries(make, args)
-    if args.capture_video:
-        check_video(make)
+    with contextlib.chdir("."):  # an environment may change the current folder
+        if args.eval_suite:
+            suite_entries(make, args)
+        if args.capture_video:
+            check_video(make)
 
 
 def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:

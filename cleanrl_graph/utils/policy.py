@@ -10,6 +10,7 @@ not given: from this package, or from wherever Python finds modules.
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
@@ -124,6 +125,7 @@ def take_flags(args: Any) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
     environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
     the file differ. SystemExit for a flag that is given and makes another network."""
+    args.load_model = os.path.abspath(args.load_model)  # an environment may change the folder
     try:
         saved = read_model(args.load_model)["args"]
     except (OSError, ValueError) as error:

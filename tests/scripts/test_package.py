@@ -230,6 +230,7 @@ def own_envs(tmp_path, monkeypatch):
     folder = tmp_path / "mine" / "envs"
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(folder.parent)
+    monkeypatch.delitem(sys.modules, "envs", raising=False)  # tests/envs, if it was looked for
     yield folder
     for name in ("envs", "envs.rules"):
         sys.modules.pop(name, None)

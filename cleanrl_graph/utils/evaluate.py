@@ -5,6 +5,7 @@ environment, and its `make(more)`, which makes the environment of the flags with
 arguments.
 """
 
+import contextlib
 import csv
 import math
 from collections import deque

@@ -1,4 +1,4 @@
-"""Spaces and environments at the edge of what is supported: they train, or a sentence names them."""
+"""Spaces and environments at the edge of what is supported train, or a sentence names them."""
 
 import os
 

@@ -156,7 +156,8 @@ def test_an_environment_that_changes_the_folder(tmp_path, monkeypatch):
 
     gym.register("Walks-v0", lambda: Walks(vector(2), spaces.Discrete(2)))
     try:
-        run("runs", env_id="Walks-v0", checkpoint_every=1, save_model=True, eval_episodes=1)
+        flags = {"env_id": "Walks-v0", "run_dir": "runs", "save_model": True, "eval_episodes": 1}
+        ppo_graph.main(small_args(**flags))
     finally:
         del gym.registry["Walks-v0"]
     assert not list((tmp_path / "elsewhere").iterdir())

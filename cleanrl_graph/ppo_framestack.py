@@ -1211,16 +1211,6 @@ class ActionHead(nn.Module):
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
-    def seen(self, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-        embedded = []
-        for part in self.parts:
-            embedded.append(self.embed(part, action[:, part.columns], elements))
-        seen = torch.cat(embedded, 1)
-        if self.per_row:
-            seen = segment(seen, elements[self.per_row].ptr, "mean")
-        return seen
-
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
         return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
@@ -1264,6 +1254,15 @@ def shifts_of(args: Any) -> dict[str, np.ndarray]:
     if not any(map(len, shifts.values())):
         raise UsageError("--obs-shifts, --action-shifts, --reward-shifts: not all can be empty")
     return shifts
+
+
+def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]) -> Tensor:
+    """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
+    parts = [head.embed(part, action[:, part.columns], elements) for part in head.parts]
+    embedded = torch.cat(parts, 1)
+    if head.per_row:
+        embedded = segment(embedded, elements[head.per_row].ptr, "mean")
+    return embedded
 
 
 class Memory:
@@ -1343,7 +1342,7 @@ class Memory:
 
     def remember(self, action: Tensor, elements: dict[str, Elements]) -> None:
         """Stores the actions that were taken there: the steps are complete."""
-        seen = self.agent.head.seen(action, elements)
+        seen = embed_action(self.agent.head, action, elements)
         self.write("actions", seen)
         self.actions.append(action)
         self.size += len(seen)
@@ -1394,8 +1393,7 @@ class Memory:
     def refresh(self, idx: np.ndarray, reads: np.ndarray, actions: Tensor) -> tuple[dict, dict]:
         """The tables by the current weights, in rows that the views of the steps `idx` read, and
         the elements of `idx`. Each step is encoded once, however many views read it."""
-        head = self.agent.head
-        has_choice = any(part.kind == "choice" for part in head.parts)  # of encoded elements
+        has_choice = any(part.kind == "choice" for part in self.agent.head.parts)
         num_views = sum(self.num_views[: 1 + has_choice])  # on observations, and then on actions
         own = 1 + idx
         others = np.setdiff1d(reads[:, :num_views], np.append(0, own))
@@ -1406,7 +1404,7 @@ class Memory:
         tables = dict(self.tables)
         tables["obs"] = tables["obs"].index_copy(0, at, features)
         if has_choice:
-            seen = head.seen(actions[at - 1], elements)
+            seen = embed_action(self.agent.head, actions[at - 1], elements)
             tables["actions"] = tables["actions"].index_copy(0, at, seen)
         counts = self.storage.whole().counts
         for group, found in elements.items():

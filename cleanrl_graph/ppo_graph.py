@@ -1196,16 +1196,6 @@ class ActionHead(nn.Module):
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
-    def seen(self, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-        embedded = []
-        for part in self.parts:
-            embedded.append(self.embed(part, action[:, part.columns], elements))
-        seen = torch.cat(embedded, 1)
-        if self.per_row:
-            seen = segment(seen, elements[self.per_row].ptr, "mean")
-        return seen
-
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
         return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))

@@ -1218,16 +1218,6 @@ class ActionHead(nn.Module):
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
-    def seen(self, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-        embedded = []
-        for part in self.parts:
-            embedded.append(self.embed(part, action[:, part.columns], elements))
-        seen = torch.cat(embedded, 1)
-        if self.per_row:
-            seen = segment(seen, elements[self.per_row].ptr, "mean")
-        return seen
-
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
         return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
@@ -1354,6 +1344,15 @@ def move(leaves: list[Leaf], obs: Obs) -> tuple[Obs, dict[str, Tensor]]:
     return moved, places
 
 
+def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]) -> Tensor:
+    """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
+    parts = [head.embed(part, action[:, part.columns], elements) for part in head.parts]
+    embedded = torch.cat(parts, 1)
+    if head.per_row:
+        embedded = segment(embedded, elements[head.per_row].ptr, "mean")
+    return embedded
+
+
 def predictor(agent: "Agent", dim: int, args: Any) -> nn.Sequential:
     """(actor's latent [B, dim], action) -> the encoder's features."""
     action_dim = seen_dim(agent.head.parts, agent.encoder.element_dims)
@@ -1376,7 +1375,7 @@ def predict(
     SPR one step ahead, where the target network is the encoder itself, without gradient. The
     targets have variance 1 in the minibatch: a loss of 1 is no better than a constant, and a
     collapse to one does not lower it."""
-    seen = torch.cat([latent, agent.head.seen(actions, elements)], 1)
+    seen = torch.cat([latent, embed_action(agent.head, actions, elements)], 1)
     predicted = agent.aux(seen[to_device(rows, seen.device)])
     with torch.no_grad():
         target = standardised(agent.encoder(next_obs)[0])

@@ -1222,16 +1222,6 @@ class ActionHead(nn.Module):
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
-    def seen(self, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-        embedded = []
-        for part in self.parts:
-            embedded.append(self.embed(part, action[:, part.columns], elements))
-        seen = torch.cat(embedded, 1)
-        if self.per_row:
-            seen = segment(seen, elements[self.per_row].ptr, "mean")
-        return seen
-
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
         return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
@@ -1460,6 +1450,15 @@ class GTrXL(nn.Module):
         return keys_values
 
 
+def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]) -> Tensor:
+    """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
+    parts = [head.embed(part, action[:, part.columns], elements) for part in head.parts]
+    embedded = torch.cat(parts, 1)
+    if head.per_row:
+        embedded = segment(embedded, elements[head.per_row].ptr, "mean")
+    return embedded
+
+
 class Memory:
     """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
@@ -1502,7 +1501,7 @@ class Memory:
         features, elements, inputs, self.kv = self.agent.encode(obs, past)
         action, log_prob, _, value = self.agent.decide(features, elements, obs, None, greedy)
         if self.args.prev_action:
-            self.action = self.agent.head.seen(action, elements)
+            self.action = embed_action(self.agent.head, action, elements)
         self.inputs.append(torch.stack(inputs))
         self.previous.append(previous)
         self.actions.append(action)

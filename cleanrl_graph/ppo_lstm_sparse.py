@@ -1217,16 +1217,6 @@ class ActionHead(nn.Module):
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
 
-    def seen(self, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-        embedded = []
-        for part in self.parts:
-            embedded.append(self.embed(part, action[:, part.columns], elements))
-        seen = torch.cat(embedded, 1)
-        if self.per_row:
-            seen = segment(seen, elements[self.per_row].ptr, "mean")
-        return seen
-
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
         return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
@@ -1559,6 +1549,15 @@ class SparseLSTM(nn.Module):
         return segment_sum(messages, ptr) / num, new
 
 
+def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]) -> Tensor:
+    """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
+    parts = [head.embed(part, action[:, part.columns], elements) for part in head.parts]
+    embedded = torch.cat(parts, 1)
+    if head.per_row:
+        embedded = segment(embedded, elements[head.per_row].ptr, "mean")
+    return embedded
+
+
 class Memory:
     """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
@@ -1671,7 +1670,7 @@ def max_minibatches(args: Any) -> int:
 # ---- Agent: the networks ----
 def id_group(leaves: list[Leaf]) -> str | None:
     """The group whose rows `node_ids` names, None without ids. UsageError if they do not fit."""
-    groups = [group for group in element_groups(leaves) if group != "avail_actions"]
+    groups = element_groups(leaves)
     for leaf in leaves:
         if leaf.path.split(".")[0] == "node_ids":
             is_integer = leaf.shape == () and leaf.dtype.kind in "iu"
@@ -1692,9 +1691,7 @@ class Agent(nn.Module):
         self.group = id_group(leaves) if args.state_per_node else None
         self.edges = self.encoder.groups[self.group].edges if self.group else []
         if args.remember_edges and not self.edges:
-            raise UsageError(
-                "--remember-edges needs a graph and the key 'node_ids' in the observation"
-            )
+            raise UsageError("--remember-edges needs a graph and the observation 'node_ids'")
         dims = dict(self.encoder.element_dims)
         parts = parts_of(action_space, leaves, args.action_head)
         self.action_dim = seen_dim(parts, dims)
@@ -1731,7 +1728,7 @@ class Agent(nn.Module):
         features, elements = self.encoder(obs)
         actions = state["action"][:, None]  # of the step before, [M, 1, any]
         if action is not None:
-            chosen = self.head.seen(action, elements)
+            chosen = embed_action(self.head, action, elements)
             chosen = chosen.unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
         past = self.past(actions, seen)
@@ -1742,14 +1739,12 @@ class Agent(nn.Module):
             past = past[nodes.batch]
         for path in self.edges[1:]:
             seen = seen | {"edge_attr": obs[path].values}
-        x_past = torch.cat([x, past], 1)
-        out, readout, new = self.memory(x_past, seen, state)
+        out, readout, new = self.memory(torch.cat([x, past], 1), seen, state)
         features = torch.cat([features, readout], 1)
-        encoded = elements  # without the memory
-        elements = self.remembered(encoded, out)
-        outputs = self.head(self.actor(features), elements, obs, action, greedy)
+        remembered = self.remembered(elements, out)
+        outputs = self.head(self.actor(features), remembered, obs, action, greedy)
         if new:
-            new["action"] = self.head.seen(outputs[0], encoded)
+            new["action"] = embed_action(self.head, outputs[0], elements)
         return *outputs, self.critic(features).squeeze(1), new
 
     def remembered(self, encoded: dict[str, Elements], out: Tensor) -> dict[str, Elements]:

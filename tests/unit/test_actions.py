@@ -465,7 +465,7 @@ def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
     ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
     elements = {"graph.nodes": script.Elements(torch.zeros(4, 3), ptr, batch)}
-    seen = head.seen(torch.tensor([[1], [1], [0], [0]]), elements)
+    seen = script.embed_action(head, torch.tensor([[1], [1], [0], [0]]), elements)
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 
 

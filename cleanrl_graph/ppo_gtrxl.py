@@ -500,8 +500,8 @@ class Envs:
         whole = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             whole |= info["episode"]
-        ret = float(np.ravel(whole["r"])[0])  # older vectors of gymnasium write arrays
-        length = int(np.ravel(whole["l"])[0])
+        ret = float(np.sum(whole["r"]))  # older vectors of gymnasium write arrays of one number
+        length = int(np.sum(whole["l"]))
         return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:

@@ -908,8 +908,8 @@ class Categorical:
         return self.best(self.log_probs)
 
     def sample(self) -> Tensor:
-        noise = -torch.empty_like(self.log_probs).exponential_().log()  # Gumbel
-        return self.best(self.log_probs + noise)
+        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus it is Gumbel noise
+        return self.best(self.log_probs - noise)
 
     def best(self, score: Tensor) -> Tensor:
         return score.argmax(-1, keepdim=True)

@@ -287,8 +287,8 @@ def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
 
 def num_options(leaf: Leaf) -> np.ndarray:
     """The number of values of each category of a discrete leaf, int64 [entries]."""
-    is_single = isinstance(leaf.space, spaces.Discrete)
-    return np.ravel(leaf.space.n if is_single else leaf.space.nvec).astype(np.int64)
+    num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
+    return np.ravel(num).astype(np.int64)
 
 
 class Group(NamedTuple):
@@ -646,9 +646,6 @@ class Storage:
 
 # --- shared: encoder ---
 # ---- Encoder: one small network per leaf kind, concatenated ----
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
-
-
 def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.0) -> nn.Module:
     torch.nn.init.orthogonal_(layer.weight, std)
     torch.nn.init.constant_(layer.bias, bias_const)
@@ -659,7 +656,7 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
     layers = []
     for num_in, num_out in zip(widths, widths[1:]):
         layers.append(layer_init(nn.Linear(num_in, num_out)))
-        layers.append(ACTIVATIONS[activation]())
+        layers.append(pyg.resolver.activation_resolver(activation))
     return nn.Sequential(*layers)
 
 

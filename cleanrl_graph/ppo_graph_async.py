@@ -87,11 +87,12 @@ class Args:
     load_model: str | None = None
     """model.pt to start from, with its flags where not given"""
     checkpoint_every: int = 100
-    """updates between checkpoints in {run_dir}/{run_name}, of which two stay; 0: none"""
+    """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
     checkpoint_minutes: float = 5.0
-    """minutes between checkpoints, if these come first; 0: none"""
+    """a checkpoint is also written after this many minutes without one; 0: only by updates"""
     resume: str | None = None
-    """go on from this checkpoint, or the newest in this folder; `auto`: of this run"""
+    """resumes from this checkpoint, or from the newest one in this folder; `auto`: from the newest
+    one of this environment, exp_name and seed, if there is any"""
     eval_suite: str | None = None
     """name of a list of env kwargs in the env's `eval_suites`, each played at the end"""
     eval_episodes: int = 10
@@ -133,8 +134,8 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
-    """what actions index, or a Sequence has one for each of: flat (a fixed list), nodes, edges,
-    avail_actions, a set"""
+    """what a Discrete action chooses from: flat (a fixed list), nodes, edges, avail_actions or the
+    name of a set; of a Sequence, what has one action each"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -185,11 +186,11 @@ class Args:
     """upper bound of the importance weights that correct for the lag, both rho and c of V-trace"""
 
     batch_size: tyro.conf.Suppress[int] = 0
-    """the batch size; these three are set at run time"""
+    """the number of steps of a rollout, on each rank; these three are set at run time"""
     world_size: tyro.conf.Suppress[int] = 1
     """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
-    """the number of iterations"""
+    """the number of rollouts, each followed by an update"""
 
 
 class UsageError(ValueError):
@@ -203,8 +204,8 @@ NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a mea
 
 class Leaf(NamedTuple):
     """One array of an observation. A ragged leaf (`group` is not None) has any number of rows per
-    step, as many as the others of its group. `shape`, `dtype` and `space` are those of one row
-    (ragged) or of one step (dense)."""
+    step; all leaves of a group have the same number. `shape` and `dtype` are those of one row
+    (ragged) or of one step (dense), and so is `space`, but that of links is the graph's."""
 
     path: str  # "graph.nodes", "position"
     kind: str  # "vector", "image", "discrete" or "links" (pairs of node indices)
@@ -220,7 +221,7 @@ class Leaf(NamedTuple):
         return self.path.split(".")[0] not in NOT_INPUT
 
     def read(self, obs: Any) -> Any:
-        """The array in an observation, None for no rows."""
+        """The array in an observation; None if the space wrote no rows as None."""
         for get in self.getters:
             obs = get(obs)
         return obs
@@ -259,7 +260,8 @@ def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
 
 
 def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
-    """The leaves of a row. Without `stack` the rows are a tuple, each is read on its own."""
+    """The leaves of a row, as ragged ones. With `stack` they are arrays of all rows; without it an
+    observation is a tuple of rows, and each row is read on its own."""
     leaves = []
     for leaf in leaves_of(space.feature_space, path):
         if leaf.group:
@@ -272,7 +274,7 @@ def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
 
 
 def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
-    """What a leaf of a row is in each of them."""
+    """The arrays of a leaf, one for each row of a Sequence that is a tuple; None if it is empty."""
     return [leaf.read(row) for row in rows] or None
 
 
@@ -287,6 +289,7 @@ def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
             "Graph, Sequence, Dict and Tuple are)"
         )
     elif isinstance(space, spaces.Box) and len(space.shape) == 3:
+        # (height, width) of HWC or CHW; an image has at least 8 x 8 pixels
         pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
         kind = "image" if min(pixels) >= 8 else "vector"
     dtype = space.dtype
@@ -298,7 +301,7 @@ def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
 
 
 def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each category of a discrete leaf, int64 [entries]."""
+    """The number of values of each entry of a discrete leaf, int64 [entries]."""
     num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
     return np.ravel(num).astype(np.int64)
 
@@ -306,8 +309,8 @@ def num_options(leaf: Leaf) -> np.ndarray:
 class Group(NamedTuple):
     """The paths of the leaves of a graph, or of a set, which has no edges."""
 
-    nodes: list[str]  # with a row per node, or per element
-    edges: list[str]  # with a row per edge: first edge_links, which names the group of edges, too
+    nodes: list[str]  # leaves with a row per node of the graph, or per element of the set
+    edges: list[str]  # leaves with a row per edge; the first, edge_links, names their group
 
 
 def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
@@ -322,22 +325,23 @@ def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
 
 
 def element_groups(leaves: list[Leaf]) -> list[str]:
-    """The groups whose rows can act or have an id: the nodes of graphs, or the sets where there is
-    no graph."""
+    """The groups that "nodes" can mean, as an action head or in node_ids: the nodes of all graphs;
+    without a graph all sets but avail_actions."""
     groups = groups_of(leaves)
     graphs = [name for name, group in groups.items() if group.edges]
     return graphs or [name for name in groups if name != "avail_actions"]
 
 
 class Flat(NamedTuple):
-    """N observations on the host. Of a ragged leaf's rows counts[leaf.group][i] are those of
-    observation i."""
+    """N observations. Observation i has counts[leaf.group][i] rows of a ragged leaf, one of a dense
+    leaf. The values are on the host, in a Storage they are tensors on the device."""
 
     values: list[np.ndarray]  # per leaf [N, ...] (dense) or the rows of all N one after the other
     counts: dict[str, np.ndarray]  # group of ragged leaves -> int64 [N]
 
     @property
     def size(self) -> int:
+        """N: the length of any count or, if all leaves are dense, of any leaf."""
         return len(next(iter(self.counts.values()), self.values[0]))
 
 
@@ -355,8 +359,8 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 # ---- Environments: made from the flags, stepped one after the other ----
 @cache
 def service(name: str, flag: str | None = None):
-    """The module cleanrl_graph.NAME. None, or a UsageError if a flag needs it, where this script
-    was copied alone or another version of the package is installed."""
+    """The module cleanrl_graph.NAME. If this script was copied alone, or another version of the
+    package is installed, it is None, or a UsageError if `flag` (which is set) needs the module."""
     try:
         package = importlib.import_module("cleanrl_graph")
     except ModuleNotFoundError:
@@ -370,7 +374,8 @@ def service(name: str, flag: str | None = None):
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). utils/check.py makes sentences of its exceptions."""
+    """function(*args, **kwargs). utils/check.py makes a sentence of an exception, "doing(args):
+    what", so a partial is given where its arguments need not be in it."""
     check = service("utils.check")
     if check:
         return check.guarded(UsageError, doing, function, *args, **kwargs)
@@ -378,12 +383,12 @@ def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
 
 
 def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
-    """Environment i, counted over all ranks, with `more` keyword arguments, in its wrappers. An id
-    `envs:NAME` is cleanrl_graph's where the current folder has no `envs` of its own."""
+    """Environment i of all ranks in its wrappers, with `more` keyword arguments. `envs:NAME` is one
+    of cleanrl_graph unless the current folder has a module `envs`."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
     env_id = args.env_id
-    where = "or module:Name-v0"
+    where = "or module:Name-v0"  # what the error says after the id
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     if wrappers:
         env_id, where = wrappers.full_id(env_id)
@@ -426,7 +431,8 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        meanings = {str([part[:-1] for part in parts]) for parts in self.parts}  # without the size
+        # All but the size must be equal. As text, since slices cannot be hashed
+        meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
         if len(meanings) > 1:
             raise UsageError(
                 f"--env-kwargs: not all entries have the action space {self.action_space}"
@@ -438,7 +444,8 @@ class Envs:
 
     def reset(self, seed: int | None = None) -> Step:
         """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
-        self.outcome = np.zeros((3, len(self.envs)), np.float32)  # reward, terminated, truncated
+        # Rows: reward, terminated (1 or 0), truncated (1 or 0). At first all count as terminated
+        self.outcome = np.zeros((3, len(self.envs)), np.float32)
         self.outcome[1] = 1
         for i in range(len(self.envs)):
             self.begin(i, None if seed is None else seed + self.first_env + i)
@@ -452,6 +459,7 @@ class Envs:
         self.lengths[i] = 0
 
     def latest(self, finals: list[Flat], episodes: list[Episode]) -> Step:
+        """The Step made of the last observations and outcomes."""
         obs = self.collate(self.observations, range(len(self.envs)))
         reward, terminated, truncated = self.outcome
         return Step(obs, reward, terminated > 0, truncated > 0, finals, episodes)
@@ -473,21 +481,22 @@ class Envs:
             if not terminated:
                 self.observations[i] = self.read(i, obs)
             if terminated or truncated:
-                self.outcome[1 if terminated else 2, i] = 1
+                self.outcome[1 if terminated else 2, i] = 1  # what is both counts as terminated
                 if not terminated:
                     finals.append(self.collate([self.observations[i]], [i]))
-                if info.get("episode", {}) is not None:  # None: the end of a life, not of a game
+                if info.get("episode", {}) is not None:  # None: only a life ended (envs/atari.py)
                     episodes.append(self.episode(i, info))
                 self.begin(i)
         return self.latest(finals, episodes)
 
     def episode(self, i: int, info: dict) -> Episode:
-        """What env i has played so far. RecordEpisodeStatistics counts where it is used."""
-        whole = {"r": self.returns[i], "l": self.lengths[i]}
+        """The present episode of env i; return and length are those of RecordEpisodeStatistics if
+        the environment is wrapped in it."""
+        stats = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
-            whole |= info["episode"]
-        ret = float(np.sum(whole["r"]))  # older vectors of gymnasium write arrays of one number
-        length = int(np.sum(whole["l"]))
+            stats |= info["episode"]
+        ret = float(np.sum(stats["r"]))  # older vectors of gymnasium write arrays of one number
+        length = int(np.sum(stats["l"]))
         return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
     def call(self, i: int, method: str, *args, **kwargs) -> tuple:
@@ -496,7 +505,7 @@ class Envs:
         return guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
 
     def read(self, i: int, obs: Any) -> list[np.ndarray]:
-        """The leaf arrays of one observation of env i."""
+        """The arrays of one observation of env i, in the order of `leaves`."""
         arrays = []
         for leaf in self.leaves:
             try:
@@ -510,7 +519,7 @@ class Envs:
         return arrays
 
     def collate(self, observations: list[list[np.ndarray]], envs: Iterable[int]) -> Flat:
-        """The observations of `envs`, copied."""
+        """A Flat of observations, copied; observations[b] is what `read` returned for envs[b]."""
         if self.check:
             self.check.observations(self.error, self.leaves, self.parts, observations, list(envs))
         values = []
@@ -536,8 +545,8 @@ class Envs:
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first. Masks and node_ids have the rows of the group that they speak of.
-    UsageError for leaves of the same name, or if there is no input."""
+    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
+    nodes' group. UsageError if two leaves have the same name or none is an input."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
@@ -553,8 +562,8 @@ def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
 # --- shared: storage ---
 # ---- Storage: every step once, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
-    """Rows of B observations one after the other; b owns values[ptr[b]:ptr[b + 1]]. Node indices
-    ("edge_links") count the rows of the batch, as in PyG's Batch."""
+    """Rows of B observations one after the other; those of b are values[ptr[b]:ptr[b + 1]]. Values
+    of "edge_links" are rows of the batch's nodes, as in PyG's Batch."""
 
     values: Tensor | None  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
@@ -573,12 +582,12 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """For each k counts[k] numbers from first[k] on, one after the other."""
+    """For each k counts[k] numbers from first[k] on: ranges([5, 0], [2, 3]) is [5, 6, 0, 1, 2]."""
     return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
 
 
 def pack(arrays: list[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
-    """Index arrays on the device, by one copy."""
+    """Each array on the device, all by one copy."""
     if not arrays:
         return ()
     lengths = [len(array) for array in arrays]
@@ -593,7 +602,7 @@ def select_rows(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class Storage:
-    """Observations on `device` in order: with N envs number t * N + i is step t of env i."""
+    """Observations on `device`. With N environments number t * N + i is step t of env i."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         self.leaves = leaves
@@ -601,7 +610,7 @@ class Storage:
         self.blocks = []  # what was appended, each a Flat with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
-        """With tensors on the device, by one copy per leaf."""
+        """The same observations with tensors on the device as values, by one copy per leaf."""
         return Flat([to_device(array, self.device) for array in flat.values], flat.counts)
 
     def append(self, flat: Flat) -> Obs:
@@ -610,7 +619,7 @@ class Storage:
         return self.batch(self.blocks[-1])
 
     def whole(self) -> Flat:
-        """All observations in one block."""
+        """All observations. They are joined once and stay one block."""
         if len(self.blocks) > 1:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
@@ -619,25 +628,28 @@ class Storage:
         """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
         values, counts = self.whole()
         groups = [None, *counts]  # None: of dense leaves
-        places = pack([self.places(idx, group) for group in groups], self.device)
-        places = dict(zip(groups, places))
+        indices = pack([self.places(idx, group) for group in groups], self.device)
+        places = dict(zip(groups, indices))  # group -> int64 [rows of the minibatch]
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
         return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
 
     def places(self, idx: np.ndarray, group: str | None) -> np.ndarray:
-        """Where the rows of the observations `idx` stand in the leaves of a group."""
+        """The indices in a group's leaves of all rows of the observations `idx`, one observation
+        after the other, int64; of dense leaves (None) `idx` itself."""
         if group is None:
             return idx
         num = self.whole().counts[group]
         return ranges((num.cumsum() - num)[idx], num[idx])
 
     def select(self, actions: Tensor, idx: np.ndarray, group: str | None) -> Tensor:
-        """The actions of the observations `idx`. There is one for each row of the group, if any."""
+        """The actions of the observations `idx`, from those of all observations: one for each, or
+        one for each of its rows in the group of a Sequence."""
         return actions[to_device(self.places(idx, group), self.device)]
 
     def batch(self, flat: Flat) -> Obs:
-        """Observations as the network sees them. Their index reaches the device in one copy."""
-        arrays = []
+        """Observations, tensors already, as the network sees them. All ptr and batch reach the
+        device in one copy."""
+        arrays = []  # ptr and batch of the first group, of the second one, ...
         for num in flat.counts.values():
             arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
@@ -646,7 +658,7 @@ class Storage:
             index[group] = Ragged(None, ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
-            if leaf.kind == "links":  # from here on they count the nodes of the batch
+            if leaf.kind == "links":  # node indices of each graph become those of the batch
                 first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
                 rows = rows + first_node[:, None]
             obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
@@ -665,16 +677,12 @@ def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.
 
 
 def mlp(widths: list[int], activation: str) -> nn.Sequential:
+    """Linear layers widths[0] -> widths[1] -> ..., an activation after each, also the last."""
     layers = []
     for num_in, num_out in zip(widths, widths[1:]):
         layers.append(layer_init(nn.Linear(num_in, num_out)))
         layers.append(pyg.resolver.activation_resolver(activation))
     return nn.Sequential(*layers)
-
-
-def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
-    """Sums of values[ptr[b]:ptr[b + 1]], [B, ...]; zero for an empty segment."""
-    return torch.segment_reduce(values, "sum", offsets=ptr, axis=0, unsafe=True)
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
@@ -683,16 +691,18 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 class Rows(nn.Module):
-    """Floats [rows, dim] of a leaf: vectors flat, categories one-hot (embedded where there are more
-    than 64), of links no columns. With `norm_obs` Box vectors are normalised by mean and std of all
-    rows that `observe` was given, and clipped to 10."""
+    """A leaf's rows as floats [rows, dim], one row per observation if it is dense. Vectors are
+    flattened. Categories are one-hot, or embedded if there are more than 64. Links have dim 0. With
+    `norm_obs` a Box is normalised by mean and std of all rows that `observe` was given, and clipped
+    to -10..10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
         self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
-        self.num = 0  # categories
+        self.num = 0  # categories of all entries together, 0 if the leaf is not discrete
         if leaf.kind == "discrete":
             num = num_options(leaf)
+            # Value v of entry k is category v + shift[k]
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
             self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
             self.num = int(num.sum())
@@ -723,12 +733,12 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values[..., None].flatten(1)
+        values = values[..., None].flatten(1)  # [rows, entries], also of rows that are numbers
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
         if self.num == 0:
-            return values[:, : self.dim].float()
+            return values[:, : self.dim].float()  # no columns of links
         if self.num > 64:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
@@ -736,18 +746,17 @@ class Rows(nn.Module):
 
 
 class CNN(nn.Module):
-    """Features [rows, 512] of images CHW or HWC (the channel axis is the shorter one), or of [rows,
-    num_frames, ...] as channels; uint8 is scaled to 0..1. The layers of Mnih et al. 2015, two of 3
-    x 3 for images below 36 x 36."""
+    """Features [rows, 512] of images CHW or HWC, whichever makes the channels fewer. ppo_framestack
+    gives [rows, num_frames, *image], whose frames become channels. uint8 is scaled to 0..1. The
+    layers are those of Mnih et al. 2015, or two of 3 x 3 if a side is below 36 pixels."""
 
     def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()
         self.dim = 512
-        self.norm_obs = False
+        self.norm_obs = False  # read by Encoder.observe; images are not normalised
         self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
         self.channels_last = leaf.shape[2] < leaf.shape[0]
-        shape = np.roll(leaf.shape, 1).tolist() if self.channels_last else leaf.shape
-        channels, height, width = shape
+        channels, height, width = np.roll(leaf.shape, self.channels_last).tolist()  # HWC to CHW
         spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
         if min(height, width) >= 36:
             spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
@@ -783,8 +792,8 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
 
 
 class GNN(nn.Module):
-    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention: residual layers on
-    normalised inputs."""
+    """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention. Residual layers with
+    pre-norm: h + relu(conv(norm(h)))."""
 
     def __init__(self, node_dim: int, edge_dim: int | None, args: Any):
         super().__init__()
@@ -795,8 +804,8 @@ class GNN(nn.Module):
         for _ in range(args.gnn_layers):
             self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
-        takes = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = edge_dim and "edge_attr" in takes
+        inputs = inspect.signature(self.convs[0].forward).parameters
+        self.takes_edge_attr = edge_dim and "edge_attr" in inputs
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
@@ -807,17 +816,18 @@ class GNN(nn.Module):
 
 
 class Elements(NamedTuple):
-    """Rows of B observations that an action can choose or that act: nodes and elements of sets with
-    their embeddings, or edges with their features and both ends."""
+    """Rows of B observations that an action can choose, or that each have an action: nodes or set
+    elements with their embeddings, or edges with their features and both ends."""
 
     values: Tensor  # [rows, dim]
     ptr: Tensor  # int64 [B + 1]
     batch: Tensor  # int64 [rows]
-    ends: Tensor | None = None  # int64 [edges, 2], source and target
-    nodes: Tensor | None = None  # [nodes, dim], what `ends` counts
+    ends: Tensor | None = None  # of edges: int64 [edges, 2], rows of `nodes`: source and target
+    nodes: Tensor | None = None  # of edges: embeddings [nodes, dim]
 
     def at(self, rows: Tensor) -> Tensor:
-        """What is known of some rows, [B, dim]; of edges (source, target, features)."""
+        """Vectors [len(rows), dim] of these rows; of edges source, target and features side by
+        side."""
         chosen = self.values[rows]
         if self.ends is None:
             return chosen
@@ -835,14 +845,14 @@ class Encoder(nn.Module):
         self.dense = [leaf.path for leaf in self.leaves if leaf.group is None]
         self.groups = groups_of(leaves)
         self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
-        self.rows = nn.ModuleDict()
+        self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
         for leaf in self.leaves:
             is_image = leaf.kind == "image"
             self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
         dim = args.gnn_dim
-        self.nets = nn.ModuleDict()
+        self.nets = nn.ModuleDict()  # key(name of a group) -> GNN or MLP
         self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
-        self.dim = self.dim_of(self.dense)
+        self.dim = self.dim_of(self.dense)  # of the features
         for name, group in self.groups.items():
             node_dim = self.dim_of(group.nodes)
             if group.edges:
@@ -851,7 +861,7 @@ class Encoder(nn.Module):
                 self.element_dims[group.edges[0]] = 2 * dim + edge_dim
             else:
                 self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
-            self.dim += len(self.readouts) * dim + 1
+            self.dim += len(self.readouts) * dim + 1  # as `pool` returns
 
     def dim_of(self, paths: list[str]) -> int:
         return sum(self.rows[key(path)].dim for path in paths)
@@ -861,12 +871,12 @@ class Encoder(nn.Module):
         elements = {}
         for name, group in self.groups.items():
             _, ptr, batch = obs[group.nodes[0]]
-            x = self.features_of(group.nodes, obs)
+            x = self.features_of(group.nodes, obs)  # [nodes or elements of the set, any]
             if group.edges:
-                links, edge_ptr, edge_batch = obs[group.edges[0]]
-                features_of_edges = self.features_of(group.edges, obs)
-                x = self.nets[key(name)](x, links.t().contiguous(), features_of_edges)
-                edges = Elements(features_of_edges, edge_ptr, edge_batch, links, x)
+                links, edge_ptr, edge_batch = obs[group.edges[0]]  # links [edges, 2]
+                edge_attr = self.features_of(group.edges, obs)
+                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
+                edges = Elements(edge_attr, edge_ptr, edge_batch, links, x)
                 elements[group.edges[0]] = edges
             else:
                 x = self.nets[key(name)](x)
@@ -881,19 +891,19 @@ class Encoder(nn.Module):
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for leaf in self.leaves:
-            rows = self.rows[key(leaf.path)]
-            if rows.norm_obs:
-                values = obs[leaf.path]
-                rows.observe(values.values if leaf.group else values)
+            net = self.rows[key(leaf.path)]
+            if net.norm_obs:
+                rows = obs[leaf.path]
+                net.observe(rows.values if leaf.group else rows)
 
     def pool(self, rows: Tensor, ptr: Tensor) -> Tensor:
-        """[B, readout_dim]; the last column is log(1 + number of rows)."""
+        """Rows [rows, dim] to [B, len(readouts) * dim + 1], at last log(1 + number of rows)."""
         pooled = [segment(rows, ptr, kind) for kind in self.readouts]  # zero where there are none
         return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
 def key(path: str) -> str:
-    """A module name for a leaf path: without dots, and not that of an attribute."""
+    """The key of a leaf's path in a ModuleDict, where dots and names such as "keys" are refused."""
     return "leaf/" + path.replace(".", "/")
 
 
@@ -902,12 +912,13 @@ def key(path: str) -> str:
 
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
-LOWEST = torch.finfo(torch.float32).min  # finite: times 0 it is 0
+LOWEST = torch.finfo(torch.float32).min  # for -inf in an entropy: 0 * -inf would be nan
 
 
 class Categorical:
-    """One of n options; logits [B, n], those of what is not allowed -inf. Like a distribution of
-    torch over vectors: actions, their log-probabilities and entropies are [B, 1]."""
+    """One of n options, logits [B, n], -inf for those that are masked. Unlike torch's Categorical
+    its actions, log-probabilities and entropies are [B, 1]. `best` and `total` reduce over the
+    options; `Choice` has its own."""
 
     def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
@@ -940,20 +951,21 @@ class Choice(Categorical):
         self.ptr = elements.ptr
         self.batch = elements.batch
         logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
-        log_total = segment_sum(logits.exp(), self.ptr).log()
-        self.log_probs = logits - log_total.index_select(0, self.batch)
+        log_total = segment(logits.exp(), self.ptr).log()
+        self.log_probs = logits - select_rows(log_total, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
         is_best = score == segment_max(score, self.ptr)[self.batch]
+        # double: float32 cannot tell the numbers of rows above 2**24 apart
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        best = segment_max(rows * is_best, self.ptr).long()  # the last one where some are equal
-        return (best - self.ptr[:-1])[:, None]
+        best = segment_max(rows * is_best, self.ptr).long()  # of equal ones the last
+        return (best - self.ptr[:-1])[:, None]  # counted within each observation
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1, None] + action.long()]
 
     def total(self, terms: Tensor) -> Tensor:
-        return segment_sum(terms, self.ptr)[:, None]
+        return segment(terms, self.ptr)[:, None]
 
 
 class Part(NamedTuple):
@@ -962,12 +974,12 @@ class Part(NamedTuple):
 
     path: str  # in the action space: "action.amount"
     kind: str
-    columns: slice  # of the action [B, columns]
-    group: str | None  # whose rows a choice is one of, or those of a Sequence belong to
+    columns: slice  # the part's own in the action [B, columns]
+    group: str | None  # a choice is one of its rows; in a Sequence each of its rows has an action
     mask: str | None  # path of the mask's leaf
-    entries: slice  # of the mask
-    values: str  # the space; of a choice, the first number
-    size: int  # options, bits or dimensions; of a choice, at most
+    entries: slice  # the part's own in a row of the mask
+    space: str  # to compare environments; only `start` of a choice, whose size may differ
+    size: int  # number of options, bits or dimensions; of a choice, the most rows allowed
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[Part]:
@@ -976,10 +988,10 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
     per_row = isinstance(space, spaces.Sequence)
     factors = leaves_of(space.feature_space if per_row else space, "action")
     heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
-    choices = [groups_named(head, leaves) for head in heads]  # one or none, else it is refused
+    choices = [groups_named(head, leaves) for head in heads]  # several groups are refused below
     parts = []
-    column = 0
-    entry = Counter()  # of each mask, the first one that belongs to no part yet
+    column = 0  # the first one that belongs to no part yet
+    entry = Counter()  # path of a mask -> its first entry that belongs to no part yet
     for factor, groups in zip(factors, choices):
         group = groups[0] if groups else None
         kind, sizes = kind_of(factor, group and not per_row)
@@ -991,7 +1003,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
             entries = slice(entry[path], entry[path] + (1 if kind == "choice" else size))
             parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
             column = columns.stop
-            if mask and mask.shape:  # otherwise its only entry is that of all parts
+            if mask and mask.shape:  # a mask of one number per row is for all parts
                 entry[path] = entries.stop
     check = service("utils.check")
     if check:
@@ -1002,7 +1014,8 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
 def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
     """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
     if factor.kind == "discrete":
-        return "choice" if is_choice else "categorical", num_options(factor).tolist()
+        kind = "choice" if is_choice else "categorical"
+        return kind, num_options(factor).tolist()
     kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
     return kind, [math.prod(factor.shape)]
 
@@ -1017,8 +1030,10 @@ def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
 
 
 def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
-    """What --action-head auto means for each factor. In a Dict a Discrete one that is named node,
-    edge, or as a set, chooses one."""
+    """What --action-head auto means for each factor. A Sequence has an action for each node. In a
+    Dict a Discrete named node, edge, or like a set, chooses one. If all factors are Discrete and
+    none is named so, they choose from avail_actions if the observation has these, from the nodes if
+    the action_mask has a row for each. All others are flat."""
     if isinstance(space, spaces.Sequence):
         return ["nodes"] * len(factors)
     heads = []
@@ -1035,7 +1050,8 @@ def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> li
 
 
 def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
-    """The groups of rows that --action-head, or the name of a part of the action, can mean."""
+    """The groups of rows that a name, an --action-head or a key of a Dict of actions, can mean. If
+    they are none or several, utils/check.py refuses the name as an action head."""
     if name in ("node", "nodes"):
         return element_groups(leaves)
     if name in ("edge", "edges"):
@@ -1045,8 +1061,8 @@ def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
 
 
 def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
-    """B elements of `space` from actions [B, columns]; those of Box are clipped. Of a Sequence from
-    the actions of all their rows, counts[b] of element b."""
+    """B elements of `space` from actions [B, columns]; those of a Box are clipped to it. A Sequence
+    has actions [rows, columns]: element b is made of the next counts[b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
         rows = np.split(actions, counts.cumsum()[:-1])
@@ -1058,7 +1074,7 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
         rows = to_env_actions(spaces.Tuple(space.values()), actions)
         return [dict(zip(space, row)) for row in rows]
     if isinstance(space, spaces.Tuple):
-        stops = np.cumsum([num_columns(child) for child in space])
+        stops = np.cumsum([num_columns(child) for child in space])  # map drops the empty last piece
         return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
@@ -1068,7 +1084,7 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
 
 
 def num_columns(space: gym.Space) -> int:
-    """The width of an action."""
+    """The number of columns that actions of this space have in [B, columns]."""
     return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
 
 
@@ -1092,7 +1108,10 @@ class PartHead(nn.Module):
             self.key = nn.Linear(dims[part.group], query_dim)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
-    def forward(self, latent: Tensor, elements: dict[str, Elements], obs: Obs):
+    def forward(
+        self, latent: Tensor, elements: dict[str, Elements], obs: Obs
+    ) -> Categorical | Bernoulli | Normal:
+        """Its log_prob and entropy are [B, columns of the part]."""
         output = self.output(latent)
         if self.part.kind == "bits":
             return Bernoulli(logits=output, validate_args=False)
@@ -1122,43 +1141,46 @@ class PartHead(nn.Module):
 
 
 def project(linear: nn.Linear, elements: Elements) -> Tensor:
-    """`linear` of each row; of edges a ReLU of (source, target, features), computed per node."""
+    """`linear` of each row; of edges relu(linear(source, target, features)). Nodes are multiplied
+    before they are selected: that is once per node, not once per edge."""
     if elements.ends is None:
         return linear(elements.values)
     dim = elements.nodes.shape[1]
-    *of_ends, of_features = linear.weight.tensor_split([dim, 2 * dim], 1)
-    projected = nn.functional.linear(elements.values, of_features, linear.bias)
-    for weight, end in zip(of_ends, elements.ends.unbind(1)):
+    *end_weights, edge_weight = linear.weight.tensor_split([dim, 2 * dim], 1)
+    projected = nn.functional.linear(elements.values, edge_weight, linear.bias)
+    for weight, end in zip(end_weights, elements.ends.unbind(1)):  # source, target
         projected = projected + select_rows(elements.nodes @ weight.t(), end)
     return projected.relu()
 
 
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the
-    elements. A choice scores a row of key k = W e and query q = U latent with w . tanh(k + q) +
-    k . q / sqrt(d): a pointer network's score and dot-product attention's (Vaswani et al. 2017); of
-    an edge k = ReLU(W (source, target, features)). With `autoregressive` the latent of a part holds
-    those before it, choices first; the entropy is that along the action. Of a Sequence each row has
-    a latent; log-probability and entropy are sums over the rows."""
+    elements. A choice scores row e by w . tanh(k + q) + k . q / sqrt(d) with key k = W e and query
+    q = U latent: the score of a pointer network plus that of dot-product attention (Vaswani et al.
+    2017). Of an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
+    drawn in sequence, choices first. Each updates the latent of the next; the entropy is the sum of
+    theirs, each given the parts drawn before it. In a Sequence each row has its own latent and
+    action; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
         self.space = space
         self.parts = parts_of(space, leaves, args.action_head)
-        numbers = range(len(self.parts))
+        numbers = range(len(self.parts))  # in `order` choices come first
         self.order = sorted(numbers, key=lambda k: self.parts[k].kind != "choice")
-        nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # of edges
+        nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # edges' group -> nodes'
         self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
+            # The width of an embedding, for edges that of their nodes; None without a group
             query_dim = dims.get(nodes.get(part.group, part.group))
             head = PartHead(part, dim, query_dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
-        self.per_row = None  # the group of whose rows each has an action
+        self.per_row = None  # of a Sequence: the group whose rows have an action each
         if isinstance(space, spaces.Sequence):
             self.per_row = self.parts[0].group
-            self.row = nn.Linear(dims[self.per_row], dim)
+            self.row = nn.Linear(dims[self.per_row], dim)  # embedding of a row -> its latent
 
     def forward(
         self,
@@ -1168,8 +1190,8 @@ class ActionHead(nn.Module):
         action: Tensor | None = None,
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [B, columns], log_prob [B], entropy [B]) of the given action, or of a sample, or
-        of the mode. The masks are leaves of `obs`."""
+        """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
+        `greedy`, else of a sample. Of a Sequence action is [rows, columns]. `obs` has the masks."""
         if self.per_row:
             acting = elements[self.per_row]
             latent = select_rows(latent, acting.batch) + project(self.row, acting)
@@ -1179,25 +1201,27 @@ class ActionHead(nn.Module):
         columns = [None] * len(self.parts)
         for k in self.order:
             part = self.parts[k]
-            dist = self.heads[k](latent, elements, obs)
+            probs = self.heads[k](latent, elements, obs)
             if action is not None:
-                columns[k] = action[:, part.columns].float()
+                columns[k] = action[:, part.columns].float()  # bits may be stored as integers
             elif greedy:
-                columns[k] = dist.mode
-            else:
-                columns[k] = dist.rsample() if part.kind == "normal" else dist.sample()
-            log_prob = log_prob + dist.log_prob(columns[k]).sum(1)
-            entropy = entropy + dist.entropy().sum(1)
+                columns[k] = probs.mode
+            else:  # Normal.sample would wait for the device
+                columns[k] = probs.rsample() if part.kind == "normal" else probs.sample()
+            log_prob = log_prob + probs.log_prob(columns[k]).sum(1)
+            entropy = entropy + probs.entropy().sum(1)
             if self.heads[k].condition:
                 before = self.embed(part, columns[k], elements)
                 latent = torch.tanh(latent + self.heads[k].condition(before))
         if self.per_row:
-            log_prob = segment_sum(log_prob.double(), acting.ptr)
-            entropy = segment_sum(entropy, acting.ptr)
+            # float32 would lose digits of the ratio in a sum over many rows
+            log_prob = segment(log_prob.double(), acting.ptr)
+            entropy = segment(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """What is seen of one part of an action, [B, ...]."""
+        """One part of an action as a network's input, [B, seen_dim([part], dims)]: vector of the
+        chosen row, a one-hot vector, or the numbers themselves."""
         if part.kind == "choice":
             rows = elements[part.group]
             return rows.at(rows.ptr[:-1] + action.long().squeeze(1))
@@ -1211,7 +1235,7 @@ class ActionHead(nn.Module):
 
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
-    """The width of what is seen of these parts."""
+    """The width of `ActionHead.embed` of these parts together."""
     return sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
 
 
@@ -1247,12 +1271,13 @@ class Memory:
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
-        """V of what the last actions led to, then of what `keep` kept, [N + cuts]."""
+        """V [N + truncations]: of `step.obs`, which the last actions led to, then of `finals`."""
         flat = self.storage.copy(join([step.obs, *self.finals]))
         return self.agent.value(self.storage.batch(flat))
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The steps of the rollout in `num` random parts: their numbers, inputs of the agent."""
+        """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
+        and the agent's inputs."""
         return self.parts(rng.permutation(self.storage.whole().size), num)
 
     @torch.no_grad()
@@ -1285,13 +1310,13 @@ class Memory:
 
 
 def max_minibatches(args: Any) -> int:
-    """The steps of a rollout, which they share out."""
+    """The largest --num-minibatches: one for each step of a rollout."""
     return args.num_envs * args.num_steps
 
 
 # ---- Agent: the networks ----
 class Agent(nn.Module):
-    """Actor and critic: one encoder, an MLP each, and the action head."""
+    """One encoder, from whose features `actor` makes the action head's latent and `critic` V."""
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Any):
         super().__init__()
@@ -1334,13 +1359,13 @@ def average_gradients(agent: nn.Module) -> None:
     """The mean of the gradients of all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
         grads = [param.grad for param in agent.parameters() if param.grad is not None]
-        total = nn.utils.parameters_to_vector(grads)
+        total = nn.utils.parameters_to_vector(grads)  # of this rank, of all after all_reduce
         dist.all_reduce(total)
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
 
 def start(args: Any) -> torch.device:
-    """The device of this rank, which finds the others; torch's threads and all seeds are set."""
+    """The device of this rank. Connects the ranks, and sets torch's threads and all seeds."""
     device = torch.device("cpu")
     if torch.cuda.is_available() and args.cuda:
         device = torch.device(f"cuda:{LOCAL_RANK}")
@@ -1379,14 +1404,14 @@ class Run(contextlib.ExitStack):
     def __init__(self, args: Any):
         super().__init__()
         self.args = args
-        self.flags = dict(vars(args))  # as given; a memory may fill in others
-        self.script = type(args).exp_name
-        self.steps = args.batch_size * WORLD_SIZE  # of an update
-        self.first = 0  # updates that were made before it was resumed
-        self.signals = []
-        self.recent = deque(maxlen=100)  # returns of episodes
-        name = args.env_id.split(":")[-1]
-        name = f"{name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+        self.flags = dict(vars(args))  # for model.pt, before a memory changes any
+        self.script = type(args).exp_name  # the default, which is the name of this file
+        self.steps = args.batch_size * WORLD_SIZE  # of all ranks, per update
+        self.first = 0  # updates made before the run was resumed
+        self.signals = []  # received so far; utils/checkpoint.py puts its own list here
+        self.recent = deque(maxlen=100)  # returns of the last episodes
+        env_name = args.env_id.split(":")[-1]
+        name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
         self.folder = os.path.abspath(os.path.join(args.run_dir, name))
         self.extras = service("utils.log", args.track and "--track")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
@@ -1404,7 +1429,7 @@ class Run(contextlib.ExitStack):
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
             service("utils.policy", "--load-model").load_weights(agent, args)
-        if RANK > 0:
+        if RANK > 0:  # the weights are made: from here on ranks draw different actions
             torch.manual_seed(args.seed + RANK)
         if self.first:
             step = self.checkpoints.restore(self, *self.trained)
@@ -1702,14 +1727,13 @@ def train(args: Any, run: Run) -> Agent:
                 optimizer.step()
                 with torch.no_grad():
                     approx_kl = ((ratio - 1) - logratio).mean()
-                    clipfrac = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
-                    mismatch = (ratio - 1).abs().max()
+                    distance = (ratio - 1).abs()
+                    clipfrac = (distance > args.clip_coef).float().mean()
                     row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
-                    logs.append(torch.stack([*row, grad_norm, mismatch]))
-            if args.target_kl is not None:
-                if np.mean(all_ranks(approx_kl.item())) > args.target_kl:
-                    break
-        if args.norm_obs:  # after the update, which must see what collection saw
+                    logs.append(torch.stack([*row, grad_norm, distance.max()]))  # as in LOGGED
+            if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
+                break
+        if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
             agent.encoder.observe(memory.rollout())
         if iteration + args.max_lag < args.num_iterations:
             collector.ask(iteration, agent)
@@ -1719,7 +1743,8 @@ def train(args: Any, run: Run) -> Agent:
             check.losses(UsageError, iteration, LOGGED, logs)
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
-        scalars["debug/collection_mismatch"] = logs[0, -1]  # where the weights are those that acted
+        # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
+        scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         scalars["debug/lag"] = iteration - 1 - rollout.version
@@ -1734,8 +1759,8 @@ def train(args: Any, run: Run) -> Agent:
 
 @torch.no_grad()
 def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[Episode]:
-    """The first episode of each environment, as it is after --eval-max-steps if it has not ended by
-    then."""
+    """The first episode of each environment. One that has not ended after --eval-max-steps is
+    returned as it is then."""
     N = len(makers)
     found = {}
     with contextlib.closing(Envs(makers, args.action_head)) as envs:
@@ -1771,7 +1796,7 @@ def main(args: Any) -> list:
     args.batch_size = args.num_envs * args.num_steps
     args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
     evaluation = service("utils.evaluate", args.eval_suite and "--eval-suite")
-    service("utils.evaluate", args.capture_video and "--capture-video")
+    service("utils.evaluate", args.capture_video and "--capture-video")  # an error without it
     if evaluation:
         evaluation.check(make_env, args)  # what cannot be evaluated is an error now
     with Run(args) as run:
@@ -1781,7 +1806,7 @@ def main(args: Any) -> list:
         if args.save_model:
             run.save_model(agent)
         run.bar.close()
-        run.signals.append(0)  # from now on one signal is enough
+        run.signals.append(0)  # as if one had come: the next one ends the process at once
         playing = partial(play, agent, args)
         if evaluation:
             return evaluation.evaluate(run, playing, make_env)
@@ -1795,8 +1820,8 @@ def main(args: Any) -> list:
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent
     if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
-        sys.path[0] = str(folder.parent)  # modules of the package shadow nobody's own
-    sys.path.append(os.getcwd())  # where a module of one's own is looked for
+        sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's
+    sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
     try:
         main(tyro.cli(Args))
     except (UsageError, gym.error.Error, OSError) as problem:

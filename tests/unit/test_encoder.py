@@ -207,7 +207,7 @@ def test_segments_against_loops(dim):
     ptr = torch.tensor([0, *np.cumsum(sizes)])
     values = torch.randn(sum(sizes), *dim, dtype=torch.float64, requires_grad=True)
     for segment, loop, empty in (
-        (ppo_graph.segment_sum, lambda rows: rows.sum(0), 0.0),
+        (ppo_graph.segment, lambda rows: rows.sum(0), 0.0),
         (ppo_graph.segment_max, lambda rows: rows.max(0)[0], -torch.inf),
     ):
         expected = torch.stack(

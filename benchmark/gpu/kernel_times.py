@@ -285,7 +285,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
         flat, scratch = envs.collate(arrays[:size], [0] * size), Storage(envs.leaves, device)
 
         def ours():
-            scratch.clear()
+            scratch.blocks.clear()
             return scratch.append(flat)
 
         systems = {

@@ -205,12 +205,16 @@ def watch(script) -> tuple[Counter, list]:
             seconds["update"] += now - at.pop("update")
             curve.append((self.n, now - at["start"], at["return"]))
 
-    class Storage(script.Storage):
-        def clear(self):
-            super().clear()
-            if threading.current_thread() is threading.main_thread():
-                at["collect"] = time.perf_counter()
+    begin = script.Memory.begin
 
+    def begins(self):
+        begin(self)
+        if threading.current_thread() is threading.main_thread():
+            at["collect"] = time.perf_counter()
+
+    script.Memory.begin = begins
+
+    class Storage(script.Storage):
         def gather(self, idx):
             if "update" not in at:
                 at["update"] = time.perf_counter()

@@ -92,7 +92,7 @@ def unpad(nodes, edges, mask, sizes):
 
 def ours_collate(storage, envs, arrays):
     """One flat batch of observations given by their leaf arrays, whose values are checked."""
-    storage.clear()
+    storage.blocks.clear()
     return storage.append(envs.collate(arrays, [0] * len(arrays)))
 
 

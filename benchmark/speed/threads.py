@@ -175,7 +175,7 @@ def trainings(args: Args) -> list[str]:
         with busy_processes(busy):
             for _, num in itertools.product(range(args.rounds), args.threads):
                 with tempfile.TemporaryDirectory() as folder:
-                    run = train([*command, *more, "--torch-threads", str(num)], num, folder)
+                    run = train([*command, *more], num, folder)
                 sps[num].append(run.sps)
                 print(
                     f"{network}, {busy} busy, {num} thread(s): {run.sps:.0f} SPS", file=sys.stderr

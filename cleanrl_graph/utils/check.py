@@ -104,7 +104,7 @@ def close(env: gym.Env) -> None:
     """Closes it. What goes wrong is only printed, lest what was trained or played is lost."""
     try:
         env.close()
-    except Exception as problem:  # of many kinds
+    except (Exception, SystemExit) as problem:  # of many kinds
         print(f"close() of {env}: {type(problem).__name__}: {problem}", file=sys.stderr)
 
 
@@ -227,7 +227,7 @@ def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> No
     if getattr(reward, "requires_grad", False):
         raise error(i, f"reward {reward} requires gradients, which must be detached")
     try:
-        is_finite = math.fabs(reward) < LARGEST
+        is_finite = math.fabs(reward + 0.0) < LARGEST  # what adds to floats
     except Exception:  # of many kinds
         raise error(i, f"reward {reward!r} is not a number") from None
     if not is_finite:

@@ -205,10 +205,10 @@ class Filmed(gym.Wrapper):
 
     def render(self) -> Image.Image:
         frame = np.asarray(self.env.render())
-        if frame.ndim != 3 or frame.dtype.kind not in "iu":
+        if frame.ndim != 3 or frame.dtype != np.uint8:
             found = f"{frame.dtype} {frame.shape}"
             raise ValueError(f"render() must return an array [H, W, 3] of uint8, not {found}")
-        return Image.fromarray(frame.astype(np.uint8))
+        return Image.fromarray(frame)
 
 
 def check_video(make: Callable[..., gym.Env]) -> None:

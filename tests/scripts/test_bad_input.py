@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from decimal import Decimal
 
 import gymnasium as gym
 import numpy as np
@@ -828,6 +829,22 @@ def test_close_that_raises(workers, tmp_path, capfd):
     del gym.registry["Stuck-v0"]
 
 
+def test_close_that_exits(tmp_path):
+    """Before the training an environment is closed, too; the run does not end there as if all were
+    well."""
+
+    class Exits(Simple):
+        eval_suites = {"all": [{}]}
+
+        def close(self):
+            sys.exit(0)
+
+    gym.register("Exits-v0", entry_point=Exits)
+    result = run(tmp_path, env_id="Exits-v0", eval_suite="all", eval_samples=0)
+    assert [row["greedy"] for row in result.rows] == [-5]
+    del gym.registry["Exits-v0"]
+
+
 REWARDS = {"None": None, "text": "text", "row": [1.0, 2.0]}
 
 
@@ -841,7 +858,7 @@ def test_fault_of_an_environment(fault, workers, tmp_path):
     fails(ENVIRONMENTS[fault], tmp_path, num_workers=workers, env_kwargs={"fault": kind})
 
 
-@pytest.mark.parametrize("reward", ["1.5", np.array([2.0]), 1j, 10**400, None])
+@pytest.mark.parametrize("reward", ["1.5", np.array([2.0]), 1j, 10**400, None, Decimal(2)])
 def test_reward_that_is_no_number(reward):
     """Although numpy or Python would make one of some of them."""
 

@@ -412,6 +412,10 @@ class NoMode(Lottery):
             lambda more={}: Picture(frame=np.ones((8, 9, 3)), **more),
             r"render\(\) must return .* of uint8, not float64 \(8, 9, 3\)",
         ),
+        (
+            lambda more={}: Picture(frame=np.full((8, 9, 3), 300), **more),
+            r"render\(\) must return .* of uint8, not int64 \(8, 9, 3\)",
+        ),
         (lambda more={}: Picture(frame=np.ones((8, 9, 5), np.uint8), **more), "cannot render"),
         (lambda more={}: NoMode(**more), "cannot render: TypeError"),
         (lambda more={}: gym.make("cleanrl_graph.envs:PoissonGraph-v0", **more), "render"),

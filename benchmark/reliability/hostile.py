@@ -4,9 +4,12 @@ It imports little, since processes that load copies of environments import it. A
 folder of its own: FOLDER, in which environments leave notes."""
 
 import contextlib
+import json
 import os
 import pickle
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -581,7 +584,7 @@ observation("ids as floats", IDS, ids(1.0, 2, 3), "dtype float64")
 observation("ids as text", IDS, ids("a", "b", "c"), "dtype <U1")
 observation("ids for two of three nodes", IDS, ids(1, 2), "2 rows where 'g.nodes' has 3")
 observation("ids that are new in each step", IDS, lambda env: ids(*(np.arange(3) + 3 * env.t))(env))
-observation("ids of width 1", WITH_IDS, lambda env: ids([1], [2], [3])(env))
+observation("ids of width 1", WITH_IDS, ids([1], [2], [3]), is_again=False)
 float_ids = spaces.Dict(g=GRAPH, node_ids=spaces.Sequence(vector(), stack=True))
 observation("ids that are one float32", float_ids, ids(2.0**24, 2.0**24 + 1, 0), "occurs twice")
 for script in ("ppo_lstm_sparse", "ppo_gtrxl", "ppo_framestack"):
@@ -779,11 +782,15 @@ class OwnFloat:
     def __float__(self):
         return 1.5
 
+    def __repr__(self):
+        return "OwnFloat"
+
 
 Outcome = namedtuple("Outcome", "obs reward terminated truncated info")
-for number in (True, np.bool_(1), np.float16(0.5), np.array(2.5), 7, Fraction(1, 2), Decimal(2)):
+for number in (True, np.bool_(1), np.float16(0.5), np.array(2.5), 7, Fraction(1, 2)):
     returns(f"reward {number!r}", reward=number)
-returns("reward OwnFloat", reward=OwnFloat())
+returns("reward Decimal", "is not a number", reward=Decimal(2))
+returns("reward OwnFloat", "is not a number", reward=OwnFloat())
 returns("reward tensor", reward=lambda: tensor(2.0))
 returns("reward with gradients", "requires gradients", reward=lambda: tensor(2.0, **grad))
 returns("reward minus zero", reward=-0.0)
@@ -931,7 +938,7 @@ process(
 process(
     "starts a program", lambda env: subprocess.run(["cat"], check=True, stdin=subprocess.DEVNULL)
 )
-process("the runs are gone", runs_gone, "cannot write .*checkpoint")
+process("the runs are gone", runs_gone, "No such file .*/runs/")
 process(
     "its copies append to a file", lambda env: note("appended", 1), says="repeat up to 16 steps"
 )
@@ -1128,6 +1135,109 @@ files(
 files("a folder of letters", flags="--run-dir ä\0ö[*]")
 
 
+class Counts:
+    """What an environment keeps beside itself: how often one began an episode."""
+
+    resets = 0
+
+
+def count(env):
+    Counts.resets += 1
+
+
+def another_weight(saved):
+    saved["model"]["more"] = next(iter(saved["model"].values()))
+    return saved
+
+
+def output_of(*command: str, folder: str = "", **variables: str) -> str:
+    """What a command prints, in a folder below FOLDER."""
+    done = subprocess.run(
+        command,
+        cwd=Path(FOLDER, folder),
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.stdout
+
+
+def wrong_diffs():
+    """What git says of the diffs of the README."""
+    shutil.copytree(ROOT / "cleanrl_graph", f"{FOLDER}/copy/cleanrl_graph")
+    diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert diffs
+    for k, diff in enumerate(diffs):
+        Path(FOLDER, f"{k}.diff").write_text(diff)
+        text = output_of("git", "apply", "--check", f"../{k}.diff", folder="copy")
+        if text:
+            return f"diff {k}: {text}"
+
+
+def wrong_flag_alone():
+    """What a script that was copied alone says of the one flag that needs the package."""
+    os.mkdir(f"{FOLDER}/alone")
+    shutil.copy(ROOT / "cleanrl_graph" / "ppo_graph.py", f"{FOLDER}/alone")
+    text = output_of(sys.executable, "ppo_graph.py", "--capture-video", folder="alone")
+    is_right = "--capture-video needs cleanrl_graph" in text and "--eval-suite" not in text
+    return None if is_right else text
+
+
+def wrong_layer():
+    """What make_conv does with a name that it does not know."""
+    from cleanrl_graph import ppo_graph
+
+    with contextlib.suppress(ppo_graph.UsageError):
+        return str(ppo_graph.make_conv("gcn", 8, None, "sum"))
+
+
+def wrong_ranks():
+    """Whether ranks beside one that fails say so, and the library below them is not heard."""
+    kwargs = json.dumps({"name": "process: raises KeyError"})
+    script = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
+    flags = (
+        f"--env-id hostile:Hostile-v0 --no-cuda --num-envs 2 --num-steps 8 --env-kwargs {kwargs!r}"
+    )
+    text = output_of(
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *(script, *shlex.split(flags)),
+        PYTHONPATH=str(ROOT / "benchmark" / "reliability"),
+    )
+    if "another rank has ended" not in text or "KeyError: 'a'" not in text:
+        return text
+    return "frames of gloo" if "distributed_c10d.py" in text else None
+
+
+def wrong_video():
+    """Whether the episodes are shown at the environment's frames per second."""
+    from PIL import Image
+
+    with Image.open(newest("episode.gif")) as film:
+        is_right = film.info["duration"] == 20 and film.n_frames == 18
+        return None if is_right else f"{film.n_frames} pictures, {film.info}"
+
+
+files(
+    "a checkpoint of what is kept on a class",
+    before=after_run(),
+    observation=vector(2, low=0, high=10**6),
+    show=lambda env: [env.t, Counts.resets],
+    hooks=dict(reset=count),
+    **resumed | {"says": "begins a new episode when the run is resumed.*goes on from"},
+)
+files(
+    "a model of a changed script",
+    "changed before or since",
+    after_run(rewritten(another_weight)),
+    MODEL,
+)
+files("the diffs of the README", after=wrong_diffs)
+files("a script alone", after=wrong_flag_alone)
+process("a rank fails", lambda env: None, after=wrong_ranks, limit=120)
+
+
 # ---- Flags ----
 def flag(flags: str, expected: str = "trains", **fields) -> None:
     add("flags", fields.pop("name", flags), expected, flags=flags, **fields)
@@ -1147,6 +1257,7 @@ flag("--num-minibatches 1000", "exceeds the 16 steps")
 flag("--total-timesteps 10", "is less than a rollout of 16 steps")
 flag("--gnn-dim 62 --gnn gatv2", "need a multiple of 4")
 flag("--gnn nope", "exit code 2.*--gnn")
+flag("--gnn sage", name="a layer that make_conv does not know", after=wrong_layer)
 flag("--gamma text", "exit code 2.*gamma")
 flag("--nope 3", "exit code 2.*nope")
 flag("--learning-rate 1e30", "update .* is (nan|inf)")
@@ -1164,7 +1275,7 @@ flag(
 flag("--action-head nodes", "--action-head nodes needs")
 flag("--action-head nope", "--action-head nope needs")
 flag("--eval-suite nope", "--eval-suite nope: .* has the suites")
-flag("--capture-video", says="")
+flag("--capture-video", after=wrong_video)
 flag("--wrap nope", "there is no such wrapper")
 flag("--wrap hide:9", "--wrap hide:9: numbers from 0")
 flag("--wrap z:skill:0", "a number of at least 1")

@@ -146,6 +146,7 @@ def main(args: Args) -> None:
         "new |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    rounds = []
     for name in tqdm(args.cases, unit="case"):
         figures = np.zeros(
             (args.rounds, 2, 3)
@@ -155,6 +156,9 @@ def main(args: Args) -> None:
             tqdm.write(
                 f"{name}, round {k + 1}: old {row[0, 0]:.5g}, new {row[1, 0]:.5g}", file=sys.stderr
             )
+        seconds = ", ".join(f"{old:.2f} / {new:.2f}" for old, new in figures[:, :, 1])
+        if name != "help":
+            rounds.append(f"- {name}, CPU seconds of each round, old / new: {seconds}")
         ratio, (sps, _, peak) = figures[:, 1, 0] / figures[:, 0, 0], np.median(figures, 0).T
         by_cpu = np.median(figures[:, 0, 1] / figures[:, 1, 1])
         cells = [
@@ -173,6 +177,8 @@ def main(args: Args) -> None:
             for name in args.cases
             if name != "help"
         ),
+        "",
+        *rounds,
     ]
     report("\n".join(lines), args.out)
 

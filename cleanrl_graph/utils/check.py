@@ -33,6 +33,7 @@ RANGES = [
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # number in float32, about
+LENGTHS = {"step": 5, "reset": 2}  # of what gymnasium's environments return
 MOST = 10_000_000  # categories: a network has a row of weights for each
 
 
@@ -80,7 +81,7 @@ def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any
         script = inspect.currentframe().f_back.f_code.co_filename
         sentence = f"{doing}{args or ''}: {type(problem).__name__}: {problem}"
         raise error(frames(problem, script) + sentence) from None
-    length = {"step": 5, "reset": 2}.get(doing.split()[-1])
+    length = LENGTHS.get(doing.rpartition(" ")[2])
     if length and (not isinstance(result, tuple) or len(result) != length):
         needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
         raise error(f"{doing}: {needed}")

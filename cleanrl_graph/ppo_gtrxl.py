@@ -306,7 +306,7 @@ def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
         # (height, width) of HWC or CHW; an image has at least 8 x 8 pixels
         pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
         kind = "image" if min(pixels) >= 8 else "vector"
-    dtype = space.dtype
+    dtype = space.dtype.newbyteorder("=")
     if dtype.kind == "f":
         dtype = np.dtype(np.float32)
     elif dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
@@ -1895,6 +1895,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns = advantages + values
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
+        torch.set_grad_enabled(True)  # whatever an environment has set
         logs = []
         for _ in range(args.update_epochs):
             for idx, inputs in memory.minibatches(rng, args.num_minibatches):

@@ -16,6 +16,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from cleanrl_graph.envs import wrappers
+
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
     "hidden_dims lstm_dim bc_minibatch_size"
@@ -79,7 +81,7 @@ def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any
         raise
     except (Exception, SystemExit) as problem:
         script = inspect.currentframe().f_back.f_code.co_filename
-        sentence = f"{doing}{args or ''}: {type(problem).__name__}: {problem}"
+        sentence = f"{doing}{args or ''}: {text_of(problem)}"
         raise error(frames(problem, script) + sentence) from None
     length = LENGTHS.get(doing.rpartition(" ")[2])
     if length and (not isinstance(result, tuple) or len(result) != length):
@@ -91,12 +93,22 @@ def guarded(error: type, doing: str, function: Callable, *args, **kwargs) -> Any
     return result
 
 
+def text_of(problem: BaseException) -> str:
+    """Its kind and what it says, if that can be read."""
+    kind = type(problem).__name__
+    try:
+        return f"{kind}: {problem}"
+    except Exception:  # of many kinds
+        return kind
+
+
 def frames(problem: BaseException, script: str) -> str:
-    """The traceback below the frames of the file `script`; none of errors that say enough."""
+    """The traceback below the frames of the file `script` and of --wrap; none of errors that say
+    enough."""
     if isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
         return ""
     trace = problem.__traceback__.tb_next  # the first frame is that of `guarded`
-    while trace and trace.tb_frame.f_code.co_filename == script:
+    while trace and trace.tb_frame.f_code.co_filename in (script, wrappers.__file__):
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(problem), problem, trace))
 

@@ -172,3 +172,25 @@ def test_a_layer_that_is_not_known():
     with pytest.raises(ppo_graph.UsageError, match="--gnn gcn: make_conv knows no such layer"):
         ppo_graph.Encoder(leaves, args)
     assert torch.is_tensor(next(ppo_graph.Encoder(leaves, small_args()).parameters()))
+
+
+def test_integers_of_another_byte_order(tmp_path):
+    """They are read as what they are."""
+    observation = spaces.Box(0, 1000, (2,), np.dtype(">i4"))
+    train(tmp_path, observation, spaces.Discrete(2))
+
+
+def test_an_environment_that_stops_gradients(tmp_path):
+    """What it sets in this process is put back before the networks learn."""
+
+    class Stops(Samples):
+        def reset(self, **kwargs):
+            torch.set_grad_enabled(False)
+            return super().reset(**kwargs)
+
+    gym.register("Stops-v0", lambda: Stops(vector(2), spaces.Discrete(2)))
+    try:
+        run(tmp_path, env_id="Stops-v0", eval_episodes=1)
+    finally:
+        del gym.registry["Stops-v0"]
+        torch.set_grad_enabled(True)

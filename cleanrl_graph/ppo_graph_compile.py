@@ -682,8 +682,10 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
     """Linear layers widths[0] -> widths[1] -> ..., an activation after each, also the last."""
     layers = []
     for num_in, num_out in zip(widths, widths[1:]):
-        layers.append(layer_init(nn.Linear(num_in, num_out)))
-        layers.append(pyg.resolver.activation_resolver(activation))
+        layers += [
+            layer_init(nn.Linear(num_in, num_out)),
+            pyg.resolver.activation_resolver(activation),
+        ]
     return nn.Sequential(*layers)
 
 
@@ -765,8 +767,7 @@ class CNN(nn.Module):
         layers = []
         num_in = channels * num_frames
         for num_out, kernel, stride in spec:
-            layers.append(layer_init(nn.Conv2d(num_in, num_out, kernel, stride)))
-            layers.append(nn.ReLU())
+            layers += [layer_init(nn.Conv2d(num_in, num_out, kernel, stride)), nn.ReLU()]
             num_in = num_out
         self.net = nn.Sequential(*layers, nn.Flatten())
         num_features = self.net(torch.zeros(1, channels * num_frames, height, width)).shape[1]

@@ -689,8 +689,10 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
     """Linear layers widths[0] -> widths[1] -> ..., an activation after each, also the last."""
     layers = []
     for num_in, num_out in zip(widths, widths[1:]):
-        layers.append(layer_init(nn.Linear(num_in, num_out)))
-        layers.append(pyg.resolver.activation_resolver(activation))
+        layers += [
+            layer_init(nn.Linear(num_in, num_out)),
+            pyg.resolver.activation_resolver(activation),
+        ]
     return nn.Sequential(*layers)
 
 
@@ -772,8 +774,7 @@ class CNN(nn.Module):
         layers = []
         num_in = channels * num_frames
         for num_out, kernel, stride in spec:
-            layers.append(layer_init(nn.Conv2d(num_in, num_out, kernel, stride)))
-            layers.append(nn.ReLU())
+            layers += [layer_init(nn.Conv2d(num_in, num_out, kernel, stride)), nn.ReLU()]
             num_in = num_out
         self.net = nn.Sequential(*layers, nn.Flatten())
         num_features = self.net(torch.zeros(1, channels * num_frames, height, width)).shape[1]
@@ -2005,7 +2006,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # advantages + V are the returns
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
-        vf_coef = args.vf_coef / (1 + returns_std**2) if args.norm_vloss else args.vf_coef
+        vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 

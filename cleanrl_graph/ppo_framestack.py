@@ -470,7 +470,7 @@ class Envs:
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
         self.num_steps += 1
-        self.outcome = np.zeros_like(self.outcome)
+        self.outcome = np.zeros(self.outcome.shape, np.float32)
         finals = []
         episodes = []
         for i, action in enumerate(actions):
@@ -1195,7 +1195,8 @@ class ActionHead(nn.Module):
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
-        `greedy`, else of a sample. Of a Sequence action is [rows, columns]. `obs` has the masks."""
+        `greedy`, else of a sample; the entropy only of a given one, which is learned from. Of a
+        Sequence action is [rows, columns]. `obs` has the masks."""
         if self.per_row:
             acting = elements[self.per_row]
             latent = select_rows(latent, acting.batch) + project(self.row, acting)
@@ -1208,19 +1209,20 @@ class ActionHead(nn.Module):
             probs = self.heads[k](latent, elements, obs)
             if action is not None:
                 columns[k] = action[:, part.columns].float()  # bits may be stored as integers
+                entropy = entropy + probs.entropy().sum(1)
             elif greedy:
                 columns[k] = probs.mode
             else:  # Normal.sample would wait for the device
                 columns[k] = probs.rsample() if part.kind == "normal" else probs.sample()
             log_prob = log_prob + probs.log_prob(columns[k]).sum(1)
-            entropy = entropy + probs.entropy().sum(1)
             if self.heads[k].condition:
                 before = self.embed(part, columns[k], elements)
                 latent = torch.tanh(latent + self.heads[k].condition(before))
         if self.per_row:
             # float32 would lose digits of the ratio in a sum over many rows
             log_prob = segment(log_prob.double(), acting.ptr)
-            entropy = segment(entropy, acting.ptr)
+            if action is not None:
+                entropy = segment(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:

@@ -1192,14 +1192,14 @@ class ActionHead(nn.Module):
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
-        `greedy`, else of a sample; the entropy only of a given one, which is learned from. Of a
+        `greedy`, else of a sample, whose entropy is 0, since only given ones are learned from. Of a
         Sequence action is [rows, columns]. `obs` has the masks."""
         if self.per_row:
             acting = elements[self.per_row]
             latent = select_rows(latent, acting.batch) + project(self.row, acting)
             latent = torch.tanh(latent)
         log_prob = 0.0
-        entropy = 0.0
+        entropy = latent.new_zeros(len(latent))
         columns = [None] * len(self.parts)
         for k in self.order:
             part = self.parts[k]
@@ -1218,8 +1218,7 @@ class ActionHead(nn.Module):
         if self.per_row:
             # float32 would lose digits of the ratio in a sum over many rows
             log_prob = segment(log_prob.double(), acting.ptr)
-            if action is not None:
-                entropy = segment(entropy, acting.ptr)
+            entropy = segment(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
     def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:

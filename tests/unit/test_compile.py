@@ -102,7 +102,10 @@ def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
         )
         for n, e in sizes
     ]
-    graphs = [graph for graph in graphs if len(graph.nodes)] or [space["g"].sample()]
+    one = spaces.GraphInstance(
+        rng.random((1, 2), np.float32), np.zeros((0, 1), np.float32), np.zeros((0, 2), np.int64)
+    )
+    graphs = [graph for graph in graphs if len(graph.nodes)] or [one]
     masks = [rng.permutation(np.arange(len(graph.nodes)) < 1).astype(np.int8) for graph in graphs]
     storage, leaves = stored(
         space,

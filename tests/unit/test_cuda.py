@@ -69,7 +69,8 @@ def test_storage_and_agent(kind):
     assert log.sizes(leaves, host.whole()) == log.sizes(leaves, device.whole())
 
     agent = ppo_graph.Agent(leaves, spaces.MultiDiscrete([3, 4]), small_args(autoregressive=True))
-    action, *expected = agent(host.gather(idx), greedy=True)
+    action = agent(host.gather(idx), greedy=True)[0]
+    _, *expected = agent(host.gather(idx), action)
     agent.to("cuda")
     _, *result = agent(device.gather(idx), action.cuda())
     for x, y in zip(expected, result):

@@ -54,8 +54,6 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
-from torch_geometric import nn as pyg
-from torch_geometric.utils import segment
 from tqdm import tqdm
 
 VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not used
@@ -673,6 +671,9 @@ class Storage:
 
 # --- shared: encoder ---
 # ---- Encoder: one small network per leaf kind, concatenated ----
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
+
+
 def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.0) -> nn.Module:
     torch.nn.init.orthogonal_(layer.weight, std)
     torch.nn.init.constant_(layer.bias, bias_const)
@@ -685,14 +686,16 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
     for num_in, num_out in zip(widths, widths[1:]):
         layers += [
             layer_init(nn.Linear(num_in, num_out)),
-            pyg.resolver.activation_resolver(activation),
+            ACTIVATIONS[activation](),
         ]
     return nn.Sequential(*layers)
 
 
-def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
-    """Maxima of values[ptr[b]:ptr[b + 1]], [B, ...]; -inf for an empty segment."""
-    return torch.segment_reduce(values, "max", offsets=ptr, axis=0, unsafe=True)
+def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
+    """Sums, means or maxima ("max") of values[ptr[b]:ptr[b + 1]], [B, ...]; of an empty segment 0,
+    but -inf is its maximum."""
+    initial = None if reduce == "max" else 0
+    return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
 
 
 class Rows(nn.Module):
@@ -782,6 +785,8 @@ class CNN(nn.Module):
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
+    from torch_geometric import nn as pyg  # two seconds, for graphs only
+
     if kind in ("gatv2", "transformer"):
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
         return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
@@ -967,15 +972,15 @@ class Choice(Categorical):
     def __init__(self, logits: Tensor, elements: Elements):
         self.ptr = elements.ptr
         self.batch = elements.batch
-        logits = logits - segment_max(logits.detach(), self.ptr)[self.batch]
+        logits = logits - segment(logits.detach(), self.ptr, "max")[self.batch]
         log_total = segment(logits.exp(), self.ptr).log()
         self.log_probs = logits - select_rows(log_total, self.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        is_best = score == segment_max(score, self.ptr)[self.batch]
+        is_best = score == segment(score, self.ptr, "max")[self.batch]
         # double: float32 cannot tell the numbers of rows above 2**24 apart
         rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        best = segment_max(rows * is_best, self.ptr).long()  # of equal ones the last
+        best = segment(rows * is_best, self.ptr, "max").long()  # of equal ones the last
         return (best - self.ptr[:-1])[:, None]  # counted within each observation
 
     def log_prob(self, action: Tensor) -> Tensor:

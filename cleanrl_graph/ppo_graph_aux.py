@@ -714,7 +714,8 @@ class Rows(nn.Module):
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
+        self.entries = math.prod(leaf.shape)
+        self.dim = 0 if leaf.kind == "links" else self.entries
         self.num = 0  # categories of all entries together, 0 if the leaf is not discrete
         if leaf.kind == "discrete":
             num = num_options(leaf)
@@ -749,7 +750,7 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values[..., None].flatten(1)  # [rows, entries], also of rows that are numbers
+        values = values.reshape(len(values), self.entries)
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
@@ -1232,7 +1233,8 @@ class ActionHead(nn.Module):
         columns = [None] * len(self.parts)
         for k in self.order:
             part = self.parts[k]
-            probs = self.heads[k](latent, elements, obs)
+            head = self.heads[k]
+            probs = head(latent, elements, obs)
             if action is not None:
                 columns[k] = action[:, part.columns].float()  # bits may be stored as integers
                 entropy = entropy + probs.entropy().sum(1)
@@ -1241,9 +1243,9 @@ class ActionHead(nn.Module):
             else:  # Normal.sample would wait for the device
                 columns[k] = probs.rsample() if part.kind == "normal" else probs.sample()
             log_prob = log_prob + probs.log_prob(columns[k]).sum(1)
-            if self.heads[k].condition:
+            if head.condition:
                 before = self.embed(part, columns[k], elements)
-                latent = torch.tanh(latent + self.heads[k].condition(before))
+                latent = torch.tanh(latent + head.condition(before))
         if self.per_row:
             # float32 would lose digits of the ratio in a sum over many rows
             log_prob = segment(log_prob.double(), acting.ptr)
@@ -1813,11 +1815,12 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
-                v_loss = (new_value - returns[mb]) ** 2
+                mb_returns = returns[mb]
+                v_loss = (new_value - mb_returns) ** 2
                 if args.clip_vloss:
-                    change = new_value - values[mb]
-                    v_clipped = values[mb] + change.clamp(-args.clip_coef, args.clip_coef)
-                    v_loss = torch.max(v_loss, (v_clipped - returns[mb]) ** 2)
+                    mb_values = values[mb]
+                    change = (new_value - mb_values).clamp(-args.clip_coef, args.clip_coef)
+                    v_loss = torch.max(v_loss, (mb_values + change - mb_returns) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
                 loss = args.pg_coef * pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss

@@ -706,7 +706,8 @@ class Rows(nn.Module):
 
     def __init__(self, leaf: Leaf, norm_obs: bool = False):
         super().__init__()
-        self.dim = 0 if leaf.kind == "links" else math.prod(leaf.shape)
+        self.entries = math.prod(leaf.shape)
+        self.dim = 0 if leaf.kind == "links" else self.entries
         self.num = 0  # categories of all entries together, 0 if the leaf is not discrete
         if leaf.kind == "discrete":
             num = num_options(leaf)
@@ -741,7 +742,7 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values[..., None].flatten(1)  # [rows, entries], also of rows that are numbers
+        values = values.reshape(len(values), self.entries)
         if self.norm_obs:
             std = (self.var + 1e-8).sqrt().float()
             return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
@@ -1224,7 +1225,8 @@ class ActionHead(nn.Module):
         columns = [None] * len(self.parts)
         for k in self.order:
             part = self.parts[k]
-            probs = self.heads[k](latent, elements, obs)
+            head = self.heads[k]
+            probs = head(latent, elements, obs)
             if action is not None:
                 columns[k] = action[:, part.columns].float()  # bits may be stored as integers
                 entropy = entropy + probs.entropy().sum(1)
@@ -1233,9 +1235,9 @@ class ActionHead(nn.Module):
             else:  # Normal.sample would wait for the device
                 columns[k] = probs.rsample() if part.kind == "normal" else probs.sample()
             log_prob = log_prob + probs.log_prob(columns[k]).sum(1)
-            if self.heads[k].condition:
+            if head.condition:
                 before = self.embed(part, columns[k], elements)
-                latent = torch.tanh(latent + self.heads[k].condition(before))
+                latent = torch.tanh(latent + head.condition(before))
         if self.per_row:
             # float32 would lose digits of the ratio in a sum over many rows
             log_prob = segment(log_prob.double(), acting.ptr)

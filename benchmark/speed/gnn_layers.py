@@ -45,7 +45,14 @@ JOB_SHOP = ppo_graph.Args(
 
 @dataclass
 class Args:
-    layers: tuple[str, ...] = ("gine-sum", "gine-mean", "gatv2-sum", "transformer-sum", "sage-mean")
+    layers: tuple[str, ...] = (
+        "gine-sum",
+        "gin-sum",
+        "gine-mean",
+        "gatv2-sum",
+        "transformer-sum",
+        "sage-mean",
+    )
     """layer and aggregation"""
     seeds: tuple[int, ...] = (1,)
     """seeds to train; tables of other seeds that exist are shown too"""

@@ -22,6 +22,7 @@ al. 2015, arXiv:1506.03134).
 
 import atexit
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -1680,6 +1681,7 @@ class Run(contextlib.ExitStack):
             self.callback(self.writer.close)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
+        gc.freeze()  # what is here now stays, so the collector need not search it again and again
         self.start_time = time.time()
         return step
 

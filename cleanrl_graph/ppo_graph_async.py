@@ -19,6 +19,7 @@ Papers: V-trace (Espeholt et al. 2018, arXiv:1802.01561), the decoupled objectiv
 
 import atexit
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -1466,6 +1467,7 @@ class Run(contextlib.ExitStack):
             self.callback(self.writer.close)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
+        gc.freeze()  # what is here now stays, so the collector need not search it again and again
         self.start_time = time.time()
         return step
 

@@ -17,6 +17,7 @@ et al. 2017, arXiv:1611.05397).
 
 import atexit
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -1659,6 +1660,7 @@ class Run(contextlib.ExitStack):
             self.callback(self.writer.close)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
+        gc.freeze()  # what is here now stays, so the collector need not search it again and again
         self.start_time = time.time()
         return step
 

@@ -25,6 +25,7 @@ Flags, weights and model.pt are those of ppo_graph.py.
 
 import atexit
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -1563,6 +1564,7 @@ class Run(contextlib.ExitStack):
             self.callback(self.writer.close)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
+        gc.freeze()  # what is here now stays, so the collector need not search it again and again
         self.start_time = time.time()
         return step
 

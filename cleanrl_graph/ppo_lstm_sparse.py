@@ -23,6 +23,7 @@ Memory: LSTM (Hochreiter and Schmidhuber 1997), R2D2 (Kapturowski et al. 2019, I
 
 import atexit
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -1916,6 +1917,7 @@ class Run(contextlib.ExitStack):
             self.callback(self.writer.close)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
+        gc.freeze()  # what is here now stays, so the collector need not search it again and again
         self.start_time = time.time()
         return step
 

@@ -157,7 +157,7 @@ def faster(
 ) -> Callable[[nn.Module, Tensor], Tensor] | None:
     """A function of (layer, x) that returns what layers like `conv` return for these edges; None if
     there is no faster one. torch.compile merges PyG's operations itself."""
-    if torch.compiler.is_compiling() or getattr(conv, "aggr", None) != "sum":
+    if torch.compiler.is_compiling() or getattr(conv, "aggr", None) not in ("sum", "add"):
         return None
     edges = Edges(edge_index, num_nodes)
     # eps, which is not learned, is 0

@@ -234,7 +234,7 @@ def test_spare_rows_change_nothing(kind):
         torch.testing.assert_close(grad, others[name], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("gnn", ["gine", "gatv2", "transformer", "sage"])
+@pytest.mark.parametrize("gnn", ["gine", "gin", "gatv2", "transformer", "sage"])
 def test_spare_rows_change_no_choice(gnn):
     """The same where actions choose nodes, under masks, and for all layers."""
     rng, space = (

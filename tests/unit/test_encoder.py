@@ -72,7 +72,7 @@ def test_readouts(readout):
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("gnn", ["gine", "gatv2", "transformer", "sage"])
+@pytest.mark.parametrize("gnn", ["gine", "gin", "gatv2", "transformer", "sage"])
 @pytest.mark.parametrize("kind", ["graph", "graph_edges", "graph_categories"])
 def test_layers_of_the_flag(gnn, kind):
     """Every --gnn encodes graphs with and without edge features, and has a gradient for every
@@ -92,6 +92,7 @@ def test_gnn_flags_change_the_network():
     seen = set()
     for flags in (
         {},
+        {"gnn": "gin"},
         {"gnn": "gatv2"},
         {"gnn": "transformer"},
         {"gnn": "sage"},
@@ -102,7 +103,7 @@ def test_gnn_flags_change_the_network():
         *({"readout": name} for name in READOUTS[:3]),
     ):
         seen.add(encoder_of(leaves, **flags)(obs)[0].sum().item())
-    assert len(seen) == 11
+    assert len(seen) == 12
     storage, leaves = batch_of(OBSERVATIONS["set"], 8)
     obs = storage.gather(np.arange(8))
     names = ("tanh", "relu", "elu", "gelu")

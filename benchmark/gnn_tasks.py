@@ -1,0 +1,163 @@
+"""--gnn gine against --gnn gin on tasks of other kinds: returns at the end of short trainings, and
+the CPU time of these.
+
+    python benchmark/gnn_tasks.py --out benchmark/results/gnn_tasks.md
+
+Each run is a process with one thread; those that are in gnn_tasks.csv beside --out are not
+repeated. What a run has learned is the mean return of its 100 greedy episodes. benchmark/speed/
+gnn_layers.py compares all layers on JobShop-v0. Without edge features, as in GraphExplore-v0, gine
+and gin are the same layer.
+"""
+
+import csv
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+ROOT = Path(__file__).parents[1]
+SCHEDULING = "--num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 " + (
+    "--learning-rate 1e-3 --gamma 1 --gae-lambda 0.98"
+)
+TASKS = {  # name: (script, steps, flags, what an edge says)
+    "Routes-v0": (
+        "ppo_graph",
+        98_304,
+        f'--env-id routes:Routes-v0 --env-kwargs {{"most":12}} {SCHEDULING}',
+        "how far its two cities are apart",
+    ),
+    "DagSchedule-v0": (
+        "ppo_graph",
+        49_152,
+        '--env-id envs:DagSchedule-v0 --env-kwargs {"num_jobs":10,"shaped":true} --autoregressive '
+        "--num-envs 16 --num-steps 128 --num-minibatches 8 --update-epochs 3 --learning-rate 5e-4 "
+        "--ent-coef 0.001 --gnn-dim 32 --gnn-layers 2",
+        "its kind",
+    ),
+    "FlexibleJobShop-v0": (
+        "ppo_graph",
+        49_152,
+        "--env-id envs:FlexibleJobShop-v0 --action-head edges "
+        f'--env-kwargs {{"jobs":[3,8],"machines":[3,6]}} {SCHEDULING}',
+        "its kind, and the time of an operation on a machine",
+    ),
+}
+
+
+@dataclass
+class Args:
+    out: Path = Path("benchmark/results/gnn_tasks.md")
+    """file of the table; the runs are in gnn_tasks.csv beside it"""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """seeds of the trainings"""
+    tasks: tuple[str, ...] = tuple(TASKS)
+    """tasks to train"""
+    scale: float = 1.0
+    """share of the steps; a try has less than 1 and writes elsewhere"""
+
+
+def main(args: Args) -> None:
+    path = args.out.with_suffix(".csv")
+    runs = read(path)
+    for seed in args.seeds:
+        for task in args.tasks:
+            for layer in ("gine", "gin"):
+                if (task, layer, seed) not in runs:
+                    runs[task, layer, seed] = train(task, layer, seed, args.scale)
+                    write(path, runs)
+    lines = [
+        "    python benchmark/gnn_tasks.py",
+        "",
+        "| task | an edge says | steps | gine: greedy return by seed | gin | "
+        "CPU seconds of gine | of gin |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for task, (_, steps, _, edge) in TASKS.items():
+        found = {
+            layer: [runs[key] for key in sorted(runs) if key[:2] == (task, layer)]
+            for layer in ("gine", "gin")
+        }
+        if not all(found.values()):
+            continue
+        returns = {layer: ", ".join(f"{ret:.3g}" for ret, _ in own) for layer, own in found.items()}
+        seconds = {
+            layer: np.median([seconds for _, seconds in own]) for layer, own in found.items()
+        }
+        lines.append(
+            f"| {task} | {edge} | {steps:,} | {returns['gine']} | {returns['gin']} | "
+            f"{seconds['gine']:.0f} | {seconds['gin']:.0f} |"
+        )
+    args.out.write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def train(task: str, layer: str, seed: int, scale: float) -> tuple[float, float]:
+    """(mean return of the greedy episodes, CPU seconds)"""
+    script, steps, flags, _ = TASKS[task]
+    command = [
+        *(sys.executable, str(ROOT / "cleanrl_graph" / f"{script}.py")),
+        *shlex.split(flags.replace('"', '\\"')),
+        *("--gnn", layer, "--seed", str(seed), "--total-timesteps", str(int(scale * steps))),
+        *("--eval-episodes", "100", "--checkpoint-every", "0", "--checkpoint-minutes", "0"),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "routes.py").write_text(routes())
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+    if os.waitstatus_to_exitcode(status):
+        raise SystemExit(f"{shlex.join(command)} failed:\n{output[-2000:]}")
+    row = next(line for line in output.splitlines() if line.startswith("| **mean**"))
+    mean = float(re.findall(r"-?[\d.]+(?:e-?\d+)?", row)[-1])
+    wall = time.perf_counter() - start
+    print(json.dumps([task, layer, seed, mean, round(wall)]), file=sys.stderr)
+    return mean, usage.ru_utime + usage.ru_stime
+
+
+def routes() -> str:
+    """routes.py, the environment of README.md."""
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    return next(block for block in blocks if "class Routes" in block)
+
+
+def read(path: Path) -> dict[tuple, tuple[float, float]]:
+    if not path.exists():
+        return {}
+    with path.open() as file:
+        return {
+            (row["task"], row["layer"], int(row["seed"])): (
+                float(row["greedy_return"]),
+                float(row["cpu_seconds"]),
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def write(path: Path, runs: dict) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["task", "layer", "seed", "greedy_return", "cpu_seconds"])
+        for (task, layer, seed), (ret, seconds) in runs.items():
+            writer.writerow([task, layer, seed, f"{ret:.5g}", f"{seconds:.1f}"])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

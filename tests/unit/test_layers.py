@@ -1,0 +1,230 @@
+"""Message passing without an array of a row per edge: what PyG's layers return, and its gradients."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import sample, small_args, stored
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch_geometric import nn as pyg
+from torch_geometric.utils import segment
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.utils import layers
+
+DIM = 5
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Chunks of so few edges that all tests have several, and nodes that do not fit into one."""
+    monkeypatch.setattr(layers, "CHUNK", 3)
+
+
+@st.composite
+def batches(draw):
+    """(number of nodes, edge_index): ragged, with parallel edges, self loops, hubs, or no edges."""
+    num_nodes = draw(st.integers(0, 9))
+    node = st.integers(0, max(num_nodes - 1, 0))
+    most = 20 if num_nodes else 0
+    edges = draw(st.lists(st.tuples(node, node), max_size=most))
+    if edges and draw(st.booleans()):
+        edges += [(0, edges[0][1])] * 8  # a hub
+    edges = draw(st.permutations(edges))
+    return num_nodes, torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t().contiguous()
+
+
+def conv_of(kind: str, edge_dim: int = 3) -> nn.Module:
+    net = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU(), nn.Linear(DIM, DIM))
+    if kind == "gine":
+        return pyg.GINEConv(net, edge_dim=edge_dim)
+    if kind == "gin":
+        return pyg.GINConv(net)
+    return layers.GINConv(net, DIM, edge_dim, "sum")
+
+
+def results(call, conv, x, edge_attr, weight) -> list[torch.Tensor]:
+    """The output, then the gradients of nodes, edges and parameters."""
+    conv.zero_grad()
+    x = x.clone().requires_grad_()
+    edge_attr = edge_attr.clone().requires_grad_()
+    out = call(x, edge_attr)
+    (out * weight).sum().backward()
+    return [out, x.grad, edge_attr.grad, *(param.grad for param in conv.parameters())]
+
+
+@pytest.mark.parametrize("kind", ["gine", "gin", "gin with edge features"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(batch=batches(), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=60)
+def test_equals_pyg(kind, dtype, batch, seed):
+    """Outputs and all gradients are those of the layer that is called with edge_index."""
+    num_nodes, edge_index = batch
+    torch.manual_seed(seed)
+    conv = conv_of(kind).to(dtype)
+    x = torch.randn(num_nodes, DIM, dtype=dtype)
+    edge_attr = torch.randn(edge_index.shape[1], 3, dtype=dtype)
+    weight = torch.randn(num_nodes, DIM, dtype=dtype)
+
+    def plain(x, edge_attr):
+        return conv(x, edge_index) if kind == "gin" else conv(x, edge_index, edge_attr)
+
+    def fast(x, edge_attr):
+        return layers.faster(conv, edge_index, edge_attr, num_nodes)(conv, x)
+
+    expected = results(plain, conv, x, edge_attr, weight)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    for ours, pygs in zip(results(fast, conv, x, edge_attr, weight), expected):
+        assert (ours is None) == (pygs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, pygs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("of_edges", [True, False])
+def test_gradcheck(of_edges):
+    """The gradients by finite differences; edge features that need none get none."""
+    torch.manual_seed(0)
+    edge_index = torch.tensor([[0, 1, 1, 2, 4, 4, 0], [1, 1, 0, 0, 0, 0, 2]])
+    edges = layers.Edges(edge_index, 5)
+    double = {"dtype": torch.float64, "requires_grad": True}
+    x = torch.randn(5, DIM, **double)
+    edge_attr = torch.randn(7, 3, dtype=torch.float64, requires_grad=of_edges)
+    weight, bias = torch.randn(DIM, 3, **double), torch.randn(DIM, **double)
+    assert torch.autograd.gradcheck(layers.MessageSum.apply, (x, edge_attr, weight, bias, edges))
+    assert torch.autograd.gradcheck(layers.NeighborSum.apply, (x, edges))
+
+
+def graph_space(edge_space=None):
+    return spaces.Graph(spaces.Box(-1, 1, (4,)), edge_space)
+
+
+SPACES = {
+    "no edge features": graph_space(),
+    "features": graph_space(spaces.Box(-1, 1, (3,))),
+    "kinds": graph_space(spaces.Discrete(4)),
+    "embedded": graph_space(spaces.Discrete(100)),
+}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("gnn", ["gine", "gin"])
+def test_a_script_alone_computes_the_same(kind, gnn):
+    """The encoder's features and gradients, those of embedded edges included, do not depend on the
+    service."""
+    rng = np.random.default_rng(0)
+    storage, leaves = stored(SPACES[kind], [[sample(SPACES[kind], rng) for _ in range(12)]])
+    torch.manual_seed(0)
+    encoder = ppo_graph.Encoder(leaves, small_args(gnn=gnn))
+    obs = storage.gather(rng.permutation(12))
+    found = []
+    for service in (layers, None):
+        (net,) = encoder.nets.values()
+        net.layers = service
+        encoder.zero_grad()
+        features, elements = encoder(obs)
+        (features.sum() + sum(rows.values.square().sum() for rows in elements.values())).backward()
+        grads = [param.grad.clone() for param in encoder.parameters() if param.grad is not None]
+        found.append([features, *(rows.values for rows in elements.values()), *grads])
+    assert len(found[0]) == len(found[1])
+    for ours, plain in zip(*found):
+        torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gnn", ["gine", "gin"])
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+def test_only_sums_are_faster(gnn, aggr, monkeypatch):
+    """Means and maxima are PyG's, and so is what torch.compile sees."""
+    conv = ppo_graph.make_conv(gnn, 8, 3, aggr)
+    edge_index = torch.tensor([[0, 1, 1], [1, 0, 1]])
+    x, edge_attr = torch.randn(2, 8), torch.randn(3, 3)
+    assert conv(x, edge_index, edge_attr).shape == (2, 8)
+    assert (layers.faster(conv, edge_index, edge_attr, 2) is not None) == (aggr == "sum")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert layers.faster(conv, edge_index, edge_attr, 2) is None
+
+
+def test_nothing_is_kept_per_edge():
+    """No tensor of the size edges x dim waits for the gradient; PyG's layers keep several."""
+    num_nodes, num_edges, dim = 50, 5_000, 64
+    rng = np.random.default_rng(0)
+    leaves = ppo_graph.leaves_of(SPACES["features"])
+    args = small_args(gnn_dim=dim, gnn_layers=2)
+    gnn = ppo_graph.GNN(4, 3, args)
+    assert leaves
+    edge_index = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
+    x, edge_attr = torch.randn(num_nodes, 4), torch.randn(num_edges, 3)
+    most = {}
+    for service in (layers, None):
+        gnn.layers = service
+        sizes = []
+
+        def keep(tensor, sizes=sizes):
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            gnn(x, edge_index, edge_attr)
+        most[service] = max(sizes)
+    assert most[layers] < num_edges * dim // 4 and most[None] >= num_edges * dim
+
+
+@pytest.mark.parametrize("readout", ["sum", "mean", "max", "meanmax"])
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8))
+@settings(deadline=None, max_examples=30)
+def test_pool(readout, sizes):
+    """The readout equals PyG's reduction of each segment, and so does its gradient."""
+    leaves = ppo_graph.leaves_of(SPACES["features"])
+    encoder = ppo_graph.Encoder(leaves, small_args(readout=readout))
+    rows = torch.randn(sum(sizes), 6, requires_grad=True)
+    ptr = torch.tensor([0, *np.cumsum(sizes)])
+    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    weight = torch.randn(len(sizes), 6 * len(encoder.readouts))
+    found = encoder.pool(rows, ptr, batch)
+    expected = torch.cat([segment(rows, ptr, kind) for kind in encoder.readouts], 1)
+    torch.testing.assert_close(found[:, :-1], expected)
+    torch.testing.assert_close(found[:, -1], torch.tensor(sizes).float().log1p())
+    ours = torch.autograd.grad((found[:, :-1] * weight).sum(), rows)[0]
+    pygs = torch.autograd.grad((expected * weight).sum(), rows)[0]
+    torch.testing.assert_close(ours, pygs)
+
+
+def test_edges_keep_their_order():
+    """The number of an edge, as an action and in a mask, is the environment's: with its edges
+    shuffled an observation has the same log-probabilities, shuffled."""
+    space = spaces.Dict(
+        {
+            "graph": SPACES["features"],
+            "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+        }
+    )
+    rng = np.random.default_rng(0)
+    links = rng.integers(5, size=(12, 2))
+    nodes = rng.normal(size=(5, 4)).astype(np.float32)
+    edges = rng.normal(size=(12, 3)).astype(np.float32)
+    mask = np.array([1, 0] * 6, np.int8)
+    order = rng.permutation(12)
+    graphs = [spaces.GraphInstance(nodes, edges, links)]
+    graphs += [spaces.GraphInstance(nodes, edges[order], links[order])]
+    steps = [{"graph": g, "action_mask": m} for g, m in zip(graphs, (mask, mask[order]))]
+    leaves = ppo_graph.leaves_of(space)
+    parts = ppo_graph.parts_of(spaces.Discrete(12), leaves, "edges")
+    leaves = ppo_graph.aligned(leaves, parts)
+    storage = ppo_graph.Storage(leaves, torch.device("cpu"))
+    for step in steps:
+        arrays = [np.asarray(leaf.read(step)).astype(leaf.dtype) for leaf in leaves]
+        counts = {leaf.group: np.array([len(rows)]) for leaf, rows in zip(leaves, arrays)}
+        storage.append(ppo_graph.Flat(arrays, counts))
+    args = small_args(action_head="edges")
+    torch.manual_seed(0)
+    agent = ppo_graph.Agent(leaves, spaces.Discrete(12), args)
+    for param in agent.head.parameters():
+        nn.init.normal_(param)  # the first scores are nearly the same
+    obs = storage.gather(np.array([0, 1]))
+    features, elements = agent.encoder(obs)
+    head = agent.head.heads[0]
+    log_probs = head(agent.actor(features), elements, obs).log_probs.view(2, 12)
+    assert torch.isinf(log_probs[0]).tolist() == (mask == 0).tolist()
+    assert log_probs[0][::2].std() > 0.01
+    torch.testing.assert_close(log_probs[1], log_probs[0][order], atol=1e-5, rtol=1e-5)

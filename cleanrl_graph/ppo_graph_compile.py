@@ -819,16 +819,17 @@ class GNN(nn.Module):
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
         self.takes_edge_attr = edge_dim and "edge_attr" in inputs
-        self.layers = service("utils.layers")
+        layers = service("utils.layers")
+        self.faster = layers and layers.faster
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        faster = None  # the same numbers, but no row is written per edge
-        if self.layers:
-            faster = self.layers.faster(self.convs[0], edge_index, edge_attr, len(x))
+        call = None
+        if self.faster:  # the same numbers, but no row is written per edge
+            call = self.faster(self.convs[0], edge_index, edge_attr, len(x))
         for conv, norm in zip(self.convs, self.norms):
-            messages = faster(conv, norm(h)) if faster else conv(norm(h), *edges)
+            messages = call(conv, norm(h)) if call else conv(norm(h), *edges)
             h = h + messages.relu()
         return h
 

@@ -1,4 +1,4 @@
-"""Message passing without an array of a row per edge: what PyG's layers return, and its gradients."""
+"""Message passing without an array of a row per edge: results and gradients of PyG's layers."""
 
 import numpy as np
 import pytest
@@ -119,9 +119,9 @@ def test_a_script_alone_computes_the_same(kind, gnn):
     encoder = ppo_graph.Encoder(leaves, small_args(gnn=gnn))
     obs = storage.gather(rng.permutation(12))
     found = []
-    for service in (layers, None):
+    for faster in (layers.faster, None):
         (net,) = encoder.nets.values()
-        net.layers = service
+        net.faster = faster
         encoder.zero_grad()
         features, elements = encoder(obs)
         (features.sum() + sum(rows.values.square().sum() for rows in elements.values())).backward()
@@ -156,8 +156,8 @@ def test_nothing_is_kept_per_edge():
     edge_index = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
     x, edge_attr = torch.randn(num_nodes, 4), torch.randn(num_edges, 3)
     most = {}
-    for service in (layers, None):
-        gnn.layers = service
+    for faster in (layers.faster, None):
+        gnn.faster = faster
         sizes = []
 
         def keep(tensor, sizes=sizes):
@@ -166,8 +166,8 @@ def test_nothing_is_kept_per_edge():
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             gnn(x, edge_index, edge_attr)
-        most[service] = max(sizes)
-    assert most[layers] < num_edges * dim // 4 and most[None] >= num_edges * dim
+        most[faster] = max(sizes)
+    assert most[layers.faster] < num_edges * dim // 4 and most[None] >= num_edges * dim
 
 
 @pytest.mark.parametrize("readout", ["sum", "mean", "max", "meanmax"])

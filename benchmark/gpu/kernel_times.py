@@ -326,7 +326,11 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
     (envs, arrays, _), device = graphs(size), device_of(args)
     torch.manual_seed(0)
     leaves = [leaf for leaf in envs.leaves]
-    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=layer, gnn_dim=width)).to(device)
+    name, _, plain = layer.partition(", ")
+    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width)).to(device)
+    if plain:
+        for net in encoder.nets.values():
+            net.faster = None
     obs = ppo_graph.Storage(leaves, device).append(envs.collate(arrays[:size], [0] * size))
     parameters, before = list(encoder.parameters()), torch.get_float32_matmul_precision()
 
@@ -412,11 +416,11 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
                 Row(table, key, functools.partial(batches, what, size, num, args), 1 if dry else 20)
             )
     for layer, width, size in (
-        [("gine", 8, 4)]
+        [("gine", 8, 4), ("gine, PyG's", 8, 4)]
         if dry
         else [
             (layer, width, size)
-            for layer in ("gine", "gatv2")
+            for layer in ("gine", "gine, PyG's", "gin", "gatv2")
             for width in (64, 256)
             for size in (512, 8192)
         ]

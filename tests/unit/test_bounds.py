@@ -319,7 +319,7 @@ def test_shared_blocks_command(tmp_path):
     tool.write_text(Path(shared_blocks.__file__).read_text())
     text = source("ppo_graph")
     (folder / "ppo_graph.py").write_text(text)
-    (folder / "ppo_other.py").write_text(text.replace("def segment_max(", "def segment_most("))
+    (folder / "ppo_other.py").write_text(text.replace("def segment(", "def segments("))
 
     def run(*flags):
         return subprocess.run([sys.executable, tool, *flags], capture_output=True, text=True)

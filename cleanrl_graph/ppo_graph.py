@@ -18,6 +18,7 @@ al. 2015, arXiv:1506.03134).
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import inspect
@@ -1344,6 +1345,10 @@ class Agent(nn.Module):
 RANK = int(os.environ.get("RANK", 0))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+# Of glibc's malloc: the memory of large tensors is kept for the next ones. To give it back to the
+# system and to ask for it again would cost more than most operations on it
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 
 
 def all_ranks(value: Any) -> list:
@@ -1374,6 +1379,10 @@ def start(args: Any) -> torch.device:
         atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)  # more are slower on busy cores
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # where there is no glibc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**25)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**30)
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)
     np.random.seed(args.seed + RANK)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import sample, small_args, stored
+from helpers import everything, sample, small_args, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -57,11 +57,13 @@ def results(call, conv, x, edge_attr, weight) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["gine", "gin", "gin with edge features"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(batch=batches(), seed=st.integers(0, 99))
+@given(batch=batches(), chunk=st.sampled_from([1, 3, 7, 2048]), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=60)
-def test_equals_pyg(kind, dtype, batch, seed):
-    """Outputs and all gradients are those of the layer that is called with edge_index."""
+def test_equals_pyg(kind, dtype, batch, chunk, seed):
+    """Outputs and all gradients are those of the layer that is called with edge_index, however many
+    edges a chunk has."""
     num_nodes, edge_index = batch
+    layers.CHUNK = chunk  # small_chunks puts it back
     torch.manual_seed(seed)
     conv = conv_of(kind).to(dtype)
     x = torch.randn(num_nodes, DIM, dtype=dtype)
@@ -80,6 +82,30 @@ def test_equals_pyg(kind, dtype, batch, seed):
         assert (ours is None) == (pygs is None)
         if ours is not None:
             torch.testing.assert_close(ours, pygs, atol=tolerance, rtol=tolerance)
+
+
+@given(batch=batches(), chunk=st.sampled_from([1, 3, 7]))
+@settings(deadline=None, max_examples=60)
+def test_chunks(batch, chunk):
+    """Each node and each of its edges is in one chunk; only a node whose edges do not fit makes one
+    larger than twice CHUNK."""
+    num_nodes, edge_index = batch
+    layers.CHUNK = chunk
+    edges = layers.Edges(edge_index, num_nodes)
+    for ordered, (here, there) in ((edges.incoming, (1, 0)), (edges.outgoing, (0, 1))):
+        seen_nodes, seen_edges = [], []
+        for nodes, part in ordered.chunks():
+            own = range(num_nodes)[nodes]
+            seen_nodes += own
+            seen_edges += part.edges.tolist()
+            assert part.ptr[0] == 0 and part.ptr[-1] == len(part.edges)
+            for node, start, stop in zip(own, part.ptr, part.ptr[1:]):
+                assert set(part.here[start:stop].tolist()) <= {node}
+            assert torch.equal(part.here, edge_index[here][part.edges])
+            assert torch.equal(part.there, edge_index[there][part.edges])
+            assert len(part.edges) < 2 * chunk + max(part.ptr.diff().tolist())
+        assert sorted(seen_edges) == list(range(edge_index.shape[1]))
+        assert seen_nodes == list(range(num_nodes))  # what is not in a chunk is not written
 
 
 @pytest.mark.parametrize("of_edges", [True, False])
@@ -139,25 +165,28 @@ def test_only_sums_are_faster(gnn, aggr, monkeypatch):
     conv = ppo_graph.make_conv(gnn, 8, 3, aggr)
     edge_index = torch.tensor([[0, 1, 1], [1, 0, 1]])
     x, edge_attr = torch.randn(2, 8), torch.randn(3, 3)
-    assert conv(x, edge_index, edge_attr).shape == (2, 8)
+    pygs = pyg.GINConv(conv.nn, aggr=aggr)  # which draws the weights of conv.nn anew
+    out = conv(x, edge_index, edge_attr)
+    if gnn == "gin":  # PyG's, of nodes to which the sum of their edges was added
+        sums = torch.stack([edge_attr[1], edge_attr[0] + edge_attr[2]])
+        torch.testing.assert_close(out, pygs((x, x + conv.lin(sums)), edge_index))
+    assert out.shape == (2, 8)
     assert (layers.faster(conv, edge_index, edge_attr, 2) is not None) == (aggr == "sum")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert layers.faster(conv, edge_index, edge_attr, 2) is None
 
 
-def test_nothing_is_kept_per_edge():
+@pytest.mark.parametrize("gnn", ["gine", "gin"])
+@pytest.mark.parametrize("edge_dim", [3, None])
+def test_nothing_is_kept_per_edge(gnn, edge_dim):
     """No tensor of the size edges x dim waits for the gradient; PyG's layers keep several."""
     num_nodes, num_edges, dim = 50, 5_000, 64
-    rng = np.random.default_rng(0)
-    leaves = ppo_graph.leaves_of(SPACES["features"])
-    args = small_args(gnn_dim=dim, gnn_layers=2)
-    gnn = ppo_graph.GNN(4, 3, args)
-    assert leaves
-    edge_index = torch.from_numpy(rng.integers(num_nodes, size=(2, num_edges)))
-    x, edge_attr = torch.randn(num_nodes, 4), torch.randn(num_edges, 3)
+    net = ppo_graph.GNN(4, edge_dim, small_args(gnn=gnn, gnn_dim=dim, gnn_layers=2))
+    edge_index = torch.randint(num_nodes, (2, num_edges))
+    x, edge_attr = torch.randn(num_nodes, 4), torch.randn(num_edges, edge_dim or 0)
     most = {}
     for faster in (layers.faster, None):
-        gnn.faster = faster
+        net.faster = faster
         sizes = []
 
         def keep(tensor, sizes=sizes):
@@ -165,9 +194,19 @@ def test_nothing_is_kept_per_edge():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            gnn(x, edge_index, edge_attr)
+            net(x, edge_index, edge_attr)
         most[faster] = max(sizes)
     assert most[layers.faster] < num_edges * dim // 4 and most[None] >= num_edges * dim
+
+
+@pytest.mark.parametrize("gnn", ["gine", "gin"])
+def test_compiled_whole(gnn):
+    """torch.compile makes one graph of the layers, whose results are the same."""
+    net = ppo_graph.GNN(4, 3, small_args(gnn=gnn))
+    inputs = torch.randn(6, 4), torch.randint(6, (2, 20)), torch.randn(20, 3)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*inputs), net(*inputs), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("readout", ["sum", "mean", "max", "meanmax"])
@@ -190,41 +229,46 @@ def test_pool(readout, sizes):
     torch.testing.assert_close(ours, pygs)
 
 
-def test_edges_keep_their_order():
-    """The number of an edge, as an action and in a mask, is the environment's: with its edges
-    shuffled an observation has the same log-probabilities, shuffled."""
-    space = spaces.Dict(
-        {
-            "graph": SPACES["features"],
-            "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
-        }
-    )
-    rng = np.random.default_rng(0)
-    links = rng.integers(5, size=(12, 2))
-    nodes = rng.normal(size=(5, 4)).astype(np.float32)
-    edges = rng.normal(size=(12, 3)).astype(np.float32)
-    mask = np.array([1, 0] * 6, np.int8)
-    order = rng.permutation(12)
-    graphs = [spaces.GraphInstance(nodes, edges, links)]
-    graphs += [spaces.GraphInstance(nodes, edges[order], links[order])]
-    steps = [{"graph": g, "action_mask": m} for g, m in zip(graphs, (mask, mask[order]))]
+def log_probs_of(head, steps, space):
+    """Those of all rows that an action can choose, [steps, rows], with the same weights for all
+    heads."""
+    action_space = spaces.Discrete(12)
     leaves = ppo_graph.leaves_of(space)
-    parts = ppo_graph.parts_of(spaces.Discrete(12), leaves, "edges")
-    leaves = ppo_graph.aligned(leaves, parts)
+    leaves = ppo_graph.aligned(leaves, ppo_graph.parts_of(action_space, leaves, head))
     storage = ppo_graph.Storage(leaves, torch.device("cpu"))
     for step in steps:
         arrays = [np.asarray(leaf.read(step)).astype(leaf.dtype) for leaf in leaves]
         counts = {leaf.group: np.array([len(rows)]) for leaf, rows in zip(leaves, arrays)}
         storage.append(ppo_graph.Flat(arrays, counts))
-    args = small_args(action_head="edges")
     torch.manual_seed(0)
-    agent = ppo_graph.Agent(leaves, spaces.Discrete(12), args)
+    agent = ppo_graph.Agent(leaves, action_space, small_args(action_head=head))
     for param in agent.head.parameters():
         nn.init.normal_(param)  # the first scores are nearly the same
-    obs = storage.gather(np.array([0, 1]))
+    obs = everything(storage)
     features, elements = agent.encoder(obs)
-    head = agent.head.heads[0]
-    log_probs = head(agent.actor(features), elements, obs).log_probs.view(2, 12)
+    probs = agent.head.heads[0](agent.actor(features), elements, obs)
+    return probs.log_probs.view(len(steps), -1)
+
+
+@pytest.mark.parametrize("head", ["edges", "nodes"])
+def test_edges_keep_their_order(head):
+    """The number of an edge, as an action and in a mask, is the environment's: with its edges
+    shuffled an observation has the same log-probabilities, shuffled; those of nodes are the
+    same."""
+    mask_space = spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True)
+    space = spaces.Dict(graph=SPACES["features"], action_mask=mask_space)
+    rng = np.random.default_rng(0)
+    links, order = rng.integers(5, size=(12, 2)), rng.permutation(12)
+    nodes, edges = rng.normal(size=(5, 4)), rng.normal(size=(12, 3))
+    mask = np.array([1, 0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1], np.int8)
+    if head == "nodes":
+        mask, places = mask[:5], np.arange(5)
+    else:
+        places = order
+    first = {"graph": spaces.GraphInstance(nodes, edges, links), "action_mask": mask}
+    shuffled = spaces.GraphInstance(nodes, edges[order], links[order])
+    steps = [first, {"graph": shuffled, "action_mask": mask[places]}]
+    log_probs = log_probs_of(head, steps, space)
     assert torch.isinf(log_probs[0]).tolist() == (mask == 0).tolist()
-    assert log_probs[0][::2].std() > 0.01
-    torch.testing.assert_close(log_probs[1], log_probs[0][order], atol=1e-5, rtol=1e-5)
+    assert log_probs[0][mask == 1].std() > 0.01
+    torch.testing.assert_close(log_probs[1], log_probs[0][places], atol=1e-5, rtol=1e-5)

@@ -294,6 +294,13 @@ CASES |= (
             any_env("graph_edges", "element", gnn="gatv2"),
             None,
         ),
+        "ppo_graph waits with gin": (
+            budget,
+            "ppo_graph",
+            any_env("graph_edges", "element", gnn="gin"),
+            None,
+        ),
+        "ppo_graph gin": (same, "ppo_graph", any_env("graph_edges", "element", gnn="gin"), None),
         "ppo_graph_async waits with a set": (
             budget,
             "ppo_graph_async",

@@ -37,8 +37,7 @@ class SortedEdges(NamedTuple):
 
     def edge_sum(self, values: Tensor) -> Tensor:
         """For each node the sum of its edges' rows; those are in the order of these edges."""
-        places = torch.arange(len(values), device=values.device)
-        return segment_sum(values, places, self.ptr)
+        return segment_sum(values, torch.arange(len(values), device=values.device), self.ptr)
 
     def chunks(self) -> Iterator[tuple[slice, "SortedEdges"]]:
         """Slices of the nodes, each with its edges, about CHUNK. On CUDA one: to read ptr would be
@@ -74,8 +73,9 @@ class Edges:
 
     def sorted_by(self, here: Tensor, there: Tensor) -> SortedEdges:
         here, edges = here.sort(stable=True)
-        ptr = index2ptr(here, self.num_nodes)
-        return SortedEdges(ptr, edges, here, there.index_select(0, edges))
+        return SortedEdges(
+            index2ptr(here, self.num_nodes), edges, here, there.index_select(0, edges)
+        )
 
 
 def segment_sum(values: Tensor, rows: Tensor, ptr: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ class MessageSum(torch.autograd.Function):
         for nodes, part in ctx.edges.outgoing.chunks():
             attr = edge_attr.index_select(0, part.edges)
             messages = torch.addmm(bias, attr, weight.t()).add_(x.index_select(0, part.here))
-            is_positive = messages.gt_(0)  # as floats: faster than through bool
-            grads = grad.index_select(0, part.there).mul_(is_positive)
+            # Signs as floats: faster than through bool
+            grads = grad.index_select(0, part.there).mul_(messages.gt_(0))
             grad_x[nodes] = part.edge_sum(grads)
             grad_weight.addmm_(attr.t(), grads)
             grad_bias += grads.sum(0)
@@ -157,18 +157,21 @@ def faster(
 ) -> Callable[[nn.Module, Tensor], Tensor] | None:
     """A function of (layer, x) that returns what layers like `conv` return for these edges; None if
     there is no faster one. torch.compile merges PyG's operations itself."""
-    if torch.compiler.is_compiling() or getattr(conv, "aggr", None) not in ("sum", "add"):
+    kind = type(conv)
+    is_known = kind in (GINConv, pyg.GINConv, pyg.GINEConv) and conv.aggr in ("sum", "add")
+    if torch.compiler.is_compiling() or not is_known:
         return None
     edges = Edges(edge_index, num_nodes)
-    # eps, which is not learned, is 0
-    if type(conv) is pyg.GINEConv:
-        return lambda conv, x: conv.nn(
-            x + MessageSum.apply(x, edge_attr, conv.lin.weight, conv.lin.bias, edges)
-        )
-    if type(conv) is pyg.GINConv:
-        return lambda conv, x: conv.nn(x + NeighborSum.apply(x, edges))
-    if type(conv) is GINConv:
+    if kind is GINConv:
         return lambda conv, x: conv.nn(
             conv.own(x, edges.target, edge_attr) + NeighborSum.apply(x, edges)
         )
-    return None
+    # What make_conv does not set: eps, which is a parameter if it is learned, flow, no edge_dim
+    if conv.initial_eps or conv._parameters or conv.flow != "source_to_target":
+        return None
+    if kind is pyg.GINConv:
+        return lambda conv, x: conv.nn(x + NeighborSum.apply(x, edges))
+    if conv.lin:
+        return lambda conv, x: conv.nn(
+            x + MessageSum.apply(x, edge_attr, conv.lin.weight, conv.lin.bias, edges)
+        )

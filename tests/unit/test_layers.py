@@ -176,6 +176,22 @@ def test_only_sums_are_faster(gnn, aggr, monkeypatch):
     assert layers.faster(conv, edge_index, edge_attr, 2) is None
 
 
+@pytest.mark.parametrize(
+    "options", [{"eps": 0.5}, {"train_eps": True}, {"flow": "target_to_source"}]
+)
+@pytest.mark.parametrize("kind", [pyg.GINConv, pyg.GINEConv])
+def test_other_options_are_pygs(kind, options):
+    """A layer in make_conv's place that has options of its own, or no weights for edges, is
+    PyG's."""
+    edge_index, edge_attr = torch.tensor([[0, 1, 1], [1, 0, 1]]), torch.randn(3, DIM)
+    given = {"edge_dim": DIM} if kind is pyg.GINEConv else {}
+    for more in (given | options, {}) if given else (options,):
+        conv = kind(nn.Sequential(nn.Linear(DIM, DIM)), **more)
+        assert layers.faster(conv, edge_index, edge_attr, 2) is None
+    conv = kind(nn.Sequential(nn.Linear(DIM, DIM)), **given)
+    assert layers.faster(conv, edge_index, edge_attr, 2) is not None
+
+
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
 @pytest.mark.parametrize("edge_dim", [3, None])
 def test_nothing_is_kept_per_edge(gnn, edge_dim):

@@ -37,7 +37,8 @@ class SortedEdges(NamedTuple):
 
     def edge_sum(self, values: Tensor) -> Tensor:
         """For each node the sum of its edges' rows; those are in the order of these edges."""
-        return segment_sum(values, torch.arange(len(values), device=values.device), self.ptr)
+        places = torch.arange(len(values), device=values.device)
+        return segment_sum(values, places, self.ptr)
 
     def chunks(self) -> Iterator[tuple[slice, "SortedEdges"]]:
         """Slices of the nodes, each with its edges, about CHUNK. On CUDA one: to read ptr would be
@@ -73,9 +74,8 @@ class Edges:
 
     def sorted_by(self, here: Tensor, there: Tensor) -> SortedEdges:
         here, edges = here.sort(stable=True)
-        return SortedEdges(
-            index2ptr(here, self.num_nodes), edges, here, there.index_select(0, edges)
-        )
+        ptr = index2ptr(here, self.num_nodes)
+        return SortedEdges(ptr, edges, here, there.index_select(0, edges))
 
 
 def segment_sum(values: Tensor, rows: Tensor, ptr: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ class MessageSum(torch.autograd.Function):
         for nodes, part in ctx.edges.outgoing.chunks():
             attr = edge_attr.index_select(0, part.edges)
             messages = torch.addmm(bias, attr, weight.t()).add_(x.index_select(0, part.here))
-            # Signs as floats: faster than through bool
-            grads = grad.index_select(0, part.there).mul_(messages.gt_(0))
+            is_positive = messages.gt_(0)  # as floats: faster than through bool
+            grads = grad.index_select(0, part.there).mul_(is_positive)
             grad_x[nodes] = part.edge_sum(grads)
             grad_weight.addmm_(attr.t(), grads)
             grad_bias += grads.sum(0)
@@ -152,26 +152,31 @@ class GINConv(nn.Module):
         return x + self.lin(sums.index_add(0, target, edge_attr))
 
 
+def is_usual(conv: nn.Module) -> bool:
+    """Whether a layer of PyG has the options of ppo_graph's make_conv, where others can stand."""
+    has_eps = conv.initial_eps != 0 or isinstance(conv.eps, nn.Parameter)
+    has_lin = type(conv) is pyg.GINConv or conv.lin is not None
+    return has_lin and not has_eps and conv.flow == "source_to_target"
+
+
 def faster(
     conv: nn.Module, edge_index: Tensor, edge_attr: Tensor, num_nodes: int
 ) -> Callable[[nn.Module, Tensor], Tensor] | None:
     """A function of (layer, x) that returns what layers like `conv` return for these edges; None if
     there is no faster one. torch.compile merges PyG's operations itself."""
-    kind = type(conv)
-    is_known = kind in (GINConv, pyg.GINConv, pyg.GINEConv) and conv.aggr in ("sum", "add")
-    if torch.compiler.is_compiling() or not is_known:
+    if torch.compiler.is_compiling() or getattr(conv, "aggr", None) not in ("sum", "add"):
         return None
     edges = Edges(edge_index, num_nodes)
-    if kind is GINConv:
-        return lambda conv, x: conv.nn(
-            conv.own(x, edges.target, edge_attr) + NeighborSum.apply(x, edges)
-        )
-    # What make_conv does not set: eps, which is a parameter if it is learned, flow, no edge_dim
-    if conv.initial_eps or conv._parameters or conv.flow != "source_to_target":
+    if type(conv) in (pyg.GINConv, pyg.GINEConv) and not is_usual(conv):
         return None
-    if kind is pyg.GINConv:
-        return lambda conv, x: conv.nn(x + NeighborSum.apply(x, edges))
-    if conv.lin:
+    if type(conv) is pyg.GINEConv:
         return lambda conv, x: conv.nn(
             x + MessageSum.apply(x, edge_attr, conv.lin.weight, conv.lin.bias, edges)
         )
+    if type(conv) is pyg.GINConv:
+        return lambda conv, x: conv.nn(x + NeighborSum.apply(x, edges))
+    if type(conv) is GINConv:
+        return lambda conv, x: conv.nn(
+            conv.own(x, edges.target, edge_attr) + NeighborSum.apply(x, edges)
+        )
+    return None

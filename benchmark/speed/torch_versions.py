@@ -4,7 +4,7 @@
     python benchmark/speed/torch_versions.py --pythons .venv/bin/python .venv-212/bin/python \
         --out benchmark/results/speed/torch_versions.md
 
-pytorch#183812 reports a slower scatter_reduce on the CPU in builds before 2.13. Each call is a
+pytorch#183812 reports a slower scatter_reduce on the CPU in nightly builds of 2.13. Each call is a
 process with one thread; figures are medians over the rounds of medians, forward and backward.
 """
 

@@ -25,8 +25,9 @@ import numpy as np
 import tyro
 
 ROOT = Path(__file__).parents[1]
-SCHEDULING = "--num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 " + (
-    "--learning-rate 1e-3 --gamma 1 --gae-lambda 0.98"
+SCHEDULING = (
+    "--num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3 "
+    "--gamma 1 --gae-lambda 0.98"
 )
 TASKS = {  # name: (script, steps, flags, what an edge says)
     "Routes-v0": (

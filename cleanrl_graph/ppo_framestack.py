@@ -687,10 +687,7 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
     """Linear layers widths[0] -> widths[1] -> ..., an activation after each, also the last."""
     layers = []
     for num_in, num_out in zip(widths, widths[1:]):
-        layers += [
-            layer_init(nn.Linear(num_in, num_out)),
-            ACTIVATIONS[activation](),
-        ]
+        layers += [layer_init(nn.Linear(num_in, num_out)), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
 
 
@@ -803,7 +800,7 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
-    return service("utils.layers", "--gnn gin").GINConv(net, dim, edge_dim, aggr)
+    return service("utils.layers", "--gnn gin").GINWithEdges(net, dim, edge_dim, aggr)
 
 
 class GNN(nn.Module):
@@ -922,10 +919,11 @@ class Encoder(nn.Module):
         counts = ptr.diff()[:, None]
         sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, batch, rows)
         pooled = {"sum": sums, "mean": sums / counts.clamp(min=1)}
-        if "max" in self.readouts:
+        if "max" in self.readouts:  # zero where there are no rows; faster than `segment`
             numbers = torch.arange(len(rows), device=rows.device)
-            max_of = partial(nn.functional.embedding_bag, mode="max", include_last_offset=True)
-            pooled["max"] = max_of(numbers, rows, ptr)  # zero where there are no rows
+            pooled["max"] = nn.functional.embedding_bag(
+                numbers, rows, ptr, mode="max", include_last_offset=True
+            )
         return torch.cat([*map(pooled.get, self.readouts), counts.log1p()], 1)
 
 
@@ -1585,10 +1583,6 @@ class Agent(nn.Module):
 RANK = int(os.environ.get("RANK", 0))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-# Of glibc's malloc: the memory of large tensors is kept for the next ones. To give it back to the
-# system and to ask for it again would cost more than most operations on it
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
 
 
 def all_ranks(value: Any) -> list:
@@ -1620,9 +1614,10 @@ def start(args: Any) -> torch.device:
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)  # more are slower on busy cores
     with contextlib.suppress(AttributeError, OSError, TypeError):  # where there is no glibc
+        # Memory of large tensors is kept for the next ones. New pages of the system are slow
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)
-        libc.mallopt(M_TRIM_THRESHOLD, 2**30)
+        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)
     np.random.seed(args.seed + RANK)
@@ -1691,7 +1686,6 @@ class Run(contextlib.ExitStack):
             self.callback(self.writer.close)
             self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
             self.callback(self.bar.close)
-        gc.freeze()  # what is here now stays, so the collector need not search it again and again
         self.start_time = time.time()
         return step
 
@@ -1921,6 +1915,7 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # a process that ends need not be searched for garbage
     folder = Path(__file__).resolve().parent
     if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
         sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's

@@ -42,7 +42,7 @@ def conv_of(kind: str, edge_dim: int = 3) -> nn.Module:
         return pyg.GINEConv(net, edge_dim=edge_dim)
     if kind == "gin":
         return pyg.GINConv(net)
-    return layers.GINConv(net, DIM, edge_dim, "sum")
+    return layers.GINWithEdges(net, DIM, edge_dim, "sum")
 
 
 def results(call, conv, x, edge_attr, weight) -> list[torch.Tensor]:

@@ -448,7 +448,7 @@ def test_everything_runs_dry(tmp_path):
     )
     assert (
         again.returncode == 0
-        and "kernels: 8 of 8 rows" in again.stdout
+        and "kernels: 9 of 9 rows" in again.stdout
         and "recall: 2 of 2 rows" in again.stdout
     )
 

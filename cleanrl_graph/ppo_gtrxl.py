@@ -411,6 +411,22 @@ def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
+def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
+    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
+    nodes' group. UsageError if two leaves have the same name or none is an input."""
+    paths = [leaf.path.replace("/", ".") for leaf in leaves]
+    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
+        raise UsageError(f"leaves {paths} need different names, and one must be an input")
+    groups = {part.mask: part.group for part in parts}
+    groups["node_ids"] = next(iter(element_groups(leaves)), None)
+    leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
+    return sorted(leaves, key=lambda leaf: not leaf.is_input)
+
+
+# --- end shared: environments ---
+
+
+# --- shared: steps ---
 class Episode(NamedTuple):
     """An episode that ended."""
 
@@ -559,19 +575,7 @@ class Envs:
                 env.close()
 
 
-def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
-    nodes' group. UsageError if two leaves have the same name or none is an input."""
-    paths = [leaf.path.replace("/", ".") for leaf in leaves]
-    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
-        raise UsageError(f"leaves {paths} need different names, and one must be an input")
-    groups = {part.mask: part.group for part in parts}
-    groups["node_ids"] = next(iter(element_groups(leaves)), None)
-    leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
-    return sorted(leaves, key=lambda leaf: not leaf.is_input)
-
-
-# --- end shared: environments ---
+# --- end shared: steps ---
 
 
 # --- shared: storage ---
@@ -1189,6 +1193,10 @@ def project(linear: nn.Linear, elements: Elements) -> Tensor:
     return projected.relu()
 
 
+# --- end shared: action heads ---
+
+
+# --- shared: action head ---
 class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the
     elements. A choice scores row e by w . tanh(k + q) + k . q / sqrt(d) with key k = W e and query
@@ -1277,7 +1285,7 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
     return sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
 
 
-# --- end shared: action heads ---
+# --- end shared: action head ---
 
 
 # ---- Memory: gated Transformer-XL; T steps of B envs look at W steps before them; D = H * d ----
@@ -1980,6 +1988,10 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     return agent
 
 
+# --- end shared: train ---
+
+
+# --- shared: play ---
 @torch.no_grad()
 def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[Episode]:
     """The first episode of each environment. One that has not ended after --eval-max-steps is
@@ -2032,7 +2044,7 @@ def main(args: Any) -> list:
         return episodes
 
 
-# --- end shared: train ---
+# --- end shared: play ---
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ register(
     "memory:StatelessCartPoleEnv",
     max_episode_steps=500,
 )
+register("Crowd-v0", "crowd:CrowdEnv")
 register("Recall-v0", "memory:RecallEnv")
 register("LastGraphs-v0", "memory:LastGraphsEnv")
 register("Atari-v0", "atari:AtariEnv")

@@ -249,6 +249,33 @@ def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> No
         raise error(i, "info has an action_mask, the first reset had none")
 
 
+def rewards(error: Callable, i: int, info: dict, num_agents: int) -> None:
+    """`error(i, sentence)` if info["rewards"] has not one finite number for each row that acted."""
+    try:
+        values = np.array(info["rewards"], np.float64)
+    except Exception as problem:  # of many kinds
+        needed = f"one number for each of the {num_agents} rows that acted is needed"
+        raise error(i, f"info['rewards']: {text_of(problem)}; {needed}") from None
+    if values.shape != (num_agents,):
+        acted = f"{num_agents} rows acted"
+        raise error(i, f"info['rewards'] has the shape {values.shape}, but {acted}")
+    bad = ~(np.abs(values) < LARGEST)
+    if bad.any():
+        raise error(i, f"info['rewards'] is {values[bad][0]} in row {bad.argmax()}")
+
+
+def agents(
+    error: Callable, i: int, leaves: list, arrays: list, group: str, num_agents: int
+) -> None:
+    """`error(i, sentence)` if rows without ids, whose places tell which is which, are now more or
+    fewer than those that acted."""
+    own = {leaf.path: array for leaf, array in zip(leaves, arrays) if leaf.group == group}
+    num = len(next(iter(own.values())))
+    if "node_ids" not in own and num != num_agents:
+        needed = "without node_ids an episode keeps their number"
+        raise error(i, f"{num} rows of '{group}' where {num_agents} acted; {needed}")
+
+
 # ---- Observations ----
 def observations(error: Callable, leaves: list, parts: list, arrays: list, envs: list) -> None:
     """`error(i, sentence, leaf)` for the first of `envs` whose leaf arrays, arrays[b] of env

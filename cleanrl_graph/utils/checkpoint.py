@@ -42,7 +42,7 @@ FREE = set(
     "eval_max_steps env_timeout cuda exp_name batch_size "
     "num_iterations".split()
 )  # all others shape the training
-OF_ENVS = "num_steps observations returns lengths outcome".split()  # a script's Envs has these
+OF_ENVS = "num_steps observations returns lengths outcome agent_returns agents".split()
 load_env = cloudpickle.loads  # of what dump_envs returned
 inexact = set()  # kinds of environments whose copies do not go on as they do
 
@@ -313,7 +313,7 @@ def try_copies(trials: list[tuple]) -> list[str | None]:
 
 def env_state(envs: Any) -> dict:
     """What `restore_env` continues a script's Envs from, in the process that steps them."""
-    state = {name: getattr(envs, name) for name in OF_ENVS}
+    state = {name: getattr(envs, name) for name in OF_ENVS if hasattr(envs, name)}
     return {**state, "envs": dump_envs(envs.envs), "random": random_state()}
 
 
@@ -321,8 +321,9 @@ def restore_env(state: dict, seed: int, failures: int, envs: Any) -> tuple:
     """The last Step of the environments that were saved. One without a pickle begins a new episode,
     and after `failures` exceptions all do, with other seeds, lest the same exception comes
     again."""
-    for name in OF_ENVS:
-        setattr(envs, name, state[name])
+    for name in OF_ENVS:  # not all scripts have all
+        if name in state:
+            setattr(envs, name, state[name])
     for i, data in enumerate(state["envs"]):
         if data is not None and not failures:
             close(envs.envs[i])

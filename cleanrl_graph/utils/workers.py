@@ -149,15 +149,8 @@ class WorkerEnvs:
     def joined(self, requests: list[Callable]) -> tuple:
         """The script's Step of all environments, from those that the requests return."""
         steps = self.ask(requests)
-        obs, reward, terminated, truncated, finals, episodes = zip(*steps)
-        return type(steps[0])(
-            join(obs),
-            np.concatenate(reward),
-            np.concatenate(terminated),
-            np.concatenate(truncated),
-            sum(finals, []),
-            sum(episodes, []),
-        )
+        fields = [joined_field(values) for values in zip(*steps)]
+        return type(steps[0])(*fields)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -170,7 +163,16 @@ class WorkerEnvs:
             pipe.close()
 
 
-def join(flats: list[tuple]) -> tuple:
+def joined_field(values: tuple) -> Any:
+    """A field of a Step of all environments: Flats, arrays or lists one after the other."""
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    if isinstance(values[0], list):
+        return sum(values, [])
+    return join(values)
+
+
+def join(flats: tuple[tuple, ...]) -> tuple:
     """The script's Flat of all observations of `flats`."""
     values, counts = zip(*flats)
     joined = {}

@@ -339,7 +339,9 @@ def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) ->
     """What is wrong with ids, with the number of rows to choose from, or with a mask."""
     shown = values if leaf.group else values[0]
     if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
-        return f"an id occurs twice: {shown.tolist()}"
+        _, first = np.unique(shown, return_index=True)
+        again = np.delete(np.arange(shown.size), first)
+        return f"an id occurs twice, in row {again[0]}: {shown.tolist()}"
     for k, part in enumerate(parts[0]):
         if part.kind == "choice" and part.group == leaf.group:
             most = np.array([own[k].size for own in parts])

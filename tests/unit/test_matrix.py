@@ -195,7 +195,9 @@ class AnyEnv(gym.Env):
             assert self.min_rows == 0 or max(chosen) < self.rows
         self.left -= 1
         truncated = self.left == 0 and self.episode % 2 == 1
+        rewards = self.np_random.normal(size=self.rows)  # of each row that acted
         obs, info = self.observe()
+        info["rewards"] = rewards
         return (
             obs,
             float(self.np_random.normal()),
@@ -461,6 +463,11 @@ VARIANTS = [  # script, observation, action
     for script in ("ppo_graph_async", "ppo_graph_aux", "ppo_graph_compile")
     for action in (*EDGES, *PER_NODE)
 ]
+VARIANTS += [
+    ("ppo_graph_agents", observation, action)
+    for observation in OBSERVATIONS
+    for action in PER_NODE
+]
 
 
 @pytest.mark.parametrize("script, observation, action", VARIANTS)
@@ -474,7 +481,11 @@ def test_variants(script, observation, action, monkeypatch):
         script,
         monkeypatch,
         env_id="Any-v0",
-        env_kwargs={"observation": observation, "action": action},
+        env_kwargs={
+            "observation": observation,
+            "action": action,
+            "with_ids": script.__name__.endswith("agents"),
+        },
         autoregressive=action in AUTOREGRESSIVE,
         **flags,
     )

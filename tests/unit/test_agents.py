@@ -1,0 +1,468 @@
+"""ppo_graph_agents.py, in which each row is an agent (G11): returns and gradients against loops
+over agents that appear, leave and come back."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import everything, run, small_args, vector, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import begun_earlier, folder_of, train
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from cleanrl_graph import ppo_graph_agents as script
+from cleanrl_graph.envs import crowd
+from cleanrl_graph.utils.policy import load_policy
+
+CPU = torch.device("cpu")
+IDS = spaces.Sequence(spaces.Box(0, 10**6, (), np.int64), stack=True)
+FLAGS = dict(
+    num_envs=3,
+    num_steps=16,
+    num_minibatches=2,
+    update_epochs=2,
+    total_timesteps=96,
+    learning_rate=1e-2,
+    clip_coef=0.01,
+)
+
+
+class Herd(gym.Env):
+    """Each of six animals is there or not, in a random order; one that left may come back. Without
+    ids as many as at first stay in their places. Episodes of 1 to 9 steps are terminated and
+    truncated in turn. An animal's reward depends on its row and its action."""
+
+    def __init__(self, with_ids=True, least=0, most=6, fault="", at=7):
+        self.least = least
+        self.with_ids = with_ids
+        self.most = most
+        self.fault = fault
+        self.at = at
+        self.num_episodes = 0
+        self.num_steps = 0
+        rows = spaces.Sequence(vector(3), stack=True)
+        parts = {"set": rows, "action_mask": mask_of(2)}
+        if with_ids:
+            parts["node_ids"] = IDS
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Sequence(spaces.Discrete(2, start=3), stack=True)
+
+    def observe(self):
+        rng = self.np_random
+        if self.with_ids:
+            self.ids = rng.permutation(6)[: rng.integers(self.least, self.most + 1)]
+        self.rows = rng.normal(size=(len(self.ids), 3)).astype(np.float32)
+        mask = np.ones((len(self.ids), 2), np.int8)
+        mask[:, 0] = self.ids % 3 > 0
+        obs = {"set": self.rows, "action_mask": mask}
+        if self.with_ids:
+            obs["node_ids"] = 1000 + self.ids
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 10))
+        self.num_episodes += 1
+        self.ids = np.arange(self.np_random.integers(self.most + 1))
+        return self.observe(), {}
+
+    def step(self, action):
+        assert len(action) == len(self.ids) and set(action) <= {3, 4}
+        rewards = self.rows[:, 0] + (action - 3) * self.rows[:, 1] + 0.1 * self.ids
+        self.left -= 1
+        self.num_steps += 1
+        ended = self.left == 0
+        terminates = self.num_episodes % 2 == 0
+        obs = self.observe()
+        info = {"rewards": rewards}
+        if self.num_steps == self.at:
+            obs, info = FAULTS[self.fault](obs, info)
+        return obs, float(rewards.sum()), ended and terminates, ended and not terminates, info
+
+
+def mask_of(num):
+    return spaces.Sequence(spaces.Box(0, 1, (num,), np.int8), stack=True)
+
+
+def with_rewards(change):
+    return lambda obs, info: (obs, {"rewards": change(info["rewards"])})
+
+
+def number_is_nan(rewards):
+    return np.append(rewards[:-1], np.nan)
+
+
+def twice(obs, info):
+    obs["node_ids"][:] = 1000
+    return obs, info
+
+
+def one_more(obs, info):
+    return {name: np.concatenate([rows, rows[:1]]) for name, rows in obs.items()}, info
+
+
+FAULTS = {
+    "": lambda obs, info: (obs, info),
+    "missing": lambda obs, info: (obs, {}),
+    "text": with_rewards(lambda rewards: ["a"] * len(rewards)),
+    "short": with_rewards(lambda rewards: rewards[:-1]),
+    "one": with_rewards(lambda rewards: 1.0),
+    "nan": with_rewards(number_is_nan),
+    "twice": twice,
+    "more": one_more,
+}
+
+
+gym.register("Herd-v0", entry_point=Herd)
+
+
+# ---- Who is who ----
+@st.composite
+def histories(draw):
+    """(ids of each observation, the observation that follows each of the first ones, or -1)"""
+    num = draw(st.integers(1, 12))
+    ids = [
+        draw(st.lists(st.integers(-5, 5).map(lambda k: k * 10**15), unique=True, max_size=5))
+        for _ in range(num)
+    ]
+    num_acting = draw(st.integers(1, num))
+    follows = [draw(st.integers(-1, num - 1)) for _ in range(num_acting)]
+    return ids, follows
+
+
+@given(histories())
+@settings(max_examples=300, deadline=None)
+def test_an_agent_is_followed_by_its_id(history):
+    """G11: against a search in a dict."""
+    ids, follows = history
+    place = {}
+    for number, own in enumerate(ids):
+        for agent in own:
+            place[number, agent] = len(place)
+    expected = [place.get((after, agent), -1) for own, after in zip(ids, follows) for agent in own]
+    counts = np.array([len(own) for own in ids])
+    flat = np.array(sum(ids, []), np.int64)
+    found = script.next_rows(flat, counts, np.array(follows))
+    assert found.tolist() == expected
+
+
+def test_ids_or_places():
+    """node_ids are those of the rows that act, else their places are."""
+    space = Herd(True).observation_space
+    leaves = script.leaves_of(space)
+    parts = script.parts_of(Herd().action_space, leaves)
+    leaves = script.aligned(leaves, parts)
+    paths = [leaf.path for leaf in leaves]
+    values = [np.zeros((3, *leaf.shape), leaf.dtype) for leaf in leaves]
+    values[paths.index("node_ids")] = np.array([7, 5, 9], np.int32)
+    flat = script.Flat(values, {"set": np.array([2, 0, 1])})
+    assert script.agent_ids(leaves, flat, "set").tolist() == [7, 5, 9]
+    others = [leaf for leaf in leaves if leaf.path != "node_ids"]
+    values.pop(paths.index("node_ids"))
+    flat = flat._replace(values=values)
+    assert script.agent_ids(others, flat, "set").tolist() == [0, 1, 0]
+
+
+# ---- A whole run against loops over agents ----
+def record(run_dir, **flags):
+    """What a run of two updates saw: (agent before, args, leaves, steps, actions, minibatches,
+    gradients, result)."""
+    steps, actions, minibatches, gradients, agents, leaves = [], [], [], [], [], []
+    Envs, Agent, gather = script.Envs, script.Agent, script.Storage.gather
+    reset, step = Envs.reset, Envs.step
+
+    def recorded_reset(envs, *args):
+        leaves.append(envs.leaves)
+        steps.append(reset(envs, *args))
+        return steps[-1]
+
+    def recorded_step(envs, acts):
+        actions.append(acts)
+        steps.append(step(envs, acts))
+        return steps[-1]
+
+    def recorded_gather(storage, idx):
+        minibatches.append(idx.copy())
+        return gather(storage, idx)
+
+    def make_agent(*args):
+        agents.append(Agent(*args))
+        agents.append(copy.deepcopy(agents[0]))
+        return agents[0]
+
+    def before_step(*_):
+        own = agents[0].named_parameters()
+        gradients.append({name: p.grad.clone() for name, p in own if p.grad is not None})
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Envs, "reset", recorded_reset)
+        patch.setattr(Envs, "step", recorded_step)
+        patch.setattr(script.Storage, "gather", recorded_gather)
+        patch.setattr(script, "Agent", make_agent)
+        result = run(run_dir, script, **flags)
+    hook.remove()
+    return agents[1], leaves[0], steps, actions, minibatches, gradients, result
+
+
+def ids_by_env(leaves, flat):
+    """[ids of each environment]"""
+    paths = [leaf.path for leaf in leaves]
+    ends = flat.counts["set"].cumsum()
+    if "node_ids" not in paths:
+        return [list(range(num)) for num in flat.counts["set"]]
+    ids = flat.values[paths.index("node_ids")]
+    return [own.tolist() for own in np.split(ids, ends[:-1])]
+
+
+def values_by_env(agent, leaves, flats):
+    """[{id: V} of each environment]"""
+    storage = script.Storage(leaves, CPU)
+    for flat in flats:
+        storage.append(flat)
+    values = iter(agent.value(everything(storage)).tolist())
+    own = [ids for flat in flats for ids in ids_by_env(leaves, flat)]
+    return [{agent_id: next(values) for agent_id in ids} for ids in own]
+
+
+def advantages_of(agent, leaves, before, after, args):
+    """{(t, env, id): (advantage, V)}: sums of (gamma lambda)^k delta along the rows of an agent."""
+    T, N = args.num_steps, args.num_envs
+    V = [values_by_env(agent, leaves, [step.obs]) for step in before]
+    last = values_by_env(agent, leaves, [after[-1].obs])
+    delta, goes_on = {}, {}
+    for t, step in enumerate(after):
+        finals = values_by_env(agent, leaves, step.finals) if step.finals else []
+        rewards = iter(step.rewards.tolist())
+        for i in range(N):
+            following = V[t + 1][i] if t + 1 < T else last[i]
+            if step.terminated[i]:
+                following = {}
+            if step.truncated[i]:
+                following = finals.pop(0)
+            ended = step.terminated[i] or step.truncated[i]
+            for agent_id, value in V[t][i].items():
+                bootstrap = following.get(agent_id, 0.0)
+                delta[t, i, agent_id] = next(rewards) + args.gamma * bootstrap - value
+                goes_on[t, i, agent_id] = agent_id in following and not ended
+    result = {}
+    for t, i, agent_id in delta:
+        total, k = 0.0, t
+        while (k, i, agent_id) in delta:
+            total += (args.gamma * args.gae_lambda) ** (k - t) * delta[k, i, agent_id]
+            if not goes_on[k, i, agent_id]:
+                break
+            k += 1
+        result[t, i, agent_id] = total, V[t][i][agent_id]
+    return result
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
+    """G11: the gradients of the first update. Agents leave and come back, observations are empty,
+    episodes are terminated and truncated within the rollout."""
+    flags = FLAGS | dict(env_id="Herd-v0", env_kwargs={"with_ids": with_ids}, update_epochs=1)
+    if workers:
+        script_run = run(tmp_path / "w", script, num_workers=2, save_model=True, **flags)
+        here = run(tmp_path / "h", script, save_model=True, **flags)
+        one, two = weights(script_run.folder), weights(here.folder)
+        assert all(torch.equal(value, two[name]) for name, value in one.items())
+        return
+    agent, leaves, steps, actions, minibatches, gradients, result = record(tmp_path, **flags)
+    args = small_args(script, **flags)
+    T = args.num_steps
+    before, after = steps[:T], steps[1 : T + 1]
+    assert any(step.truncated.any() for step in after)
+    assert any(step.terminated.any() for step in after)
+    assert min(step.obs.counts["set"].min() for step in before) == 0
+    storage = script.Storage(leaves, CPU)
+    for step in before:
+        storage.append(step.obs)
+    acts = np.concatenate([np.concatenate(acts) for acts in actions[:T]]) - 3
+    acts = torch.tensor(acts)[:, None]
+    with torch.no_grad():
+        _, old_log_prob, _, old_value = agent(everything(storage), acts)
+    found = advantages_of(agent, leaves, before, after, args)
+    rows = [
+        (t, i, agent_id)
+        for t, step in enumerate(before)
+        for i, ids in enumerate(ids_by_env(leaves, step.obs))
+        for agent_id in ids
+    ]
+    assert list(found) == rows
+    advantages, V = torch.tensor(list(found.values()), dtype=torch.float64).T
+    torch.testing.assert_close(old_value.double(), V, atol=1e-5, rtol=1e-5)
+    returns = advantages + V
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    ends = storage.whole().counts["set"].cumsum()
+    starts = ends - storage.whole().counts["set"]
+    for steps_of, gradient in zip(minibatches[: args.num_minibatches], gradients):
+        idx = np.concatenate([np.arange(starts[b], ends[b]) for b in steps_of])
+        _, log_prob, entropy, value = agent(storage.gather(steps_of), acts[idx])
+        A = advantages[idx]
+        A = (A - A.mean()) / (A.std() + 1e-8)
+        ratio = (log_prob.double() - old_log_prob[idx]).exp()
+        clipped = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+        error = (value - returns[idx]) ** 2
+        near = old_value[idx] + (value - old_value[idx]).clip(-args.clip_coef, args.clip_coef)
+        error = torch.maximum(error, (near - returns[idx]) ** 2)
+        loss = -torch.min(ratio * A, clipped * A).mean() + args.vf_coef * error.mean() / 2
+        loss = loss - args.ent_coef * entropy.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+        for name, parameter in agent.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, gradient[name], atol=2e-6, rtol=1e-3)
+        optimizer.step()
+    for _, mismatch in result.scalars["debug/collection_mismatch"]:
+        assert mismatch < 1e-5
+
+
+def test_what_is_logged(tmp_path):
+    """The environment's return of an episode, and the mean return of its agents."""
+    *_, steps, _, _, _, result = record(
+        tmp_path, env_id="Herd-v0", **FLAGS | dict(num_steps=60, num_envs=1, total_timesteps=60)
+    )
+    total, agents, expected = 0.0, set(), []
+    for before, after in zip(steps, steps[1:]):
+        total += after.rewards.sum(dtype=float)
+        agents |= set(before.obs.values[-1].tolist())
+        if after.terminated[0] or after.truncated[0]:
+            expected.append(total / max(len(agents), 1))
+            total, agents = 0.0, set()
+    [(_, logged)] = result.scalars["charts/agent_return"]
+    assert logged == pytest.approx(np.mean(expected), rel=1e-4)
+    returns = [value for _, value in result.scalars["charts/episodic_return"]]
+    assert len(returns) == len(expected)
+
+
+# ---- What an environment gets wrong ----
+@pytest.mark.parametrize(
+    "fault, sentence",
+    {
+        "missing": r"env \d, step 7: info\['rewards'\]: KeyError: .rewards.; one number for",
+        "text": r"env \d, step 7: info\['rewards'\]: ValueError",
+        "short": r"env \d, step 7: info\['rewards'\] has the shape \(\d,\), but \d rows acted",
+        "one": r"env \d, step 7: info\['rewards'\] has the shape \(\), but \d rows acted",
+        "nan": r"env \d, step 7: info\['rewards'\] is nan in row \d",
+        "twice": r"env \d, leaf 'node_ids', step 7: an id occurs twice, in row 1: \[1000, 1000",
+    }.items(),
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sentences(fault, sentence, workers, tmp_path):
+    with pytest.raises(script.UsageError, match=sentence):
+        run(
+            tmp_path,
+            script,
+            env_id="Herd-v0",
+            env_kwargs={"fault": fault, "least": 2},
+            num_workers=workers,
+            **FLAGS,
+        )
+
+
+def test_places_need_a_number_that_stays(tmp_path):
+    """Rows without ids that become more, but not where an episode begins."""
+    with pytest.raises(
+        script.UsageError,
+        match=r"env 0, step 7: \d rows of 'set' where \d acted; without node_ids",
+    ):
+        run(
+            tmp_path,
+            script,
+            env_id="Herd-v0",
+            env_kwargs={"with_ids": False, "fault": "more"},
+            **FLAGS,
+        )
+
+
+def test_what_does_not_fit(tmp_path):
+    """No Sequence of actions; a rollout almost without agents."""
+    with pytest.raises(script.UsageError, match="action space .*a Sequence is needed, an action"):
+        run(tmp_path, script, env_id="CartPole-v1", **FLAGS)
+    with pytest.raises(script.UsageError, match="--num-minibatches 2: only 0 steps of the rollout"):
+        run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 0}, **FLAGS)
+
+
+# ---- Resumed, and used ----
+def test_resume(tmp_path):
+    """G11, X3: a run that was stopped within an episode goes on bit by bit, and so do the returns
+    of agents that it logs."""
+    flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7) | {
+        name: FLAGS[name] for name in ("num_envs", "num_minibatches", "update_epochs")
+    }
+    flags |= dict(total_timesteps=7 * 3 * 4)
+    whole = train(tmp_path / "a", "ppo_graph_agents", **flags)
+    train(tmp_path / "b", "ppo_graph_agents", **flags)
+    for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*84.ckpt")):
+        path.unlink()
+    begun_earlier(tmp_path / "b")
+    train(tmp_path / "b", "ppo_graph_agents", resume="auto", **flags)
+    one, two = weights(whole), weights(folder_of(tmp_path / "b"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_a_trained_policy(tmp_path):
+    """load_policy has an action for each agent."""
+    result = run(tmp_path, script, env_id="Herd-v0", save_model=True, **FLAGS)
+    policy = load_policy(result.folder / "model.pt")
+    env = Herd()
+    obs, _ = env.reset(seed=3)
+    for _ in range(20):
+        action = policy(obs)
+        assert len(action) == len(obs["set"])
+        obs, *_ = env.step(np.array(action))
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_learns(with_ids, tmp_path):
+    """The best action of each animal is the sign of its second number: 0.4 more a step than random
+    ones, of which a sixth may not choose."""
+    flags = dict(num_envs=8, num_steps=64, num_minibatches=4, update_epochs=4, learning_rate=1e-2)
+    result = run(
+        tmp_path,
+        script,
+        env_id="Herd-v0",
+        env_kwargs={"with_ids": with_ids},
+        total_timesteps=8 * 64 * 8,
+        gamma=0.5,
+        **flags,
+    )
+    chosen = [value for _, value in result.scalars["losses/entropy"]]
+    assert chosen[-1] < 0.5 * chosen[0]
+
+
+def test_crowd():
+    """Crowd-v0: observations are as declared, people who arrive are gone, rewards are those who
+    acted, and walking straight is better than at random."""
+    env = gym.make("cleanrl_graph.envs:Crowd-v0", disable_env_checker=True).unwrapped
+    obs, _ = env.reset(seed=1)
+    seen = set()
+    for _ in range(100):
+        assert obs in env.observation_space
+        ids = obs["node_ids"].tolist()
+        obs, reward, terminated, truncated, info = env.step(crowd.straight(env))
+        assert len(info["rewards"]) == len(ids) and not terminated
+        assert reward == pytest.approx(info["rewards"].mean() if ids else 0)
+        arrived = {k for k, own in zip(ids, info["rewards"]) if own > 0.4}
+        assert arrived.isdisjoint(obs["node_ids"].tolist()) and arrived.isdisjoint(seen)
+        seen |= arrived
+    assert truncated and info["eval"]["arrived"] == len(seen) / env.num_ids
+    scores = crowd.reference_scores(3)
+    assert scores["straight"][0] > scores["random"][0]
+
+
+def test_crowd_is_drawn():
+    env = gym.make("cleanrl_graph.envs:Crowd-v0", render_mode="rgb_array").unwrapped
+    assert env.render() is None
+    env.reset(seed=1)
+    image = env.render()
+    assert image.shape == (400, 400, 3) and len(np.unique(image.reshape(-1, 3), axis=0)) >= 4
+    with pytest.raises(ValueError, match="render_mode must be one of"):
+        gym.make("cleanrl_graph.envs:Crowd-v0", render_mode="ansi")

@@ -1,0 +1,576 @@
+"""PettingZoo-v0 on parallel environments written here and, where mpe2 is installed, on its own."""
+
+import sys
+import types
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import run, vector
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs.petting_zoo import PettingZooEnv
+
+
+class Arena:
+    """A parallel environment that follows a script. `steps[t]` is what step t does: the agents that
+    are there afterwards, and who is terminated or truncated in it. Agent k observes (10 * episode +
+    t, k, ...) and earns k + action."""
+
+    possible_agents = ["archer_0", "archer_1", "knight_0", "knight_1"]
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7, "name": "arena"}
+
+    def __init__(self, steps=(), first=None, lists_agents=True, render_mode=None, **spaces_of):
+        self.steps, self.render_mode, self.spaces_of = steps, render_mode, spaces_of
+        self.names = list(self.possible_agents)
+        if not lists_agents:
+            self.possible_agents = None
+        self.first = first or self.names
+        self.seeds, self.actions, self.infos, self.episode = [], [], {}, 0
+        self.is_closed = False
+
+    def observation_space(self, agent):
+        return self.spaces_of.get(agent.split("_")[0], (vector(3, high=np.inf), None))[0]
+
+    def action_space(self, agent):
+        return self.spaces_of.get(agent.split("_")[0], (None, spaces.Discrete(3)))[1]
+
+    def observe(self, agent):
+        space = self.observation_space(agent)
+        if space.shape is None:
+            return None
+        obs = np.zeros(space.shape, space.dtype)
+        obs.flat[:2] = self.t, self.names.index(agent)
+        return obs
+
+    def reset(self, seed=None, options=None):
+        self.seeds.append(seed)
+        self.t, self.agents = 0, list(self.first)
+        return {agent: self.observe(agent) for agent in self.agents}, self.infos
+
+    def step(self, actions):
+        assert list(actions) == self.agents or set(actions) == set(self.agents)
+        self.actions.append(actions)
+        agents, terminated, truncated = self.steps[self.t]
+        self.t += 1
+        seen = dict.fromkeys([*self.agents, *agents])
+        rewards = {agent: self.names.index(agent) + float(actions[agent]) for agent in self.agents}
+        result = (
+            {agent: self.observe(agent) for agent in seen},
+            rewards,
+            {agent: agent in terminated for agent in self.agents},
+            {agent: agent in truncated for agent in self.agents},
+            {},
+        )
+        self.agents = list(agents)
+        return result
+
+    def render(self):
+        return np.full((4, 4, 3), self.t, np.uint8)
+
+    def close(self):
+        self.is_closed = True
+
+
+A0, A1, K0, K1 = Arena.possible_agents
+
+
+@pytest.fixture(autouse=True)
+def arena(monkeypatch):
+    """A module of environments and functions, as somebody else's would be."""
+    module = types.ModuleType("arena")
+    module.parallel_env, module.no_env = Arena, lambda **_: object()
+    module.ring, module.wrong_number, module.wide = ring, wrong_number, wide
+    module.masked, module.battle = Masked, Battle
+    monkeypatch.setitem(sys.modules, "arena", module)
+
+
+def make(**kwargs):
+    return PettingZooEnv(**{"env": "arena"} | kwargs)
+
+
+def act(env, *actions):
+    """(observation, info["rewards"], reward, terminated, truncated); it fits the space."""
+    obs, reward, terminated, truncated, info = env.step(actions)
+    assert obs in env.observation_space
+    assert info["rewards"].mean() == reward
+    return obs, info["rewards"].tolist(), terminated, truncated
+
+
+def ring(env, observations):
+    """Each agent is linked to the next, with the sum of what they observe first."""
+    num = len(observations)
+    links = np.stack([np.arange(num), np.roll(np.arange(num), -1)], 1)
+    values = np.array([obs[0] for obs in observations.values()])
+    return links, np.stack([values[links].sum(1), np.full(num, env.t)], 1)
+
+
+def wrong_number(env, observations):
+    return np.zeros((2, 2), int), np.zeros((3, 1))
+
+
+def wide(env, observations):
+    return np.zeros((1, 2), int), np.zeros((1, 1 + env.t))
+
+
+# ---- Agents that end, appear and come back ----
+def test_agents_that_end():
+    """Rows are the living agents; who acted is rewarded; actions reach their agents."""
+    env = make(steps=[([A0, K0, K1], [A1], []), ([A0, K1], [], [K0]), ([], [A0, K1], [])])
+    obs, info = env.reset(seed=5)
+    assert env.parallel_env.seeds == [None, 5] and info == {}
+    assert obs in env.observation_space and obs["node_ids"].tolist() == [0, 1, 2, 3]
+    assert obs["agents"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 2, 0], [0, 3, 0]]
+    obs, rewards, *ends = act(env, 1, 2, 0, 1)
+    assert env.parallel_env.actions[-1] == {A0: 1, A1: 2, K0: 0, K1: 1}
+    assert rewards == [1, 3, 2, 4] and ends == [False, False]
+    assert obs["node_ids"].tolist() == [0, 2, 3] and obs["agents"][:, 1].tolist() == [0, 2, 3]
+    obs, rewards, *ends = act(env, 0, 0, 2)
+    assert rewards == [0, 2, 5] and ends == [False, False]
+    assert obs["node_ids"].tolist() == [0, 3]
+    obs, rewards, *ends = act(env, 1, 1)
+    assert rewards == [1, 4] and ends == [True, False]
+    assert obs["agents"].shape == (0, 3) and obs["node_ids"].shape == (0,)
+    assert env.reset()[0]["node_ids"].tolist() == [0, 1, 2, 3]
+
+
+def test_agents_that_come_back():
+    """Each life in an episode has an id of its own, and rows stay in the order of the list."""
+    steps = [([A1], [A0], []), ([A1, A0, K0], [], []), ([A1], [A0, K0], []), ([A0, A1], [], [])]
+    env = make(steps=steps, first=[A0, A1])
+    assert env.reset()[0]["node_ids"].tolist() == [0, 1]
+    assert act(env, 0, 0)[0]["node_ids"].tolist() == [1]
+    obs, rewards, *_ = act(env, 0)
+    assert rewards == [1]  # of the agent that acted
+    assert obs["node_ids"].tolist() == [4, 1, 2] and obs["agents"][:, 1].tolist() == [0, 1, 2]
+    assert act(env, 0, 0, 0)[0]["node_ids"].tolist() == [1]
+    assert act(env, 0)[0]["node_ids"].tolist() == [8, 1]
+    assert env.reset()[0]["node_ids"].tolist() == [0, 1]
+
+
+def test_without_possible_agents():
+    """Ids count the agents as they appear."""
+    env = make(lists_agents=False, first=[K0, A0], steps=[([A0, K1], [K0], []), ([K0, A0], [], [])])
+    obs, _ = env.reset()
+    assert obs["node_ids"].tolist() == [0, 1] and obs["agents"][:, 1].tolist() == [2, 0]
+    assert act(env, 0, 0)[0]["node_ids"].tolist() == [1, 2]
+    assert act(env, 0, 0)[0]["node_ids"].tolist() == [3, 1]
+
+
+def test_an_agent_that_stays_in_the_list():
+    """Who is terminated has no row, also where the environment goes on naming it."""
+    env = make(first=[A0, A1], steps=[([A0, A1], [A1], [])])
+    env.reset()
+    obs, _, terminated, _ = act(env, 0, 0)
+    assert obs["node_ids"].tolist() == [0] and not terminated
+
+
+@pytest.mark.parametrize(
+    "terminated, truncated, ids",
+    [
+        ([], [A0, A1, K0, K1], [0, 1, 2, 3]),
+        ([K0], [A0, A1, K1], [0, 1, 3]),
+        ([A0, A1, K0, K1], [A0, A1, K0, K1], []),
+        ([], [], []),
+    ],
+)
+def test_the_whole_environment_is_truncated(terminated, truncated, ids):
+    """The last observation has those that were truncated, whose values are bootstrapped."""
+    env = make(steps=[([], terminated, truncated)], graph="complete")
+    env.reset()
+    obs, _, *ends = act(env, 0, 0, 0, 0)
+    assert ends == [not ids, bool(ids)]
+    assert obs["node_ids"].tolist() == ids and obs["graph"].nodes[:, 0].tolist() == [1] * len(ids)
+
+
+# ---- Kinds of agents ----
+def test_kinds_with_other_lengths_and_actions():
+    """Padded, one-hot kind at the end; a mask for the kind with fewer actions."""
+    env = make(
+        knight=(vector(4, high=9), spaces.Discrete(4)),
+        archer=(vector(2, high=9), spaces.Discrete(2)),
+    )
+    obs, _ = env.reset()
+    assert obs in env.observation_space and env.action_space == spaces.Sequence(spaces.Discrete(4))
+    assert obs["agents"].tolist() == [
+        [0, 0, 0, 0, 1, 0],
+        [0, 1, 0, 0, 1, 0],
+        [0, 2, 0, 0, 0, 1],
+        [0, 3, 0, 0, 0, 1],
+    ]
+    assert obs["action_mask"].tolist() == [[1, 1, 0, 0]] * 2 + [[1] * 4] * 2
+
+
+def test_actions_that_start_elsewhere():
+    same = vector(3, high=9)
+    env = make(
+        knight=(same, spaces.Discrete(2, start=5)),
+        archer=(same, spaces.Discrete(3)),
+        steps=[([], [], [])],
+    )
+    env.reset()
+    act(env, 0, 2, 0, 1)
+    assert env.parallel_env.actions == [{A0: 0, A1: 2, K0: 5, K1: 6}]
+
+
+def test_images_of_several_kinds():
+    """What cannot be padded has its kind beside it."""
+    space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    env = make(knight=(space, spaces.Discrete(2)), archer=(space, spaces.Discrete(3)))
+    obs, _ = env.reset()
+    assert obs in env.observation_space
+    assert obs["agents"]["observation"].shape == (4, 8, 8, 3)
+    assert obs["agents"]["kind"].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "knight, archer, said",
+    [
+        (
+            (vector(2), spaces.Discrete(2)),
+            (vector(2, 2), spaces.Discrete(2)),
+            r"must have vectors .*'archer_0' has Box.*'knight_0' has Box",
+        ),
+        (
+            (vector(2), spaces.Discrete(2)),
+            (vector(2), vector(2)),
+            r"must have Discrete ones: 'archer_0' has Box.*'knight_0' has Discrete\(2\)",
+        ),
+        (
+            (spaces.Text(5), spaces.Discrete(2)),
+            (vector(2), spaces.Discrete(2)),
+            r"agent 'knight_0': observations Text",
+        ),
+    ],
+)
+def test_kinds_that_do_not_fit(knight, archer, said):
+    with pytest.raises(gym.error.Error, match=said):
+        make(knight=knight, archer=archer)
+
+
+def test_a_kind_that_appears_later():
+    kinds = dict(knight=(vector(4), spaces.Discrete(3)), archer=(vector(2), spaces.Discrete(3)))
+    env = make(lists_agents=False, first=[A0], steps=[([A0, K0], [], [])], **kinds)
+    env.reset()
+    with pytest.raises(gym.error.Error, match="agent 'knight_0': its spaces .* are not among"):
+        env.step([0])
+
+
+# ---- Masks ----
+class Masked(Arena):
+    """PettingZoo's Dict of an observation and a mask."""
+
+    def observation_space(self, agent):
+        mask = spaces.Box(0, 1, (3,), np.int8)
+        return spaces.Dict(observation=super().observation_space(agent), action_mask=mask)
+
+    def observe(self, agent):
+        obs = np.array([self.t, self.names.index(agent), 0], np.float32)
+        mask = np.array([self.t == 0, agent == A0, 0], np.int8)
+        return {"observation": obs, "action_mask": mask}
+
+
+def test_masks_in_observations():
+    """They are no part of the rows; where an agent is truncated it may have nothing to choose."""
+    env = make(env="arena:masked", steps=[([], [], [A0, K0])])
+    obs, _ = env.reset()
+    assert obs in env.observation_space and obs["agents"].shape == (4, 3)
+    assert obs["action_mask"].tolist() == [[1, 1, 0]] + [[1, 0, 0]] * 3
+    obs, *_ = act(env, 0, 0, 0, 0)
+    assert obs["action_mask"].tolist() == [[0, 1, 0], [1, 1, 1]]
+
+
+def test_masks_in_infos(monkeypatch):
+    """An agent without one may do everything."""
+    infos = {A1: {"action_mask": np.array([0, 1, 0])}, K0: {}}
+    monkeypatch.setattr(Arena, "infos", property(lambda _: infos, lambda *_: None), raising=False)
+    env = make()
+    obs, _ = env.reset()
+    assert obs in env.observation_space
+    assert obs["action_mask"].tolist() == [[1, 1, 1], [0, 1, 0], [1, 1, 1], [1, 1, 1]]
+    infos[A1] = {"action_mask": np.ones(2)}
+    with pytest.raises(gym.error.Error, match="'archer_1': action_mask has 2 entries for Discrete"):
+        env.reset()
+
+
+def test_masks_that_do_not_fit():
+    """They come too late, or are of actions that cannot be masked."""
+    env = make()
+    env.parallel_env.infos = {A1: {"action_mask": np.ones(3)}}
+    with pytest.raises(gym.error.Error, match="those of the first reset had none"):
+        env.reset()
+    with pytest.raises(gym.error.Error, match=r"actions Box.* cannot be masked"):
+        make(env="arena:masked", knight=(vector(3), vector(1)), archer=(vector(3), vector(1)))
+
+
+# ---- Graphs ----
+def test_complete():
+    env = make(steps=[([K0], [A0, A1, K1], []), ([], [], [])], graph="complete")
+    obs, _ = env.reset()
+    assert obs in env.observation_space and list(obs) == ["node_ids", "graph"]
+    assert obs["graph"].nodes[:, 1].tolist() == [0, 1, 2, 3] and obs["graph"].edges is None
+    pairs = {(a, b) for a in range(4) for b in range(4) if a != b}
+    assert set(map(tuple, obs["graph"].edge_links.tolist())) == pairs
+    obs, *_ = act(env, 0, 0, 0, 0)
+    assert obs["graph"].nodes.tolist() == [[1, 2, 0]] and obs["graph"].edge_links.shape == (0, 2)
+
+
+def test_a_function_of_ones_own():
+    """Links and their features; it is given the rows' observations and the environment."""
+    env = make(steps=[([A0, K0, K1], [A1], []), ([], [], [])], graph="arena:ring")
+    assert env.observation_space["graph"].edge_space.shape == (2,)
+    env.reset()
+    obs, *_ = act(env, 0, 0, 0, 0)
+    assert obs["graph"].edge_links.tolist() == [[0, 1], [1, 2], [2, 0]]
+    assert obs["graph"].edges.tolist() == [[2, 1]] * 3
+    obs, _, terminated, _ = act(env, 0, 0, 0)
+    assert terminated and obs["graph"].edges.shape == (0, 2)
+
+
+def test_functions_that_are_wrong():
+    with pytest.raises(gym.error.Error, match=r"edges have shape \(3, 1\), \[2, F\] is needed"):
+        make(graph="arena:wrong_number")
+    env = make(graph="arena:wide", steps=[([A0], [], [])])
+    env.reset()
+    with pytest.raises(gym.error.Error, match="edges have 2 features, the first had 1"):
+        env.step([0] * 4)
+
+
+def test_rows_of_a_graph_are_flat():
+    """A Dict of each agent, as a graph's nodes."""
+    space = spaces.Box(0, 255, (2, 2), np.uint8)
+    env = make(
+        graph="complete",
+        knight=(space, spaces.Discrete(2)),
+        archer=(space, spaces.Discrete(3)),
+    )
+    obs, _ = env.reset()
+    assert obs in env.observation_space and obs["graph"].nodes.shape == (4, 6)
+    assert obs["graph"].nodes[:, :2].tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
+
+
+# ---- Names, rendering, mistakes ----
+@pytest.mark.parametrize(
+    "kwargs, said",
+    [
+        ({"env": "arena.sub"}, "env 'arena.sub': "),
+        ({"env": "no_zoo_at_all.x_v1"}, "no module no_zoo_at_all; .* pip install no_zoo_at_all"),
+        ({"env": "gymnasium.envs.x_v1"}, "there is no module gymnasium.envs.x_v1$"),
+        ({"env": "gymnasium"}, "gymnasium has no function parallel_env"),
+        ({"env": "arena:nothing"}, "arena has no function nothing"),
+        ({"env": "arena:no_env"}, "object is no parallel environment"),
+        ({"env": 3}, "env is 3; module or module:function is needed"),
+        ({"graph": "all"}, "graph is 'all'; complete or module:function is needed"),
+        ({"graph": "arena:nothing"}, "graph 'arena:nothing': arena has no function nothing"),
+    ],
+)
+def test_wrong_names(kwargs, said):
+    with pytest.raises(gym.error.Error, match=said):
+        make(**kwargs)
+
+
+def test_a_missing_package(monkeypatch):
+    """PettingZoo itself is only needed by environments that import it."""
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)
+    with pytest.raises(gym.error.Error, match="pettingzoo"):
+        make(env="pettingzoo.butterfly.cooperative_pong_v5")
+    make()
+
+
+def test_mistakes_of_environments_and_callers(monkeypatch):
+    env = make()
+    env.reset()
+    with pytest.raises(gym.error.Error, match="2 actions where 4 are needed.*'archer_0'"):
+        env.step([0, 0])
+    env.parallel_env.first = []
+    with pytest.raises(gym.error.Error, match="reset: the environment has no agents"):
+        env.reset()
+    monkeypatch.setattr(Arena, "observe", lambda self, agent: np.zeros(5))
+    with pytest.raises(gym.error.Error, match=r"'archer_0': .* shape \(5,\) where \(3,\)"):
+        make().reset()
+    monkeypatch.setattr(Arena, "observe", lambda self, agent: ["a", "b", "c"])
+    with pytest.raises(gym.error.Error, match="observations do not fit Box"):
+        make().reset()
+
+
+def test_render_and_close():
+    env = gym.make(
+        "cleanrl_graph.envs:PettingZoo-v0",
+        env="arena",
+        render_mode="rgb_array",
+        disable_env_checker=True,
+    )
+    env.reset(seed=1)
+    inner = env.unwrapped.parallel_env
+    assert inner.render_mode == "rgb_array" and env.metadata["render_fps"] == 7
+    assert env.render().shape == (4, 4, 3)
+    env.close()
+    assert inner.is_closed
+
+
+# ---- Knights, archers and zombies, more or less ----
+class Battle:
+    """A zombie walks to the lowest row of a column per agent, where it ends the agent of that
+    column. Archers hit it from afar (action 1), knights when it is near; a hit earns 1."""
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, num_archers=2, num_knights=2, max_cycles=20):
+        self.possible_agents = [f"archer_{k}" for k in range(num_archers)]
+        self.possible_agents += [f"knight_{k}" for k in range(num_knights)]
+        self.max_cycles = max_cycles
+
+    def observation_space(self, agent):
+        return vector(4 if agent[0] == "a" else 3)
+
+    def action_space(self, agent):
+        return spaces.Discrete(3)
+
+    def observe(self):
+        observations = {}
+        for agent in self.agents:
+            obs = [self.distance[agent] / 5, self.t / self.max_cycles, 1.0, 0.5]
+            length = self.observation_space(agent).shape[0]
+            observations[agent] = np.array(obs[:length], np.float32)
+        return observations
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        elif not hasattr(self, "rng"):
+            self.rng = np.random.default_rng(0)
+        self.t = 0
+        self.agents = self.possible_agents[:]
+        self.distance = {agent: self.rng.integers(2, 6) for agent in self.agents}
+        return self.observe(), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.t += 1
+        rewards, ended = {}, {}
+        for agent, action in actions.items():
+            reach = 2 if agent[0] == "a" else 1
+            is_hit = action == 1 and self.distance[agent] <= reach
+            rewards[agent] = float(is_hit)
+            self.distance[agent] = self.rng.integers(2, 5) if is_hit else self.distance[agent] - 1
+            ended[agent] = bool(self.distance[agent] < 0)
+        observations = self.observe()
+        is_late = self.t == self.max_cycles
+        self.agents = [agent for agent in self.agents if not ended[agent] and not is_late]
+        late = dict.fromkeys(actions, is_late)
+        return observations, rewards, ended, late, dict.fromkeys(actions, {})
+
+    def render(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def play(env, seed, steps, rng):
+    """What each step gave."""
+    results = []
+    obs, _ = env.reset(seed=seed)
+    for _ in range(steps):
+        actions = rng.integers(3, size=len(obs["node_ids"]))
+        before = obs["node_ids"]
+        obs, _, terminated, truncated, info = env.step(actions)
+        assert obs in env.observation_space and len(info["rewards"]) == len(before)
+        assert set(obs["node_ids"]) <= set(before)  # nobody comes back
+        results.append((repr(obs), info["rewards"].tolist(), terminated, truncated))
+        if terminated or truncated:
+            obs, _ = env.reset()
+    return results
+
+
+@pytest.mark.parametrize("graph", [None, "complete"])
+def test_battle(graph):
+    """Episodes are the same again with the same seed, and their numbers of rows fall."""
+    first = play(make(env="arena:battle", graph=graph), 3, 60, np.random.default_rng(1))
+    again = play(make(env="arena:battle", graph=graph), 3, 60, np.random.default_rng(1))
+    assert first == again
+    sizes = {len(rewards) for _, rewards, *_ in first}
+    assert len(sizes) >= 3 and any(terminated for *_, terminated, _ in first)
+
+
+@pytest.mark.parametrize("graph", [None, "complete"])
+def test_training(graph, tmp_path):
+    """A joint action of all agents, with their mean reward."""
+    kwargs = {"env": "arena:battle", "graph": graph}
+    kwargs = {key: value for key, value in kwargs.items() if value}
+    result = run(
+        tmp_path,
+        env_id="cleanrl_graph.envs:PettingZoo-v0",
+        env_kwargs=kwargs,
+        num_steps=30,
+        total_timesteps=180,
+    )
+    assert "charts/episodic_return" in result.scalars
+    mismatch = result.scalars["debug/collection_mismatch"]
+    assert max(value for _, value in mismatch) < 1e-5
+
+
+def test_copies():
+    """A copy goes on as its original."""
+    env = make(env="arena:battle", graph="complete")
+    play(env, 1, 7, np.random.default_rng(0))
+    copy = cloudpickle.loads(cloudpickle.dumps(env))
+    for _ in range(3):
+        actions = [1] * len(env.ids)
+        assert repr(env.step(actions)) == repr(copy.step(actions))
+
+
+# ---- Environments of MPE2 ----
+@pytest.fixture
+def mpe2():
+    reason = "mpe2 is not installed: pip install -r benchmark/requirements-multi-agent.txt"
+    return pytest.importorskip("mpe2", reason=reason)
+
+
+@pytest.mark.parametrize("graph", [None, "complete"])
+def test_simple_spread(mpe2, graph):
+    """Rewards, observations and the truncation are those of the environment that is stepped
+    itself."""
+    from mpe2 import simple_spread_v3
+
+    theirs = simple_spread_v3.parallel_env(N=4, max_cycles=9)
+    env = make(env="mpe2.simple_spread_v3", N=4, max_cycles=9, graph=graph)
+    rng = np.random.default_rng(0)
+    for seed in (4, 5):
+        expected, _ = theirs.reset(seed=seed)
+        obs, _ = env.reset(seed=seed)
+        for t in range(9):
+            rows = obs["graph"].nodes if graph else obs["agents"]
+            assert np.array_equal(rows, np.stack(list(expected.values())))
+            actions = rng.integers(5, size=4)
+            obs, reward, terminated, truncated, info = env.step(actions)
+            assert obs in env.observation_space and obs["node_ids"].tolist() == [0, 1, 2, 3]
+            expected, rewards, *_ = theirs.step(dict(zip(theirs.possible_agents, actions)))
+            assert info["rewards"].tolist() == list(rewards.values())
+            assert reward == np.mean(list(rewards.values()))
+            assert (terminated, truncated) == (False, t == 8)
+
+
+def test_simple_tag(mpe2):
+    """Adversaries see more than the good agent."""
+    env = make(env="mpe2.simple_tag_v3", graph="complete")
+    obs, _ = env.reset(seed=1)
+    assert obs in env.observation_space and obs["graph"].nodes.shape == (4, 18)
+    assert obs["graph"].nodes[:, 16:].tolist() == [[1, 0]] * 3 + [[0, 1]]
+    obs, rewards, *_ = act(env, 1, 2, 3, 4)  # the last two entries are the good agent's velocity
+    assert not obs["graph"].nodes[3, 14:16].any() and obs["graph"].nodes[0, 14:16].any()
+    assert "action_mask" not in obs
+
+
+def test_simple_spread_is_trained(mpe2, tmp_path):
+    kwargs = {"env": "mpe2.simple_spread_v3", "graph": "complete", "max_cycles": 5}
+    result = run(
+        tmp_path,
+        script=ppo_graph,
+        env_id="envs:PettingZoo-v0",
+        env_kwargs=kwargs,
+        num_workers=2,
+        checkpoint_every=1,
+    )
+    assert all(value == 5 for _, value in result.scalars["charts/episodic_length"])

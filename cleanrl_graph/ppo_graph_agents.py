@@ -140,7 +140,7 @@ class Args:
     # Algorithm
     total_timesteps: int = 500000
     """total timesteps"""
-    learning_rate: float = 2.5e-4
+    learning_rate: float = 1e-3
     """the learning rate of the optimizer"""
     num_envs: int = 4
     """the number of environments (of each rank, with torchrun)"""

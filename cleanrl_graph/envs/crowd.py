@@ -37,15 +37,16 @@ class CrowdEnv(gym.Env):
     info["rewards"] float32 [n], of each person who moved: -0.05, -0.5 if another one is within 0.04
     afterwards, and +1 at the exit. The reward of a step is their mean, 0 if nobody was there.
     At first there are `num_people`; then a Poisson number of mean `arrivals` enters at every step.
-    The episode is truncated after `episode_length` steps. info["eval"] has then "bumps", the number
-    of bumps of a person, "steps", the mean time to the exit of those who reached it, and "arrived".
+    The episode is truncated after `episode_length` steps. info["eval"] has then the sum of rewards
+    and the bumps of a person, means over all who were there ("reward", "bumps"), the mean time to
+    the exit of those who reached it ("steps"), and their share ("arrived").
 
-    Mean reward of a person, mean of 100 episodes, from `reference_scores(100)`:
+    Means of 100 episodes, from `reference_scores(100)`:
 
     | rule | reward | bumps | steps |
     | --- | --- | --- | --- |
-    | random moves | RANDOM |
-    | straight to the exit | STRAIGHT |
+    | random moves | -6.05 | 6.1 | 23.5 |
+    | straight to the exit | -0.32 | 0.5 | 19.4 |
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -74,6 +75,7 @@ class CrowdEnv(gym.Env):
         self.num_steps = 0
         self.num_ids = 0
         self.num_bumps = 0
+        self.total = 0.0  # of all rewards
         self.times = []  # of those who reached their exit
         self.place = np.zeros((0, 2))
         self.exit = np.zeros((0, 2))
@@ -118,6 +120,7 @@ class CrowdEnv(gym.Env):
         has_arrived = to_exit < SPEED
         rewards = has_arrived - 0.5 * self.bumped - 0.05
         self.num_bumps += int(self.bumped.sum())
+        self.total += float(rewards.sum())
         self.times += (self.num_steps - self.entered[has_arrived]).tolist()
         for name in OF_PEOPLE:
             remaining = getattr(self, name)[~has_arrived]
@@ -129,6 +132,7 @@ class CrowdEnv(gym.Env):
         if truncated:
             num = max(self.num_ids, 1)
             info["eval"] = {
+                "reward": self.total / num,
                 "bumps": self.num_bumps / num,
                 "steps": float(np.mean(self.times or 0)),
                 "arrived": len(self.times) / num,
@@ -181,19 +185,17 @@ def random(env):
 
 
 def reference_scores(num_episodes=100):
-    """{rule: (mean reward of a person, bumps of a person, steps to the exit)}"""
+    """{rule: (sum of rewards of a person, bumps of a person, steps to the exit)}"""
     scores = {}
     for rule in (random, straight):
         rows = []
         env = CrowdEnv()
         for seed in range(num_episodes):
             env.reset(seed=seed)
-            total = 0.0
             truncated = False
             while not truncated:
                 _, _, _, truncated, info = env.step(rule(env))
-                total += info["rewards"].sum()
             report = info["eval"]
-            rows.append([total / env.num_ids, report["bumps"], report["steps"]])
+            rows.append([report["reward"], report["bumps"], report["steps"]])
         scores[rule.__name__] = np.mean(rows, 0)
     return scores

@@ -464,9 +464,7 @@ VARIANTS = [  # script, observation, action
     for action in (*EDGES, *PER_NODE)
 ]
 VARIANTS += [
-    ("ppo_graph_agents", observation, action)
-    for observation in OBSERVATIONS
-    for action in PER_NODE
+    ("ppo_graph_agents", observation, action) for observation in OBSERVATIONS for action in PER_NODE
 ]
 
 

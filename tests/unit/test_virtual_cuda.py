@@ -261,6 +261,18 @@ CASES |= (
         for script in SCRIPTS
     }
     | {
+        "ppo_graph_agents per node": (
+            same,
+            "ppo_graph_agents",
+            any_env("graph_edges", "per_node", with_ids=True, norm_obs=True),
+            None,
+        ),
+        "ppo_graph_agents waits per node": (
+            budget,
+            "ppo_graph_agents",
+            any_env("graph_edges", "per_node", with_ids=True, norm_obs=True),
+            None,
+        ),
         "ppo_graph mixed": (same, "ppo_graph", any_env("graph", "mixed", norm_obs=True), None),
         "ppo_framestack mixed": (same, "ppo_framestack", any_env("graph_edges", "mixed"), None),
         "ppo_graph waits mixed": (budget, "ppo_graph", any_env("graph_edges", "mixed"), None),
@@ -379,6 +391,8 @@ FAST = [
     "ppo_lstm_sparse explores",
     "ppo_graph waits",
     "ppo_graph waits per node",
+    "ppo_graph_agents per node",
+    "ppo_graph_agents waits per node",
     "ppo_framestack waits with images",
     "ppo_lstm_sparse waits where it explores",
     "ppo_gtrxl waits where it remembers",
@@ -392,7 +406,7 @@ def problems(name: str) -> list[str]:
     script = importlib.import_module(f"cleanrl_graph.{script_name}")
     try:
         with bug(script) if bug else contextlib.nullcontext():
-            return check(script, **SMALL | SCRIPTS[script_name] | flags)
+            return check(script, **SMALL | SCRIPTS.get(script_name, {}) | flags)
     except Exception as error:
         return [f"{type(error).__name__}: {error}"[-600:]]
 

@@ -144,10 +144,13 @@ class Args:
     # Memory
     state_per_node: bool = True
     """with node_ids, each node has a state of its own; otherwise each env"""
+    cell: Literal["lstm", "gru"] = "lstm"
+    """recurrent cell; a GRU has no c, and 3 gates where an LSTM has 4"""
     lstm_dim: int = 128
-    """width of the LSTM's hidden state"""
+    """width of the cell's hidden state"""
     forget_bias: float = 5.0
-    """forget gates begin with biases from 0 to this: short and long memories"""
+    """forget gates (of a GRU update gates) begin with biases from 0 to this: short and long
+    memories"""
     prev_action: bool = True
     """the previous action is an input"""
     prev_reward: bool = False
@@ -1422,8 +1425,17 @@ class Timeline:
         return edge, self.row[sender], ptr
 
 
-def run_lstm(
-    lstm: nn.LSTM,
+class GRU(nn.GRU):
+    """A GRU (Cho et al. 2014) that is called as an LSTM is; c stays what it was."""
+
+    def forward(self, x: Tensor, hx: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        h, c = hx
+        output, h = super().forward(x, h)
+        return output, (h, c)
+
+
+def run_cell(
+    cell: nn.LSTM | GRU,
     x: Tensor,
     hx: list[Tensor],
     events: np.ndarray,
@@ -1441,7 +1453,7 @@ def run_lstm(
     if len(lengths) == len(x):  # one row each
         begin = to_device(begin[np.argsort(events)], x.device)
         h, c = (select_rows(values, begin)[None] for values in hx)
-        _, (h, c) = lstm(x[None], (h, c))
+        _, (h, c) = cell(x[None], (h, c))
         return h[0], c[0]
     order, num_active, place = by_time(events, lengths, not x.is_cuda)
     begin, place = pack([begin[order], place], x.device)
@@ -1450,12 +1462,14 @@ def run_lstm(
     x = zeros.index_copy(0, place, x)
     if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
-        output, _ = lstm(packed, (h, c))
+        output, _ = cell(packed, (h, c))
         return select_rows(output.data, place), None
-    return select_rows(run_stairs(lstm, x, num_active, h, c), place), None
+    return select_rows(run_stairs(cell, x, num_active, h, c), place), None
 
 
-def run_stairs(lstm: nn.LSTM, x: Tensor, num_active: np.ndarray, h: Tensor, c: Tensor) -> Tensor:
+def run_stairs(
+    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, h: Tensor, c: Tensor
+) -> Tensor:
     """h of rows that are in the order of a PackedSequence with the batch sizes num_active."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
     widths = -widths  # numbers of sequences, the largest first
@@ -1465,7 +1479,7 @@ def run_stairs(lstm: nn.LSTM, x: Tensor, num_active: np.ndarray, h: Tensor, c: T
         stair = stair.unflatten(0, (-1, width))
         h = h[:, :width]
         c = c[:, :width]
-        output, (h, c) = lstm(stair, (h, c))
+        output, (h, c) = cell(stair, (h, c))
         outputs.append(output.flatten(0, 1))
     return torch.cat(outputs)
 
@@ -1506,15 +1520,15 @@ class SparseLSTM(nn.Module):
         norm = nn.LayerNorm(args.gnn_dim)
         nn.init.constant_(norm.weight, 0.5)  # small: with fuller gates it learns to count later
         self.token = nn.Sequential(layer, norm, nn.ReLU())
-        self.lstm = nn.LSTM(args.gnn_dim, H)
-        for name, parameter in self.lstm.named_parameters():
-            for gate in parameter.chunk(4):
+        self.cell = nn.LSTM(args.gnn_dim, H) if args.cell == "lstm" else GRU(args.gnn_dim, H)
+        for name, parameter in self.cell.named_parameters():
+            for gate in parameter.split(H):
                 if "bias" in name:
                     nn.init.zeros_(gate)
                 else:
                     nn.init.orthogonal_(gate)
         forget_bias = torch.linspace(0, args.forget_bias, H)
-        self.lstm.bias_ih_l0.data[H : 2 * H] = forget_bias
+        self.cell.bias_ih_l0.data[H : 2 * H] = forget_bias
         self.edge_rows = None
         self.message = None
         if args.remember_edges:
@@ -1535,7 +1549,7 @@ class SparseLSTM(nn.Module):
         hidden = torch.cat([zero, state["hidden"]])
         hx = [hidden[:, 1], hidden[:, 0]]
         x = self.token(x)
-        h, c = run_lstm(self.lstm, x, hx, *line.sequences())
+        h, c = run_cell(self.cell, x, hx, *line.sequences())
         out = h
         vectors = [c, h]
         new = {}

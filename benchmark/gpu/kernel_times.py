@@ -76,19 +76,19 @@ def ratio(a: float | str, b: float | str) -> float | None:
 
 
 # ---- LSTM ----
-def run_lstm_as(is_cuda: bool) -> Callable:
-    """run_lstm of ppo_lstm_sparse.py that takes the path of the CPU (the staircase) or of CUDA (the
+def run_cell_as(is_cuda: bool) -> Callable:
+    """run_cell of ppo_lstm_sparse.py that takes the path of the CPU (the staircase) or of CUDA (the
     PackedSequence), whatever the device is."""
     from cleanrl_graph import ppo_lstm_sparse as script
 
-    source = inspect.getsource(script.run_lstm)
+    source = inspect.getsource(script.run_cell)
     if source.count("x.is_cuda") != 2:
         raise RuntimeError(
-            "run_lstm of ppo_lstm_sparse.py chooses its path in another way than this file knows"
+            "run_cell of ppo_lstm_sparse.py chooses its path in another way than this file knows"
         )
     names = dict(vars(script))
     exec(source.replace("x.is_cuda", str(is_cuda)), names)
-    return names["run_lstm"]
+    return names["run_cell"]
 
 
 def lengths_of(kind: str, num_envs: int, rng: np.random.Generator) -> np.ndarray:
@@ -125,7 +125,7 @@ def lstm(kind: str, num_envs: int, H: int, args: kit.Args, deadline: float) -> d
         rows = torch.cat([x, x.new_zeros(1, H)])[padded]
         return net(rows, tuple(v[None] for v in hx))[0].flatten(0, 1)[back]
 
-    paths = {"packed, ms": run_lstm_as(True), "staircase, ms": run_lstm_as(False)}
+    paths = {"packed, ms": run_cell_as(True), "staircase, ms": run_cell_as(False)}
     events, begin = np.arange(len(x)), np.arange(len(lengths))
     outputs = {
         name: functools.partial(lambda path: path(net, x, hx, events, lengths, begin)[0], path)

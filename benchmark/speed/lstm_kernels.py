@@ -100,7 +100,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         "keys": torch.from_numpy(keys.ravel()),
         "hidden": torch.stack([hidden["c"], hidden["h"]], 1),
     }
-    weights = sparse.lstm._flat_weights
+    weights = sparse.cell._flat_weights
     env, step, slot = np.nonzero(is_seen)
     seen = {
         "num": torch.from_numpy(counts),
@@ -170,7 +170,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
         "zero-padded": zero_padded,
     }
     sizes = [size(state), size(hidden) + N * num, size(dense)]
-    return systems, list(sparse.lstm.parameters()), dict(zip(systems, sizes))
+    return systems, list(sparse.cell.parameters()), dict(zip(systems, sizes))
 
 
 def graph_systems(rng: np.random.Generator):
@@ -248,7 +248,7 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
         "zero-padded": lambda: lstm(pad_sequence(x.split(lengths.tolist())))[0].transpose(0, 1)[
             valid
         ],
-        "staircase (ours)": lambda: script.run_lstm(
+        "staircase (ours)": lambda: script.run_cell(
             lstm, x, hx, np.arange(len(x)), lengths, np.arange(len(lengths))
         )[0],
     }

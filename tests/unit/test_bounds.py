@@ -27,7 +27,7 @@ TOKENS = {
     "ppo_graph": 12_000,
     "ppo_framestack": 14_100,
     "ppo_gtrxl": 15_100,
-    "ppo_lstm_sparse": 15_900,
+    "ppo_lstm_sparse": 16_000,
     "ppo_graph_async": 13_300,
     "ppo_graph_aux": 14_100,
     "ppo_graph_compile": 13_000,

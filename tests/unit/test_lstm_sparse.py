@@ -30,7 +30,12 @@ def assert_close(a, b, tolerance=1e-9):
 
 # ---- the dense state as oracle ----
 def cell(lstm, x, h, c):
-    """The LSTM's equations, written out."""
+    """The equations of the LSTM, or of the GRU, whose c stays, written out."""
+    if isinstance(lstm, torch.nn.GRU):
+        r, z, n = (lstm.weight_ih_l0 @ x + lstm.bias_ih_l0).chunk(3)
+        r_h, z_h, n_h = (lstm.weight_hh_l0 @ h + lstm.bias_hh_l0).chunk(3)
+        r, z = (r + r_h).sigmoid(), (z + z_h).sigmoid()
+        return (1 - z) * (n + r * n_h).tanh() + z * h, c
     gates = lstm.weight_ih_l0 @ x + lstm.bias_ih_l0 + lstm.weight_hh_l0 @ h + lstm.bias_hh_l0
     i, f, g, o = gates.chunk(4)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -42,7 +47,7 @@ class Dense:
     they were seen."""
 
     def __init__(self, memory, num_keys):
-        self.memory, H = memory, memory.lstm.hidden_size
+        self.memory, H = memory, memory.cell.hidden_size
         self.h, self.c, self.out = (
             list(torch.zeros(num_keys, H, dtype=torch.double)) for _ in range(3)
         )
@@ -52,7 +57,7 @@ class Dense:
         """(output of each id, readout) of one observation."""
         memory = self.memory
         for row, k in zip(x, ids):
-            self.h[k], self.c[k] = cell(memory.lstm, row, self.h[k], self.c[k])
+            self.h[k], self.c[k] = cell(memory.cell, row, self.h[k], self.c[k])
             self.mask[k] = True
         for (u, v), feature in zip(links, features):
             self.edges.setdefault((ids[u], ids[v]), feature)
@@ -128,9 +133,11 @@ def empty_state(num_envs, edges=True, width=4):
     return state
 
 
-def make_memory(remember_edges, readout):
-    """SparseLSTM whose LSTM sees its input as it is."""
-    args = lstm_args(lstm_dim=4, gnn_dim=3, remember_edges=remember_edges, state_readout=readout)
+def make_memory(remember_edges, readout, kind="lstm"):
+    """SparseLSTM whose cell sees its input as it is."""
+    args = lstm_args(
+        cell=kind, lstm_dim=4, gnn_dim=3, remember_edges=remember_edges, state_readout=readout
+    )
     memory = script.SparseLSTM(3, True, args, Identity()).double()
     memory.token = torch.nn.Identity()
     for parameter in memory.parameters():
@@ -159,14 +166,15 @@ def walk(memory, steps, names):
     st.booleans(),
     st.sampled_from(["mean", "sum"]),
     st.integers(0, 5),
+    st.sampled_from(["lstm", "gru"]),
 )
-def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout, split):
+def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout, split, kind):
     """One pass over T steps from any state gives the outputs, readouts and gradients of a dense
     zero-padded state that is stepped in a loop; and so do single steps, whose last state is the
     same."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    memory, num_envs, num_steps = make_memory(remember_edges, readout), 3, 6
+    memory, num_envs, num_steps = make_memory(remember_edges, readout, kind), 3, 6
     names, steps = random_steps(rng, num_envs, num_steps, 7, density, reset)
     leaves = [x.requires_grad_() for env in steps for x, *_ in env] + list(memory.parameters())
 
@@ -252,16 +260,17 @@ def test_select(seed, envs):
 
 
 # ---- the kernel ----
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU])
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=20), st.integers(0, 2**32 - 1))
-def test_kernel(lengths, seed):
-    """Ragged sequences through the staircase equal a PackedSequence through nn.LSTM and a loop over
-    single steps, gradients included."""
+def test_kernel(kind, lengths, seed):
+    """Ragged sequences through the staircase equal a PackedSequence through nn.LSTM or nn.GRU and a
+    loop over single steps, gradients included."""
     torch.manual_seed(seed)
-    lstm, lengths, H = torch.nn.LSTM(3, 4).double(), np.array(lengths), 4
+    lstm, lengths, H = kind(3, 4).double(), np.array(lengths), 4
     x = torch.randn(lengths.sum(), 3, dtype=torch.double, requires_grad=True)
     hx = [torch.randn(len(lengths), H, dtype=torch.double, requires_grad=True) for _ in "hc"]
-    leaves = [x, *hx, *lstm.parameters()]
+    leaves = [x, *hx[: 1 + (kind is torch.nn.LSTM)], *lstm.parameters()]
     events = np.random.default_rng(seed).permutation(len(x))
     sequences, loop = x[events].split(lengths.tolist()), []
     packed = lstm(
@@ -273,7 +282,7 @@ def test_kernel(lengths, seed):
             h, c = cell(lstm, row, h, c)
             loop.append(h)
     packed = torch.cat(torch.nn.utils.rnn.unpack_sequence(packed))
-    ours = script.run_lstm(lstm, x, hx, events, lengths, np.arange(len(lengths)))[0][events]
+    ours = script.run_cell(lstm, x, hx, events, lengths, np.arange(len(lengths)))[0][events]
     results = [ours, packed, torch.stack(loop)]
     weight = torch.randn_like(results[0])
     grads = [
@@ -285,18 +294,19 @@ def test_kernel(lengths, seed):
             assert_close(a, b)
 
 
-def test_kernel_of_one_step():
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU])
+def test_kernel_of_one_step(kind):
     """Where no sequence has two rows, as when acting, c comes too, in the order of the rows; and
     nothing of nothing."""
-    lstm, events = torch.nn.LSTM(3, 4).double(), np.array([2, 0, 3, 1])
+    lstm, events = kind(3, 4).double(), np.array([2, 0, 3, 1])
     x, h, c = (torch.randn(4, width, dtype=torch.double) for width in (3, 4, 4))
-    result = script.run_lstm(lstm, x, [h, c], events, np.ones(4, np.int64), np.arange(4))
+    result = script.run_cell(lstm, x, [h, c], events, np.ones(4, np.int64), np.arange(4))
     for values, expected in zip(
         result, zip(*(cell(lstm, x[e], h[k], c[k]) for k, e in enumerate(events)))
     ):
         assert_close(values[events], torch.stack(expected))
     none = np.zeros(0, np.int64)
-    result = script.run_lstm(lstm, x[:0], [h, c], none, none, none)
+    result = script.run_cell(lstm, x[:0], [h, c], none, none, none)
     assert [len(values) for values in result] == [0, 0]
 
 
@@ -313,7 +323,7 @@ def test_kernel_pads_little():
     lengths = np.arange(1, 129)
     x = torch.zeros(lengths.sum(), 2)
     hx = [torch.zeros(128, 2)] * 2
-    script.run_lstm(Spy(2, 2), x, hx, np.arange(len(x)), lengths, lengths - 1)
+    script.run_cell(Spy(2, 2), x, hx, np.arange(len(x)), lengths, lengths - 1)
     assert len(calls) <= 14 and len(x) <= sum(calls) <= 7 / 6 * len(x)
 
 
@@ -847,15 +857,16 @@ def test_resume(tmp_path):
     assert all(torch.equal(values, rest[name]) for name, values in weights(whole.folder).items())
 
 
-def test_initialisation():
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_initialisation(kind):
     """The recurrent weights of each gate are orthogonal and forget biases spread; what the LSTM
     sees has the same small size, and no sign, whatever the size of the observation, which still
     shows."""
     space = vector(3, low=-np.inf, high=np.inf)
-    args = lstm_args(lstm_dim=6, forget_bias=5.0)
+    args = lstm_args(cell=kind, lstm_dim=6, forget_bias=5.0)
     agent = script.Agent(script.leaves_of(space), spaces.Discrete(2), args)
-    lstm = agent.memory.lstm
-    for gate in lstm.weight_hh_l0.chunk(4):
+    lstm = agent.memory.cell
+    for gate in lstm.weight_hh_l0.chunk(3 + (kind == "lstm")):
         assert_close(gate @ gate.T, torch.eye(6), 1e-5)
     assert_close(lstm.bias_ih_l0[6:12], torch.linspace(0, 5, 6))
     assert (

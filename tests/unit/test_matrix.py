@@ -27,6 +27,7 @@ SCRIPTS = {
         ppo_lstm_sparse,
         {"lstm_dim": 8} | PREVIOUS,
     ),  # of observations with the key node_ids
+    "gru": (ppo_lstm_sparse, {"cell": "gru", "lstm_dim": 8} | PREVIOUS),
     "gtrxl": (
         ppo_gtrxl,
         {"dim": 8, "num_heads": 2, "num_layers": 1, "memory_length": 4} | PREVIOUS,

@@ -230,22 +230,17 @@ class Lights:
         shape = (num, NUM_SLOTS, len(self.capacity))
         lanes_in = np.zeros(shape, bool)
         lanes_out = np.zeros(shape, bool)
+        self.own_in = np.zeros((num, len(self.capacity)), bool)
+        self.own_out = np.zeros((num, len(self.capacity)), bool)
         for i, program in enumerate(found["programs"]):
             phases = green_phases(program, self.names[i])
             self.phases.append(phases)
             self.exists[i, : len(phases)] = True
             for k, state in enumerate(phases):
                 self.protected[i, k] = state.count("G") / (state.count("G") + state.count("g"))
-                for lane_in, lane_out in self.served(i, state):
-                    lanes_in[i, k, found["lanes"][lane_in]] = True
-                    lanes_out[i, k, found["lanes"][lane_out]] = True
-        self.own_in = np.zeros((num, len(self.capacity)), bool)
-        self.own_out = np.zeros((num, len(self.capacity)), bool)
-        for i, signals in enumerate(self.links):
-            for pairs in signals:
-                for lane_in, lane_out in pairs:
-                    self.own_in[i, found["lanes"][lane_in]] = True
-                    self.own_out[i, found["lanes"][lane_out]] = True
+                mark_lanes(found, self.served(i, state), lanes_in[i, k], lanes_out[i, k])
+            for pairs in self.links[i]:
+                mark_lanes(found, pairs, self.own_in[i], self.own_out[i])
         self.lanes_in = lanes_in.reshape(num * NUM_SLOTS, -1)
         self.lanes_out = lanes_out.reshape(num * NUM_SLOTS, -1)
         self._set_roads(found)
@@ -270,6 +265,16 @@ class Lights:
         self.edge_links = np.concatenate([links, links[:, ::-1]])
         self.edge_features = np.concatenate([features, features])
         self.edge_features[: len(roads), 0] = 1
+
+
+def mark_lanes(found, pairs, lanes_in, lanes_out):
+    """Sets the bool [L] rows to True for the lanes that lead to (lane in, lane out) pairs and from
+    them."""
+    for lane_in, lane_out in pairs:
+        for lane in found["approach"][lane_in]:
+            lanes_in[found["lanes"][lane]] = True
+        for lane in found["exit"][lane_out]:
+            lanes_out[found["lanes"][lane]] = True
 
 
 def green_phases(program, name):
@@ -322,8 +327,9 @@ class TrafficLightsEnv(gym.Env):
         "queue": minus the vehicles that halt (below 0.1 m/s) on the lanes to the light / 10.
         "pressure": minus |vehicles on lanes to the light - those on lanes from it| / 10.
         "wait": minus the seconds for which those that halt there have halted / 1000, at most 10.
-    A lane is counted from the last junction on, whether that has a light or not. Vehicles that wait
-    to enter the map are in no reward.
+    "Lanes to a light" are the lanes at it and, where these are shorter than 100 m, those before
+    them that lead to it by way of no other light, up to the one that is 100 m away; "lanes from a
+    light" likewise. Vehicles that wait to enter the map are in no reward.
 
     The episode is truncated after `seconds`; it never terminates. Its last info["eval"] has
         "cost": mean delay in seconds of all trips that were due: SUMO's time loss, by driving

@@ -15,6 +15,7 @@ import xml.etree.ElementTree as ElementTree
 import libsumo
 import numpy as np
 
+REACH = 100.0  # metres from a light: lanes are counted that begin or end nearer than that
 MAX_LENGTH = 3000.0  # metres of a road from a light to the next one
 ROUTES = "routes.rou.xml"
 TRIPS = "trips.xml"
@@ -58,6 +59,36 @@ def read_trips(path):
     return {"cost": cost, "arrived": arrived, "unfinished": unfinished}
 
 
+def neighbours():
+    """({lane: lanes that vehicles come from}, {lane: lanes that they may go to}), of all lanes."""
+    before = {}
+    after = {}
+    for lane in libsumo.lane.getIDList():
+        if lane.startswith(":"):
+            continue
+        after[lane] = [link[0] for link in libsumo.lane.getLinks(lane)]
+        for next_lane in after[lane]:
+            before.setdefault(next_lane, []).append(lane)
+    return before, after
+
+
+def lanes_within_reach(lane, neighbours, excluded):
+    """The lane and, while they are shorter than REACH together, neighbours of the last one, but
+    none of those `excluded`."""
+    found = {}  # lane: metres up to its other end
+    queue = [(0.0, lane)]
+    while queue:
+        metres, lane = heapq.heappop(queue)
+        if lane in found:
+            continue
+        found[lane] = metres + libsumo.lane.getLength(lane)
+        if found[lane] < REACH:
+            for other in neighbours.get(lane, []):
+                if other not in excluded:
+                    heapq.heappush(queue, (found[lane], other))
+    return list(found)
+
+
 class Simulation:
     """One simulation at a time. Lights, lanes and roads are those of the map of the first start."""
 
@@ -88,21 +119,37 @@ class Simulation:
         """Keeps the lights of the map, the lanes at them and the roads between them."""
         self.lights = list(libsumo.trafficlight.getIDList())
         self.links = []  # of each light, for each of its signals, (lane in, lane out) pairs
-        self.lanes = {}  # those that go to a light or come from one, and their rows
         for light in self.lights:
             signals = []
             for links in libsumo.trafficlight.getControlledLinks(light):
-                pairs = [link[:2] for link in links if not link[0].startswith(":")]
-                signals.append(pairs)
-                for pair in pairs:
-                    for lane in pair:
-                        self.lanes.setdefault(lane, len(self.lanes))
+                signals.append([link[:2] for link in links if not link[0].startswith(":")])
             self.links.append(signals)
+        self.find_lanes()
         self.roads = self.find_roads()
         self.edges = {}
         for _, _, _, edges in self.roads:
             for edge in edges:
                 self.edges.setdefault(edge, len(self.edges))
+
+    def find_lanes(self):
+        """Keeps `approach` {lane to a light: lanes that lead to it, itself included}, `exit` {lane
+        from a light: lanes that it leads to}, and `lanes`, the row of each of them."""
+        before, after = neighbours()
+        ends = set()  # lanes to a light
+        starts = set()  # lanes from one
+        for signals in self.links:
+            for pairs in signals:
+                for lane_in, lane_out in pairs:
+                    ends.add(lane_in)
+                    starts.add(lane_out)
+        self.approach = {lane: lanes_within_reach(lane, before, ends) for lane in sorted(ends)}
+        for lane in ends:
+            after[lane] = []  # a light is at its end
+        self.exit = {lane: lanes_within_reach(lane, after, set()) for lane in sorted(starts)}
+        self.lanes = {}
+        for lanes in [*self.approach.values(), *self.exit.values()]:
+            for lane in lanes:
+                self.lanes.setdefault(lane, len(self.lanes))
 
     def find_roads(self):
         """[(light, next light, metres, edges)]: the shortest way to each light that is next."""
@@ -151,7 +198,7 @@ class Simulation:
 
     def read_lights(self):
         """What does not change: dict of the lights' names, programs, links and lanes, the lengths
-        (m) of the lanes, and the roads."""
+        (m) of the lanes, and the roads, each (light, next light, metres, lanes, rows of edges)."""
         programs = []
         for light in self.lights:
             logic = libsumo.trafficlight.getAllProgramLogics(light)[0]
@@ -165,6 +212,8 @@ class Simulation:
             "names": self.lights,
             "programs": programs,
             "links": self.links,
+            "approach": self.approach,
+            "exit": self.exit,
             "lanes": self.lanes,
             "lengths": [libsumo.lane.getLength(lane) for lane in self.lanes],
             "roads": roads,

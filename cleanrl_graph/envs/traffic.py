@@ -447,6 +447,7 @@ class TrafficLightsEnv(gym.Env):
             rng = np.random.default_rng(sumo_seed)
         demand = round(rng.uniform(*self.demand), 4)
         shift = round(rng.uniform(*self.shift), 2)
+        self.last_seed = sumo_seed
         if self.sumo is None:
             self.sumo = SumoProcess()
         is_drawn = self.render_mode == "rgb_array"
@@ -455,6 +456,8 @@ class TrafficLightsEnv(gym.Env):
         )
         if self.lights is None:
             self.lights = Lights(self.sumo.call("read_lights"))
+            if is_drawn:
+                self._place_lanes(self.sumo.call("read_shapes"))
         self.own_programs = True  # SUMO begins with these
         self._read_states()
         self.since = np.zeros(len(self.lights.names))
@@ -608,8 +611,6 @@ class TrafficLightsEnv(gym.Env):
         lines are what they let go. None where render_mode is not "rgb_array" or before reset()."""
         if self.render_mode != "rgb_array" or self.counts is None:
             return None
-        if not hasattr(self, "shapes"):
-            self._place_lanes()
         image = self.background.copy()
         draw = ImageDraw.Draw(image)
         for lane, (vehicles, halting) in self.counts["all"].items():
@@ -624,10 +625,9 @@ class TrafficLightsEnv(gym.Env):
             draw.ellipse([x - 3, y - 3, x + 3, y + 3], COLOURS["light"])
         return np.array(image)
 
-    def _place_lanes(self):
+    def _place_lanes(self, shapes):
         """Keeps the points of all lanes in pixels, the centres of the lights, and a picture without
         vehicles."""
-        shapes = self.sumo.call("read_shapes")
         points = np.concatenate(list(shapes.values()))
         low = points.min(0)
         extent = points.max(0) - low
@@ -708,10 +708,17 @@ def max_pressure(observation, rng):
     return best_slots(observation, vehicles_in - phase_column(observation, "vehicles_out"))
 
 
+def queue_pressure(observation, rng):
+    """The same, but of the vehicles where they go to only those that halt count."""
+    vehicles_in = phase_column(observation, "vehicles_in")
+    return best_slots(observation, vehicles_in - phase_column(observation, "halting_out"))
+
+
 RULES = {
     "fixed_time": fixed_time,
     "random": random,
     "max_pressure": max_pressure,
+    "queue_pressure": queue_pressure,
     "greedy": greedy,
 }
 

@@ -16,7 +16,7 @@ import libsumo
 import numpy as np
 
 REACH = 100.0  # metres from a light: lanes are counted that begin or end nearer than that
-MAX_LENGTH = 3000.0  # metres of a road from a light to the next one
+MAX_LENGTH = 1000.0  # metres of a road from a light to the next one, about
 ROUTES = "routes.rou.xml"
 TRIPS = "trips.xml"
 
@@ -96,6 +96,10 @@ class Simulation:
         self.folder = folder
         self.lights = None
         self.is_running = False
+
+    def where(self):
+        """The folder of its temporary files."""
+        return self.folder
 
     def start(self, net, routes, begin, end, shift, seed, scale, options, all_lanes):
         """Begins a simulation. With `all_lanes` the counts are those of all lanes of the map too.

@@ -67,8 +67,8 @@ def play(entry: dict, rule: str) -> dict:
     evaluation = play_rule(env, rule, seed=0)
     env.close()
     row = {"map": entry["map"], "rule": rule}
-    row["demand"] = entry.get("demand", 1.0)
-    row["shift"] = entry.get("shift", 0)
+    row["demand"] = entry["demand"]
+    row["shift"] = entry["shift"]
     row["seed"] = entry["fixed_seed"]
     row["delay"] = round(evaluation["cost"], 2)
     row["arrived"] = evaluation["arrived"]

@@ -93,20 +93,27 @@ COLOURS = {  # of a drawing
 }
 
 
+def hour(name, demand, shift, fixed_seed):
+    """TrafficLightsEnv keyword arguments of an hour of traffic, whatever those of training are."""
+    return {
+        "map": name,
+        "demand": demand,
+        "shift": shift,
+        "fixed_seed": fixed_seed,
+        "seconds": 3600,
+    }
+
+
 def suites():
-    """Returns dict suite name -> list of TrafficLightsEnv keyword arguments, one per hour of
-    traffic: five for each map, other demands and shifts than in training; and "resco", each map as
-    it is."""
+    """Returns dict suite name -> list of hour(): five for each map, demands 0.8 to 1.2; and
+    "resco", the traffic of each map as it is."""
     result = {}
     for name in MAPS:
-        entries = []
+        result[name] = []
         for k in range(5):
             demand = (80 + 10 * k) / 100
-            shift = 600 * (k + 1)
-            entry = {"map": name, "demand": demand, "shift": shift, "fixed_seed": k + 1}
-            entries.append(entry)
-        result[name] = entries
-    result["resco"] = [{"map": name, "fixed_seed": 0} for name in MAPS]
+            result[name].append(hour(name, demand, 600 * (k + 1), k + 1))
+    result["resco"] = [hour(name, 1.0, 0, 0) for name in MAPS]
     return result
 
 

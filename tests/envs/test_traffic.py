@@ -119,6 +119,8 @@ def test_suites():
     suites = TrafficLightsEnv.eval_suites
     assert set(suites) == {*MAPS, "resco"}
     assert [entry["map"] for entry in suites["resco"]] == list(MAPS)
+    for entry in [entry for suite in suites.values() for entry in suite]:
+        assert set(entry) == {"map", "demand", "shift", "fixed_seed", "seconds"}
     for name in MAPS:
         assert {entry["map"] for entry in suites[name]} == {name}
         assert len({str(entry) for entry in suites[name]}) == 5

@@ -159,7 +159,9 @@ def check_choice(name, value, choices):
 class SumoProcess:
     """A process that runs traffic_sumo.py; its methods are called by name.
 
-    Raises RuntimeError with the words of SUMO where a call fails or the process has died."""
+    Raises RuntimeError with the words of SUMO where a call fails or the process has died. Whatever
+    goes wrong in a call ends the process: an answer that nobody read would be that of the next
+    call."""
 
     def __init__(self):
         self.errors = tempfile.TemporaryFile()
@@ -172,8 +174,21 @@ class SumoProcess:
         )
         self._finalizer = weakref.finalize(self, end_process, self.process, self.errors)
 
+    @property
+    def is_open(self):
+        return self._finalizer.alive
+
     def call(self, name, *arguments):
         """Returns what the method `name` of traffic_sumo.Simulation returns."""
+        if not self.is_open:
+            raise RuntimeError("The process of SUMO has ended: reset() begins another one.")
+        try:
+            return self._answer(name, arguments)
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer(self, name, arguments):
         try:
             pickle.dump((name, arguments), self.process.stdin)
             self.process.stdin.flush()
@@ -455,7 +470,7 @@ class TrafficLightsEnv(gym.Env):
         demand = round(rng.uniform(*self.demand), 4)
         shift = round(rng.uniform(*self.shift), 2)
         self.last_seed = sumo_seed
-        if self.sumo is None:
+        if self.sumo is None or not self.sumo.is_open:
             self.sumo = SumoProcess()
         is_drawn = self.render_mode == "rgb_array"
         self.counts = self.sumo.call(

@@ -474,14 +474,32 @@ def test_close(make):
 
 @needs_sumo
 def test_process_that_died(make):
-    """It is a sentence, and close() works."""
+    """It is a sentence, and reset() begins another one."""
     env = make()
-    env.reset(seed=0)
+    expected = trace(env, 3, seed=0)
     os.kill(env.sumo.process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="The process of SUMO ended in step with exit code -9"):
         env.step([0, 0, 0])
-    env.close()
-    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="reset.. begins another one"):
+        env.step([0, 0, 0])
+    assert trace(env, 3, seed=0) == expected
+
+
+@needs_sumo
+def test_interrupted_call(make, monkeypatch):
+    """Nobody takes an old answer for a new one."""
+    env = make()
+    expected = trace(env, 3, seed=0)
+
+    def interrupt(file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traffic.pickle, "load", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            env.step([0, 0, 0])
+    assert not env.sumo.is_open
+    assert trace(env, 3, seed=0) == expected
 
 
 @needs_sumo

@@ -33,6 +33,7 @@ register(
 register("Crowd-v0", "crowd:CrowdEnv")
 register("Recall-v0", "memory:RecallEnv")
 register("LastGraphs-v0", "memory:LastGraphsEnv")
+register("TrafficLights-v0", "traffic:TrafficLightsEnv")
 register("Atari-v0", "atari:AtariEnv")
 register("BestEdge-v0", "actions:BestEdgeEnv")
 register("Colouring-v0", "actions:ColouringEnv")

@@ -1,0 +1,109 @@
+"""The rules of TrafficLights-v0 on its suites: delays, and what an hour of traffic costs.
+
+    pip install -r benchmark/traffic/requirements.txt
+    python benchmark/traffic/rules.py
+
+It writes benchmark/results/traffic/rules.csv, a row for each hour of traffic: map, rule, demand,
+shift (s), seed, delay (mean of all trips, s), arrived and unfinished (trips), cpu_seconds (of both
+processes). Rows that stand there are not played again. It takes about 25 minutes of one core.
+"""
+
+import csv
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from cleanrl_graph.envs.traffic import MAPS, RULES, TrafficLightsEnv, play_rule  # noqa: E402
+
+COLUMNS = [
+    "map",
+    "rule",
+    "demand",
+    "shift",
+    "seed",
+    "delay",
+    "arrived",
+    "unfinished",
+    "cpu_seconds",
+]
+FILE = Path(__file__).parents[1] / "results" / "traffic" / "rules.csv"
+
+
+@dataclass
+class Args:
+    maps: tuple[str, ...] = MAPS
+    """maps to play"""
+    rules: tuple[str, ...] = tuple(RULES)
+    """rules to play"""
+    suites: bool = True
+    """the five hours of each map's suite beside the one of the suite "resco" """
+    file: str = str(FILE)
+    """table that is written"""
+
+
+def entries_of(name: str, suites: bool) -> list[dict]:
+    """Keyword arguments of the hours of a map: that of "resco" first."""
+    own = [entry for entry in TrafficLightsEnv.eval_suites["resco"] if entry["map"] == name]
+    if suites:
+        own += TrafficLightsEnv.eval_suites[name]
+    return own
+
+
+def cpu_seconds() -> float:
+    """Of this process and those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def play(entry: dict, rule: str) -> dict:
+    """The row of an hour of traffic."""
+    before = cpu_seconds()
+    env = TrafficLightsEnv(**entry)
+    evaluation = play_rule(env, rule, seed=0)
+    env.close()
+    row = {"map": entry["map"], "rule": rule}
+    row["demand"] = entry["demand"]
+    row["shift"] = entry["shift"]
+    row["seed"] = entry["fixed_seed"]
+    row["delay"] = round(evaluation["cost"], 2)
+    row["arrived"] = evaluation["arrived"]
+    row["unfinished"] = evaluation["unfinished"]
+    row["cpu_seconds"] = round(cpu_seconds() - before, 1)
+    return row
+
+
+def read_done(path: Path) -> set[tuple]:
+    """(map, rule, seed) of the rows of a table; the seed tells the hours of a map apart."""
+    if not path.exists():
+        return set()
+    with open(path, newline="") as file:
+        return {(row["map"], row["rule"], int(row["seed"])) for row in csv.DictReader(file)}
+
+
+def main(args: Args) -> None:
+    path = Path(args.file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = read_done(path)
+    left = []
+    for name in args.maps:
+        for entry in entries_of(name, args.suites):
+            for rule in args.rules:
+                if (name, rule, entry["fixed_seed"]) not in done:
+                    left.append((entry, rule))
+    left.sort(key=lambda item: item[0]["fixed_seed"] > 0)  # "resco" first
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        for entry, rule in tqdm(left, unit="hour"):
+            writer.writerow(play(entry, rule))
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -1,0 +1,573 @@
+"""TrafficLights-v0: maps, observations, actions, rewards, delays, traffic, processes, rules."""
+
+import importlib.util
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from cleanrl_graph.envs import traffic
+from cleanrl_graph.envs.traffic import (
+    COLUMN,
+    EDGE_FEATURES,
+    MAPS,
+    NUM_FEATURES,
+    NUM_SLOTS,
+    RULES,
+    TrafficLightsEnv,
+    green_phases,
+    phase_column,
+    play_rule,
+    yellow_state,
+)
+
+MISSING = [name for name in ("libsumo", "sumo_rl") if importlib.util.find_spec(name) is None]
+needs_sumo = pytest.mark.skipif(
+    bool(MISSING), reason=f"needs {MISSING}: pip install -r benchmark/traffic/requirements.txt"
+)
+ignore_scalar_warning = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
+
+
+@pytest.fixture
+def make():
+    """Makes environments that are closed after the test."""
+    envs = []
+
+    def make_one(**kwargs):
+        env = gym.make(
+            "cleanrl_graph.envs:TrafficLights-v0",
+            disable_env_checker=True,
+            **{"map": "cologne3", "seconds": 200} | kwargs,
+        )
+        envs.append(env.unwrapped)
+        return env.unwrapped
+
+    yield make_one
+    for env in envs:
+        env.close()
+
+
+def random_action(observation, rng):
+    return traffic.random(observation, rng)
+
+
+def flat(observation):
+    graph = observation["graph"]
+    arrays = (graph.nodes, graph.edges, graph.edge_links, observation["action_mask"])
+    return [(a.dtype.str, a.shape, a.tobytes()) for a in arrays]
+
+
+def trace(env, num_steps, seed=None):
+    """What an episode of random actions returns, from a reset on."""
+    rng = np.random.default_rng(5)
+    observation, _ = env.reset(seed=seed)
+    out = [flat(observation)]
+    for _ in range(num_steps):
+        observation, reward, _, truncated, info = env.step(random_action(observation, rng))
+        out += [flat(observation), reward, truncated, info["rewards"].tolist(), info.get("eval")]
+    return out
+
+
+def num_trips(env, seed=0):
+    """How many trips there are in an hour that lets the programs run, by their own count."""
+    evaluation = play_rule(env, "fixed_time", seed)
+    return evaluation["arrived"] + evaluation["unfinished"]
+
+
+def departures(env):
+    """Of the trips in the route file, in order."""
+    _, routes, begin, _ = env.files
+    trips = ElementTree.parse(routes).getroot()
+    times = [float(trip.get("depart")) for trip in trips if trip.tag in ("trip", "vehicle")]
+    return np.sort([t - begin for t in times if t >= begin])
+
+
+# ---- Without SUMO ----
+def test_yellow():
+    """Yellow is shown where green ends, and nowhere else."""
+    assert yellow_state("GGgrrs", "GrrGrr") == "Gyyrrs"
+    assert yellow_state("GrG", "GrG") == "GrG"
+    assert yellow_state("Grs", "ggs") == "Grs"  # nobody must stop
+
+
+def test_green_phases():
+    """Those of a program that let somebody go, each once; too many are an error."""
+    assert green_phases(["Grr", "yrr", "rrr", "rgG", "ryy", "Grr"], "x") == ["Grr", "rgG"]
+    states = [f"{i:04b}".replace("0", "r").replace("1", "G") for i in range(1, 10)]
+    with pytest.raises(ValueError, match="Light x has 9 green phases"):
+        green_phases(states, "x")
+
+
+def test_missing_package(monkeypatch):
+    """What is missing, and the command that installs it."""
+    find_spec = importlib.util.find_spec
+    hidden = lambda name: None if name == "libsumo" else find_spec(name)
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    with pytest.raises(ModuleNotFoundError, match="pip install -r benchmark/traffic/req"):
+        TrafficLightsEnv()
+
+
+def test_suites():
+    """Evaluated hours are others than those of training, and each its own."""
+    suites = TrafficLightsEnv.eval_suites
+    assert set(suites) == {*MAPS, "resco"}
+    assert [entry["map"] for entry in suites["resco"]] == list(MAPS)
+    for entry in [entry for suite in suites.values() for entry in suite]:
+        assert set(entry) == {"map", "demand", "shift", "fixed_seed", "seconds"}
+    for name in MAPS:
+        assert {entry["map"] for entry in suites[name]} == {name}
+        assert len({str(entry) for entry in suites[name]}) == 5
+        assert all(entry["shift"] > 0 and 0.8 <= entry["demand"] <= 1.2 for entry in suites[name])
+
+
+# ---- Observations and actions ----
+@needs_sumo
+@ignore_scalar_warning
+@pytest.mark.parametrize("name", MAPS)
+def test_maps(make, name):
+    """Each map's observations are in the space, its roads are in both directions, and each of its
+    lights has a phase with a lane."""
+    env = make(map=name, seconds=10)
+    observation, info = env.reset(seed=0)
+    assert info == {} and env.observation_space.contains(observation)
+    graph = observation["graph"]
+    num = len(graph.nodes)
+    assert num == int("".join(filter(str.isdigit, name.replace("4x4", "16"))))
+    assert graph.nodes.shape == (num, NUM_FEATURES)
+    assert observation["node_ids"].tolist() == list(range(num))
+    mask = observation["action_mask"]
+    np.testing.assert_array_equal(mask, phase_column(observation, "exists"))
+    assert (mask.sum(1) >= 2).all() and (np.diff(mask, axis=1) <= 0).all()
+    assert (phase_column(observation, "lanes_in").max(1) > 0).all()
+    half = len(graph.edges) // 2
+    np.testing.assert_array_equal(graph.edge_links[:half], graph.edge_links[half:, ::-1])
+    assert graph.edges.shape == (2 * half, len(EDGE_FEATURES))
+    assert graph.edges[:half, 0].all() and not graph.edges[half:, 0].any()
+    np.testing.assert_array_equal(graph.edges[:half, 1:], graph.edges[half:, 1:])
+    assert (graph.edges[:, 1:3] > 0).all() and (
+        graph.edge_links[:, 0] != graph.edge_links[:, 1]
+    ).all()
+    action = random_action(observation, np.random.default_rng(0))
+    assert env.action_space.contains(action)
+    observation, reward, terminated, truncated, info = env.step(action)
+    assert env.observation_space.contains(observation) and not terminated and not truncated
+    assert info["rewards"].shape == (num,) and "eval" not in info
+    assert env.step(action)[3]
+
+
+@needs_sumo
+def test_grid_roads(make):
+    """A 4 x 4 grid has 24 roads, each 300 m or so between its lights, in each direction."""
+    env = make(map="grid4x4")
+    graph = env.reset(seed=0)[0]["graph"]
+    assert len(graph.edges) == 2 * 48 and len(np.unique(graph.edge_links, axis=0)) == 48
+    assert np.allclose(graph.edges[:, 1], 0.27, atol=0.03)
+    assert set(np.bincount(graph.edge_links[:, 0])) == {4, 6, 8}
+
+
+@needs_sumo
+@pytest.mark.parametrize("order", traffic.ORDERS)
+def test_order(make, order):
+    """Greedy is slot 0 with order="demand"; both orders have the same phases."""
+    env = make(order=order, map="grid4x4", seconds=300)
+    observation, _ = env.reset(seed=1)
+    rng = np.random.default_rng(0)
+    truncated = False
+    while not truncated:
+        vehicles = phase_column(observation, "vehicles_in")
+        slots = RULES["greedy"](observation, rng)
+        best = vehicles[np.arange(len(slots)), slots]
+        np.testing.assert_array_equal(best, vehicles.max(1))
+        if order == "demand":
+            assert not slots.any() and (np.diff(vehicles, axis=1) <= 0).all()
+        else:
+            assert (env.slots == np.arange(NUM_SLOTS)).all()
+        np.testing.assert_array_equal(
+            np.sort(vehicles * 10, 1), np.sort(env.vehicles_in, 1).astype(np.float32)
+        )
+        observation, _, _, truncated, _ = env.step(slots)
+
+
+@needs_sumo
+def test_orders_agree(make):
+    """The same phases, chosen in either order, are the same traffic."""
+    runs = []
+    for order in traffic.ORDERS:
+        env = make(order=order, map="grid4x4", seconds=300)
+        runs.append(play_rule(env, "greedy", 3))
+    assert runs[0] == runs[1]
+
+
+@needs_sumo
+def test_phases_follow_actions(make):
+    """The chosen phase is what the light shows after a decision; yellow comes between different
+    ones; `since` counts."""
+    env = make(yellow=2, interval=5, order="program")
+    observation, _ = env.reset(seed=0)
+    num = len(observation["node_ids"])
+    for slot, since in ((1, 5), (1, 10), (0, 5), (2, 5), (2, 10)):
+        before = env.sumo.call("states")
+        action = np.full(num, slot)
+        showing = env.current
+        yellow, green = env._next_states(action)
+        env.states = before.copy()  # as if nothing had been asked
+        env.current = showing
+        observation = env.step(action)[0]
+        states = env.sumo.call("states")
+        assert states == [phases[slot] for phases in env.lights.phases] == env.states
+        assert (phase_column(observation, "current").argmax(1) == slot).all()
+        for i, state in yellow.items():
+            assert "y" in state and i in green
+            assert state == yellow_state(before[i], states[i])
+        if before == states:
+            assert not yellow
+        first = NUM_SLOTS * len(COLUMN)
+        if env.num_steps > 1:
+            assert np.allclose(observation["graph"].nodes[:, first], since / 60)
+
+
+@needs_sumo
+def test_programs(make):
+    """With None the lights follow their programs, also after actions."""
+    env = make()
+    env.reset(seed=0)
+    seen = [set() for _ in env.lights.names]
+    for k in range(30):
+        action = None
+        if 10 <= k < 15:
+            action = np.zeros(3, int)
+        env.step(action)
+        states = env.sumo.call("states")
+        if action is None:
+            assert env.states == states
+            if k >= 15:
+                for i, state in enumerate(states):
+                    seen[i].add(state)
+    assert all(len(states) > 2 for states in seen)
+
+
+@needs_sumo
+def test_wrong_actions(make):
+    """They are sentences."""
+    env = make()
+    with pytest.raises(ValueError, match="call reset"):
+        env.step([0, 0, 0])
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="3 slots from 0 to 7"):
+        env.step([0, 0])
+    with pytest.raises(ValueError, match="3 slots from 0 to 7"):
+        env.step([0, 0, 8])
+    with pytest.raises(ValueError, match="3 slots from 0 to 7"):
+        env.step([0.0, 0.0, 1.0])
+    with pytest.raises(ValueError, match="Slot 7 of light 1 is empty"):
+        env.step([0, 7, 0])
+    env.step((0, 0, 0))
+
+
+# ---- Rewards and delays ----
+@needs_sumo
+@pytest.mark.parametrize("reward", traffic.REWARDS)
+def test_rewards(make, reward):
+    """One for each light, from what its own lanes hold; step() returns their mean."""
+    env = make(map="grid4x4", reward=reward, seconds=300)
+    observation, _ = env.reset(seed=0)
+    rng = np.random.default_rng(0)
+    first = NUM_SLOTS * len(COLUMN)
+    total = 0.0
+    for _ in range(50):
+        observation, mean, _, _, info = env.step(random_action(observation, rng))
+        rewards = info["rewards"]
+        assert rewards.dtype == np.float32 and (rewards <= 0).all()
+        assert np.isclose(mean, rewards.mean())
+        if reward == "queue":
+            halting = observation["graph"].nodes[:, first + 3] * 20
+            assert np.allclose(rewards * -10, halting, atol=1e-4)
+        total += mean
+    assert total < 0
+
+
+@needs_sumo
+def test_delay(make, monkeypatch):
+    """The cost is the mean delay, by a count of its own: a vehicle's time in the simulation, and
+    before it enters, less the time that its way takes at the speed that is allowed."""
+    env = make(map="cologne1", seconds=600)
+    observation, _ = env.reset(seed=0)
+    paths = []
+    call = env.sumo.call
+
+    def keep_trips(name, *arguments):
+        result = call(name, *arguments)
+        if name == "finish":
+            paths.append(result)
+        return result
+
+    monkeypatch.setattr(env.sumo, "call", keep_trips)
+    evaluation = play_rule(env, "greedy", 0)
+    assert paths == [evaluation]
+    script = [sys.executable, "-c", COUNT, *map(str, env.files[:3]), str(env.last_seed)]
+    # The lights of the count follow the programs: so must those of the environment.
+    evaluation = play_rule(env, "fixed_time", 0)
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    delay, arrived, unfinished = done.stdout.split()[-3:]
+    assert (int(arrived), int(unfinished)) == (evaluation["arrived"], evaluation["unfinished"])
+    assert evaluation["cost"] == pytest.approx(float(delay), abs=0.05)
+
+
+COUNT = """
+import sys
+import libsumo
+net, routes, begin, seed = sys.argv[1:]
+libsumo.start(["sumo", "-n", net, "-r", routes, "-b", begin, "--seed", seed,
+               "--time-to-teleport", "-1", "--no-warnings", "--no-step-log"])
+loss, before, arrived = {}, {}, set()
+for second in range(600):
+    libsumo.simulationStep()
+    for name in libsumo.simulation.getPendingVehicles():
+        before[name] = libsumo.vehicle.getDepartDelay(name)
+    for name in libsumo.vehicle.getIDList():
+        loss[name] = libsumo.vehicle.getTimeLoss(name)
+        before[name] = libsumo.vehicle.getDepartDelay(name)
+    arrived |= set(libsumo.simulation.getArrivedIDList())
+names = loss.keys() | before.keys()
+total = sum(loss.values()) + sum(before.values())
+print(total / len(names), len(arrived), len(names - arrived))
+"""
+
+
+@needs_sumo
+def test_all_trips_count(make):
+    """All that were due, whether they could enter the map or not, and none that were not."""
+    env = make(map="grid4x4", seconds=200)
+    assert num_trips(env) == (departures(env) <= 200).sum()
+
+
+@needs_sumo
+def test_worse_lights_cost_more(make):
+    """A light that never changes makes vehicles wait; those count that never arrive."""
+    env = make(map="cologne1", seconds=900)
+    good = play_rule(env, "greedy", 0)
+    env.reset(seed=0)
+    truncated = False
+    while not truncated:
+        phase = np.zeros(1, int)
+        slot = np.flatnonzero(env.slots[0] == 1)  # the same phase for ever
+        phase[0] = slot[0]
+        _, _, _, truncated, info = env.step(phase)
+    bad = info["eval"]
+    assert bad["cost"] > 5 * good["cost"] and bad["unfinished"] > good["unfinished"]
+    assert bad["arrived"] + bad["unfinished"] == good["arrived"] + good["unfinished"]
+
+
+# ---- Seeds and traffic ----
+@needs_sumo
+def test_seeds(make):
+    """A seed fixes all that follows, in any environment; another one is another hour."""
+    kwargs = {"demand": (0.8, 1.2), "shift": (0, 3600)}
+    one = make(**kwargs)
+    two = make(**kwargs)
+    first = trace(one, 40, seed=7)
+    second = trace(one, 40)
+    assert first != second
+    assert trace(two, 40, seed=7) == first and trace(two, 40) == second
+    assert trace(two, 40, seed=8) != first
+
+
+@needs_sumo
+def test_fixed_seed(make):
+    """All episodes are the same hour."""
+    env = make(fixed_seed=3, demand=(0.5, 1.5))
+    assert trace(env, 40, seed=0) == trace(env, 40)
+    assert trace(make(fixed_seed=4, demand=(0.5, 1.5)), 40) != trace(env, 40)
+
+
+@needs_sumo
+def test_demand(make):
+    """It scales the number of trips, and a range is drawn from."""
+    counts = {}
+    for demand in (0.5, 1.0, 1.7):
+        counts[demand] = num_trips(make(map="grid4x4", seconds=600, demand=demand))
+    assert abs(counts[0.5] - 0.5 * counts[1.0]) <= 2
+    assert abs(counts[1.7] - 1.7 * counts[1.0]) <= 2
+    env = make(map="grid4x4", seconds=600, demand=(0.5, 1.7))
+    drawn = {num_trips(env, seed) for seed in range(3)}
+    assert len(drawn) == 3 and counts[0.5] <= min(drawn) and max(drawn) <= counts[1.7]
+
+
+@needs_sumo
+def test_shift(make):
+    """It turns the hour: the same trips at other times."""
+    for shift in (900, -300.5, 3600):
+        env = make(map="grid4x4", seconds=400, shift=shift)
+        times = departures(env)
+        shifted = (times[times < 3600] + shift) % 3600
+        assert num_trips(env) == (shifted <= 400).sum()
+
+
+@needs_sumo
+def test_wrong_arguments():
+    """They are sentences."""
+    for kwargs, words in [
+        ({"map": "paris"}, "map is 'paris'; choose one of"),
+        ({"reward": "speed"}, "reward is 'speed'"),
+        ({"order": "random"}, "order is 'random'"),
+        ({"render_mode": "human"}, "render_mode is 'human'"),
+        ({"demand": 0}, "demand is 0; a number from 0.01"),
+        ({"demand": (2, 1)}, "the smaller one first"),
+        ({"shift": "noon"}, "shift is 'noon'"),
+        ({"yellow": 5}, "less than interval 5"),
+        ({"interval": 2.5}, "whole seconds"),
+        ({"seconds": 3}, "at most seconds 3"),
+        ({"fixed_seed": 1000}, "from 0 to 999"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            TrafficLightsEnv(**kwargs)
+
+
+# ---- Processes ----
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@needs_sumo
+def test_two_in_one_process(make):
+    """Steps of two environments, one after the other, are those of each alone."""
+    alone = [trace(make(), 20, seed) for seed in (1, 2)]
+    envs = [make(), make()]
+    observations = [env.reset(seed=seed)[0] for env, seed in zip(envs, (1, 2))]
+    rngs = [np.random.default_rng(5), np.random.default_rng(5)]
+    together = [[flat(observation)] for observation in observations]
+    for _ in range(20):
+        for k, env in enumerate(envs):
+            action = random_action(observations[k], rngs[k])
+            observations[k], reward, _, truncated, info = env.step(action)
+            together[k] += [flat(observations[k]), reward, truncated]
+            together[k] += [info["rewards"].tolist(), info.get("eval")]
+    assert together == alone
+
+
+@needs_sumo
+def test_close(make):
+    """It ends the process, twice is no error, and reset() begins another one."""
+    env = make()
+    env.close()
+    before = trace(env, 3, seed=0)
+    pid = env.sumo.process.pid
+    assert is_running(pid)
+    env.close()
+    env.close()
+    assert not is_running(pid)
+    with pytest.raises(ValueError, match="call reset"):
+        env.step([0, 0, 0])
+    assert trace(env, 3, seed=0) == before
+
+
+@needs_sumo
+def test_process_that_died(make):
+    """It is a sentence, and reset() begins another one."""
+    env = make()
+    expected = trace(env, 3, seed=0)
+    os.kill(env.sumo.process.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="The process of SUMO ended in step with exit code -9"):
+        env.step([0, 0, 0])
+    with pytest.raises(RuntimeError, match="reset.. begins another one"):
+        env.step([0, 0, 0])
+    assert trace(env, 3, seed=0) == expected
+
+
+@needs_sumo
+def test_interrupted_call(make, monkeypatch):
+    """Nobody takes an old answer for a new one."""
+    env = make()
+    expected = trace(env, 3, seed=0)
+
+    def interrupt(file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traffic.pickle, "load", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            env.step([0, 0, 0])
+    assert not env.sumo.is_open
+    assert trace(env, 3, seed=0) == expected
+
+
+@needs_sumo
+def test_words_of_sumo(make):
+    """What SUMO says of a file that it cannot read is in the sentence."""
+    env = make()
+    env.files = ("nowhere.net.xml", *env.files[1:])
+    with pytest.raises(RuntimeError, match="(?s)SUMO failed in start.*nowhere.net.xml"):
+        env.reset(seed=0)
+
+
+@needs_sumo
+def test_parent_that_died():
+    """The process of SUMO ends with its parent, and its files with it."""
+    script = (
+        "import os, signal\n"
+        "from cleanrl_graph.envs.traffic import TrafficLightsEnv\n"
+        "env = TrafficLightsEnv('cologne1')\n"
+        "env.reset(seed=0)\n"
+        "print(env.sumo.process.pid, env.sumo.call('where'), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    pid, folder = done.stdout.split()
+    for _ in range(100):
+        if not is_running(int(pid)) and not os.path.exists(folder):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{pid} runs, or {folder} is there")
+
+
+@needs_sumo
+def test_pickle(make):
+    """An environment whose simulation runs says that it cannot be pickled; others can be."""
+    env = make()
+    copy = pickle.loads(pickle.dumps(env))
+    env.reset(seed=0)
+    with pytest.raises(TypeError, match="cannot be pickled or copied while SUMO runs"):
+        pickle.dumps(env)
+    assert trace(copy, 3, seed=0) == trace(env, 3, seed=0)
+    copy.close()
+    assert env.exact_resume is False
+
+
+# ---- Pictures and rules ----
+@needs_sumo
+def test_render(make):
+    """The map with its lanes, before a step, after the last one, and of the same size."""
+    env = make(render_mode="rgb_array", seconds=100)
+    assert env.render() is None
+    observation, _ = env.reset(seed=0)
+    first = env.render()
+    assert first.dtype == np.uint8 and first.ndim == 3 and max(first.shape) == traffic.MAP_SIZE
+    truncated = False
+    while not truncated:
+        action = RULES["greedy"](observation, None)
+        observation, _, _, truncated, _ = env.step(action)
+    last = env.render()
+    assert last.shape == first.shape and (last != first).any()
+    for name in ("empty", "green", "light"):
+        assert (last == traffic.COLOURS[name]).all(2).any()
+    assert make().render() is None
+
+
+@needs_sumo
+def test_rules(make):
+    """Each plays; on the grid those that look are better than those that do not."""
+    env = make(map="grid4x4", seconds=1200)
+    costs = {rule: play_rule(env, rule, 0)["cost"] for rule in RULES}
+    worst = min(costs["random"], costs["fixed_time"])
+    assert max(costs["greedy"], costs["queue_pressure"]) < costs["max_pressure"] < worst

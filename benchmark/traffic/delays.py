@@ -1,0 +1,102 @@
+"""The table of benchmark/results/traffic: mean delays of the rules (rules.csv) and of trained
+policies (runs/*.json), a column for each map.
+
+    python benchmark/traffic/delays.py
+
+It writes delays.md. Learning curves: `benchmark/report.py --table traffic`.
+"""
+
+import csv
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).parents[1] / "results" / "traffic"
+NAMES = {
+    "fixed_time": "fixed time",
+    "max_pressure": "max-pressure (vehicles in - out)",
+    "queue_pressure": "max-pressure (halting in - out)",
+    "greedy": "greedy (most vehicles in)",
+    "random": "random",
+}
+MAPS = ("grid4x4", "arterial4x4", "cologne1", "cologne3", "cologne8") + tuple(
+    f"ingolstadt{num}" for num in (1, 7, 21)
+)
+PUBLISHED = {  # RESCO, see `main`: time losses, of another SUMO and other timing
+    "grid4x4": {"greedy": 34.2, "max-pressure": 52.3, "IDQN": 34.1, "IPPO": 45.9, "MPLight": 47.9},
+    "cologne8": {"fixed": 65.1, "greedy": 21.9, "IDQN": 22.3, "IPPO": 22.5},
+    "ingolstadt7": {"fixed": 91.5, "max-pressure": 46.4, "IDQN": 35.6, "IPPO": 32.5},
+    "ingolstadt21": {"fixed": 137.6, "greedy": 69.1, "max-pressure": 112.8, "IDQN": 86.2},
+}
+
+
+def rule_delays() -> dict[str, dict[str, float]]:
+    """{rule: {map: mean delay of the five hours of its suite}}"""
+    found = defaultdict(lambda: defaultdict(list))
+    with open(FOLDER / "rules.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            if int(row["seed"]) > 0:  # 0: the hour of the suite "resco"
+                found[row["rule"]][row["map"]].append(float(row["delay"]))
+    delays = {}
+    for rule, maps in found.items():
+        delays[rule] = {name: np.mean(values) for name, values in maps.items() if len(values) == 5}
+    return delays
+
+
+def policy_delays() -> dict[str, dict[str, list[float]]]:
+    """{system: {map: mean delay of its suite, one for each seed}}"""
+    found = defaultdict(lambda: defaultdict(list))
+    for path in sorted(FOLDER.glob("runs/*.json")):
+        run = json.loads(path.read_text())
+        system = re.split(r"_(?:TrafficLights|s\d)", path.stem)[0]
+        by_map = defaultdict(list)
+        for instance, delay in zip(run["eval"]["instance"], run["eval"]["greedy"]):
+            by_map[instance.split()[0]].append(float(delay))
+        for name, delays in by_map.items():
+            found[system][name].append(np.mean(delays))
+    return found
+
+
+def main() -> None:
+    rules = rule_delays()
+    lines = [
+        "    bash benchmark/traffic.sh",
+        "",
+        "Mean delay of all trips in seconds, over five hours of each map: demands of 0.8 to 1.2,",
+        "shifted in time. Greedy decisions of a policy; mean (and each seed).",
+        "",
+        "| | " + " | ".join(MAPS) + " |",
+        "| --- " * (len(MAPS) + 1) + "|",
+    ]
+    for rule, name in NAMES.items():
+        cells = [f"{rules[rule][m]:.1f}" if m in rules.get(rule, {}) else "" for m in MAPS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for system, maps in policy_delays().items():
+        cells = [cell(maps.get(name)) for name in MAPS]
+        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Published by Ault and Sharon (RESCO, NeurIPS 2021, datasets and benchmarks), mean time",
+        "loss of the last ten episodes, of another SUMO, another timing and RESCO's own demand:",
+        "",
+    ]
+    for name, values in PUBLISHED.items():
+        texts = [f"{method} {value}" for method, value in values.items()]
+        lines.append(f"- {name}: {', '.join(texts)}")
+    text = "\n".join(lines) + "\n"
+    (FOLDER / "delays.md").write_text(text)
+    print(text)
+
+
+def cell(delays: list[float] | None) -> str:
+    if not delays:
+        return ""
+    seeds = ", ".join(f"{delay:.1f}" for delay in delays)
+    return f"**{np.mean(delays):.1f}** ({seeds})"
+
+
+if __name__ == "__main__":
+    main()

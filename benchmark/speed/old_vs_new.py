@@ -46,6 +46,14 @@ CASES = {  # name: (script, steps of a run, flags)
         "--env-id envs:JobShop-v0 --num-envs 64 --num-steps 64 --num-minibatches 8 "
         '--update-epochs 3 --gamma 1 --env-kwargs {"jobs":[3,10],"machines":[3,10]}',
     ),
+    "readme": (
+        "ppo_graph",
+        40_960,
+        "--env-id envs:JobShop-v0 --num-envs 64 --num-steps 64 --num-minibatches 8 "
+        "--update-epochs 3 --learning-rate 1e-3 --gamma 1 --env-kwargs "
+        '[{"jobs":[3,10],"machines":[3,10],"lookahead":2},'
+        '{"jobs":[10,30],"machines":[4,10],"lookahead":2}]',
+    ),  # README's first command, in one process
     "framestack": ("ppo_framestack", 40_960, f"{CARTPOLE} --num-envs 8 --update-epochs 6"),
     "lstm": (
         "ppo_lstm_sparse",

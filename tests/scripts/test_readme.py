@@ -298,7 +298,7 @@ def test_flags():
 def test_environments():
     names = set(re.findall(r"\b[A-Z]\w+-v\d", TEXT)) - {"YourEnv-v0", "Routes-v0", "Taxi-v4"}
     assert "JobShop-v0" in names
-    for name in names - {"Atari-v0"}:
+    for name in names - {"Atari-v0", "TrafficLights-v0", "PettingZoo-v0"}:  # need more packages
         gym.make(f"cleanrl_graph.envs:{name}", disable_env_checker=True).close()
 
 
@@ -319,7 +319,7 @@ def test_requirements_list_all_that_is_imported():
     names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
     own = {"cleanrl_graph", *(path.stem for path in (ROOT / "cleanrl_graph").rglob("*"))}
     packages = {names.get(name, name) for name in found - own - set(sys.stdlib_module_names)}
-    assert packages - {"ale_py", "cv2"} <= pinned
+    assert packages - {"ale_py", "cv2", "libsumo"} <= pinned
 
 
 @pytest.mark.parametrize("fast, slow, style", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)])

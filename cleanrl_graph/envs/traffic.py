@@ -12,6 +12,7 @@ benchmark/results/traffic/rules.csv.
 
 import importlib.util
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -165,14 +166,17 @@ class SumoProcess:
 
     def __init__(self):
         self.errors = tempfile.TemporaryFile()
+        self.folder = tempfile.mkdtemp(prefix="traffic-")
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(CHILD)],
+            [sys.executable, "-P", str(CHILD), self.folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             start_new_session=True,  # Ctrl-C is not for it
         )
-        self._finalizer = weakref.finalize(self, end_process, self.process, self.errors)
+        self._finalizer = weakref.finalize(
+            self, end_process, self.process, self.errors, self.folder
+        )
 
     @property
     def is_open(self):
@@ -214,8 +218,8 @@ class SumoProcess:
         self._finalizer()
 
 
-def end_process(process, errors):
-    """Ends a SumoProcess: it has five seconds for its temporary files."""
+def end_process(process, errors, folder):
+    """Ends a SumoProcess, which has five seconds for that, and removes its folder."""
     for pipe in (process.stdin, process.stdout):
         try:
             pipe.close()
@@ -227,6 +231,7 @@ def end_process(process, errors):
         process.kill()
         process.wait()
     errors.close()
+    shutil.rmtree(folder, ignore_errors=True)  # if it was killed
 
 
 class Lights:

@@ -482,6 +482,7 @@ def test_process_that_died(make):
         env.step([0, 0, 0])
     with pytest.raises(RuntimeError, match="reset.. begins another one"):
         env.step([0, 0, 0])
+    assert not os.path.exists(env.sumo.folder)
     assert trace(env, 3, seed=0) == expected
 
 
@@ -519,7 +520,7 @@ def test_parent_that_died():
         "from cleanrl_graph.envs.traffic import TrafficLightsEnv\n"
         "env = TrafficLightsEnv('cologne1')\n"
         "env.reset(seed=0)\n"
-        "print(env.sumo.process.pid, env.sumo.call('where'), flush=True)\n"
+        "print(env.sumo.process.pid, env.sumo.folder, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

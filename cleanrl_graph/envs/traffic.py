@@ -411,7 +411,7 @@ class TrafficLightsEnv(gym.Env):
 
     def __init__(
         self,
-        map="grid4x4",  # noqa: A002
+        map="grid4x4",
         interval=5,
         yellow=2,
         seconds=None,

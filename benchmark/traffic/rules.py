@@ -95,7 +95,8 @@ def main(args: Args) -> None:
             for rule in args.rules:
                 if (name, rule, entry["fixed_seed"]) not in done:
                     left.append((entry, rule))
-    left.sort(key=lambda item: item[0]["fixed_seed"] > 0)  # "resco" first
+    slow = "ingolstadt21"
+    left.sort(key=lambda item: (item[0]["map"] == slow, item[0]["fixed_seed"]))
     with open(path, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if file.tell() == 0:

@@ -12,6 +12,7 @@ benchmark/results/traffic/rules.csv.
 
 import importlib.util
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,9 +45,10 @@ NUM_FIXED_SEEDS = 1000  # SUMO's seeds below are those of fixed_seed, other epis
 PHASE_FEATURES = [
     "exists: 1 for a phase, 0 in the slots of a light that has fewer phases",
     "current: 1 if the light shows it now",
-    "vehicles_in: vehicles on the lanes that it lets go / 10",
-    "halting_in: those of them that are slower than 0.1 m/s / 10",
-    "waiting_in: log(1 + seconds for which these have halted, summed) / 5",
+    "vehicles_in: vehicles on the lanes that it lets go / 10, each counted with the share of the "
+    "ways on from its lane that have green",
+    "halting_in: those of them that are slower than 0.1 m/s / 10, counted likewise",
+    "waiting_in: log(1 + seconds for which these have halted, counted likewise) / 5",
     "vehicles_out: vehicles on the lanes that it lets them go to / 10",
     "halting_out: those of them that halt / 10",
     "lanes_in: number of lanes that it lets go / 4",
@@ -70,6 +72,7 @@ EDGE_FEATURES = [
 ]
 COLUMN = {text.split(":")[0]: k for k, text in enumerate(PHASE_FEATURES)}
 NUM_FEATURES = NUM_SLOTS * len(PHASE_FEATURES) + len(LIGHT_FEATURES)
+TIE = 0.001  # added to the score of the current phase: of equal ones it stays
 SPACE = 7.5  # metres of lane for a halting vehicle
 SUMO_OPTIONS = [
     "--time-to-teleport",
@@ -165,14 +168,17 @@ class SumoProcess:
 
     def __init__(self):
         self.errors = tempfile.TemporaryFile()
+        self.folder = tempfile.mkdtemp(prefix="traffic-")
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(CHILD)],
+            [sys.executable, "-P", str(CHILD), self.folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             start_new_session=True,  # Ctrl-C is not for it
         )
-        self._finalizer = weakref.finalize(self, end_process, self.process, self.errors)
+        self._finalizer = weakref.finalize(
+            self, end_process, self.process, self.errors, self.folder
+        )
 
     @property
     def is_open(self):
@@ -214,8 +220,8 @@ class SumoProcess:
         self._finalizer()
 
 
-def end_process(process, errors):
-    """Ends a SumoProcess: it has five seconds for its temporary files."""
+def end_process(process, errors, folder):
+    """Ends a SumoProcess, which has five seconds for that, and removes its folder."""
     for pipe in (process.stdin, process.stdout):
         try:
             pipe.close()
@@ -227,6 +233,7 @@ def end_process(process, errors):
         process.kill()
         process.wait()
     errors.close()
+    shutil.rmtree(folder, ignore_errors=True)  # if it was killed
 
 
 class Lights:
@@ -234,8 +241,9 @@ class Lights:
 
     phases: of each light, the states of its green phases, those of its program that let somebody go
         and have no yellow.
-    lanes_in, lanes_out: bool [n * NUM_SLOTS, L], the lanes that a phase lets go, and those that it
-        lets them go to.
+    lanes_in: float [n * NUM_SLOTS, L], the share of the ways on from a lane to which a phase gives
+        green.
+    lanes_out: bool [n * NUM_SLOTS, L], the lanes that a phase lets vehicles go to.
     exists: bool [n, NUM_SLOTS]. protected: float [n, NUM_SLOTS].
     own_in, own_out: bool [n, L], all lanes to a light and all from it.
     edge_links: int64 [2 R, 2], and road_edges [R, edges], which edges of SUMO are on a road.
@@ -245,27 +253,33 @@ class Lights:
         self.names = found["names"]
         self.links = found["links"]
         self.capacity = np.maximum(np.array(found["lengths"]) / SPACE, 1)
-        num = len(self.names)
         self.phases = []
+        for name, program in zip(self.names, found["programs"]):
+            self.phases.append(green_phases(program, name))
+        self._set_phases(found)
+        self._set_roads(found)
+
+    def _set_phases(self, found):
+        num = len(self.names)
+        num_lanes = len(self.capacity)
         self.exists = np.zeros((num, NUM_SLOTS), bool)
         self.protected = np.zeros((num, NUM_SLOTS))
-        shape = (num, NUM_SLOTS, len(self.capacity))
-        lanes_in = np.zeros(shape, bool)
-        lanes_out = np.zeros(shape, bool)
-        self.own_in = np.zeros((num, len(self.capacity)), bool)
-        self.own_out = np.zeros((num, len(self.capacity)), bool)
-        for i, program in enumerate(found["programs"]):
-            phases = green_phases(program, self.names[i])
-            self.phases.append(phases)
-            self.exists[i, : len(phases)] = True
-            for k, state in enumerate(phases):
-                self.protected[i, k] = state.count("G") / (state.count("G") + state.count("g"))
-                mark_lanes(found, self.served(i, state), lanes_in[i, k], lanes_out[i, k])
+        ways_in = np.zeros((num, NUM_SLOTS, num_lanes))
+        ways_out = np.zeros((num, NUM_SLOTS, num_lanes))
+        own_in = np.zeros((num, num_lanes))
+        own_out = np.zeros((num, num_lanes))
+        for i, phases in enumerate(self.phases):
             for pairs in self.links[i]:
-                mark_lanes(found, pairs, self.own_in[i], self.own_out[i])
-        self.lanes_in = lanes_in.reshape(num * NUM_SLOTS, -1)
-        self.lanes_out = lanes_out.reshape(num * NUM_SLOTS, -1)
-        self._set_roads(found)
+                count_ways(found, pairs, own_in[i], own_out[i])
+            for k, state in enumerate(phases):
+                self.exists[i, k] = True
+                self.protected[i, k] = state.count("G") / (state.count("G") + state.count("g"))
+                count_ways(found, self.served(i, state), ways_in[i, k], ways_out[i, k])
+        ways_in /= np.maximum(own_in, 1)[:, None]
+        self.lanes_in = ways_in.reshape(num * NUM_SLOTS, -1)
+        self.lanes_out = ways_out.reshape(num * NUM_SLOTS, -1) > 0
+        self.own_in = own_in > 0
+        self.own_out = own_out > 0
 
     def served(self, light, state):
         """The (lane in, lane out) pairs to which a state of a light gives green."""
@@ -289,14 +303,14 @@ class Lights:
         self.edge_features[: len(roads), 0] = 1
 
 
-def mark_lanes(found, pairs, lanes_in, lanes_out):
-    """Sets the bool [L] rows to True for the lanes that lead to (lane in, lane out) pairs and from
-    them."""
+def count_ways(found, pairs, lanes_in, lanes_out):
+    """Adds to the rows [L] how many of the (lane in, lane out) pairs each lane leads to, and comes
+    from."""
     for lane_in, lane_out in pairs:
         for lane in found["approach"][lane_in]:
-            lanes_in[found["lanes"][lane]] = True
+            lanes_in[found["lanes"][lane]] += 1
         for lane in found["exit"][lane_out]:
-            lanes_out[found["lanes"][lane]] = True
+            lanes_out[found["lanes"][lane]] += 1
 
 
 def green_phases(program, name):
@@ -330,9 +344,10 @@ class TrafficLightsEnv(gym.Env):
 
     Agents: light i of n is row i of all that follows. The phases of a light are the green ones of
     the map's own program. They sit in 8 slots; a light with fewer leaves the last ones empty. With
-    order="demand" the phases are sorted at every step: slot 0 is the one that lets most vehicles
-    go, of equal ones the current one, then the first of the program. So a slot means about the same
-    for all lights of all maps. With order="program" slot k is phase k of the program.
+    order="demand" the phases are sorted at every step: slot 0 is the one that lets most vehicles go
+    (the feature vehicles_in), of equal ones the current one, then the first of the program. So a
+    slot means about the same for all lights of all maps. With order="program" slot k is phase k of
+    the program.
 
     Observation:
         "graph": nodes float32 [n, 8 * 11 + 5], PHASE_FEATURES of each slot, then LIGHT_FEATURES;
@@ -396,7 +411,7 @@ class TrafficLightsEnv(gym.Env):
 
     def __init__(
         self,
-        map="grid4x4",  # noqa: A002
+        map="grid4x4",
         interval=5,
         yellow=2,
         seconds=None,
@@ -574,8 +589,7 @@ class TrafficLightsEnv(gym.Env):
         rows = np.arange(len(lights.names))[:, None]
         self.slots = np.tile(np.arange(NUM_SLOTS), (len(rows), 1))
         if self.order == "demand":
-            # Vehicles are whole numbers; then the current phase, then the order of the program.
-            score = 2 * self.vehicles_in + phases[:, :, COLUMN["current"]]
+            score = phases[:, :, COLUMN["vehicles_in"]] + TIE * phases[:, :, COLUMN["current"]]
             score = np.where(lights.exists, score, -1)
             self.slots = np.argsort(-score, axis=1, kind="stable")
         phases = phases[rows, self.slots].reshape(len(rows), -1)
@@ -590,23 +604,22 @@ class TrafficLightsEnv(gym.Env):
         }
 
     def _phase_features(self):
-        """float [n, 8, PHASE_FEATURES] in the order of the program; keeps `vehicles_in` [n, 8]."""
+        """float32 [n, 8, PHASE_FEATURES] in the order of the program."""
         lights = self.lights
         shape = lights.exists.shape
         vehicles, halting, waiting = self.counts["lanes"]
         fullness = vehicles / lights.capacity
-        x = np.zeros((*shape, len(PHASE_FEATURES)))
+        x = np.zeros((*shape, len(PHASE_FEATURES)), np.float32)
         x[:, :, COLUMN["exists"]] = lights.exists
         x[:, :, COLUMN["current"]] = np.arange(NUM_SLOTS) == self.current[:, None]
-        self.vehicles_in = (lights.lanes_in @ vehicles).reshape(shape)
-        x[:, :, COLUMN["vehicles_in"]] = self.vehicles_in / 10
+        x[:, :, COLUMN["vehicles_in"]] = (lights.lanes_in @ vehicles).reshape(shape) / 10
         x[:, :, COLUMN["halting_in"]] = (lights.lanes_in @ halting).reshape(shape) / 10
         total = (lights.lanes_in @ waiting).reshape(shape)
         x[:, :, COLUMN["waiting_in"]] = np.log1p(total) / 5
         x[:, :, COLUMN["vehicles_out"]] = (lights.lanes_out @ vehicles).reshape(shape) / 10
         x[:, :, COLUMN["halting_out"]] = (lights.lanes_out @ halting).reshape(shape) / 10
-        x[:, :, COLUMN["lanes_in"]] = lights.lanes_in.sum(1).reshape(shape) / 4
-        fullest = (lights.lanes_in * fullness).max(1)
+        x[:, :, COLUMN["lanes_in"]] = (lights.lanes_in > 0).sum(1).reshape(shape) / 4
+        fullest = ((lights.lanes_in > 0) * fullness).max(1)
         x[:, :, COLUMN["fullness_in"]] = fullest.reshape(shape)
         fullest = (lights.lanes_out * fullness).max(1)
         x[:, :, COLUMN["fullness_out"]] = fullest.reshape(shape)
@@ -704,7 +717,7 @@ def phase_column(observation, name):
 def best_slots(observation, score):
     """int [n]: the slots with the largest score [n, 8], of equal ones the current, then the
     first."""
-    score = score + 0.01 * phase_column(observation, "current")
+    score = score + TIE * phase_column(observation, "current")
     return np.where(observation["action_mask"], score, -np.inf).argmax(1)
 
 

@@ -1,15 +1,16 @@
 """The process that runs SUMO for traffic.py: libsumo has one simulation per process.
 
 It reads pickles from stdin, (name of a method of Simulation, arguments), and answers each on stdout
-with (True, result) or (False, message). It ends when stdin does: with its parent, at the latest. It
-imports neither gymnasium nor this package, so it starts quickly.
+with (True, result) or (False, message). Its argument is a folder for files of SUMO, which it
+removes. It ends when stdin does: with its parent, at the latest. It imports neither gymnasium nor
+this package, so it starts quickly.
 """
 
 import heapq
 import os
 import pickle
+import shutil
 import sys
-import tempfile
 import xml.etree.ElementTree as ElementTree
 
 import libsumo
@@ -96,10 +97,6 @@ class Simulation:
         self.folder = folder
         self.lights = None
         self.is_running = False
-
-    def where(self):
-        """The folder of its temporary files."""
-        return self.folder
 
     def start(self, net, routes, begin, end, shift, seed, scale, options, all_lanes):
         """Begins a simulation. With `all_lanes` the counts are those of all lanes of the map too.
@@ -292,23 +289,23 @@ class Simulation:
         return read_trips(os.path.join(self.folder, TRIPS))
 
 
-def main():
+def main(folder):
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what SUMO prints is no answer
-    with tempfile.TemporaryDirectory(prefix="traffic-") as folder:
-        simulation = Simulation(folder)
-        while True:
-            try:
-                name, arguments = pickle.load(sys.stdin.buffer)
-            except EOFError:
-                break
-            try:
-                answer = True, getattr(simulation, name)(*arguments)
-            except Exception as error:  # of many kinds
-                answer = False, f"{type(error).__name__}: {error}"
-            pickle.dump(answer, answers)
-            answers.flush()
+    simulation = Simulation(folder)
+    while True:
+        try:
+            name, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            break
+        try:
+            answer = True, getattr(simulation, name)(*arguments)
+        except Exception as error:  # of many kinds
+            answer = False, f"{type(error).__name__}: {error}"
+        pickle.dump(answer, answers)
+        answers.flush()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -30,6 +30,7 @@ class SortedEdges(NamedTuple):
     edges: Tensor  # int64 [edges], their numbers in the observation
     here: Tensor  # int64 [edges], the end by which they are sorted
     there: Tensor  # int64 [edges], the other end
+    places: Tensor  # int64 [edges], 0, 1, 2, ...
 
     def neighbor_sum(self, values: Tensor) -> Tensor:
         """For each node the sum of the rows of `values` [nodes, dim] at its edges' other ends."""
@@ -37,22 +38,22 @@ class SortedEdges(NamedTuple):
 
     def edge_sum(self, values: Tensor) -> Tensor:
         """For each node the sum of its edges' rows; those are in the order of these edges."""
-        places = torch.arange(len(values), device=values.device)
-        return segment_sum(values, places, self.ptr)
+        return segment_sum(values, self.places, self.ptr)
 
-    def chunks(self) -> Iterator[tuple[slice, "SortedEdges"]]:
-        """Slices of the nodes, each with its edges, about CHUNK. On CUDA one: to read ptr would be
-        to wait."""
-        if self.ptr.device.type != "cpu":
-            yield slice(None), self
+    def chunks(self) -> Iterator["SortedEdges"]:
+        """The edges of some nodes, about CHUNK, then those of the next ones. On CUDA all at once:
+        to read ptr would be to wait."""
+        if len(self.edges) <= CHUNK or self.ptr.device.type != "cpu":
+            yield self
             return
         ptr = self.ptr.numpy()
         first_nodes = np.searchsorted(ptr, range(0, len(self.edges), CHUNK))
         nodes = np.unique([0, *first_nodes, len(ptr) - 1])
         for first, stop in zip(nodes, nodes[1:]):
             own_ptr = self.ptr[first : stop + 1] - self.ptr[first]
-            columns = [column[ptr[first] : ptr[stop]] for column in self[1:]]
-            yield slice(first, stop), SortedEdges(own_ptr, *columns)
+            rows = slice(ptr[first], ptr[stop])
+            places = self.places[: ptr[stop] - ptr[first]]
+            yield SortedEdges(own_ptr, self.edges[rows], self.here[rows], self.there[rows], places)
 
 
 class Edges:
@@ -61,6 +62,10 @@ class Edges:
     def __init__(self, edge_index: Tensor, num_nodes: int):
         self.source, self.target = edge_index
         self.num_nodes = num_nodes
+
+    @cached_property
+    def places(self) -> Tensor:
+        return torch.arange(len(self.source), device=self.source.device)
 
     @cached_property
     def incoming(self) -> SortedEdges:
@@ -75,7 +80,7 @@ class Edges:
     def sorted_by(self, here: Tensor, there: Tensor) -> SortedEdges:
         here, edges = here.sort(stable=True)
         ptr = index2ptr(here, self.num_nodes)
-        return SortedEdges(ptr, edges, here, there.index_select(0, edges))
+        return SortedEdges(ptr, edges, here, there.index_select(0, edges), self.places)
 
 
 def segment_sum(values: Tensor, rows: Tensor, ptr: Tensor) -> Tensor:
@@ -104,31 +109,36 @@ class MessageSum(torch.autograd.Function):
     def forward(ctx, x: Tensor, edge_attr: Tensor, weight: Tensor, bias: Tensor, edges: Edges):
         ctx.save_for_backward(x, edge_attr, weight, bias)
         ctx.edges = edges
-        sums = torch.empty_like(x)
-        for nodes, part in edges.incoming.chunks():
+        sums = []
+        for part in edges.incoming.chunks():
             attr = edge_attr.index_select(0, part.edges)
             messages = torch.addmm(bias, attr, weight.t()).add_(x.index_select(0, part.there))
-            sums[nodes] = part.edge_sum(messages.relu_())
-        return sums
+            sums.append(part.edge_sum(messages.relu_()))
+        return joined(sums)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:
         x, edge_attr, weight, bias = ctx.saved_tensors
-        grad_x = torch.empty_like(x)
+        grads_x = []
         grad_attr = torch.empty_like(edge_attr) if ctx.needs_input_grad[1] else None
         grad_weight = weight.new_zeros(weight.shape[::-1])  # transposed: a faster product
         grad_bias = torch.zeros_like(bias)
-        for nodes, part in ctx.edges.outgoing.chunks():
+        for part in ctx.edges.outgoing.chunks():
             attr = edge_attr.index_select(0, part.edges)
             messages = torch.addmm(bias, attr, weight.t()).add_(x.index_select(0, part.here))
             is_positive = messages.gt_(0)  # as floats: faster than through bool
             grads = grad.index_select(0, part.there).mul_(is_positive)
-            grad_x[nodes] = part.edge_sum(grads)
+            grads_x.append(part.edge_sum(grads))
             grad_weight.addmm_(attr.t(), grads)
             grad_bias += grads.sum(0)
             if grad_attr is not None:
                 grad_attr[part.edges] = grads @ weight
-        return grad_x, grad_attr, grad_weight.t(), grad_bias, None
+        return joined(grads_x), grad_attr, grad_weight.t(), grad_bias, None
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """The rows of all parts."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class GINWithEdges(nn.Module):

@@ -93,19 +93,20 @@ def test_chunks(batch, chunk):
     layers.CHUNK = chunk
     edges = layers.Edges(edge_index, num_nodes)
     for ordered, (here, there) in ((edges.incoming, (1, 0)), (edges.outgoing, (0, 1))):
-        seen_nodes, seen_edges = [], []
-        for nodes, part in ordered.chunks():
-            own = range(num_nodes)[nodes]
-            seen_nodes += own
+        num_seen, seen_edges = 0, []
+        for part in ordered.chunks():
+            own = range(num_seen, num_seen + len(part.ptr) - 1)
+            num_seen = own.stop
             seen_edges += part.edges.tolist()
             assert part.ptr[0] == 0 and part.ptr[-1] == len(part.edges)
             for node, start, stop in zip(own, part.ptr, part.ptr[1:]):
                 assert set(part.here[start:stop].tolist()) <= {node}
             assert torch.equal(part.here, edge_index[here][part.edges])
             assert torch.equal(part.there, edge_index[there][part.edges])
-            assert len(part.edges) < 2 * chunk + max(part.ptr.diff().tolist())
+            assert part.places.tolist() == list(range(len(part.edges)))
+            assert len(part.edges) < 2 * chunk + max(part.ptr.diff().tolist(), default=0)
         assert sorted(seen_edges) == list(range(edge_index.shape[1]))
-        assert seen_nodes == list(range(num_nodes))  # what is not in a chunk is not written
+        assert num_seen == num_nodes
 
 
 @pytest.mark.parametrize("of_edges", [True, False])

@@ -29,8 +29,8 @@ for part in $PARTS; do
         ablations)
             commands+=("grid4x4_no_roads=$agents $(map grid4x4 43200) --wrap no_roads:no_roads")
             commands+=("grid4x4_joint=cleanrl_graph/ppo_graph.py --learning-rate 1e-3 $flags $(map grid4x4 43200)") ;;
-        all) commands+=("all=$agents $(maps "${small[@]}" '{\"map\":\"ingolstadt21\"}') --eval-suite resco --total-timesteps 144000") ;;
-        unseen) commands+=("unseen=$agents $(maps "${small[@]}") --eval-suite resco --total-timesteps 115200") ;;
+        all) commands+=("all=$agents $(maps "${small[@]}" '{\"map\":\"ingolstadt21\"}') --eval-suite all --total-timesteps 144000") ;;
+        unseen) commands+=("unseen=$agents $(maps "${small[@]}") --eval-suite all --total-timesteps 115200") ;;
         *) commands+=("$part=$agents $(map "$part" 43200)") ;;
     esac
 done

@@ -108,14 +108,15 @@ def hour(name, demand, shift, fixed_seed):
 
 
 def suites():
-    """Returns dict suite name -> list of hour(): five for each map, demands 0.8 to 1.2; and
-    "resco", the traffic of each map as it is."""
+    """Returns dict suite name -> list of hour(): five for each map, demands 0.8 to 1.2; "all", those
+    of all maps; and "resco", the traffic of each map as it is."""
     result = {}
     for name in MAPS:
         result[name] = []
         for k in range(5):
             demand = (80 + 10 * k) / 100
             result[name].append(hour(name, demand, 600 * (k + 1), k + 1))
+    result["all"] = sum(result.values(), [])
     result["resco"] = [hour(name, 1.0, 0, 0) for name in MAPS]
     return result
 

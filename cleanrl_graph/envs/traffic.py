@@ -108,8 +108,8 @@ def hour(name, demand, shift, fixed_seed):
 
 
 def suites():
-    """Returns dict suite name -> list of hour(): five for each map, demands 0.8 to 1.2; "all", those
-    of all maps; and "resco", the traffic of each map as it is."""
+    """Returns dict suite name -> list of hour(): five for each map, demands 0.8 to 1.2; "all", the
+    hours of all maps; and "resco", the traffic of each map as it is."""
     result = {}
     for name in MAPS:
         result[name] = []

@@ -117,7 +117,7 @@ def test_missing_package(monkeypatch):
 def test_suites():
     """Evaluated hours are others than those of training, and each its own."""
     suites = TrafficLightsEnv.eval_suites
-    assert set(suites) == {*MAPS, "resco"}
+    assert set(suites) == {*MAPS, "all", "resco"} and len(suites["all"]) == 5 * len(MAPS)
     assert [entry["map"] for entry in suites["resco"]] == list(MAPS)
     for entry in [entry for suite in suites.values() for entry in suite]:
         assert set(entry) == {"map", "demand", "shift", "fixed_seed", "seconds"}

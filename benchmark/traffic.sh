@@ -13,7 +13,7 @@ TABLE=traffic
 PARTS=${PARTS:-grid4x4 ablations cologne8 ingolstadt7 ingolstadt21 all unseen}
 export OMP_NUM_THREADS=1 PYTHONPATH=benchmark/traffic${PYTHONPATH:+:$PYTHONPATH}
 
-flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --eval-samples 0"
+flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --eval-samples 0 --save-model"
 agents="cleanrl_graph/ppo_graph_agents.py $flags"
 map() {  # NAME STEPS: the environment of one map, tested on its suite
     echo "--env-kwargs {\\\"map\\\":\\\"$1\\\"} --eval-suite $1 --total-timesteps $2"

@@ -37,7 +37,7 @@ MAPS = (
     "ingolstadt7",
     "ingolstadt21",
 )
-REWARDS = ("queue", "pressure", "wait")
+REWARDS = ("queue", "pressure", "wait", "delay")
 ORDERS = ("demand", "program")
 RENDER_MODES = (None, "rgb_array")
 NUM_SLOTS = 8  # green phases of a light, at most
@@ -365,6 +365,8 @@ class TrafficLightsEnv(gym.Env):
         "queue": minus the vehicles that halt (below 0.1 m/s) on the lanes to the light / 10.
         "pressure": minus |vehicles on lanes to the light - those on lanes from it| / 10.
         "wait": minus the seconds for which those that halt there have halted / 1000, at most 10.
+        "delay": minus the vehicles there, each times the share of the allowed speed that it lacks,
+            / 10. That is what their delay grows by per second.
     "Lanes to a light" are the lanes at it and, where these are shorter than 100 m, those before
     them that lead to it by way of no other light, up to the one that is 100 m away; "lanes from a
     light" likewise. Vehicles that wait to enter the map are in no reward.
@@ -397,7 +399,7 @@ class TrafficLightsEnv(gym.Env):
             whole intervals.
         demand: factor of the number of trips, or a range (low, high), uniform in each episode.
         shift: seconds, or a range (low, high), uniform in each episode.
-        reward: "queue", "pressure" or "wait".
+        reward: "queue", "pressure", "wait" or "delay".
         order: "demand" or "program".
         fixed_seed: None, or a number below 1,000: all episodes are the same hour, whatever seed
             reset() gets.
@@ -572,13 +574,15 @@ class TrafficLightsEnv(gym.Env):
 
     def _rewards(self):
         """float32 [n]."""
-        vehicles, halting, waiting = self.counts["lanes"]
+        vehicles, halting, waiting, lost = self.counts["lanes"]
         if self.reward == "queue":
             cost = self.lights.own_in @ halting / 10
         elif self.reward == "pressure":
             cost = np.abs(self.lights.own_in @ vehicles - self.lights.own_out @ vehicles) / 10
-        else:
+        elif self.reward == "wait":
             cost = np.minimum(self.lights.own_in @ waiting / 1000, 10)
+        else:
+            cost = self.lights.own_in @ lost / 10
         return -cost.astype(np.float32)
 
     # ---- What is seen ----
@@ -608,7 +612,7 @@ class TrafficLightsEnv(gym.Env):
         """float32 [n, 8, PHASE_FEATURES] in the order of the program."""
         lights = self.lights
         shape = lights.exists.shape
-        vehicles, halting, waiting = self.counts["lanes"]
+        vehicles, halting, waiting, _ = self.counts["lanes"]
         fullness = vehicles / lights.capacity
         x = np.zeros((*shape, len(PHASE_FEATURES)), np.float32)
         x[:, :, COLUMN["exists"]] = lights.exists
@@ -630,7 +634,7 @@ class TrafficLightsEnv(gym.Env):
     def _light_features(self):
         """float [n, LIGHT_FEATURES]."""
         lights = self.lights
-        vehicles, halting, _ = self.counts["lanes"]
+        vehicles, halting, _, _ = self.counts["lanes"]
         columns = [
             np.minimum(self.since / 60, 2),
             lights.exists.sum(1) / NUM_SLOTS,

@@ -254,18 +254,21 @@ class Simulation:
         return self.counts()
 
     def counts(self):
-        """Of the present moment: dict of "lanes" [3, lanes], vehicles, halting ones and seconds
-        that they wait; "roads" [2, edges], vehicles and halting ones; with all_lanes "all" {lane:
-        (vehicles, halting)} where there are any."""
+        """Of the present moment: dict of "lanes" [4, lanes], vehicles, halting ones, seconds that
+        they wait, and vehicles times the share of the allowed speed that they lack; "roads" [2,
+        edges], vehicles and halting ones; with all_lanes "all" {lane: (vehicles, halting)} where
+        there are any."""
         vehicles = libsumo.lane.getLastStepVehicleNumber
         halting = libsumo.lane.getLastStepHaltingNumber
-        lanes = np.zeros((3, len(self.lanes)))
+        lanes = np.zeros((4, len(self.lanes)))
         for lane, k in self.lanes.items():
             num = vehicles(lane)
             if num:
                 lanes[0, k] = num
                 lanes[1, k] = halting(lane)
                 lanes[2, k] = libsumo.lane.getWaitingTime(lane)
+                speed = libsumo.lane.getLastStepMeanSpeed(lane)
+                lanes[3, k] = num * max(1 - speed / libsumo.lane.getMaxSpeed(lane), 0)
         roads = np.zeros((2, len(self.edges)))
         for edge, k in self.edges.items():
             num = libsumo.edge.getLastStepVehicleNumber(edge)

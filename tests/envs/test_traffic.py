@@ -289,10 +289,10 @@ def test_rewards(make, reward):
         if reward == "queue":
             halting = observation["graph"].nodes[:, first + 3] * 20
             assert np.allclose(rewards * -10, halting, atol=1e-4)
-        if reward == "delay":  # what halts lacks all of its speed, what drives a part
+        if reward == "delay":  # some drive faster than allowed
             vehicles, halting = observation["graph"].nodes[:, first + 2 : first + 4].T * 20
             assert (rewards * -10 <= vehicles + 1e-4).all()
-            assert (rewards * -10 >= 0.98 * halting - 1e-4).all()
+            assert (rewards * -10 >= 0.7 * halting - 1e-4).all()
         total += mean
     assert total < 0
 

@@ -247,6 +247,7 @@ class Lights:
     lanes_out: bool [n * NUM_SLOTS, L], the lanes that a phase lets vehicles go to.
     exists: bool [n, NUM_SLOTS]. protected: float [n, NUM_SLOTS].
     own_in, own_out: bool [n, L], all lanes to a light and all from it.
+    upstream: bool [n, L], lanes to it up to 500 m away.
     edge_links: int64 [2 R, 2], and road_edges [R, edges], which edges of SUMO are on a road.
     """
 
@@ -258,6 +259,7 @@ class Lights:
         for name, program in zip(self.names, found["programs"]):
             self.phases.append(green_phases(program, name))
         self._set_phases(found)
+        self._set_upstream(found)
         self._set_roads(found)
 
     def _set_phases(self, found):
@@ -281,6 +283,13 @@ class Lights:
         self.lanes_out = ways_out.reshape(num * NUM_SLOTS, -1) > 0
         self.own_in = own_in > 0
         self.own_out = own_out > 0
+
+    def _set_upstream(self, found):
+        self.upstream = np.zeros(self.own_in.shape, bool)
+        for lane, lanes in found["upstream"].items():
+            rows = [found["lanes"][other] for other in lanes]
+            ends_at = self.own_in[:, found["lanes"][lane]]
+            self.upstream[np.ix_(ends_at, rows)] = True
 
     def served(self, light, state):
         """The (lane in, lane out) pairs to which a state of a light gives green."""
@@ -365,11 +374,12 @@ class TrafficLightsEnv(gym.Env):
         "queue": minus the vehicles that halt (below 0.1 m/s) on the lanes to the light / 10.
         "pressure": minus |vehicles on lanes to the light - those on lanes from it| / 10.
         "wait": minus the seconds for which those that halt there have halted / 1000, at most 10.
-        "delay": minus the vehicles there, each times the share of the allowed speed that it lacks,
-            / 10. That is what their delay grows by per second.
+        "delay": minus the vehicles on their way to the light, up to 500 m before it or waiting to
+            enter there, each times the share of the allowed speed that it lacks, / 10. That is what
+            delays grow by per second.
     "Lanes to a light" are the lanes at it and, where these are shorter than 100 m, those before
     them that lead to it by way of no other light, up to the one that is 100 m away; "lanes from a
-    light" likewise. Vehicles that wait to enter the map are in no reward.
+    light" likewise. Vehicles that wait to enter the map are in no other reward.
 
     The episode is truncated after `seconds`; it never terminates. Its last info["eval"] has
         "cost": mean delay in seconds of all trips that were due: SUMO's time loss, by driving
@@ -582,7 +592,7 @@ class TrafficLightsEnv(gym.Env):
         elif self.reward == "wait":
             cost = np.minimum(self.lights.own_in @ waiting / 1000, 10)
         else:
-            cost = self.lights.own_in @ lost / 10
+            cost = self.lights.upstream @ lost / 10
         return -cost.astype(np.float32)
 
     # ---- What is seen ----

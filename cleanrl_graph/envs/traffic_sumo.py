@@ -17,6 +17,7 @@ import libsumo
 import numpy as np
 
 REACH = 100.0  # metres from a light: lanes are counted that begin or end nearer than that
+FAR = 500.0  # metres before a light: up to there the delay of vehicles is that of the light
 MAX_LENGTH = 1000.0  # metres of a road from a light to the next one, about
 ROUTES = "routes.rou.xml"
 TRIPS = "trips.xml"
@@ -73,8 +74,8 @@ def neighbours():
     return before, after
 
 
-def lanes_within_reach(lane, neighbours, excluded):
-    """The lane and, while they are shorter than REACH together, neighbours of the last one, but
+def lanes_within_reach(lane, neighbours, excluded, reach=REACH):
+    """The lane and, while they are shorter than `reach` together, neighbours of the last one, but
     none of those `excluded`."""
     found = {}  # lane: metres up to its other end
     queue = [(0.0, lane)]
@@ -83,7 +84,7 @@ def lanes_within_reach(lane, neighbours, excluded):
         if lane in found:
             continue
         found[lane] = metres + libsumo.lane.getLength(lane)
-        if found[lane] < REACH:
+        if found[lane] < reach:
             for other in neighbours.get(lane, []):
                 if other not in excluded:
                     heapq.heappush(queue, (found[lane], other))
@@ -133,8 +134,9 @@ class Simulation:
                 self.edges.setdefault(edge, len(self.edges))
 
     def find_lanes(self):
-        """Keeps `approach` {lane to a light: lanes that lead to it, itself included}, `exit` {lane
-        from a light: lanes that it leads to}, and `lanes`, the row of each of them."""
+        """Keeps `approach` {lane to a light: lanes that lead to it, itself included}, `upstream`,
+        the same with lanes up to FAR, `exit` {lane from a light: lanes that it leads to}, `lanes`,
+        the row of each of them, and `entries` {edge at which vehicles may enter: row}."""
         before, after = neighbours()
         ends = set()  # lanes to a light
         starts = set()  # lanes from one
@@ -144,13 +146,21 @@ class Simulation:
                     ends.add(lane_in)
                     starts.add(lane_out)
         self.approach = {lane: lanes_within_reach(lane, before, ends) for lane in sorted(ends)}
+        self.upstream = {
+            lane: lanes_within_reach(lane, before, ends, FAR) for lane in self.approach
+        }
         for lane in ends:
             after[lane] = []  # a light is at its end
         self.exit = {lane: lanes_within_reach(lane, after, set()) for lane in sorted(starts)}
         self.lanes = {}
-        for lanes in [*self.approach.values(), *self.exit.values()]:
-            for lane in lanes:
-                self.lanes.setdefault(lane, len(self.lanes))
+        for ways in (self.approach, self.exit, self.upstream):
+            for lanes in ways.values():
+                for lane in lanes:
+                    self.lanes.setdefault(lane, len(self.lanes))
+        self.entries = {}
+        for lane, row in self.lanes.items():
+            if not before.get(lane):
+                self.entries[libsumo.lane.getEdgeID(lane)] = row
 
     def find_roads(self):
         """[(light, next light, metres, edges)]: the shortest way to each light that is next."""
@@ -214,6 +224,7 @@ class Simulation:
             "programs": programs,
             "links": self.links,
             "approach": self.approach,
+            "upstream": self.upstream,
             "exit": self.exit,
             "lanes": self.lanes,
             "lengths": [libsumo.lane.getLength(lane) for lane in self.lanes],
@@ -255,9 +266,9 @@ class Simulation:
 
     def counts(self):
         """Of the present moment: dict of "lanes" [4, lanes], vehicles, halting ones, seconds that
-        they wait, and vehicles times the share of the allowed speed that they lack; "roads" [2,
-        edges], vehicles and halting ones; with all_lanes "all" {lane: (vehicles, halting)} where
-        there are any."""
+        they wait, and vehicles times the share of the allowed speed that they lack, with those that
+        wait to enter; "roads" [2, edges], vehicles and halting ones; with all_lanes "all" {lane:
+        (vehicles, halting)} where there are any."""
         vehicles = libsumo.lane.getLastStepVehicleNumber
         halting = libsumo.lane.getLastStepHaltingNumber
         lanes = np.zeros((4, len(self.lanes)))
@@ -269,6 +280,8 @@ class Simulation:
                 lanes[2, k] = libsumo.lane.getWaitingTime(lane)
                 speed = libsumo.lane.getLastStepMeanSpeed(lane)
                 lanes[3, k] = num * max(1 - speed / libsumo.lane.getMaxSpeed(lane), 0)
+        for edge, k in self.entries.items():
+            lanes[3, k] += len(libsumo.edge.getPendingVehicles(edge))
         roads = np.zeros((2, len(self.edges)))
         for edge, k in self.edges.items():
             num = libsumo.edge.getLastStepVehicleNumber(edge)

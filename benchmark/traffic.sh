@@ -2,7 +2,8 @@
 # Traffic lights of RESCO's maps, each light an agent: pip install -r benchmark/traffic/requirements.txt. One policy for each
 # map; on grid4x4 also without the roads between the lights and with one reward of all lights (ppo_graph.py); one policy for
 # several maps; the same without ingolstadt21, which it has never seen. An hour of grid4x4 takes 2 to 3 s of a core, one of
-# ingolstadt21 20 to 70. Delays in seconds are means over five hours of a map, demands of 0.8 to 1.2, never trained on.
+# ingolstadt21 20 to 70. Trained with demands of 0.7, 1, 1.15 and 1.3; delays in seconds are means over five hours of a map,
+# demands of 0.8 to 1.2, whose seeds are never trained on.
 #
 #     bash benchmark/traffic.sh [FLAGS OF run.py]
 #     PARTS="grid4x4 all" SEEDS=1 bash benchmark/traffic.sh
@@ -13,24 +14,31 @@ TABLE=traffic
 PARTS=${PARTS:-grid4x4 ablations cologne8 ingolstadt7 ingolstadt21 all unseen}
 export OMP_NUM_THREADS=1 PYTHONPATH=benchmark/traffic${PYTHONPATH:+:$PYTHONPATH}
 
-flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --eval-samples 0 --save-model"
+flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --norm-vloss --no-clip-vloss --eval-samples 0"
+flags="$flags --save-model"
 agents="cleanrl_graph/ppo_graph_agents.py $flags"
-map() {  # NAME STEPS: the environment of one map, tested on its suite
-    echo "--env-kwargs {\\\"map\\\":\\\"$1\\\"} --eval-suite $1 --total-timesteps $2"
-}
-maps() {  # ENTRY...: environments of several maps
+hours() {  # MAP...: an environment for each map and each demand of the training
+    local entries=() name demand
+    for name in "$@"; do
+        for demand in 0.7 1.0 1.15 1.3; do
+            entries+=("{\\\"map\\\":\\\"$name\\\",\\\"demand\\\":$demand,\\\"shift\\\":[0,3600]}")
+        done
+    done
     local IFS=,
-    echo "--env-kwargs [$*] --num-envs $#"
+    echo "--env-kwargs [${entries[*]}] --num-envs ${#entries[@]}"
 }
-small=('{\"map\":\"grid4x4\"}' '{\"map\":\"cologne8\"}' '{\"map\":\"cologne3\"}' '{\"map\":\"ingolstadt7\"}')
+map() {  # NAME STEPS: one map, tested on its suite
+    echo "$(hours "$1") --eval-suite $1 --total-timesteps $2"
+}
+small="grid4x4 cologne3 cologne8 ingolstadt7"
 commands=()
 for part in $PARTS; do
     case $part in
         ablations)
             commands+=("grid4x4_no_roads=$agents $(map grid4x4 43200) --wrap no_roads:no_roads")
             commands+=("grid4x4_joint=cleanrl_graph/ppo_graph.py --learning-rate 1e-3 $flags $(map grid4x4 43200)") ;;
-        all) commands+=("all=$agents $(maps "${small[@]}" '{\"map\":\"ingolstadt21\"}') --eval-suite all --total-timesteps 144000") ;;
-        unseen) commands+=("unseen=$agents $(maps "${small[@]}") --eval-suite all --total-timesteps 115200") ;;
+        all) commands+=("all=$agents $(hours $small ingolstadt21) --eval-suite all --total-timesteps 144000") ;;
+        unseen) commands+=("unseen=$agents $(hours $small) --eval-suite all --total-timesteps 115200") ;;
         *) commands+=("$part=$agents $(map "$part" 43200)") ;;
     esac
 done

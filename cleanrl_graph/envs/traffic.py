@@ -430,7 +430,7 @@ class TrafficLightsEnv(gym.Env):
         seconds=None,
         demand=1.0,
         shift=0,
-        reward="queue",
+        reward="delay",
         order="demand",
         fixed_seed=None,
         render_mode=None,

@@ -341,7 +341,7 @@ def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) ->
     if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
         _, first = np.unique(shown, return_index=True)
         again = np.delete(np.arange(shown.size), first)
-        return f"an id occurs twice, in row {again[0]}: {shown.tolist()}"
+        return f"an id occurs twice: {shown.tolist()}, in row {again[0]} again"
     for k, part in enumerate(parts[0]):
         if part.kind == "choice" and part.group == leaf.group:
             most = np.array([own[k].size for own in parts])

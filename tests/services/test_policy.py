@@ -18,6 +18,7 @@ from cleanrl_graph.utils.policy import load_policy, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
+SCRIPTS.remove("ppo_graph_agents")  # its environments have a Sequence of actions
 MEMORIES = ["ppo_framestack", "ppo_gtrxl", "ppo_lstm_sparse"]
 NAMED = {"observation": "graph_edges", "action": "box"}
 

@@ -339,9 +339,12 @@ def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) ->
     """What is wrong with ids, with the number of rows to choose from, or with a mask."""
     shown = values if leaf.group else values[0]
     if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
-        _, first = np.unique(shown, return_index=True)
-        again = np.delete(np.arange(shown.size), first)
-        return f"an id occurs twice: {shown.tolist()}, in row {again[0]} again"
+        sentence = f"an id occurs twice: {shown.tolist()}"
+        if leaf.group:
+            _, first = np.unique(shown, return_index=True)
+            again = np.delete(np.arange(shown.size), first)
+            sentence += f", in row {again[0]} again"
+        return sentence
     for k, part in enumerate(parts[0]):
         if part.kind == "choice" and part.group == leaf.group:
             most = np.array([own[k].size for own in parts])

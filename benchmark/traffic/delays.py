@@ -22,6 +22,12 @@ NAMES = {
     "greedy": "greedy (most vehicles in)",
     "random": "random",
 }
+SYSTEMS = {  # names of runs that are not those of maps
+    "grid4x4_no_roads": "grid4x4 without roads between the lights",
+    "grid4x4_joint": "grid4x4 with one reward for all lights (ppo_graph.py)",
+    "all": "one policy for all five maps",
+    "unseen": "one policy for four maps: grid4x4, cologne3, cologne8, ingolstadt7",
+}
 MAPS = ("grid4x4", "arterial4x4", "cologne1", "cologne3", "cologne8") + tuple(
     f"ingolstadt{num}" for num in (1, 7, 21)
 )
@@ -52,6 +58,7 @@ def policy_delays() -> dict[str, dict[str, list[float]]]:
     for path in sorted(FOLDER.glob("runs/*.json")):
         run = json.loads(path.read_text())
         system = re.split(r"_(?:TrafficLights|s\d)", path.stem)[0]
+        system = SYSTEMS.get(system, "one policy for each map")
         by_map = defaultdict(list)
         for instance, delay in zip(run["eval"]["instance"], run["eval"]["greedy"]):
             by_map[instance.split()[0]].append(float(delay))

@@ -1939,7 +1939,8 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    atexit.register(gc.freeze)  # a process that ends need not be searched for garbage
+    if WORLD_SIZE == 1:  # a process that ends need not be searched for garbage
+        atexit.register(gc.freeze)
     folder = Path(__file__).resolve().parent
     if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
         sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's

@@ -1611,6 +1611,13 @@ def start(args: Any) -> torch.device:
     return device
 
 
+def leave() -> None:
+    """Ends a rank that is done at once: threads of torch.distributed may abort one that ends."""
+    if WORLD_SIZE > 1:
+        sys.stdout.flush()
+        os._exit(0)
+
+
 def make_envs(args: Any) -> Any:
     """The environments of this rank, in worker processes if --num-workers says so."""
     first_env = RANK * args.num_envs
@@ -1939,13 +1946,13 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    if WORLD_SIZE == 1:  # a process that ends need not be searched for garbage
-        atexit.register(gc.freeze)
+    atexit.register(gc.freeze)  # a process that ends need not be searched for garbage
     folder = Path(__file__).resolve().parent
     if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
         sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's
     sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
     try:
         main(tyro.cli(Args))
+        leave()
     except (UsageError, gym.error.Error, OSError) as problem:
         sys.exit(str(problem))

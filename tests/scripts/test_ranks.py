@@ -35,6 +35,7 @@ import helpers, tyro
 from cleanrl_graph import ppo_graph as script
 {patch}
 script.main(tyro.cli(script.Args))
+script.leave()
 """
 GREEDY = """
 script.Categorical.sample = lambda self: self.mode

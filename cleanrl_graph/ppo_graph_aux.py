@@ -17,8 +17,6 @@ et al. 2017, arXiv:1611.05397).
 
 import atexit
 import contextlib
-import ctypes
-import gc
 import importlib
 import inspect
 import json
@@ -1599,23 +1597,14 @@ def start(args: Any) -> torch.device:
         atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)  # more are slower on busy cores
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # where there is no glibc
-        # Memory of large tensors is kept for the next ones. New pages of the system are slow
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+    process = service("utils.process")
+    if process:
+        process.tune()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)
     np.random.seed(args.seed + RANK)
     torch.manual_seed(args.seed)  # for the same weights on all ranks
     return device
-
-
-def leave() -> None:
-    """Ends a rank that is done at once: threads of torch.distributed may abort one that ends."""
-    if WORLD_SIZE > 1:
-        sys.stdout.flush()
-        os._exit(0)
 
 
 def make_envs(args: Any) -> Any:
@@ -1946,13 +1935,13 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    atexit.register(gc.freeze)  # a process that ends need not be searched for garbage
     folder = Path(__file__).resolve().parent
     if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
         sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's
     sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
     try:
         main(tyro.cli(Args))
-        leave()
+        if RANK > 0:  # at once: threads of torch.distributed may abort a process that ends
+            os._exit(0)
     except (UsageError, gym.error.Error, OSError) as problem:
         sys.exit(str(problem))

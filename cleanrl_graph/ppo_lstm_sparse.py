@@ -23,8 +23,6 @@ Memory: LSTM (Hochreiter and Schmidhuber 1997), R2D2 (Kapturowski et al. 2019, I
 
 import atexit
 import contextlib
-import ctypes
-import gc
 import importlib
 import inspect
 import json
@@ -1292,7 +1290,7 @@ State = dict[str, Tensor]
 
     "num"        [N]          entries of each env
     "keys"       [nnz]        the id of each entry
-    "hidden"     [nnz, 2, H]  c and h; with --remember-edges a third one, h and the messages to it
+    "hidden"     [nnz, V, H]  c and h, of a GRU h; with --remember-edges at last h and its messages
     "action"     [N, any]     the last one, embedded
     "num_edges"  [N]          with --remember-edges: edges of each env
     "edge_keys"  [E, 2]       their source and target
@@ -1426,49 +1424,49 @@ class Timeline:
 
 
 class GRU(nn.GRU):
-    """A GRU (Cho et al. 2014) that is called as an LSTM is; c stays what it was."""
+    """A GRU (Cho et al. 2014) that is called as an LSTM is. Its state is (h,), that of an LSTM (h,
+    c)."""
 
-    def forward(self, x: Tensor, hx: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        h, c = hx
-        output, h = super().forward(x, h)
-        return output, (h, c)
+    def forward(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        output, h = super().forward(x, *state)
+        return output, (h,)
 
 
 def run_cell(
     cell: nn.LSTM | GRU,
     x: Tensor,
-    hx: list[Tensor],
+    state: list[Tensor],
     events: np.ndarray,
     lengths: np.ndarray,
     begin: np.ndarray,
-) -> tuple[Tensor, Tensor | None]:
-    """(h [rows, H], c [rows, H] if no sequence has two rows) of ragged sequences, x[events] one
-    after the other; sequence k begins with the rows begin[k] of hx, h and c. `events` permutes the
-    rows of x.
+) -> list[Tensor]:
+    """The new state, each part [rows, H], or h alone if a sequence has two rows, of ragged
+    sequences, x[events] one after the other; sequence k begins with the rows begin[k] of `state`.
+    `events` permutes the rows of x.
 
     In the order of a PackedSequence cuDNN runs them on CUDA. On the CPU a fused call makes all
     steps until the next sequences end: the stairs of a staircase."""
     if not len(x):
-        return hx[0][:0], hx[1][:0]
+        return [rows[:0] for rows in state]
     if len(lengths) == len(x):  # one row each
         begin = to_device(begin[np.argsort(events)], x.device)
-        h, c = (select_rows(values, begin)[None] for values in hx)
-        _, (h, c) = cell(x[None], (h, c))
-        return h[0], c[0]
+        _, state = cell(x[None], tuple(select_rows(rows, begin)[None] for rows in state))
+        return [rows[0] for rows in state]
     order, num_active, place = by_time(events, lengths, not x.is_cuda)
     begin, place = pack([begin[order], place], x.device)
-    h, c = (select_rows(values, begin)[None] for values in hx)
+    state = tuple(select_rows(rows, begin)[None] for rows in state)
     zeros = x.new_zeros(num_active.sum(), x.shape[1])
     x = zeros.index_copy(0, place, x)
     if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
-        output, _ = cell(packed, (h, c))
-        return select_rows(output.data, place), None
-    return select_rows(run_stairs(cell, x, num_active, h, c), place), None
+        h = cell(packed, state)[0].data
+    else:
+        h = run_stairs(cell, x, num_active, state)
+    return [select_rows(h, place)]
 
 
 def run_stairs(
-    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, h: Tensor, c: Tensor
+    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: tuple[Tensor, ...]
 ) -> Tensor:
     """h of rows that are in the order of a PackedSequence with the batch sizes num_active."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
@@ -1477,9 +1475,7 @@ def run_stairs(
     outputs = []
     for stair, width in zip(stairs, widths.tolist()):
         stair = stair.unflatten(0, (-1, width))
-        h = h[:, :width]
-        c = c[:, :width]
-        output, (h, c) = cell(stair, (h, c))
+        output, state = cell(stair, tuple(rows[:, :width] for rows in state))
         outputs.append(output.flatten(0, 1))
     return torch.cat(outputs)
 
@@ -1521,6 +1517,7 @@ class SparseLSTM(nn.Module):
         nn.init.constant_(norm.weight, 0.5)  # small: with fuller gates it learns to count later
         self.token = nn.Sequential(layer, norm, nn.ReLU())
         self.cell = nn.LSTM(args.gnn_dim, H) if args.cell == "lstm" else GRU(args.gnn_dim, H)
+        self.state_size = 2 if args.cell == "lstm" else 1  # number of vectors
         for name, parameter in self.cell.named_parameters():
             for gate in parameter.split(H):
                 if "bias" in name:
@@ -1547,14 +1544,14 @@ class SparseLSTM(nn.Module):
         line = Timeline(known, starts, len(state["keys"]))
         zero = x.new_zeros(1, *state["hidden"].shape[1:])
         hidden = torch.cat([zero, state["hidden"]])
-        hx = [hidden[:, 1], hidden[:, 0]]
-        x = self.token(x)
-        h, c = run_cell(self.cell, x, hx, *line.sequences())
+        before = hidden.unbind(1)[: self.state_size][::-1]  # h, and c of an LSTM
+        after = run_cell(self.cell, self.token(x), before, *line.sequences())
+        h = after[0]
         out = h
-        vectors = [c, h]
+        vectors = after[::-1]
         new = {}
         if self.message:
-            rows = torch.cat([hx[0], h])
+            rows = torch.cat([before[0], h])
             messages, new = self.exchange(rows, line, known)
             out = h + messages
             vectors.append(out)
@@ -1634,7 +1631,7 @@ class Memory:
         device = self.storage.device
         self.links = agent.edges[0] if args.remember_edges else None
         num = torch.zeros(num_envs, dtype=torch.int64)
-        num_vectors = 3 if self.links else 2
+        num_vectors = agent.memory.state_size + bool(self.links)
         self.now = {  # nothing is remembered
             "num": num,
             "keys": num[:0],
@@ -1871,23 +1868,14 @@ def start(args: Any) -> torch.device:
         atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)  # more are slower on busy cores
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # where there is no glibc
-        # Memory of large tensors is kept for the next ones. New pages of the system are slow
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+    process = service("utils.process")
+    if process:
+        process.tune()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     random.seed(args.seed + RANK)
     np.random.seed(args.seed + RANK)
     torch.manual_seed(args.seed)  # for the same weights on all ranks
     return device
-
-
-def leave() -> None:
-    """Ends a rank that is done at once: threads of torch.distributed may abort one that ends."""
-    if WORLD_SIZE > 1:
-        sys.stdout.flush()
-        os._exit(0)
 
 
 def make_envs(args: Any) -> Any:
@@ -2184,13 +2172,13 @@ def main(args: Any) -> list:
 
 
 if __name__ == "__main__":
-    atexit.register(gc.freeze)  # a process that ends need not be searched for garbage
     folder = Path(__file__).resolve().parent
     if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
         sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's
     sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
     try:
         main(tyro.cli(Args))
-        leave()
+        if RANK > 0:  # at once: threads of torch.distributed may abort a process that ends
+            os._exit(0)
     except (UsageError, gym.error.Error, OSError) as problem:
         sys.exit(str(problem))

@@ -2,6 +2,7 @@
 share."""
 
 import contextlib
+import copy
 import io
 import os
 import runpy
@@ -12,10 +13,12 @@ from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.utils.workers import WorkerEnvs
@@ -383,3 +386,68 @@ class RandomEnv(gym.Env):
 
 
 gym.register("Random-v0", entry_point=RandomEnv)
+
+
+# ---- A run of a script, and what it saw ----
+class Record(NamedTuple):
+    """A run of main, without evaluation."""
+
+    agent: torch.nn.Module  # a copy from before the first step
+    leaves: list
+    steps: list  # what the environments returned, the first observations too
+    actions: list  # what they were given
+    minibatches: list[np.ndarray]  # indices, in order
+    gradients: list[dict]  # parameter name -> gradient that the optimizer was given
+    scalars: dict
+    weights: dict  # at the end
+
+
+def record(run_dir, script=ppo_graph, **flags) -> Record:
+    """A run of `script`, and what it saw."""
+    steps, actions, minibatches, gradients, agents = [], [], [], [], []
+    Envs, Storage, Agent = script.Envs, script.Storage, script.Agent
+    leaves = []
+    reset, step, gather = Envs.reset, Envs.step, Storage.gather
+
+    def recorded_reset(envs, *args):
+        leaves.append(envs.leaves)
+        steps.append(reset(envs, *args))
+        return steps[-1]
+
+    def recorded_step(envs, acts):
+        actions.append(acts)
+        steps.append(step(envs, acts))
+        return steps[-1]
+
+    def recorded_gather(storage, idx):
+        minibatches.append(idx.copy())
+        return gather(storage, idx)
+
+    def make_agent(*args):
+        agents.append(Agent(*args))
+        agents.append(copy.deepcopy(agents[0]))
+        return agents[0]
+
+    def before_step(optimizer, *_):
+        gradients.append(
+            {name: p.grad.clone() for name, p in agents[0].named_parameters() if p.grad is not None}
+        )
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Envs, "reset", recorded_reset)
+        patch.setattr(Envs, "step", recorded_step)
+        patch.setattr(Storage, "gather", recorded_gather)
+        patch.setattr(script, "Agent", make_agent)
+        result = run(run_dir, script, save_model=True, **flags)
+    hook.remove()
+    return Record(
+        agents[1],
+        leaves[0],
+        steps,
+        actions,
+        minibatches,
+        gradients,
+        result.scalars,
+        weights(result.folder),
+    )

@@ -1,9 +1,7 @@
 """Collection, advantages, updates, worker processes and determinism of ppo_graph.py. What `main`
 did is recorded and computed again in float64."""
 
-import copy
 from functools import partial
-from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -15,15 +13,16 @@ from helpers import (
     ACTIONS,
     OBSERVATIONS,
     RandomEnv,
+    Record,
     everything,
     graph_space,
     make_envs,
+    record,
     run,
     small_args,
     vector,
+    weights,
 )
-from helpers import weights as weights_of
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cleanrl_graph import ppo_graph
 
@@ -62,59 +61,6 @@ class Walk(gym.Env):
 
 
 gym.register("Walk-v0", entry_point=Walk)
-
-
-class Record(NamedTuple):
-    """A run of main, without evaluation."""
-
-    agent: nn.Module  # a copy from before the first step
-    steps: list  # what the environments returned, the first observations too
-    actions: list  # what they were given
-    minibatches: list[np.ndarray]  # indices, in order
-    gradients: list[dict]  # parameter name -> gradient that the optimizer was given
-    scalars: dict
-    weights: dict  # at the end
-
-
-def record(run_dir, **flags) -> Record:
-    steps, actions, minibatches, gradients, agents = [], [], [], [], []
-    Envs, Storage, Agent = ppo_graph.Envs, ppo_graph.Storage, ppo_graph.Agent
-    reset, step, gather = Envs.reset, Envs.step, Storage.gather
-
-    def recorded_reset(envs, *args):
-        steps.append(reset(envs, *args))
-        return steps[-1]
-
-    def recorded_step(envs, acts):
-        actions.append(acts)
-        steps.append(step(envs, acts))
-        return steps[-1]
-
-    def recorded_gather(storage, idx):
-        minibatches.append(idx.copy())
-        return gather(storage, idx)
-
-    def make_agent(*args):
-        agents.append(Agent(*args))
-        agents.append(copy.deepcopy(agents[0]))
-        return agents[0]
-
-    def before_step(optimizer, *_):
-        gradients.append(
-            {name: p.grad.clone() for name, p in agents[0].named_parameters() if p.grad is not None}
-        )
-
-    hook = register_optimizer_step_pre_hook(before_step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Envs, "reset", recorded_reset)
-        patch.setattr(Envs, "step", recorded_step)
-        patch.setattr(Storage, "gather", recorded_gather)
-        patch.setattr(ppo_graph, "Agent", make_agent)
-        result = run(run_dir, save_model=True, **flags)
-    hook.remove()
-    return Record(
-        agents[1], steps, actions, minibatches, gradients, result.scalars, weights_of(result.folder)
-    )
 
 
 class Net64(nn.Module):
@@ -645,7 +591,7 @@ def test_same_seed_same_run(tmp_path, kwargs):
     def trained(name, **flags):
         result = run(tmp_path / name, save_model=True, eval_episodes=1, **kwargs | flags)
         del result.scalars["charts/SPS"]
-        return weights_of(result.folder), result.scalars, result.rows
+        return weights(result.folder), result.scalars, result.rows
 
     first = trained("first")
     torch.rand(3), np.random.rand(3)  # what ran before does not matter

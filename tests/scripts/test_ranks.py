@@ -28,14 +28,15 @@ from cleanrl_graph import ppo_graph
 from cleanrl_graph.utils import checkpoint
 
 RUNNER = """
-import sys, torch
+import os, sys, torch
 sys.path[:0] = [{root!r}, {tests!r}]
 torch.set_num_threads(1)
 import helpers, tyro
 from cleanrl_graph import ppo_graph as script
 {patch}
 script.main(tyro.cli(script.Args))
-script.leave()
+if script.RANK > 0:
+    os._exit(0)
 """
 GREEDY = """
 script.Categorical.sample = lambda self: self.mode

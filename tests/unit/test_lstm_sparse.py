@@ -30,12 +30,12 @@ def assert_close(a, b, tolerance=1e-9):
 
 # ---- the dense state as oracle ----
 def cell(lstm, x, h, c):
-    """The equations of the LSTM, or of the GRU, whose c stays, written out."""
+    """The equations of the LSTM, or of the GRU, which has no c, written out."""
     if isinstance(lstm, torch.nn.GRU):
         r, z, n = (lstm.weight_ih_l0 @ x + lstm.bias_ih_l0).chunk(3)
         r_h, z_h, n_h = (lstm.weight_hh_l0 @ h + lstm.bias_hh_l0).chunk(3)
         r, z = (r + r_h).sigmoid(), (z + z_h).sigmoid()
-        return (1 - z) * (n + r * n_h).tanh() + z * h, c
+        return (1 - z) * (n + r * n_h).tanh() + z * h, None
     gates = lstm.weight_ih_l0 @ x + lstm.bias_ih_l0 + lstm.weight_hh_l0 @ h + lstm.bias_hh_l0
     i, f, g, o = gates.chunk(4)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -123,9 +123,9 @@ def memory_inputs(steps, names, edges):
     return torch.cat([step[0] for step in flat]), seen
 
 
-def empty_state(num_envs, edges=True, width=4):
+def empty_state(num_envs, edges=True, width=4, vectors=2):
     num = torch.zeros(num_envs, dtype=torch.int64)
-    hidden = torch.zeros(0, 3 if edges else 2, width, dtype=torch.double)
+    hidden = torch.zeros(0, vectors + edges, width, dtype=torch.double)
     state = {"num": num, "keys": num[:0], "hidden": hidden}
     if edges:
         state |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
@@ -149,7 +149,7 @@ def walk(memory, steps, names):
     """([(outputs per env, readouts)] of each step, all states, the last one too) one step at a
     time."""
     edges = memory.message is not None
-    states, results = [empty_state(len(steps), edges)], []
+    states, results = [empty_state(len(steps), edges, vectors=memory.state_size)], []
     for t in range(len(steps[0])):
         x, seen = memory_inputs([[env[t]] for env in steps], names, edges)
         out, readout, new = memory(x, seen, states[-1])
@@ -186,7 +186,8 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
                 oracle = Dense(memory, 7)
             if t == split:  # the gradient ends where the rollout begins
                 oracle.h, oracle.c, oracle.out = (
-                    [v.detach() for v in values] for values in (oracle.h, oracle.c, oracle.out)
+                    [v if v is None else v.detach() for v in values]
+                    for values in (oracle.h, oracle.c, oracle.out)
                 )
             out, pooled = oracle.step(x, ids, links, features)
             if t >= split:
@@ -221,7 +222,9 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
         state, seen = script.select(states[-1], np.array([i])), np.flatnonzero(oracle.mask)
         assert state["keys"].tolist() == names[seen].tolist() and state["keys"].dtype == torch.int64
         assert state["num"].tolist() == [len(seen)]
-        for column, name in enumerate(["c", "h", *["out"] * remember_edges]):
+        names_of = ["c", "h"][-memory.state_size :] + ["out"] * remember_edges
+        assert state["hidden"].shape[1] == len(names_of)
+        for column, name in enumerate(names_of):
             if len(seen):
                 expected = torch.stack([getattr(oracle, name)[k] for k in seen]).detach()
                 assert_close(state["hidden"][:, column], expected)
@@ -269,15 +272,16 @@ def test_kernel(kind, lengths, seed):
     torch.manual_seed(seed)
     lstm, lengths, H = kind(3, 4).double(), np.array(lengths), 4
     x = torch.randn(lengths.sum(), 3, dtype=torch.double, requires_grad=True)
-    hx = [torch.randn(len(lengths), H, dtype=torch.double, requires_grad=True) for _ in "hc"]
-    leaves = [x, *hx[: 1 + (kind is torch.nn.LSTM)], *lstm.parameters()]
+    parts = "hc" if kind is torch.nn.LSTM else "h"
+    hx = [torch.randn(len(lengths), H, dtype=torch.double, requires_grad=True) for _ in parts]
+    leaves = [x, *hx, *lstm.parameters()]
     events = np.random.default_rng(seed).permutation(len(x))
     sequences, loop = x[events].split(lengths.tolist()), []
     packed = lstm(
         torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False),
         tuple(v[None] for v in hx),
     )[0]
-    for sequence, h, c in zip(sequences, *hx):
+    for sequence, h, c in zip(sequences, hx[0], hx[-1]):
         for row in sequence:
             h, c = cell(lstm, row, h, c)
             loop.append(h)
@@ -296,18 +300,20 @@ def test_kernel(kind, lengths, seed):
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU])
 def test_kernel_of_one_step(kind):
-    """Where no sequence has two rows, as when acting, c comes too, in the order of the rows; and
-    nothing of nothing."""
+    """Where no sequence has two rows, as when acting, the c of an LSTM comes too, in the order of
+    the rows; and nothing of nothing."""
     lstm, events = kind(3, 4).double(), np.array([2, 0, 3, 1])
     x, h, c = (torch.randn(4, width, dtype=torch.double) for width in (3, 4, 4))
-    result = script.run_cell(lstm, x, [h, c], events, np.ones(4, np.int64), np.arange(4))
+    state = [h, c] if kind is torch.nn.LSTM else [h]
+    result = script.run_cell(lstm, x, state, events, np.ones(4, np.int64), np.arange(4))
+    assert len(result) == len(state)
     for values, expected in zip(
         result, zip(*(cell(lstm, x[e], h[k], c[k]) for k, e in enumerate(events)))
     ):
         assert_close(values[events], torch.stack(expected))
     none = np.zeros(0, np.int64)
-    result = script.run_cell(lstm, x[:0], [h, c], none, none, none)
-    assert [len(values) for values in result] == [0, 0]
+    result = script.run_cell(lstm, x[:0], state, none, none, none)
+    assert [len(values) for values in result] == [0] * len(state)
 
 
 def test_kernel_pads_little():

@@ -12,7 +12,7 @@
 #
 # Each writes DIR/PART.json (raw) and DIR/PART.md (tables) after every row, and leaves out the rows that are in DIR. No row
 # is begun after --minutes. Exit code: 0 all rows are there, 1 a row failed or there is no CUDA device, 3 time was up with
-# rows left: the same command goes on. --dry tries everything on the CPU in about a minute. See benchmark/README.md.
+# rows left: the same command goes on. --dry tries everything on the CPU in about a minute. See benchmark/gpu/README.md.
 set -uo pipefail
 PYTHON=${PYTHON:-python}
 all=(tests sps profile kernels jobshop recall minigrid)

@@ -52,7 +52,7 @@ class Args:
     only: str = ""
     """regular expression; only rows are measured that it is found in (`TABLE | KEY | KEY ...`)"""
     peers: str | None = None
-    """folder with the files of the systems to compare with, see benchmark/README.md"""
+    """folder with the files of the systems to compare with, see benchmark/gpu/README.md"""
     commit: str | None = None
     """the name of the commit, where there is no git"""
 

@@ -15,11 +15,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import tyro
 from gymnasium import spaces
 from helpers import run, run_folder, small_args
 from torch_geometric import nn as pyg
 
+from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs import job_shop
+from cleanrl_graph.utils.policy import load_policy
 
 ROOT = Path(__file__).parents[2]
 README, TABLES = (ROOT / name / "README.md" for name in (".", "benchmark"))
@@ -189,37 +192,79 @@ def test_the_loss(tmp_path, monkeypatch, script):
 
 
 @pytest.fixture
-def routes(tmp_path, monkeypatch):
-    """The README's environment, as a module `routes`."""
-    (code,) = fences("python", "An environment")
-    (tmp_path / "routes.py").write_text(code)
+def routers(tmp_path, monkeypatch):
+    """The README's environment, as a module `routers`."""
+    (code,) = fences("python", "Bring your own environment")
+    (tmp_path / "routers.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("routes", None)
+    sys.modules.pop("routers", None)
+    gym.registry.pop("Routers-v0", None)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_environment(tmp_path, routes, script):
+def test_the_environment(tmp_path, routers, script):
     train(
         importlib.import_module(f"cleanrl_graph.{script}"),
         tmp_path / "runs",
-        env_id="routes:Routes-v0",
+        env_id="routers:Routers-v0",
         env_kwargs={"most": 6},
     )
 
 
-def test_the_environment_is_the_travelling_salesman(routes):
-    env = gym.make("routes:Routes-v0", most=6)
-    obs, _ = env.reset(seed=3)
-    cities, total, done, visited = obs["graph"].nodes[:, :2], 0.0, False, [0]
-    while not done:
-        visited.append(int(np.flatnonzero(obs["action_mask"])[-1]))
-        obs, reward, done, _, _ = env.step(visited[-1])
-        total += reward
-    assert sorted(visited) == list(range(len(cities)))
-    tour = cities[[*visited, 0]]
-    assert total == pytest.approx(-np.linalg.norm(np.diff(tour, axis=0), axis=1).sum(), abs=1e-5)
-    assert torch.from_numpy(obs["graph"].edges).isfinite().all()
+def hops(links, start, target):
+    """The length of a shortest path, by breadth-first search."""
+    reached, num = {start}, 0
+    while target not in reached:
+        reached |= {end for begin, end in links.tolist() if begin in reached}
+        num += 1
+    return num
+
+
+def test_the_environment_is_a_network(routers):
+    """There is a way to the target, and the masked edges are those that begin at the packet."""
+    env = gym.make("routers:Routers-v0", disable_env_checker=True)
+    rng = np.random.default_rng(1)
+    for seed in range(20):
+        obs, _ = env.reset(seed=seed)
+        at, target = obs["graph"].nodes.argmax(0)
+        links, done = obs["graph"].edge_links, False
+        shortest, num = hops(links, at, target), 0
+        while not done:
+            allowed = np.flatnonzero(obs["action_mask"]["edge"])
+            assert np.array_equal(allowed, np.flatnonzero(links[:, 0] == at))
+            edge = rng.choice(allowed)
+            obs, reward, done, cut, _ = env.step({"edge": edge})
+            at, num = links[edge, 1], num + 1
+            assert reward == -1 and done == (at == target)
+            done |= cut
+        assert num >= shortest
+
+
+@pytest.mark.slow
+def test_the_environment_is_learned(tmp_path, routers, monkeypatch):
+    """The README's command finds the shortest paths, or almost."""
+    (command,) = fences("bash", "Bring your own environment")
+    words = command.split()
+    assert words[1] == "cleanrl_graph/ppo_graph.py"
+    monkeypatch.chdir(tmp_path)
+    given = tyro.cli(ppo_graph.Args, args=words[2:])
+    given.save_model, given.cuda = True, False
+    ppo_graph.main(given)
+    env = gym.make("routers:Routers-v0", disable_env_checker=True)
+    (model,) = tmp_path.glob("runs/*/model.pt")
+    policy, more, shortest = load_policy(str(model), env), 0, 0
+    for seed in range(100):
+        obs, _ = env.reset(seed=seed)
+        at, target = obs["graph"].nodes.argmax(0)
+        shortest += hops(obs["graph"].edge_links, at, target)
+        policy.reset()
+        reward, done = 0.0, False
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(policy(obs, reward))
+            done = terminated or truncated
+            more -= reward
+    assert more <= 1.05 * shortest
 
 
 @pytest.mark.parametrize("script", ["ppo_graph", "ppo_lstm_sparse"])
@@ -309,7 +354,7 @@ def test_flags():
 
 
 def test_environments():
-    names = set(re.findall(r"\b[A-Z]\w+-v\d", TEXT)) - {"YourEnv-v0", "Routes-v0", "Taxi-v4"}
+    names = set(re.findall(r"\b[A-Z]\w+-v\d", TEXT)) - {"YourEnv-v0", "Routers-v0", "Taxi-v4"}
     assert "JobShop-v0" in names
     for name in names - {"Atari-v0", "TrafficLights-v0", "PettingZoo-v0"}:  # need more packages
         gym.make(f"cleanrl_graph.envs:{name}", disable_env_checker=True).close()

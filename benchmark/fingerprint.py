@@ -13,9 +13,10 @@ that is missing. Evaluation, videos and saved models are in no fingerprint.
 
 A loss has changed if it differs by more than TOLERANCE * max(1, |loss|). Sums in another order
 change the last bits, and each step of the optimizer makes that larger: with AVX2 in place of
-AVX-512 the losses of four commands differed by up to 2e-6 after the first update and, most of them
+AVX-512 the losses of five commands differed by up to 2e-6 after the first update and, most of them
 by 2e-7, by up to 4e-4 after the second. A change of what is computed is larger: an update itself
-changes losses and entropy by 1e-2 or so.
+changes losses and entropy by 1e-2 or so. Where only the second update has changed, rounding may
+have drawn another action; look at the code before the table is made again.
 
     python benchmark/fingerprint.py SCRIPT FLAGS        # ends a script after two updates
 """

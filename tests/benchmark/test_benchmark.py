@@ -402,10 +402,10 @@ def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
     at = f"u, {settings['commit'][:7]}: "
     assert out.startswith(f"{at}{runs['flag']['command']}\n    now: ") and "--no-such-flag" in out
     lines = [line for line in error.split("\n") if "not checked" in line]
-    assert [line[line.index("not checked") :] for line in lines] == [
-        f"not checked: {at}{runs['file']['command']}",
+    assert sorted(line[line.index("not checked") :] for line in lines) == [
         f"not checked, no fingerprint: {at}{runs['old']['command']}",
         f"not checked: {at}{runs['package']['command']}",
+        f"not checked: {at}{runs['file']['command']}",
     ]
     assert "No module named 'nowhere'" in error and "there is no file runs/no.pt" in error
 

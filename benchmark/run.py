@@ -12,9 +12,13 @@ it ends, two files appear in benchmark/results/TABLE/runs (each written beside a
   episodes that ended in the same w steps, w the smallest power of two that is enough; `step` and
   `wall_time` are those of the last of them.
 - .json: command, commit, versions, machine, start, duration, exit code, and of a finished run steps
-  and SPS of its last update, the largest collection_mismatch of all updates, and eval (the columns
-  of the script's eval.csv). A failed run has the end of its stderr and counts as not run. A run is
-  finished when its exit code here is 0.
+  and SPS of its last update, the largest collection_mismatch of all updates, the fingerprint
+  (fingerprint.py: the losses of its first two updates) and eval (the columns of the script's
+  eval.csv). A failed run has the end of its stderr and counts as not run. A run is finished when
+  its exit code here is 0.
+
+--check runs nothing to its end: it lists the commands of the tables whose fingerprint the code of
+today does not have any more, and the exit code is 1 if there are any.
 
 The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that
 was resumed) are merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep
@@ -45,6 +49,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+import fingerprint
 import tyro
 from tqdm import tqdm
 
@@ -73,9 +78,9 @@ COLUMNS = ("step", "wall_time", "return", "length", "SPS", "episodes")
 
 @dataclass
 class Args:
-    table: str
-    """name of the folder in --results that receives the files"""
-    commands: tuple[str, ...]
+    table: str = ""
+    """name of the folder in --results that receives the files; with --check empty for all"""
+    commands: tuple[str, ...] = ()
     """NAME=SCRIPT FLAGS, quoted as for a shell; --seed, --env-id and --run-dir are added"""
     env_ids: tuple[str, ...] = ()
     """environments for each command; empty: the commands hold their own --env-id"""
@@ -93,6 +98,8 @@ class Args:
     """folder for the files of the scripts"""
     python: str = sys.executable
     """interpreter of the scripts"""
+    check: bool = False
+    """list what computes something else today, see above"""
 
 
 class Run(NamedTuple):
@@ -347,6 +354,7 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
         write(results / f"{run.key}.csv", csv_text(episodes, updates, args.max_rows))
         settings["steps"], settings["SPS"] = updates[-1] if updates else (0, 0)
         settings["collection_mismatch"] = largest(folder, "debug/collection_mismatch")
+        settings["fingerprint"] = fingerprint.read(folder)
         settings["eval"] = eval_columns(folder)
     else:
         lines = tail(folder / "stderr.txt").strip().split("\n")[-20:]
@@ -373,6 +381,10 @@ def is_finished(run: Run, args: Args) -> bool:
 
 
 def main(args: Args) -> int:
+    if args.check:
+        return FAILED if fingerprint.check(args) else 0
+    if not args.table or not args.commands:
+        raise SystemExit("--table and --commands are needed, or --check")
     runs = all_runs(args)
     queue = [run for run in runs if not is_finished(run, args)]
     print(f"{args.table}: {len(runs) - len(queue)} of {len(runs)} runs are finished already")

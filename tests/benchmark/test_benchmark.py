@@ -1,5 +1,5 @@
-"""benchmark/run.py (queue, restart, what a run leaves), report.py, the tables of job shops and
-DagSchedule, cp_sat.py, and the commands of all tables, whose flags the scripts have."""
+"""benchmark/run.py (queue, restart, what a run leaves), fingerprint.py, report.py, the tables of
+job shops and DagSchedule, cp_sat.py, and the commands of all tables, whose flags scripts have."""
 
 import csv
 import dataclasses
@@ -24,6 +24,7 @@ BENCHMARK = ROOT / "benchmark"
 sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "speed"), str(BENCHMARK / "peers")]
 import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
+import fingerprint  # noqa: E402
 import flexible_job_shop  # noqa: E402
 import job_shop  # noqa: E402
 import old_vs_new  # noqa: E402
@@ -289,6 +290,124 @@ def test_many_episodes_become_means_over_blocks_of_steps():
         "60",
     )
     assert len(run.csv_text(episodes[:100], [], 100).splitlines()) == 101
+
+
+# ---- fingerprint.py ----
+def test_losses_of_a_resumed_run(tmp_path):
+    """Those of the first two updates, which lie in two event files; what was logged twice is the
+    same."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    assert fingerprint.read(tmp_path) is None  # nothing was trained
+    for number, steps in enumerate([(10,), (10, 20, 30), (30, 40)]):
+        writer = SummaryWriter(tmp_path, filename_suffix=str(number))
+        for step in steps:
+            writer.add_scalar("losses/value_loss", 0.1 * step, step)
+            writer.add_scalar("losses/policy_loss", -step / 3, step)
+            writer.add_scalar("losses/entropy", 1e-9 * step, step)
+            writer.add_scalar("losses/approx_kl", 7, step)
+        writer.close()
+    assert fingerprint.read(tmp_path) == {
+        "policy_loss": [-3.33333, -6.66667],
+        "value_loss": [1.0, 2.0],
+        "entropy": [1e-8, 2e-8],
+    }
+
+
+def test_losses_that_differ():
+    """By more than the tolerance of their update, relative to losses above 1. nan always does."""
+    old = {"policy_loss": [0.01, 0.02], "value_loss": [100.0, 100.0], "entropy": [1.0, 1.0]}
+    near = {"policy_loss": [0.01001, 0.0205], "value_loss": [100.001, 99.95], "entropy": [1.0, 1.0]}
+    assert fingerprint.differences(old, old) == fingerprint.differences(old, near) == []
+    far = {"policy_loss": [0.0101, 0.02], "value_loss": [100.0, 101.0], "entropy": [1, np.nan]}
+    assert fingerprint.differences(old, far) == [
+        "policy_loss of update 1: 0.01 then, 0.0101 now",
+        "value_loss of update 2: 100 then, 101 now",
+        "entropy of update 2: 1 then, nan now",
+    ]
+    shorter = {name: values[:1] for name, values in old.items()}
+    assert fingerprint.differences(old, shorter) == ["2 updates then, 1 now"]
+
+
+def test_a_table_whose_code_is_the_same(finished, capsys):
+    """run.py --check prints nothing on stdout. What it compared is what the run has logged."""
+    (path,) = (Path(finished.results) / "t" / "runs").glob("*.json")
+    losses = json.loads(path.read_text())["fingerprint"]
+    assert [len(losses[name]) for name in fingerprint.LOSSES] == [2, 2, 2]
+    assert 0.6 < losses["entropy"][0] <= np.float32(np.log(2))
+    capsys.readouterr()
+    assert run.main(dataclasses.replace(finished, commands=(), check=True)) == 0
+    assert capsys.readouterr().out == ""
+
+
+def checked(finished, root, capsys):
+    """What the check prints of the code in `root`: stdout, stderr."""
+    capsys.readouterr()
+    number = fingerprint.check(dataclasses.replace(finished, table="", check=True), root)
+    out, error = capsys.readouterr()
+    assert number == len([line for line in out.split("\n") if line and line[0] != " "])
+    return out, error
+
+
+@pytest.mark.parametrize(
+    "old, new, changed",
+    [
+        (
+            "returns = advantages + values",
+            "returns = (  # a sum\n            values + advantages)",
+            0,
+        ),
+        ("args.gamma * args.gae_lambda", "args.gamma", 1),
+    ],
+)
+def test_a_change_of_a_script(finished, tmp_path, capsys, old, new, changed):
+    """Layout, comments and the order of a sum are none; other advantages are one."""
+    text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()
+    assert text.count(old) == 1
+    (tmp_path / "cleanrl_graph").mkdir()
+    (tmp_path / "cleanrl_graph" / "ppo_graph.py").write_text(text.replace(old, new))
+    out, _ = checked(finished, tmp_path, capsys)
+    assert ("--env-id CartPole-v1 --seed 1\n    policy_loss of update 1: " in out) == changed
+    assert bool(out) == changed
+
+
+def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
+    """A missing package, a file in runs/, a run without a fingerprint. Not named: peers, failures,
+    what trains nothing, larger seeds of the same commit. A refused flag is a change."""
+    (path,) = (Path(finished.results) / "t" / "runs").glob("*.json")
+    settings = json.loads(path.read_text())
+    script = "python cleanrl_graph/ppo_graph.py"
+    runs = {
+        "package": {"command": f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path} --seed 1"},
+        "larger": {
+            "command": f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path} --seed 2",
+            "seed": 2,
+        },
+        "file": {"command": f"{script} --load-model runs/no.pt --seed 1"},
+        "old": {"command": f"{script} --seed 1"},
+        "flag": {"command": f"{script} --no-such-flag 3 --seed 1"},
+        "peer": {"command": "python benchmark/peers/plain_ppo_lstm.py --seed 1"},
+        "failed": {"command": f"{script} --seed 3", "exit_code": 1},
+        "nothing": {"command": f"{script} --total-timesteps 0 --seed 1", "fingerprint": None},
+    }
+    folder = tmp_path / "results" / "u" / "runs"
+    folder.mkdir(parents=True)
+    for name, changes in runs.items():
+        new = settings | changes
+        if name == "old":
+            del new["fingerprint"]
+        (folder / f"{name}.json").write_text(json.dumps(new))
+    args = dataclasses.replace(finished, results=str(tmp_path / "results"))
+    out, error = checked(args, ROOT, capsys)
+    at = f"u, {settings['commit'][:7]}: "
+    assert out.startswith(f"{at}{runs['flag']['command']}\n    now: ") and "--no-such-flag" in out
+    lines = [line for line in error.split("\n") if "not checked" in line]
+    assert sorted(line[line.index("not checked") :] for line in lines) == [
+        f"not checked, no fingerprint: {at}{runs['old']['command']}",
+        f"not checked: {at}{runs['package']['command']}",
+        f"not checked: {at}{runs['file']['command']}",
+    ]
+    assert "No module named 'nowhere'" in error and "there is no file runs/no.pt" in error
 
 
 # ---- report.py ----

@@ -1,0 +1,169 @@
+"""Does the code of today compute what it computed when a table was made?
+
+    python benchmark/run.py --check                                     # all tables
+    python benchmark/run.py --check --table popgym --python PYTHON      # one, with its packages
+
+A fingerprint is three losses of the first two updates of a run. run.py reads them from the run's
+own log and writes them into its json. The check starts each command again, with its flags and its
+seed, ends it after two updates and compares. It prints the commands that compute something else
+now, and nothing where there are none; progress and what was not checked go to stderr. Runs of the
+same command at the same commit are checked by the one with the smallest seed. Left out are scripts
+that are not in cleanrl_graph/. Not checked are commands that need a package, or a file in runs/,
+that is missing. Evaluation, videos and saved models are in no fingerprint.
+
+A loss has changed if it differs by more than TOLERANCE * max(1, |loss|). Sums in another order
+change the last bits, and each step of the optimizer makes that larger: with AVX2 in place of
+AVX-512 the losses of five commands differed by up to 2e-6 after the first update and, most of them
+by 2e-7, by up to 4e-4 after the second. A change of what is computed is larger: an update itself
+changes losses and entropy by 1e-2 or so. Where only the second update has changed, rounding may
+have drawn another action; look at the code before the table is made again.
+
+    python benchmark/fingerprint.py SCRIPT FLAGS        # ends a script after two updates
+"""
+
+import collections
+import contextlib
+import json
+import os
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+LOSSES = ("policy_loss", "value_loss", "entropy")  # of the last minibatch of an update
+UPDATES = 2
+TOLERANCE = (2e-5, 1e-3)  # after the first update, after the second
+MODULES = ("", "multi_agent", "third_party", "traffic")  # folders with environments of the tables
+NO_FILE = "there is no file"
+MISSING = rf"No module named|pip install|{NO_FILE}"  # in the sentence about what is missing
+
+
+def read(folder: Path) -> dict[str, list[float]] | None:
+    """The losses of the first updates in the event files below `folder`, by name; None if nothing
+    was trained. A resumed run has several files, the first ones in the oldest."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    found = {f"losses/{name}": {} for name in LOSSES}  # tag -> step -> value
+    for path in sorted(folder.rglob("events.out.tfevents.*"), key=lambda path: path.name):
+        for event in LegacyEventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                if value.tag in found:
+                    found[value.tag][event.step] = float(f"{value.simple_value:.6g}")
+            if all(len(values) > UPDATES for values in found.values()):
+                break  # the file of a long run is not read to its end
+    losses = [[values[step] for step in sorted(values)[:UPDATES]] for values in found.values()]
+    return dict(zip(LOSSES, losses)) if all(losses) else None
+
+
+def differences(old: dict[str, list[float]], new: dict[str, list[float]]) -> list[str]:
+    """A sentence for each loss that has changed."""
+    found = []
+    for name in LOSSES:
+        if len(old[name]) != len(new[name]):
+            return [f"{len(old[name])} updates then, {len(new[name])} now"]
+        for i, (then, now) in enumerate(zip(old[name], new[name])):
+            if not abs(then - now) <= TOLERANCE[i] * max(1, abs(then)):  # also where one is nan
+                found.append(f"{name} of update {i + 1}: {then:g} then, {now:g} now")
+    return found
+
+
+def script_of(command: list[str]) -> int | None:
+    """Where in `command` the script is; None if it is none of cleanrl_graph/."""
+    places = [i for i, word in enumerate(command) if re.fullmatch(r"cleanrl_graph/\w+\.py", word)]
+    return places[0] if places else None
+
+
+def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[float]] | str:
+    """The fingerprint of a command, without its "python", with the code in `root`; if there is
+    none, a sentence that says why."""
+    for word in command:
+        if word.startswith("runs/") and not (root / word).exists():
+            return f"{NO_FILE} {word}"
+    at = script_of(command)
+    command = [python, *command[:at], str(Path(__file__).resolve()), *command[at:]]
+    paths = [str(root / "benchmark" / name) for name in MODULES]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder, "said.txt")
+        with open(said, "wb") as file:
+            process = subprocess.Popen(
+                [*command, "--run-dir", folder],
+                cwd=root,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+            )
+        try:
+            process.wait()
+        finally:  # nothing that it started goes on
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        end = said.read_text(errors="replace")[-500:]
+        words = re.sub(r"[^ -~]+", " ", end).split()  # without the frames that tyro draws
+        return read(Path(folder)) or " ".join(words) or "nothing was trained"
+
+
+def check(args: Any, root: Path = ROOT) -> int:
+    """Prints the commands in the tables of run.py's `args` that compute something else with the
+    code in `root`. Returns their number."""
+    runs = {}  # (table, command without its seed, commit) -> runs
+    for path in sorted(Path(args.results).glob(f"{args.table or '*'}/runs/*.json")):
+        run = json.loads(path.read_text())
+        command = shlex.split(run["command"])[1:]
+        if run["exit_code"] == 0 and script_of(command) is not None:
+            at = command.index("--seed")
+            rest = shlex.join(command[:at] + command[at + 2 :])
+            runs.setdefault((path.parts[-3], rest, run["commit"]), []).append(run)
+    changed = 0
+    for (table, _, commit), same in tqdm(runs.items(), unit="command"):
+        same = [run for run in same if run.get("fingerprint", True)]  # null: nothing was trained
+        with_one = [run for run in same if "fingerprint" in run]
+        if not same:
+            continue
+        run = min(with_one or same, key=lambda run: run["seed"])
+        title = f"{table}, {commit[:7]}: {run['command']}"
+        if not with_one:
+            print(f"not checked, no fingerprint: {title}", file=sys.stderr)
+            continue
+        now = make(shlex.split(run["command"])[1:], args.python, root)
+        if isinstance(now, str) and re.search(MISSING, now):
+            print(f"not checked: {title}\n    {now}", file=sys.stderr)
+            continue
+        found = [f"now: {now}"] if isinstance(now, str) else differences(run["fingerprint"], now)
+        if found:
+            changed += 1
+            print(title, *found, sep="\n    ", flush=True)
+    return changed
+
+
+def main() -> None:
+    """Runs the script in sys.argv and ends it after the first updates."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    add_scalar, counts = SummaryWriter.add_scalar, collections.Counter()
+
+    def count(self: Any, tag: str, *args: Any, **kwargs: Any) -> None:
+        add_scalar(self, tag, *args, **kwargs)
+        counts[tag] += 1
+        if all(counts[f"losses/{name}"] == UPDATES for name in LOSSES):
+            self.flush()
+            os._exit(0)
+
+    SummaryWriter.add_scalar = count
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

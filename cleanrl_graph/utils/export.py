@@ -1,0 +1,404 @@
+"""cleanrl_graph, model.pt: a trained policy as a .pt2 file, which runs where torch is installed.
+
+    python -m cleanrl_graph.utils.export model.pt policy.pt2
+
+writes the program by torch.export, and policy.json, which lists what it takes. It does what the
+script's own `play` does, with the statistics of --norm-obs. Neither this package nor PyG is needed
+to run it, and the numbers of observations, nodes, edges and elements are free at each call:
+
+    program = torch.export.load("policy.pt2").module()
+    file = json.load(open("policy.json"))
+    while True:
+        obs, _ = env.reset()
+        memory = {}
+        for name, form in file["memory"].items():
+            memory[name] = torch.zeros(form["begin"], dtype=getattr(torch, form["dtype"]))
+        done = False
+        while not done:
+            inputs = {k: torch.from_numpy(v) for k, v in inputs_of(obs, file["inputs"]).items()}
+            outputs, memory = program(inputs, memory)
+            obs, reward, terminated, truncated, _ = env.step(outputs["action"][0].numpy())
+            memory["reward"] = torch.tensor([reward])  # if there is a memory
+            done = terminated or truncated
+
+inputs     LEAF           an array of the observation, as "map.nodes": [B, ...], or the rows of all
+                          B observations one after the other; edge_links count those of each graph
+           counts/GROUP   int64 [B], rows of each observation: its nodes, edges or elements
+memory     starts         bool [B], where an episode begins: what was before is forgotten
+           reward         float32 [B], of the step before: for --prev-reward and --reward-shifts
+           OTHERS         what the step before returned. In the first one zeros, of "entries" (nodes
+                          that were seen) none; "steps" may be fewer than --memory-length
+outputs    action         as the environment takes it, [B, ...]; of a Dict or Tuple action.NAME. A
+                          choice counts the rows of its observation. In a Sequence [rows, ...]
+           log_probs/...  of a categorical action [B, options] or of a choice [rows], -inf where
+                          masked; of a MultiDiscrete log_probs/action.0, log_probs/action.1, ...
+           loc/, scale/   mean and standard deviation of a Box, before its bounds
+           logits/...     of bits
+           log_prob       of the action
+           value          of the observation
+
+The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
+drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
+of a part is the one given the parts before it in `action`. This makes the inputs of one observation
+with numpy alone; batches are joined along the first axis:
+
+    def inputs_of(obs, forms):
+        inputs = {}
+        rows = {}
+        for name, form in forms.items():
+            if "keys" in form:
+                value = read(obs, form["keys"])
+                value = np.array([] if value is None else value).astype(form["dtype"])
+                first, *shape = form["shape"]
+                rows[first] = 1 if first == "B" else len(value)
+                inputs[name] = value.reshape(rows[first], *shape)
+            else:
+                inputs[name] = np.array([rows[form["rows"]]])
+        return inputs
+
+    def read(value, keys):
+        for k in keys:
+            if isinstance(k, list):  # the keys in each row of a Sequence that is a tuple
+                value = [read(row, k) for row in value]
+            else:
+                value = getattr(value, k) if hasattr(value, "edge_links") else value[k]
+        return value
+
+Refused are --remember-edges, memories of other scripts, and what torch.export cannot trace.
+"""
+
+import json
+import math
+import sys
+import warnings
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from cleanrl_graph.utils.policy import Policy, load_policy
+
+Tensors = dict[str, Tensor]
+
+
+# ---- Memories: the form of what is remembered, and a step ----
+def form(dtype: Any, *shape: int | str) -> dict:
+    """Of a tensor, as in the JSON file. Sizes that may change are names."""
+    return {"dtype": str(dtype), "shape": list(shape)}
+
+
+class NoMemory:
+    def __init__(self, policy: Policy):
+        self.forms = {}
+
+    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        """(action, log_prob, value, what is remembered)"""
+        action, log_prob, _, value, *_ = agent(obs, greedy=greedy)
+        return action, log_prob, value, memory
+
+
+class Views:
+    """ppo_framestack: what views show of each of the last steps, the newest last."""
+
+    def __init__(self, policy: Policy):
+        agent = policy.agent
+        self.embed_action = policy.script.embed_action
+        self.shifts = {name: shifts.tolist() for name, shifts in agent.shifts.items()}
+        self.shifts["obs"] = [shift - 1 for shift in self.shifts["obs"]]  # -1 is the present step
+        depths = {name: -min([-1, *shifts]) for name, shifts in self.shifts.items()}
+        self.forms = {}
+        for name, dim in agent.view_dims.items():
+            self.forms[name] = form("float32", "B", depths[name], dim)
+        self.images = []
+        for leaf in policy.envs.leaves:
+            if policy.script.key(leaf.path) in agent.cnns:
+                self.images.append(leaf.path)
+                self.forms[f"obs/{leaf.path}"] = form(leaf.dtype, "B", depths["obs"], *leaf.shape)
+
+    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        features, elements = agent.encode(obs)
+        new = {"obs": features, "rewards": memory["reward"][:, None]}
+        new |= {f"obs/{path}": obs[path] for path in self.images}
+        for name, values in new.items():
+            memory[name] = pushed(memory[name], values)
+        views = [memory[name][:, shifts].flatten(1) for name, shifts in self.shifts.items()]
+        for path, cnn in zip(self.images, agent.cnns.values()):
+            frames = memory[f"obs/{path}"]
+            views.append(cnn(frames[:, self.shifts["obs"]]))
+        action, log_prob, _, value = agent(torch.cat(views, 1), elements, obs, greedy=greedy)
+        seen = self.embed_action(agent.head, action, elements)
+        memory["actions"] = pushed(memory["actions"], seen)
+        return action, log_prob, value, memory
+
+
+def pushed(rows: Tensor, new: Tensor) -> Tensor:
+    """[B, steps, ...] without the oldest step, but with a new one."""
+    return torch.cat([rows[:, 1:], new[:, None]], 1)
+
+
+class Transformer:
+    """ppo_gtrxl: keys and values of the last steps, the newest last."""
+
+    def __init__(self, policy: Policy):
+        args = self.args = policy.args
+        self.script = policy.script
+        heads = (args.num_heads, "steps", policy.agent.gtrxl.head_dim)
+        self.forms = {
+            "age": form("int64", "B"),
+            "action": form("float32", "B", policy.agent.action_dim),
+            "keys_values": form("float32", "B", args.num_layers, 2, *heads),
+        }
+
+    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        previous = memory["action"]
+        if self.args.prev_reward:
+            previous = torch.cat([previous, memory["reward"][:, None]], 1)
+        kv = memory["keys_values"].movedim(0, 2)  # [layers, 2, B, H, W, d]
+        past = self.script.Past(memory["age"][None], previous, list(kv))
+        features, elements, _, kv = agent.encode(obs, past)
+        action, log_prob, _, value = agent.decide(features, elements, obs, None, greedy)
+        if self.args.prev_action:
+            memory["action"] = self.script.embed_action(agent.head, action, elements)
+        memory["keys_values"] = torch.stack(kv)[..., 1:, :].movedim(2, 0)
+        memory["age"] = (memory["age"] + 1).clamp(max=self.args.memory_length)
+        return action, log_prob, value, memory
+
+
+class Cell:
+    """ppo_lstm_sparse: a state per observation, or one per node that was seen: an entry."""
+
+    def __init__(self, policy: Policy):
+        agent = policy.agent
+        if policy.args.remember_edges:
+            raise ValueError("--remember-edges cannot be exported")
+        self.embed_action = policy.script.embed_action
+        num = "entries" if agent.group else "B"
+        size = (agent.memory.state_size, policy.args.lstm_dim)
+        self.forms = {
+            "action": form("float32", "B", agent.action_dim),
+            "hidden": form("float32", num, *size),  # c and h, of a GRU h
+        }
+        if agent.group:  # of each entry
+            self.forms |= {"env": form("int64", num), "node_id": form("int64", num)}
+
+    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        features, elements = agent.encoder(obs)
+        past = torch.cat([memory["action"], memory["reward"][:, None]], 1)[:, agent.columns]
+        if agent.group:
+            nodes = elements[agent.group]
+            x = torch.cat([nodes.values, past[nodes.batch]], 1)
+            ids = obs["node_ids"].values
+            out, readout = self.entries(agent.memory, x, ids, nodes.batch, memory)
+        else:
+            x = torch.cat([features, past], 1)
+            memory["hidden"] = self.new_state(agent.memory, x, memory["hidden"])
+            out = readout = memory["hidden"][:, -1]
+        features = torch.cat([features, readout], 1)
+        elements = agent.remembered(elements, out)
+        action, log_prob, _ = agent.head(agent.actor(features), elements, obs, None, greedy)
+        memory["action"] = self.embed_action(agent.head, action, elements)
+        return action, log_prob, agent.critic(features).squeeze(1), memory
+
+    def new_state(self, net: nn.Module, x: Tensor, hidden: Tensor) -> Tensor:
+        state = tuple(rows[None] for rows in hidden.unbind(1)[::-1])  # h, and c of an LSTM
+        _, state = net.cell(net.token(x)[None], state)
+        return torch.cat(state[::-1]).movedim(0, 1)
+
+    def entries(
+        self, net: nn.Module, x: Tensor, ids: Tensor, batch: Tensor, memory: Tensors
+    ) -> tuple[Tensor, Tensor]:
+        """(h of the nodes that are seen, readout [B, H + 1]) where the nodes have inputs x. They
+        become the last entries."""
+        env, hidden = memory["env"], memory["hidden"]
+        lasts = ~memory["starts"][env]
+        is_same = (env[:, None] == batch) & (memory["node_id"][:, None] == ids) & lasts[:, None]
+        numbers = torch.arange(1, len(env) + 1, device=env.device)
+        rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node that has no entry
+        before = nn.functional.pad(hidden, (0, 0, 0, 0, 1, 0))[rows]
+        seen = {"env": batch, "node_id": ids, "hidden": self.new_state(net, x, before)}
+        others = (lasts & ~is_same.any(1)).nonzero().squeeze(1)
+        for name, values in seen.items():
+            memory[name] = torch.cat([memory[name][others], values])
+        h = nn.functional.pad(memory["hidden"][:, -1], (0, 1), value=1.0)  # the last column counts
+        sums = h.new_zeros(len(memory["starts"]), h.shape[1]).index_add(0, memory["env"], h)
+        sums, num = sums.tensor_split([-1], 1)
+        if net.readout == "mean":
+            sums = sums / num.clamp(min=1)
+        return seen["hidden"][:, -1], torch.cat([sums, num.log1p()], 1)
+
+
+MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attribute of the agent
+
+
+def memory_of(policy: Policy) -> Any:
+    """ValueError for a memory of another script."""
+    if policy.memory.state() is None:
+        return NoMemory(policy)
+    for name, memory in MEMORIES.items():
+        if hasattr(policy.agent, name):
+            return memory(policy)
+    raise ValueError(f"the memory of {policy.script.__name__} cannot be exported")
+
+
+# ---- Program ----
+class Program(nn.Module):
+    """What is exported: one step of a policy."""
+
+    def __init__(self, policy: Policy, greedy: bool):
+        super().__init__()
+        self.agent = policy.agent
+        self.greedy = greedy
+        self.ragged = policy.script.Ragged
+        self.memory = memory_of(policy)
+        self.memory_forms = self.memory.forms
+        if self.memory_forms:
+            self.memory_forms |= {"starts": form("bool", "B"), "reward": form("float32", "B")}
+        self.parts = self.agent.head.parts
+        used = {part.mask for part in self.parts}
+        if "node_id" in self.memory_forms:
+            used.add("node_ids")
+        self.leaves = [leaf for leaf in policy.envs.leaves if leaf.is_input or leaf.path in used]
+        self.forms = {}
+        for leaf in self.leaves:
+            rows = f"rows of {leaf.group}" if leaf.group else "B"
+            keys = {"keys": keys_of(leaf)}
+            self.forms[leaf.path] = form(leaf.dtype, rows, *leaf.shape) | keys
+            if leaf.group:
+                self.forms[f"counts/{leaf.group}"] = form("int64", "B") | {"rows": rows}
+        space = policy.envs.action_space
+        if isinstance(space, spaces.Sequence):
+            space = space.feature_space
+        self.factors = []
+        for leaf in policy.script.leaves_of(space, "action"):
+            self.factors.append((leaf.path, leaf.shape, *bounds(leaf)))
+        self.found = []  # distributions of the parts, in the order of the head
+        for head in self.agent.head.heads:
+            head.register_forward_hook(lambda head, _, probs: self.found.append((head.part, probs)))
+
+    def forward(self, inputs: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        memory = dict(memory)
+        for name, values in memory.items():
+            if name != "starts" and self.memory_forms[name]["shape"][0] == "B":
+                starts = memory["starts"].view(-1, *[1] * (values.ndim - 1))
+                memory[name] = values.masked_fill(starts, 0)
+        obs = self.observations(inputs)
+        action, log_prob, value, memory = self.memory.step(self.agent, obs, memory, self.greedy)
+        outputs = {"log_prob": log_prob, "value": value}
+        for path, shape, dtype, low, high, start in self.factors:
+            own, action = action.tensor_split([math.prod(shape)], 1)
+            own = own.reshape(len(own), *shape)
+            if low is not None:
+                own = own.clamp(low, high)
+            outputs[path] = own.to(dtype) + start
+        for part, probs in self.found:
+            path = part.path
+            same = [other for other in self.parts if other.path == path]
+            if len(same) > 1:
+                path = f"{path}.{same.index(part)}"
+            for name in getattr(probs, "arg_constraints", ["log_probs"]):
+                outputs[f"{name}/{path}"] = getattr(probs, name)
+        self.found.clear()
+        return outputs, memory
+
+    def observations(self, inputs: Tensors) -> dict:
+        """What the script's Storage.batch makes of them."""
+        index = {}
+        obs = {}
+        for leaf in self.leaves:
+            rows = inputs[leaf.path]
+            if leaf.group:
+                if leaf.group not in index:
+                    ptr = nn.functional.pad(inputs[f"counts/{leaf.group}"].cumsum(0), (1, 0))
+                    numbers = torch.arange(len(rows), device=rows.device)
+                    batch = torch.bucketize(numbers, ptr[1:], right=True)
+                    index[leaf.group] = self.ragged(None, ptr, batch)
+                if leaf.kind == "links":
+                    rows = rows + index[leaf.nodes].ptr[index[leaf.group].batch][:, None]
+                rows = index[leaf.group]._replace(values=rows)
+            obs[leaf.path] = rows
+        return obs
+
+
+def keys_of(leaf: Any) -> list:
+    """The keys and attributes at which `leaf.read` finds its array, as in the JSON file."""
+    keys = []
+    for getter in leaf.getters:
+        if isinstance(getter, (itemgetter, attrgetter)):
+            keys.append(getter.__reduce__()[1][0])
+        else:
+            keys.append(keys_of(getter.args[0]))  # of each row
+    return keys
+
+
+def bounds(factor: Any) -> tuple:
+    """(dtype, low and high of a Box or None, start) of a factor of the action."""
+    dtype = getattr(torch, str(factor.dtype))
+    low = high = None
+    if isinstance(factor.space, spaces.Box):
+        low = torch.as_tensor(factor.space.low, dtype=torch.float32)
+        high = torch.as_tensor(factor.space.high, dtype=torch.float32)
+    return dtype, low, high, torch.as_tensor(getattr(factor.space, "start", 0), dtype=dtype)
+
+
+def example(forms: dict[str, dict], dims: dict) -> tuple[Tensors, dict]:
+    """(zeros of these forms, names of sizes that may change) as torch.export takes them."""
+    tensors = {}
+    dynamic = {}
+    for name, own in forms.items():
+        shape = [11 + 2 * list(dims).index(size) if size in dims else size for size in own["shape"]]
+        tensors[name] = torch.zeros(shape, dtype=getattr(torch, own["dtype"]))
+        dynamic[name] = {k: dims[size] for k, size in enumerate(own["shape"]) if size in dims}
+    return tensors, dynamic
+
+
+def export(model_path: str, out_path: str, env: Any = None, greedy: bool = True, **kwargs) -> None:
+    """Writes the policy of a model.pt, and a JSON file beside it. `env` and `kwargs` are those of
+    `load_policy`, and so are the errors. ValueError for what cannot be exported."""
+    policy = load_policy(model_path, env, **kwargs)
+    program = Program(policy, greedy)
+    all_forms = (program.forms, program.memory_forms)
+    names = {}
+    for forms in all_forms:
+        for own in forms.values():
+            for size in own["shape"]:
+                if isinstance(size, str):
+                    names.setdefault(size, torch.export.Dim(f"size_{len(names)}"))
+    tensors, dynamic = zip(*[example(forms, names) for forms in all_forms])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `found` is changed
+        exported = torch.export.export(program, tensors, dynamic_shapes=dynamic, strict=True)
+    torch.export.save(exported, out_path)
+    begin = {"B": 1, "entries": 0, "steps": getattr(policy.args, "memory_length", 0)}
+    for own in program.memory_forms.values():
+        own["begin"] = [begin.get(size, size) for size in own["shape"]]
+    file = {
+        "script": policy.script.__name__,
+        "action_space": str(policy.envs.action_space),
+        "inputs": program.forms,
+        "memory": program.memory_forms,
+    }
+    Path(out_path).with_suffix(".json").write_text(json.dumps(file, indent=1))
+
+
+@dataclass
+class Args:
+    """Writes a trained policy as a program of torch.export."""
+
+    model_path: tyro.conf.Positional[str]
+    """model.pt, which --save-model wrote"""
+    out_path: tyro.conf.Positional[str]
+    """policy.pt2; policy.json, which lists what it takes, is written beside it"""
+    greedy: bool = True
+    """the program takes the most probable action; if not, it draws one"""
+
+
+if __name__ == "__main__":
+    try:
+        export(**vars(tyro.cli(Args)))
+    except (ImportError, OSError, ValueError) as problem:
+        sys.exit(str(problem))

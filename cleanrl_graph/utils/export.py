@@ -77,31 +77,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import tyro
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.export import Dim
 
 from cleanrl_graph.utils.policy import Policy, load_policy
 
 Tensors = dict[str, Tensor]
 
 
-# ---- Memories: the form of what is remembered, and a step ----
-def form(dtype: Any, *shape: int | str) -> dict:
+def form(dtype: Any, *shape: int | str, **more) -> dict:
     """Of a tensor, as in the JSON file. Sizes that may change are names."""
-    return {"dtype": str(dtype), "shape": list(shape)}
+    return {"dtype": str(dtype), "shape": list(shape)} | more
 
 
-class NoMemory:
-    def __init__(self, policy: Policy):
-        self.forms = {}
-
-    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
-        """(action, log_prob, value, what is remembered)"""
-        action, log_prob, _, value, *_ = agent(obs, greedy=greedy)
-        return action, log_prob, value, memory
-
-
+# ---- Memories: the forms of what is remembered, and a step that changes it and returns (action,
+# log_prob, value) ----
 class Views:
     """ppo_framestack: what views show of each of the last steps, the newest last."""
 
@@ -110,35 +103,39 @@ class Views:
         self.embed_action = policy.script.embed_action
         self.shifts = {name: shifts.tolist() for name, shifts in agent.shifts.items()}
         self.shifts["obs"] = [shift - 1 for shift in self.shifts["obs"]]  # -1 is the present step
-        depths = {name: -min([-1, *shifts]) for name, shifts in self.shifts.items()}
         self.forms = {}
         for name, dim in agent.view_dims.items():
-            self.forms[name] = form("float32", "B", depths[name], dim)
-        self.images = []
+            self.forms[name] = form("float32", "B", self.depth(name), dim)
+        self.images = {}  # name in the memory -> path of the leaf
         for leaf in policy.envs.leaves:
             if policy.script.key(leaf.path) in agent.cnns:
-                self.images.append(leaf.path)
-                self.forms[f"obs/{leaf.path}"] = form(leaf.dtype, "B", depths["obs"], *leaf.shape)
+                name = f"obs/{leaf.path}"
+                self.images[name] = leaf.path
+                self.forms[name] = form(leaf.dtype, "B", self.depth("obs"), *leaf.shape)
+
+    def depth(self, name: str) -> int:
+        return -min(self.shifts[name], default=-1)
 
     def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
         features, elements = agent.encode(obs)
-        new = {"obs": features, "rewards": memory["reward"][:, None]}
-        new |= {f"obs/{path}": obs[path] for path in self.images}
-        for name, values in new.items():
-            memory[name] = pushed(memory[name], values)
-        views = [memory[name][:, shifts].flatten(1) for name, shifts in self.shifts.items()]
-        for path, cnn in zip(self.images, agent.cnns.values()):
-            frames = memory[f"obs/{path}"]
-            views.append(cnn(frames[:, self.shifts["obs"]]))
-        action, log_prob, _, value = agent(torch.cat(views, 1), elements, obs, greedy=greedy)
-        seen = self.embed_action(agent.head, action, elements)
-        memory["actions"] = pushed(memory["actions"], seen)
-        return action, log_prob, value, memory
+        push(memory, "obs", features)
+        push(memory, "rewards", memory["reward"][:, None])
+        views = []
+        for name, shifts in self.shifts.items():
+            shown = memory[name][:, shifts]
+            views.append(shown.flatten(1))
+        for name, cnn in zip(self.images, agent.cnns.values()):
+            push(memory, name, obs[self.images[name]])
+            views.append(cnn(memory[name][:, self.shifts["obs"]]))
+        views = torch.cat(views, 1)
+        action, log_prob, _, value = agent(views, elements, obs, greedy=greedy)
+        push(memory, "actions", self.embed_action(agent.head, action, elements))
+        return action, log_prob, value
 
 
-def pushed(rows: Tensor, new: Tensor) -> Tensor:
-    """[B, steps, ...] without the oldest step, but with a new one."""
-    return torch.cat([rows[:, 1:], new[:, None]], 1)
+def push(memory: Tensors, name: str, new: Tensor) -> None:
+    """Adds a step to [B, steps, ...], which lets the oldest one go."""
+    memory[name] = torch.cat([memory[name][:, 1:], new[:, None]], 1)
 
 
 class Transformer:
@@ -146,31 +143,35 @@ class Transformer:
 
     def __init__(self, policy: Policy):
         args = self.args = policy.args
+        agent = policy.agent
         self.script = policy.script
-        heads = (args.num_heads, "steps", policy.agent.gtrxl.head_dim)
+        heads = (args.num_heads, "steps", agent.gtrxl.head_dim)
         self.forms = {
             "age": form("int64", "B"),
-            "action": form("float32", "B", policy.agent.action_dim),
+            "action": form("float32", "B", agent.action_dim),
             "keys_values": form("float32", "B", args.num_layers, 2, *heads),
         }
 
     def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        age = memory["age"]
         previous = memory["action"]
         if self.args.prev_reward:
             previous = torch.cat([previous, memory["reward"][:, None]], 1)
         kv = memory["keys_values"].movedim(0, 2)  # [layers, 2, B, H, W, d]
-        past = self.script.Past(memory["age"][None], previous, list(kv))
+        past = self.script.Past(age[None], previous, list(kv))
         features, elements, _, kv = agent.encode(obs, past)
         action, log_prob, _, value = agent.decide(features, elements, obs, None, greedy)
         if self.args.prev_action:
             memory["action"] = self.script.embed_action(agent.head, action, elements)
-        memory["keys_values"] = torch.stack(kv)[..., 1:, :].movedim(2, 0)
-        memory["age"] = (memory["age"] + 1).clamp(max=self.args.memory_length)
-        return action, log_prob, value, memory
+        kv = torch.stack(kv)[..., 1:, :]
+        memory["keys_values"] = kv.movedim(2, 0)
+        memory["age"] = (age + 1).clamp(max=self.args.memory_length)
+        return action, log_prob, value
 
 
 class Cell:
-    """ppo_lstm_sparse: a state per observation, or one per node that was seen: an entry."""
+    """ppo_lstm_sparse: a state per observation or, with node_ids, per node that was seen: an
+    entry."""
 
     def __init__(self, policy: Policy):
         agent = policy.agent
@@ -178,67 +179,74 @@ class Cell:
             raise ValueError("--remember-edges cannot be exported")
         self.embed_action = policy.script.embed_action
         num = "entries" if agent.group else "B"
-        size = (agent.memory.state_size, policy.args.lstm_dim)
         self.forms = {
             "action": form("float32", "B", agent.action_dim),
-            "hidden": form("float32", num, *size),  # c and h, of a GRU h
+            # c and h, of a GRU h
+            "hidden": form("float32", num, agent.memory.state_size, policy.args.lstm_dim),
         }
-        if agent.group:  # of each entry
-            self.forms |= {"env": form("int64", num), "node_id": form("int64", num)}
+        if agent.group:
+            self.forms["env"] = form("int64", num)  # the observation that an entry belongs to
+            self.forms["node_id"] = form("int64", num)
 
     def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
         features, elements = agent.encoder(obs)
-        past = torch.cat([memory["action"], memory["reward"][:, None]], 1)[:, agent.columns]
+        past = torch.cat([memory["action"], memory["reward"][:, None]], 1)
+        past = past[:, agent.columns]
         if agent.group:
             nodes = elements[agent.group]
             x = torch.cat([nodes.values, past[nodes.batch]], 1)
-            ids = obs["node_ids"].values
-            out, readout = self.entries(agent.memory, x, ids, nodes.batch, memory)
+            seen = {"env": nodes.batch, "node_id": obs["node_ids"].values.long()}
+            out, readout = self.per_node(agent.memory, x, seen, memory)
         else:
             x = torch.cat([features, past], 1)
             memory["hidden"] = self.new_state(agent.memory, x, memory["hidden"])
             out = readout = memory["hidden"][:, -1]
         features = torch.cat([features, readout], 1)
-        elements = agent.remembered(elements, out)
-        action, log_prob, _ = agent.head(agent.actor(features), elements, obs, None, greedy)
+        remembered = agent.remembered(elements, out)
+        action, log_prob, _ = agent.head(agent.actor(features), remembered, obs, None, greedy)
         memory["action"] = self.embed_action(agent.head, action, elements)
-        return action, log_prob, agent.critic(features).squeeze(1), memory
+        return action, log_prob, agent.critic(features).squeeze(1)
 
     def new_state(self, net: nn.Module, x: Tensor, hidden: Tensor) -> Tensor:
-        state = tuple(rows[None] for rows in hidden.unbind(1)[::-1])  # h, and c of an LSTM
-        _, state = net.cell(net.token(x)[None], state)
-        return torch.cat(state[::-1]).movedim(0, 1)
+        """As `hidden`, [rows, c and h, H]."""
+        before = hidden.movedim(1, 0).flip(0)[:, None]
+        _, after = net.cell(net.token(x)[None], tuple(before))
+        return torch.cat(after).flip(0).movedim(0, 1)
 
-    def entries(
-        self, net: nn.Module, x: Tensor, ids: Tensor, batch: Tensor, memory: Tensors
+    def per_node(
+        self, net: nn.Module, x: Tensor, seen: Tensors, memory: Tensors
     ) -> tuple[Tensor, Tensor]:
         """(h of the nodes that are seen, readout [B, H + 1]) where the nodes have inputs x. They
         become the last entries."""
-        env, hidden = memory["env"], memory["hidden"]
-        lasts = ~memory["starts"][env]
-        is_same = (env[:, None] == batch) & (memory["node_id"][:, None] == ids) & lasts[:, None]
-        numbers = torch.arange(1, len(env) + 1, device=env.device)
-        rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node that has no entry
-        before = nn.functional.pad(hidden, (0, 0, 0, 0, 1, 0))[rows]
-        seen = {"env": batch, "node_id": ids, "hidden": self.new_state(net, x, before)}
-        others = (lasts & ~is_same.any(1)).nonzero().squeeze(1)
+        lasts = ~memory["starts"][memory["env"]]  # bool [entries]
+        is_same = lasts[:, None]
+        for name, values in seen.items():
+            is_same = is_same & (memory[name][:, None] == values)  # [entries, nodes]
+        numbers = torch.arange(1, len(lasts) + 1, device=x.device)
+        rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node without an entry
+        before = F.pad(memory["hidden"], (0, 0, 0, 0, 1, 0))[rows]
+        new = self.new_state(net, x, before)
+        others = lasts & ~is_same.any(1)
+        others = others.nonzero().squeeze(1)
         for name, values in seen.items():
             memory[name] = torch.cat([memory[name][others], values])
-        h = nn.functional.pad(memory["hidden"][:, -1], (0, 1), value=1.0)  # the last column counts
-        sums = h.new_zeros(len(memory["starts"]), h.shape[1]).index_add(0, memory["env"], h)
+        memory["hidden"] = torch.cat([memory["hidden"][others], new])
+        h = F.pad(memory["hidden"][:, -1], (0, 1), value=1.0)  # the last column counts
+        sums = h.new_zeros(len(memory["starts"]), h.shape[1])
+        sums = sums.index_add(0, memory["env"], h)
         sums, num = sums.tensor_split([-1], 1)
         if net.readout == "mean":
             sums = sums / num.clamp(min=1)
-        return seen["hidden"][:, -1], torch.cat([sums, num.log1p()], 1)
+        return new[:, -1], torch.cat([sums, num.log1p()], 1)
 
 
 MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attribute of the agent
 
 
 def memory_of(policy: Policy) -> Any:
-    """ValueError for a memory of another script."""
+    """None without a memory. ValueError for that of another script."""
     if policy.memory.state() is None:
-        return NoMemory(policy)
+        return None
     for name, memory in MEMORIES.items():
         if hasattr(policy.agent, name):
             return memory(policy)
@@ -247,7 +255,7 @@ def memory_of(policy: Policy) -> Any:
 
 # ---- Program ----
 class Program(nn.Module):
-    """What is exported: one step of a policy."""
+    """What is exported: a step of a policy. `forms` are those of its inputs."""
 
     def __init__(self, policy: Policy, greedy: bool):
         super().__init__()
@@ -255,55 +263,45 @@ class Program(nn.Module):
         self.greedy = greedy
         self.ragged = policy.script.Ragged
         self.memory = memory_of(policy)
-        self.memory_forms = self.memory.forms
-        if self.memory_forms:
-            self.memory_forms |= {"starts": form("bool", "B"), "reward": form("float32", "B")}
-        self.parts = self.agent.head.parts
-        used = {part.mask for part in self.parts}
+        self.memory_forms = {}
+        if self.memory:
+            self.memory_forms = {"starts": form("bool", "B"), "reward": form("float32", "B")}
+            self.memory_forms |= self.memory.forms
+        used = {part.mask for part in self.agent.head.parts}
         if "node_id" in self.memory_forms:
             used.add("node_ids")
         self.leaves = [leaf for leaf in policy.envs.leaves if leaf.is_input or leaf.path in used]
         self.forms = {}
         for leaf in self.leaves:
             rows = f"rows of {leaf.group}" if leaf.group else "B"
-            keys = {"keys": keys_of(leaf)}
-            self.forms[leaf.path] = form(leaf.dtype, rows, *leaf.shape) | keys
+            self.forms[leaf.path] = form(leaf.dtype, rows, *leaf.shape, keys=keys_of(leaf))
             if leaf.group:
-                self.forms[f"counts/{leaf.group}"] = form("int64", "B") | {"rows": rows}
-        space = policy.envs.action_space
-        if isinstance(space, spaces.Sequence):
-            space = space.feature_space
-        self.factors = []
-        for leaf in policy.script.leaves_of(space, "action"):
-            self.factors.append((leaf.path, leaf.shape, *bounds(leaf)))
-        self.found = []  # distributions of the parts, in the order of the head
+                self.forms[f"counts/{leaf.group}"] = form("int64", "B", rows=rows)
+        self.factors = factors_of(policy)
+        self.found = []  # (part, its distribution), in the order of the head
         for head in self.agent.head.heads:
             head.register_forward_hook(lambda head, _, probs: self.found.append((head.part, probs)))
 
     def forward(self, inputs: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
-        memory = dict(memory)
-        for name, values in memory.items():
-            if name != "starts" and self.memory_forms[name]["shape"][0] == "B":
-                starts = memory["starts"].view(-1, *[1] * (values.ndim - 1))
-                memory[name] = values.masked_fill(starts, 0)
         obs = self.observations(inputs)
-        action, log_prob, value, memory = self.memory.step(self.agent, obs, memory, self.greedy)
+        memory = dict(memory)
+        if self.memory:
+            for name, values in memory.items():
+                if name != "starts" and self.memory_forms[name]["shape"][0] == "B":
+                    starts = memory["starts"].view(-1, *[1] * (values.ndim - 1))
+                    memory[name] = values.masked_fill(starts, 0)
+            action, log_prob, value = self.memory.step(self.agent, obs, memory, self.greedy)
+            memory["starts"] = torch.zeros_like(memory["starts"])
+        else:
+            action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)
         outputs = {"log_prob": log_prob, "value": value}
-        for path, shape, dtype, low, high, start in self.factors:
+        for path, shape, low, high, start in self.factors:
             own, action = action.tensor_split([math.prod(shape)], 1)
             own = own.reshape(len(own), *shape)
             if low is not None:
                 own = own.clamp(low, high)
-            outputs[path] = own.to(dtype) + start
-        for part, probs in self.found:
-            path = part.path
-            same = [other for other in self.parts if other.path == path]
-            if len(same) > 1:
-                path = f"{path}.{same.index(part)}"
-            for name in getattr(probs, "arg_constraints", ["log_probs"]):
-                outputs[f"{name}/{path}"] = getattr(probs, name)
-        self.found.clear()
-        return outputs, memory
+            outputs[path] = own.to(start.dtype) + start
+        return outputs | self.distributions(), memory
 
     def observations(self, inputs: Tensors) -> dict:
         """What the script's Storage.batch makes of them."""
@@ -313,46 +311,74 @@ class Program(nn.Module):
             rows = inputs[leaf.path]
             if leaf.group:
                 if leaf.group not in index:
-                    ptr = nn.functional.pad(inputs[f"counts/{leaf.group}"].cumsum(0), (1, 0))
+                    ptr = F.pad(inputs[f"counts/{leaf.group}"].cumsum(0), (1, 0))
                     numbers = torch.arange(len(rows), device=rows.device)
                     batch = torch.bucketize(numbers, ptr[1:], right=True)
                     index[leaf.group] = self.ragged(None, ptr, batch)
                 if leaf.kind == "links":
-                    rows = rows + index[leaf.nodes].ptr[index[leaf.group].batch][:, None]
+                    first_node = index[leaf.nodes].ptr[index[leaf.group].batch]
+                    rows = rows + first_node[:, None]
                 rows = index[leaf.group]._replace(values=rows)
             obs[leaf.path] = rows
         return obs
 
+    def distributions(self) -> Tensors:
+        """What describes the distributions of the parts."""
+        outputs = {}
+        paths = [part.path for part in self.agent.head.parts]
+        for part, probs in self.found:
+            path = part.path
+            if paths.count(path) > 1:
+                number = self.agent.head.parts.index(part) - paths.index(path)
+                path = f"{path}.{number}"
+            for name in getattr(probs, "arg_constraints", ["log_probs"]):
+                outputs[f"{name}/{path}"] = getattr(probs, name)
+        self.found.clear()
+        return outputs
+
 
 def keys_of(leaf: Any) -> list:
-    """The keys and attributes at which `leaf.read` finds its array, as in the JSON file."""
+    """The keys and attributes by which `leaf.read` finds its array; those in each row of a Sequence
+    are a list."""
     keys = []
     for getter in leaf.getters:
         if isinstance(getter, (itemgetter, attrgetter)):
             keys.append(getter.__reduce__()[1][0])
         else:
-            keys.append(keys_of(getter.args[0]))  # of each row
+            keys.append(keys_of(getter.args[0]))
     return keys
 
 
-def bounds(factor: Any) -> tuple:
-    """(dtype, low and high of a Box or None, start) of a factor of the action."""
-    dtype = getattr(torch, str(factor.dtype))
-    low = high = None
-    if isinstance(factor.space, spaces.Box):
-        low = torch.as_tensor(factor.space.low, dtype=torch.float32)
-        high = torch.as_tensor(factor.space.high, dtype=torch.float32)
-    return dtype, low, high, torch.as_tensor(getattr(factor.space, "start", 0), dtype=dtype)
+def factors_of(policy: Policy) -> list[tuple]:
+    """(path, shape, low and high of a Box or None, start, which has the dtype) of each factor of
+    the action."""
+    factors = []
+    space = policy.envs.action_space
+    if isinstance(space, spaces.Sequence):
+        space = space.feature_space
+    for leaf in policy.script.leaves_of(space, "action"):
+        low = high = None
+        if isinstance(leaf.space, spaces.Box):
+            low = torch.as_tensor(leaf.space.low, dtype=torch.float32)
+            high = torch.as_tensor(leaf.space.high, dtype=torch.float32)
+        dtype = getattr(torch, str(leaf.dtype))
+        start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
+        factors.append((leaf.path, leaf.shape, low, high, start))
+    return factors
 
 
-def example(forms: dict[str, dict], dims: dict) -> tuple[Tensors, dict]:
-    """(zeros of these forms, names of sizes that may change) as torch.export takes them."""
+def example(forms: dict[str, dict], sizes: dict[str, int]) -> tuple[Tensors, dict]:
+    """(zeros of these forms, their dimensions that may change) as torch.export takes them."""
     tensors = {}
     dynamic = {}
     for name, own in forms.items():
-        shape = [11 + 2 * list(dims).index(size) if size in dims else size for size in own["shape"]]
+        shape = []
+        for size in own["shape"]:
+            if isinstance(size, str):  # different ones have different sizes, none is 0 or 1
+                size = sizes.setdefault(size, 11 + 2 * len(sizes))
+            shape.append(size)
         tensors[name] = torch.zeros(shape, dtype=getattr(torch, own["dtype"]))
-        dynamic[name] = {k: dims[size] for k, size in enumerate(own["shape"]) if size in dims}
+        dynamic[name] = {k: Dim.DYNAMIC for k, size in enumerate(own["shape"]) if size in sizes}
     return tensors, dynamic
 
 
@@ -361,17 +387,17 @@ def export(model_path: str, out_path: str, env: Any = None, greedy: bool = True,
     `load_policy`, and so are the errors. ValueError for what cannot be exported."""
     policy = load_policy(model_path, env, **kwargs)
     program = Program(policy, greedy)
-    all_forms = (program.forms, program.memory_forms)
-    names = {}
-    for forms in all_forms:
-        for own in forms.values():
-            for size in own["shape"]:
-                if isinstance(size, str):
-                    names.setdefault(size, torch.export.Dim(f"size_{len(names)}"))
-    tensors, dynamic = zip(*[example(forms, names) for forms in all_forms])
+    sizes = {}
+    inputs, of_inputs = example(program.forms, sizes)
+    memory, of_memory = example(program.memory_forms, sizes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `found` is changed
-        exported = torch.export.export(program, tensors, dynamic_shapes=dynamic, strict=True)
+        try:
+            exported = torch.export.export(
+                program, (inputs, memory), dynamic_shapes=(of_inputs, of_memory), strict=True
+            )
+        except Exception as error:  # of many kinds
+            raise ValueError(f"{model_path}: torch.export cannot trace it: {error}") from error
     torch.export.save(exported, out_path)
     begin = {"B": 1, "entries": 0, "steps": getattr(policy.args, "memory_length", 0)}
     for own in program.memory_forms.values():

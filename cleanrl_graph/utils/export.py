@@ -367,7 +367,7 @@ def factors_of(policy: Policy) -> list[tuple]:
     return factors
 
 
-def example(forms: dict[str, dict], sizes: dict[str, int]) -> tuple[Tensors, dict]:
+def example(forms: dict[str, dict], dims: dict[str, Dim]) -> tuple[Tensors, dict]:
     """(zeros of these forms, their dimensions that may change) as torch.export takes them."""
     tensors = {}
     dynamic = {}
@@ -375,10 +375,11 @@ def example(forms: dict[str, dict], sizes: dict[str, int]) -> tuple[Tensors, dic
         shape = []
         for size in own["shape"]:
             if isinstance(size, str):  # different ones have different sizes, none is 0 or 1
-                size = sizes.setdefault(size, 11 + 2 * len(sizes))
+                dims.setdefault(size, Dim(f"size_{len(dims)}"))
+                size = 11 + 2 * list(dims).index(size)
             shape.append(size)
         tensors[name] = torch.zeros(shape, dtype=getattr(torch, own["dtype"]))
-        dynamic[name] = {k: Dim.DYNAMIC for k, size in enumerate(own["shape"]) if size in sizes}
+        dynamic[name] = {k: dims[size] for k, size in enumerate(own["shape"]) if size in dims}
     return tensors, dynamic
 
 
@@ -387,9 +388,9 @@ def export(model_path: str, out_path: str, env: Any = None, greedy: bool = True,
     `load_policy`, and so are the errors. ValueError for what cannot be exported."""
     policy = load_policy(model_path, env, **kwargs)
     program = Program(policy, greedy)
-    sizes = {}
-    inputs, of_inputs = example(program.forms, sizes)
-    memory, of_memory = example(program.memory_forms, sizes)
+    dims = {}  # by their names in the forms
+    inputs, of_inputs = example(program.forms, dims)
+    memory, of_memory = example(program.memory_forms, dims)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `found` is changed
         try:

@@ -126,10 +126,12 @@ class Views:
             views.append(shown.flatten(1))
         for name, cnn in zip(self.images, agent.cnns.values()):
             push(memory, name, obs[self.images[name]])
-            views.append(cnn(memory[name][:, self.shifts["obs"]]))
+            frames = memory[name][:, self.shifts["obs"]]
+            views.append(cnn(frames))
         views = torch.cat(views, 1)
         action, log_prob, _, value = agent(views, elements, obs, greedy=greedy)
-        push(memory, "actions", self.embed_action(agent.head, action, elements))
+        seen = self.embed_action(agent.head, action, elements)
+        push(memory, "actions", seen)
         return action, log_prob, value
 
 
@@ -203,14 +205,17 @@ class Cell:
             out = readout = memory["hidden"][:, -1]
         features = torch.cat([features, readout], 1)
         remembered = agent.remembered(elements, out)
-        action, log_prob, _ = agent.head(agent.actor(features), remembered, obs, None, greedy)
+        latent = agent.actor(features)
+        action, log_prob, _ = agent.head(latent, remembered, obs, None, greedy)
         memory["action"] = self.embed_action(agent.head, action, elements)
-        return action, log_prob, agent.critic(features).squeeze(1)
+        value = agent.critic(features)
+        return action, log_prob, value.squeeze(1)
 
     def new_state(self, net: nn.Module, x: Tensor, hidden: Tensor) -> Tensor:
         """As `hidden`, [rows, c and h, H]."""
         before = hidden.movedim(1, 0).flip(0)[:, None]
-        _, after = net.cell(net.token(x)[None], tuple(before))
+        tokens = net.token(x)
+        _, after = net.cell(tokens[None], tuple(before))
         return torch.cat(after).flip(0).movedim(0, 1)
 
     def per_node(
@@ -290,7 +295,8 @@ class Program(nn.Module):
                 if name != "starts" and self.memory_forms[name]["shape"][0] == "B":
                     starts = memory["starts"].view(-1, *[1] * (values.ndim - 1))
                     memory[name] = values.masked_fill(starts, 0)
-            action, log_prob, value = self.memory.step(self.agent, obs, memory, self.greedy)
+            outputs = self.memory.step(self.agent, obs, memory, self.greedy)
+            action, log_prob, value = outputs
             memory["starts"] = torch.zeros_like(memory["starts"])
         else:
             action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)

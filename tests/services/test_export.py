@@ -1,7 +1,6 @@
 """A policy as a program of torch.export: it does what load_policy does, in any sizes, and where
 this package is not installed."""
 
-import ast
 import importlib
 import json
 import subprocess

@@ -17,14 +17,16 @@ to run it, and the numbers of observations, nodes, edges and elements are free a
         while not done:
             inputs = {k: torch.from_numpy(v) for k, v in inputs_of(obs, file["inputs"]).items()}
             outputs, memory = program(inputs, memory)
-            obs, reward, terminated, truncated, _ = env.step(outputs["action"][0].numpy())
-            memory["reward"] = torch.tensor([reward])  # if there is a memory
+            action = outputs["action"][0].detach().numpy()
+            obs, reward, terminated, truncated, _ = env.step(action)
+            memory["reward"] = torch.tensor([reward], dtype=torch.float32)  # if there is a memory
             done = terminated or truncated
 
 inputs     LEAF           an array of the observation, as "map.nodes": [B, ...], or the rows of all
                           B observations one after the other; edge_links count those of each graph
            counts/GROUP   int64 [B], rows of each observation: its nodes, edges or elements
-memory     starts         bool [B], where an episode begins: what was before is forgotten
+memory     starts         bool [B], where an episode begins: what was before is forgotten. It comes
+                          back as false
            reward         float32 [B], of the step before: for --prev-reward and --reward-shifts
            OTHERS         what the step before returned. In the first one zeros, of "entries" (nodes
                           that were seen) none; "steps" may be fewer than --memory-length

@@ -3,9 +3,11 @@ this package is not installed."""
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ import torch
 from gymnasium import spaces
 from helpers import run, small_args
 
+import cleanrl_graph
 from cleanrl_graph.utils import export
 from cleanrl_graph.utils.policy import load_policy
 
+FOLDER = Path(cleanrl_graph.__file__).parent
 SOURCE = export.__doc__
 HELPER = textwrap.dedent(SOURCE[SOURCE.index("    def inputs_of") : SOURCE.index("Refused are")])
 documented = {"np": np}
@@ -151,12 +155,13 @@ def test_sizes(trained):
     rng = np.random.default_rng(0)
     space = env.observation_space
     none = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
-    lonely = spaces.GraphInstance(np.ones((1, 3), np.float32), np.zeros((0, 2)), np.zeros((0, 2)))
+    no_rows = np.zeros((0, 2), np.float32)
+    lonely = spaces.GraphInstance(np.ones((1, 3), np.float32), no_rows, no_rows.astype(np.int32))
     graphs = [none, lonely]
     for num in (1, 2, 30, 7):
-        nodes = rng.normal(size=(num, 3)).astype(np.float32)
-        links = rng.integers(num, size=(2 * num - 1, 2))
-        edges = rng.normal(size=(2 * num - 1, 2)).astype(np.float32)
+        nodes = rng.uniform(-1, 1, (num, 3)).astype(np.float32)
+        links = rng.integers(num, size=(2 * num - 1, 2), dtype=np.int32)
+        edges = rng.uniform(-1, 1, (2 * num - 1, 2)).astype(np.float32)
         graphs.append(spaces.GraphInstance(nodes, edges, links))
     assert space.contains(graphs[-1])
     for chosen in (graphs, graphs[:1], graphs[1:2], graphs[2:3], graphs[:2], graphs[4:]):
@@ -205,7 +210,8 @@ KINDS = {
     "sequence": dict(env_id="envs:NeighbourMean-v0", gnn="gatv2"),
     "colours": dict(env_id="envs:Colouring-v0", gnn="transformer"),
     "amount": dict(env_id="envs:NodeAmount-v0", autoregressive=True),
-    "composite": dict(env_kwargs={"observation": "mixed", "action": "mixed", "head": "mask"}),
+    "composite": dict(env_kwargs={"observation": "mixed", "action": "mixed"}),
+    "masked": dict(env_kwargs={"observation": "vector", "action": "multidiscrete", "head": "mask"}),
     "job_shop": dict(env_id="envs:JobShop-v0", gnn="gin"),
     "bits": dict(env_kwargs={"observation": "set", "action": "bits"}, readout="sum"),
     "multidiscrete": dict(
@@ -335,11 +341,10 @@ def test_refused(tmp_path, monkeypatch):
 def test_command(tmp_path):
     """As the documentation says; what is wrong is a sentence."""
     path = saved(tmp_path / "model.pt", "ppo_graph", env_id="envs:PoissonGraph-v0")
-    command = [sys.executable, "-m", "cleanrl_graph.utils.export"]
-    subprocess.run([*command, "model.pt", "p.pt2"], cwd=tmp_path, check=True)
+    command = [sys.executable, "-m", "cleanrl_graph.utils.export", "model.pt", "p.pt2"]
+    where = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(FOLDER.parent)})
+    subprocess.run(command, check=True, **where)
     assert json.loads((tmp_path / "p.json").read_text())["script"] == "cleanrl_graph.ppo_graph"
     path.write_text("text")
-    wrong = subprocess.run(
-        [*command, "model.pt", "p.pt2"], cwd=tmp_path, capture_output=True, text=True
-    )
+    wrong = subprocess.run(command, capture_output=True, text=True, **where)
     assert wrong.returncode == 1 and wrong.stderr.startswith("model.pt: not a file that --save-mod")

@@ -1,0 +1,439 @@
+"""cleanrl_graph, model.pt: a trained policy as a .pt2 file, which runs where torch is installed.
+
+    python -m cleanrl_graph.utils.export model.pt policy.pt2
+
+writes the program by torch.export, and policy.json, which lists what it takes. It does what the
+script's own `play` does, with the statistics of --norm-obs. Neither this package nor PyG is needed
+to run it, and the numbers of observations, nodes, edges and elements are free at each call:
+
+    program = torch.export.load("policy.pt2").module()
+    file = json.load(open("policy.json"))
+    while True:
+        obs, _ = env.reset()
+        memory = {}
+        for name, form in file["memory"].items():
+            memory[name] = torch.zeros(form["begin"], dtype=getattr(torch, form["dtype"]))
+        done = False
+        while not done:
+            inputs = {k: torch.from_numpy(v) for k, v in inputs_of(obs, file["inputs"]).items()}
+            outputs, memory = program(inputs, memory)
+            action = outputs["action"][0].detach().numpy()
+            obs, reward, terminated, truncated, _ = env.step(action)
+            memory["reward"] = torch.tensor([reward], dtype=torch.float32)  # if there is a memory
+            done = terminated or truncated
+
+inputs     LEAF           an array of the observation, as "map.nodes": [B, ...], or the rows of all
+                          B observations one after the other; edge_links count those of each graph
+           counts/GROUP   int64 [B], rows of each observation: its nodes, edges or elements
+memory     starts         bool [B], where an episode begins: what was before is forgotten. It comes
+                          back as false
+           reward         float32 [B], of the step before: for --prev-reward and --reward-shifts
+           OTHERS         what the step before returned. In the first one zeros, of "entries" (nodes
+                          that were seen) none; "steps" may be fewer than --memory-length
+outputs    action         as the environment takes it, [B, ...]; of a Dict or Tuple action.NAME. A
+                          choice counts the rows of its observation. In a Sequence [rows, ...]
+           log_probs/...  of a categorical action [B, options] or of a choice [rows], -inf where
+                          masked; of a MultiDiscrete log_probs/action.0, log_probs/action.1, ...
+           loc/, scale/   mean and standard deviation of a Box, before its bounds
+           logits/...     of bits
+           log_prob       of the action
+           value          of the observation
+
+The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
+drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
+of a part is the one given the parts before it in `action`. This makes the inputs of one observation
+with numpy alone; batches are joined along the first axis:
+
+    def inputs_of(obs, forms):
+        inputs = {}
+        rows = {}
+        for name, form in forms.items():
+            if "keys" in form:
+                value = read(obs, form["keys"])
+                value = np.array([] if value is None else value).astype(form["dtype"])
+                first, *shape = form["shape"]
+                rows[first] = 1 if first == "B" else len(value)
+                inputs[name] = value.reshape(rows[first], *shape)
+            else:
+                inputs[name] = np.array([rows[form["rows"]]])
+        return inputs
+
+    def read(value, keys):
+        for k in keys:
+            if isinstance(k, list):  # the keys in each row of a Sequence that is a tuple
+                value = [read(row, k) for row in value]
+            else:
+                value = getattr(value, k) if hasattr(value, "edge_links") else value[k]
+        return value
+
+Refused are --remember-edges, memories of other scripts, and what torch.export cannot trace.
+"""
+
+import json
+import math
+import sys
+import warnings
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import tyro
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.export import Dim
+
+from cleanrl_graph.utils.policy import Policy, load_policy
+
+Tensors = dict[str, Tensor]
+
+
+def form(dtype: Any, *shape: int | str, **more) -> dict:
+    """Of a tensor, as in the JSON file. Sizes that may change are names."""
+    return {"dtype": str(dtype), "shape": list(shape)} | more
+
+
+# ---- Memories: the forms of what is remembered, and a step that changes it and returns (action,
+# log_prob, value) ----
+class Views:
+    """ppo_framestack: what views show of each of the last steps, the newest last."""
+
+    def __init__(self, policy: Policy):
+        agent = policy.agent
+        self.embed_action = policy.script.embed_action
+        self.shifts = {name: shifts.tolist() for name, shifts in agent.shifts.items()}
+        self.shifts["obs"] = [shift - 1 for shift in self.shifts["obs"]]  # -1 is the present step
+        self.forms = {}
+        for name, dim in agent.view_dims.items():
+            self.forms[name] = form("float32", "B", self.depth(name), dim)
+        self.images = {}  # name in the memory -> path of the leaf
+        for leaf in policy.envs.leaves:
+            if policy.script.key(leaf.path) in agent.cnns:
+                name = f"obs/{leaf.path}"
+                self.images[name] = leaf.path
+                self.forms[name] = form(leaf.dtype, "B", self.depth("obs"), *leaf.shape)
+
+    def depth(self, name: str) -> int:
+        return -min(self.shifts[name], default=-1)
+
+    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        features, elements = agent.encode(obs)
+        push(memory, "obs", features)
+        push(memory, "rewards", memory["reward"][:, None])
+        views = []
+        for name, shifts in self.shifts.items():
+            shown = memory[name][:, shifts]
+            views.append(shown.flatten(1))
+        for name, cnn in zip(self.images, agent.cnns.values()):
+            push(memory, name, obs[self.images[name]])
+            frames = memory[name][:, self.shifts["obs"]]
+            views.append(cnn(frames))
+        views = torch.cat(views, 1)
+        action, log_prob, _, value = agent(views, elements, obs, greedy=greedy)
+        seen = self.embed_action(agent.head, action, elements)
+        push(memory, "actions", seen)
+        return action, log_prob, value
+
+
+def push(memory: Tensors, name: str, new: Tensor) -> None:
+    """Adds a step to [B, steps, ...], which lets the oldest one go."""
+    memory[name] = torch.cat([memory[name][:, 1:], new[:, None]], 1)
+
+
+class Transformer:
+    """ppo_gtrxl: keys and values of the last steps, the newest last."""
+
+    def __init__(self, policy: Policy):
+        args = self.args = policy.args
+        agent = policy.agent
+        self.script = policy.script
+        heads = (args.num_heads, "steps", agent.gtrxl.head_dim)
+        self.forms = {
+            "age": form("int64", "B"),
+            "action": form("float32", "B", agent.action_dim),
+            "keys_values": form("float32", "B", args.num_layers, 2, *heads),
+        }
+
+    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        age = memory["age"]
+        previous = memory["action"]
+        if self.args.prev_reward:
+            previous = torch.cat([previous, memory["reward"][:, None]], 1)
+        kv = memory["keys_values"].movedim(0, 2)  # [layers, 2, B, H, W, d]
+        past = self.script.Past(age[None], previous, list(kv))
+        features, elements, _, kv = agent.encode(obs, past)
+        action, log_prob, _, value = agent.decide(features, elements, obs, None, greedy)
+        if self.args.prev_action:
+            memory["action"] = self.script.embed_action(agent.head, action, elements)
+        kv = torch.stack(kv)[..., 1:, :]
+        memory["keys_values"] = kv.movedim(2, 0)
+        memory["age"] = (age + 1).clamp(max=self.args.memory_length)
+        return action, log_prob, value
+
+
+class Cell:
+    """ppo_lstm_sparse: a state per observation or, with node_ids, per node that was seen: an
+    entry."""
+
+    def __init__(self, policy: Policy):
+        agent = policy.agent
+        if policy.args.remember_edges:
+            raise ValueError("--remember-edges cannot be exported")
+        self.embed_action = policy.script.embed_action
+        num = "entries" if agent.group else "B"
+        self.forms = {
+            "action": form("float32", "B", agent.action_dim),
+            # c and h, of a GRU h
+            "hidden": form("float32", num, agent.memory.state_size, policy.args.lstm_dim),
+        }
+        if agent.group:
+            self.forms["env"] = form("int64", num)  # the observation that an entry belongs to
+            self.forms["node_id"] = form("int64", num)
+
+    def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
+        features, elements = agent.encoder(obs)
+        past = torch.cat([memory["action"], memory["reward"][:, None]], 1)
+        past = past[:, agent.columns]
+        if agent.group:
+            nodes = elements[agent.group]
+            x = torch.cat([nodes.values, past[nodes.batch]], 1)
+            seen = {"env": nodes.batch, "node_id": obs["node_ids"].values.long()}
+            out, readout = self.per_node(agent.memory, x, seen, memory)
+        else:
+            x = torch.cat([features, past], 1)
+            memory["hidden"] = self.new_state(agent.memory, x, memory["hidden"])
+            out = readout = memory["hidden"][:, -1]
+        features = torch.cat([features, readout], 1)
+        remembered = agent.remembered(elements, out)
+        latent = agent.actor(features)
+        action, log_prob, _ = agent.head(latent, remembered, obs, None, greedy)
+        memory["action"] = self.embed_action(agent.head, action, elements)
+        value = agent.critic(features)
+        return action, log_prob, value.squeeze(1)
+
+    def new_state(self, net: nn.Module, x: Tensor, hidden: Tensor) -> Tensor:
+        """As `hidden`, [rows, c and h, H]."""
+        before = hidden.movedim(1, 0).flip(0)[:, None]
+        tokens = net.token(x)
+        _, after = net.cell(tokens[None], tuple(before))
+        return torch.cat(after).flip(0).movedim(0, 1)
+
+    def per_node(
+        self, net: nn.Module, x: Tensor, seen: Tensors, memory: Tensors
+    ) -> tuple[Tensor, Tensor]:
+        """(h of the nodes that are seen, readout [B, H + 1]) where the nodes have inputs x. They
+        become the last entries."""
+        lasts = ~memory["starts"][memory["env"]]  # bool [entries]
+        is_same = lasts[:, None]
+        for name, values in seen.items():
+            is_same = is_same & (memory[name][:, None] == values)  # [entries, nodes]
+        numbers = torch.arange(1, len(lasts) + 1, device=x.device)
+        rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node without an entry
+        before = F.pad(memory["hidden"], (0, 0, 0, 0, 1, 0))[rows]
+        new = self.new_state(net, x, before)
+        others = lasts & ~is_same.any(1)
+        others = others.nonzero().squeeze(1)
+        for name, values in seen.items():
+            memory[name] = torch.cat([memory[name][others], values])
+        memory["hidden"] = torch.cat([memory["hidden"][others], new])
+        h = F.pad(memory["hidden"][:, -1], (0, 1), value=1.0)  # the last column counts
+        sums = h.new_zeros(len(memory["starts"]), h.shape[1])
+        sums = sums.index_add(0, memory["env"], h)
+        sums, num = sums.tensor_split([-1], 1)
+        if net.readout == "mean":
+            sums = sums / num.clamp(min=1)
+        return new[:, -1], torch.cat([sums, num.log1p()], 1)
+
+
+MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attribute of the agent
+
+
+def memory_of(policy: Policy) -> Any:
+    """None without a memory. ValueError for that of another script."""
+    if policy.memory.state() is None:
+        return None
+    for name, memory in MEMORIES.items():
+        if hasattr(policy.agent, name):
+            return memory(policy)
+    raise ValueError(f"the memory of {policy.script.__name__} cannot be exported")
+
+
+# ---- Program ----
+class Program(nn.Module):
+    """What is exported: a step of a policy. `forms` are those of its inputs."""
+
+    def __init__(self, policy: Policy, greedy: bool):
+        super().__init__()
+        self.agent = policy.agent
+        self.greedy = greedy
+        self.ragged = policy.script.Ragged
+        self.memory = memory_of(policy)
+        self.memory_forms = {}
+        if self.memory:
+            self.memory_forms = {"starts": form("bool", "B"), "reward": form("float32", "B")}
+            self.memory_forms |= self.memory.forms
+        used = {part.mask for part in self.agent.head.parts}
+        if "node_id" in self.memory_forms:
+            used.add("node_ids")
+        self.leaves = [leaf for leaf in policy.envs.leaves if leaf.is_input or leaf.path in used]
+        self.forms = {}
+        for leaf in self.leaves:
+            rows = f"rows of {leaf.group}" if leaf.group else "B"
+            self.forms[leaf.path] = form(leaf.dtype, rows, *leaf.shape, keys=keys_of(leaf))
+            if leaf.group:
+                self.forms[f"counts/{leaf.group}"] = form("int64", "B", rows=rows)
+        self.factors = factors_of(policy)
+        self.found = []  # (part, its distribution), in the order of the head
+        for head in self.agent.head.heads:
+            head.register_forward_hook(lambda head, _, probs: self.found.append((head.part, probs)))
+
+    def forward(self, inputs: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        obs = self.observations(inputs)
+        memory = dict(memory)
+        if self.memory:
+            for name, values in memory.items():
+                if name != "starts" and self.memory_forms[name]["shape"][0] == "B":
+                    starts = memory["starts"].view(-1, *[1] * (values.ndim - 1))
+                    memory[name] = values.masked_fill(starts, 0)
+            outputs = self.memory.step(self.agent, obs, memory, self.greedy)
+            action, log_prob, value = outputs
+            memory["starts"] = torch.zeros_like(memory["starts"])
+        else:
+            action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)
+        outputs = {"log_prob": log_prob, "value": value}
+        for path, shape, low, high, start in self.factors:
+            own, action = action.tensor_split([math.prod(shape)], 1)
+            own = own.reshape(len(own), *shape)
+            if low is not None:
+                own = own.clamp(low, high)
+            outputs[path] = own.to(start.dtype) + start
+        return outputs | self.distributions(), memory
+
+    def observations(self, inputs: Tensors) -> dict:
+        """What the script's Storage.batch makes of them."""
+        index = {}
+        obs = {}
+        for leaf in self.leaves:
+            rows = inputs[leaf.path]
+            if leaf.group:
+                if leaf.group not in index:
+                    ptr = F.pad(inputs[f"counts/{leaf.group}"].cumsum(0), (1, 0))
+                    numbers = torch.arange(len(rows), device=rows.device)
+                    batch = torch.bucketize(numbers, ptr[1:], right=True)
+                    index[leaf.group] = self.ragged(None, ptr, batch)
+                if leaf.kind == "links":
+                    first_node = index[leaf.nodes].ptr[index[leaf.group].batch]
+                    rows = rows + first_node[:, None]
+                rows = index[leaf.group]._replace(values=rows)
+            obs[leaf.path] = rows
+        return obs
+
+    def distributions(self) -> Tensors:
+        """What describes the distributions of the parts."""
+        outputs = {}
+        paths = [part.path for part in self.agent.head.parts]
+        for part, probs in self.found:
+            path = part.path
+            if paths.count(path) > 1:
+                number = self.agent.head.parts.index(part) - paths.index(path)
+                path = f"{path}.{number}"
+            for name in getattr(probs, "arg_constraints", ["log_probs"]):
+                outputs[f"{name}/{path}"] = getattr(probs, name)
+        self.found.clear()
+        return outputs
+
+
+def keys_of(leaf: Any) -> list:
+    """The keys and attributes by which `leaf.read` finds its array; those in each row of a Sequence
+    are a list."""
+    keys = []
+    for getter in leaf.getters:
+        if isinstance(getter, (itemgetter, attrgetter)):
+            keys.append(getter.__reduce__()[1][0])
+        else:
+            keys.append(keys_of(getter.args[0]))
+    return keys
+
+
+def factors_of(policy: Policy) -> list[tuple]:
+    """(path, shape, low and high of a Box or None, start, which has the dtype) of each factor of
+    the action."""
+    factors = []
+    space = policy.envs.action_space
+    if isinstance(space, spaces.Sequence):
+        space = space.feature_space
+    for leaf in policy.script.leaves_of(space, "action"):
+        low = high = None
+        if isinstance(leaf.space, spaces.Box):
+            low = torch.as_tensor(leaf.space.low, dtype=torch.float32)
+            high = torch.as_tensor(leaf.space.high, dtype=torch.float32)
+        dtype = getattr(torch, str(leaf.dtype))
+        start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
+        factors.append((leaf.path, leaf.shape, low, high, start))
+    return factors
+
+
+def example(forms: dict[str, dict], dims: dict[str, Dim]) -> tuple[Tensors, dict]:
+    """(zeros of these forms, their dimensions that may change) as torch.export takes them."""
+    tensors = {}
+    dynamic = {}
+    for name, own in forms.items():
+        shape = []
+        for size in own["shape"]:
+            if isinstance(size, str):  # different ones have different sizes, none is 0 or 1
+                dims.setdefault(size, Dim(f"size_{len(dims)}"))
+                size = 11 + 2 * list(dims).index(size)
+            shape.append(size)
+        tensors[name] = torch.zeros(shape, dtype=getattr(torch, own["dtype"]))
+        dynamic[name] = {k: dims[size] for k, size in enumerate(own["shape"]) if size in dims}
+    return tensors, dynamic
+
+
+def export(model_path: str, out_path: str, env: Any = None, greedy: bool = True, **kwargs) -> None:
+    """Writes the policy of a model.pt, and a JSON file beside it. `env` and `kwargs` are those of
+    `load_policy`, and so are the errors. ValueError for what cannot be exported."""
+    policy = load_policy(model_path, env, **kwargs)
+    program = Program(policy, greedy)
+    dims = {}  # by their names in the forms
+    inputs, of_inputs = example(program.forms, dims)
+    memory, of_memory = example(program.memory_forms, dims)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `found` is changed
+        try:
+            exported = torch.export.export(
+                program, (inputs, memory), dynamic_shapes=(of_inputs, of_memory), strict=True
+            )
+        except Exception as error:  # of many kinds
+            raise ValueError(f"{model_path}: torch.export cannot trace it: {error}") from error
+    torch.export.save(exported, out_path)
+    begin = {"B": 1, "entries": 0, "steps": getattr(policy.args, "memory_length", 0)}
+    for own in program.memory_forms.values():
+        own["begin"] = [begin.get(size, size) for size in own["shape"]]
+    file = {
+        "script": policy.script.__name__,
+        "action_space": str(policy.envs.action_space),
+        "inputs": program.forms,
+        "memory": program.memory_forms,
+    }
+    Path(out_path).with_suffix(".json").write_text(json.dumps(file, indent=1))
+
+
+@dataclass
+class Args:
+    """Writes a trained policy as a program of torch.export."""
+
+    model_path: tyro.conf.Positional[str]
+    """model.pt, which --save-model wrote"""
+    out_path: tyro.conf.Positional[str]
+    """policy.pt2; policy.json, which lists what it takes, is written beside it"""
+    greedy: bool = True
+    """the program takes the most probable action; if not, it draws one"""
+
+
+if __name__ == "__main__":
+    try:
+        export(**vars(tyro.cli(Args)))
+    except (ImportError, OSError, ValueError) as problem:
+        sys.exit(str(problem))

@@ -1,0 +1,350 @@
+"""A policy as a program of torch.export: it does what load_policy does, in any sizes, and where
+this package is not installed."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import run, small_args
+
+import cleanrl_graph
+from cleanrl_graph.utils import export
+from cleanrl_graph.utils.policy import load_policy
+
+FOLDER = Path(cleanrl_graph.__file__).parent
+SOURCE = export.__doc__
+HELPER = textwrap.dedent(SOURCE[SOURCE.index("    def inputs_of") : SOURCE.index("Refused are")])
+documented = {"np": np}
+exec(HELPER, documented)
+GRAPH = {"observation": "graph_edges", "action": "box"}
+
+
+def saved(path, name, **flags):
+    """A model.pt of an agent whose weights and statistics are random."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    args = small_args(script, **{"env_id": "Random-v0", "gnn_layers": 1} | flags)
+    env = script.make_env(args)
+    leaves = script.Envs([lambda: env], args.action_head).leaves
+    agent = script.Agent(leaves, env.action_space, args)
+    for parameter in agent.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape)  # more would amplify rounding
+    for buffer in agent.buffers():
+        if buffer.dtype == torch.float64:
+            buffer += torch.rand(buffer.shape)
+    torch.save({"model": agent.state_dict(), "args": vars(args), "script": name}, path)
+    return path
+
+
+def loaded(path, **kwargs):
+    """(program, its JSON file) of a model.pt."""
+    out = path.with_name("policy.pt2")
+    export.export(str(path), str(out), **kwargs)
+    program = torch.export.load(out).module()
+    return program, json.loads(out.with_suffix(".json").read_text())
+
+
+def tensors(obs, file):
+    """The inputs of one observation, by the function in the documentation."""
+    arrays = documented["inputs_of"](obs, file["inputs"])
+    for name, form in file["inputs"].items():
+        assert arrays[name].dtype == form["dtype"], name
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def batch(observations, file):
+    """The inputs of several, in another order of names."""
+    inputs = [tensors(obs, file) for obs in observations]
+    return {name: torch.cat([one[name] for one in inputs]) for name in reversed(inputs[0])}
+
+
+def nothing(file, num=1):
+    """The memory of `num` observations with which episodes begin."""
+    memory = {}
+    for name, form in file["memory"].items():
+        shape = [num if size == "B" else n for size, n in zip(form["shape"], form["begin"])]
+        memory[name] = torch.zeros(shape, dtype=getattr(torch, form["dtype"]))
+    return memory
+
+
+def action_of(space, outputs, b, path="action"):
+    """Element b of the action space."""
+    if isinstance(space, spaces.Dict):
+        return {k: action_of(space[k], outputs, b, f"{path}.{k}") for k in space}
+    if isinstance(space, spaces.Tuple):
+        return tuple(action_of(own, outputs, b, f"{path}.{k}") for k, own in enumerate(space))
+    return outputs[path][b].detach().numpy()
+
+
+def close(ours, theirs):
+    if isinstance(ours, dict):
+        return all(close(ours[k], theirs[k]) for k in ours | theirs)
+    if isinstance(ours, tuple):
+        return len(ours) == len(theirs) and all(map(close, ours, theirs))
+    return np.shape(ours) == np.shape(theirs) and np.allclose(ours, theirs, atol=2e-4)
+
+
+def actions_of(policy, outputs, num_rows):
+    """The actions of all observations; of a Sequence `num_rows` each."""
+    space = policy.envs.action_space
+    if not isinstance(space, spaces.Sequence):
+        return [action_of(space, outputs, b) for b in range(len(num_rows))]
+    rows = outputs["action"].detach().numpy()
+    return np.split(rows, np.cumsum(num_rows)[:-1])
+
+
+def play(path, num_steps=12, N=3, ties="none"):
+    """Compares N environments, whose episodes begin and end at different times, with load_policy.
+    With `ties`, which rounding decides, not their actions, and the policy's are taken."""
+    program, file = loaded(path)
+    policy = load_policy(path, num_envs=N)
+    act = policy.memory.act
+    acted = []  # (action, log_prob, value) of each step
+    policy.memory.act = lambda *inputs: acted.append(act(*inputs)) or acted[-1]
+    per_row = policy.agent.head.per_row
+    envs = [policy.make_env() for _ in range(N)]
+    observations = [env.reset(seed=i)[0] for i, env in enumerate(envs)]
+    rewards = np.ones(N, np.float32)
+    starts = np.ones(N, bool)
+    memory = nothing(file, N)
+    for _ in range(num_steps):
+        if memory:
+            memory["starts"] = torch.from_numpy(starts)
+            memory["reward"] = torch.from_numpy(rewards)
+        inputs = batch(observations, file)
+        outputs, memory = program(inputs, memory)
+        theirs = policy(observations, rewards, starts)
+        num_rows = inputs[f"counts/{per_row}"].tolist() if per_row else [1] * N
+        ours = actions_of(policy, outputs, num_rows)
+        _, log_prob, value = acted[-1]
+        assert torch.allclose(outputs["log_prob"].float(), log_prob.float(), atol=2e-4)
+        assert torch.allclose(outputs["value"], value, atol=2e-4)
+        if ties == "none":
+            assert all(map(close, ours, theirs)), (ours, theirs)
+        rewards = np.zeros(N, np.float32)
+        for i, action in enumerate(theirs):
+            observations[i], rewards[i], terminated, truncated, _ = envs[i].step(action)
+            starts[i] = terminated or truncated
+            if starts[i]:
+                observations[i], _ = envs[i].reset()
+
+
+# ---- Without memory ----
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A policy that was trained for two updates, exported: (path of the model, program, file)."""
+    folder = tmp_path_factory.mktemp("run")
+    flags = dict(env_id="Random-v0", env_kwargs=GRAPH, norm_obs=True, gnn_layers=1)
+    path = run(folder, save_model=True, **flags).folder / "model.pt"
+    return path, *loaded(path)
+
+
+def test_sizes(trained):
+    """Batches of any size, graphs without nodes or edges; distributions, values and
+    log-probabilities are those of the agent, with its statistics."""
+    path, program, file = trained
+    policy = load_policy(path, num_envs=6)
+    env = policy.make_env()
+    rng = np.random.default_rng(0)
+    space = env.observation_space
+    none = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
+    no_rows = np.zeros((0, 2), np.float32)
+    lonely = spaces.GraphInstance(np.ones((1, 3), np.float32), no_rows, no_rows.astype(np.int32))
+    graphs = [none, lonely]
+    for num in (1, 2, 30, 7):
+        nodes = rng.uniform(-1, 1, (num, 3)).astype(np.float32)
+        links = rng.integers(num, size=(2 * num - 1, 2), dtype=np.int32)
+        edges = rng.uniform(-1, 1, (2 * num - 1, 2)).astype(np.float32)
+        graphs.append(spaces.GraphInstance(nodes, edges, links))
+    assert space.contains(graphs[-1])
+    for chosen in (graphs, graphs[:1], graphs[1:2], graphs[2:3], graphs[:2], graphs[4:]):
+        outputs, memory = program(batch(chosen, file), {})
+        actions = policy(chosen)
+        assert close(tuple(outputs["action"].detach().numpy()), tuple(actions)) and memory == {}
+        flat = policy.envs.collate([policy.envs.read(0, obs) for obs in chosen], range(len(chosen)))
+        obs = policy.memory.storage.append(flat)
+        mean, log_prob, _, value = policy.agent(obs, greedy=True)
+        assert torch.allclose(outputs["loc/action"], mean, atol=1e-5)
+        assert torch.allclose(outputs["log_prob"], log_prob, atol=1e-5)
+        assert torch.allclose(outputs["value"], value, atol=1e-5)
+        assert torch.allclose(outputs["scale/action"], policy.agent.head.heads[0].log_std.exp())
+    assert policy.agent.encoder.rows["leaf/obs/nodes"].mean.abs().min() > 0
+
+
+def test_alone(trained):
+    """In another process, which has torch alone."""
+    path, program, file = trained
+    graph = spaces.GraphInstance(np.eye(3), np.ones((2, 2)), np.array([[0, 1], [2, 0]]))
+    inputs = tensors(graph, file)
+    code = (
+        "import json, sys\n"
+        "for name in ('cleanrl_graph', 'torch_geometric', 'gymnasium', 'tyro'):\n"
+        "    sys.modules[name] = None  # cannot be imported\n"
+        "import torch\n"
+        "program = torch.export.load('policy.pt2').module()\n"
+        "inputs = torch.load('inputs.pt')\n"
+        "print(json.dumps(program(inputs, {})[0]['action'].tolist()))\n"
+    )
+    torch.save(inputs, path.with_name("inputs.pt"))
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=path.parent, capture_output=True, text=True, check=True
+    )
+    assert np.allclose(json.loads(found.stdout), program(inputs, {})[0]["action"].tolist())
+    assert "Traceback" not in found.stderr
+
+
+KINDS = {
+    "choice": dict(env_kwargs={"observation": "graph_edges", "head": "nodes"}),
+    "pair": dict(
+        env_kwargs={"observation": "graph_categories", "head": "pair"}, autoregressive=True
+    ),
+    "edges": dict(env_id="envs:BestEdge-v0"),
+    "set": dict(env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
+    "sequence": dict(env_id="envs:NeighbourMean-v0", gnn="gatv2"),
+    "colours": dict(env_id="envs:Colouring-v0", gnn="transformer"),
+    "amount": dict(env_id="envs:NodeAmount-v0", autoregressive=True),
+    "composite": dict(env_kwargs={"observation": "mixed", "action": "mixed"}),
+    "masked": dict(env_kwargs={"observation": "vector", "action": "multidiscrete", "head": "mask"}),
+    "job_shop": dict(env_id="envs:JobShop-v0", gnn="gin"),
+    "bits": dict(env_kwargs={"observation": "set", "action": "bits"}, readout="sum"),
+    "multidiscrete": dict(
+        env_kwargs={"observation": "graph_edges", "action": "multidiscrete"},
+        gnn="sage",
+        gnn_aggr="max",
+    ),
+    "image": dict(env_kwargs={"observation": "image_chw"}),
+    "vector": dict(
+        env_kwargs={"observation": "vector", "action": "box"},
+        state_dependent_std=True,
+        norm_obs=True,
+    ),
+    "embedded": dict(env_kwargs={"observation": "embedded"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(tmp_path, kind):
+    """Every kind of observation, action, mask and layer."""
+    play(saved(tmp_path / "model.pt", "ppo_graph", **KINDS[kind]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo_graph_agents", "ppo_graph_aux", "ppo_graph_compile"])
+def test_variants(tmp_path, name):
+    play(saved(tmp_path / "model.pt", name, env_id="envs:Crowd-v0"))
+
+
+@pytest.mark.slow
+def test_distributions(tmp_path):
+    """To draw an action somebody needs log-probabilities of what is allowed, which sum to 1."""
+    flags = {"env_kwargs": {"observation": "graph_edges", "head": "pair"}}
+    program, file = loaded(saved(tmp_path / "model.pt", "ppo_graph", **flags))
+    env = load_policy(tmp_path / "model.pt").make_env()
+    observations = [env.reset(seed=i)[0] for i in range(3)]
+    inputs = batch(observations, file)
+    outputs, _ = program(inputs, {})
+    log_probs = []
+    for k in range(2):
+        own = outputs[f"log_probs/action.{k}"]
+        assert torch.equal(own > -torch.inf, inputs["action_mask"][:, k] > 0)
+        pieces = own.exp().split(inputs["counts/obs.nodes"].tolist())
+        assert torch.allclose(torch.stack([piece.sum() for piece in pieces]), torch.ones(3))
+        log_probs.append(torch.stack([piece.log().max() for piece in pieces]))
+    assert torch.allclose(sum(log_probs), outputs["log_prob"], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["mixed", "discrete"])
+def test_sampled_actions(tmp_path, action):
+    """--no-greedy: actions are drawn from the distribution, by torch's generator."""
+    flags = {"env_kwargs": {"observation": "vector", "action": action}}
+    path = saved(tmp_path / "model.pt", "ppo_graph", **flags)
+    program, file = loaded(path, greedy=False)
+    obs = load_policy(path).make_env().reset(seed=1)[0]
+    inputs = batch([obs] * 4000, file)
+    torch.manual_seed(1)
+    outputs, _ = program(inputs, {})
+    torch.manual_seed(1)
+    again, _ = program(inputs, {})
+    name = "action" if action == "discrete" else "action.move"
+    assert torch.equal(outputs[name], again[name])
+    start = 2 if action == "discrete" else 0
+    log_probs = outputs[f"log_probs/{name}"]
+    shares = (outputs[name] - start).bincount(minlength=log_probs.shape[1]) / 4000
+    assert torch.allclose(shares, log_probs[0].exp(), atol=0.04)
+    if action == "mixed":
+        drawn = outputs["action.rest.1"].float().mean(0)
+        assert torch.allclose(drawn, outputs["probs/action.rest.1"][0], atol=0.04)
+
+
+# ---- Memories ----
+NODES = {"observation": "set", "head": "nodes"}
+MEMORIES = {
+    "framestack": ("ppo_framestack", dict(env_kwargs=GRAPH)),
+    "gap": ("ppo_framestack", dict(env_kwargs=NODES, obs_shifts="-3,-1", action_shifts="")),
+    "frames": (
+        "ppo_framestack",
+        dict(env_kwargs={"observation": "image_hwc"}, obs_shifts="-2:0", reward_shifts="-1"),
+    ),
+    "lstm": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, prev_reward=True)),
+    "gru": ("ppo_lstm_sparse", dict(env_kwargs=NODES, cell="gru", prev_action=False)),
+    "per_node": ("ppo_lstm_sparse", dict(env_id="envs:GraphExplore-v0", prev_reward=True)),
+    "per_node_sum": (
+        "ppo_lstm_sparse",
+        dict(env_id="envs:GraphExplore-v0", cell="gru", state_readout="sum"),
+    ),
+    "gtrxl": ("ppo_gtrxl", dict(env_kwargs=GRAPH, dim=16, num_layers=2, prev_reward=True)),
+    "window": ("ppo_gtrxl", dict(env_kwargs=NODES, dim=16, memory_length=2, prev_action=False)),
+    "rows": ("ppo_gtrxl", dict(env_id="envs:NeighbourMean-v0", dim=16)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_memories(tmp_path, kind):
+    """Episodes that begin at different times; what was before is forgotten."""
+    name, flags = MEMORIES[kind]
+    ties = "nodes that look alike" if kind.startswith("per_node") else "none"
+    play(saved(tmp_path / "model.pt", name, **flags), num_steps=20, ties=ties)
+
+
+def test_memory(tmp_path):
+    """A quick one."""
+    flags = {"env_kwargs": {"observation": "vector", "action": "box"}, "prev_reward": True}
+    play(saved(tmp_path / "model.pt", "ppo_lstm_sparse", **flags))
+
+
+# ---- What cannot be exported ----
+def test_refused(tmp_path, monkeypatch):
+    """A sentence names the flag, or the script."""
+    path = tmp_path / "model.pt"
+    saved(path, "ppo_lstm_sparse", env_id="envs:GraphExplore-v0", remember_edges=True)
+    with pytest.raises(ValueError, match="--remember-edges cannot be exported"):
+        export.export(str(path), str(tmp_path / "policy.pt2"))
+    monkeypatch.setattr(export, "MEMORIES", {})
+    with pytest.raises(ValueError, match="memory of cleanrl_graph.ppo_lstm_sparse cannot be"):
+        export.export(str(path), str(tmp_path / "policy.pt2"))
+    with pytest.raises(OSError):
+        export.export(str(tmp_path / "none.pt"), str(tmp_path / "policy.pt2"))
+    assert not (tmp_path / "policy.pt2").exists()
+
+
+@pytest.mark.slow
+def test_command(tmp_path):
+    """As the documentation says; what is wrong is a sentence."""
+    path = saved(tmp_path / "model.pt", "ppo_graph", env_id="envs:PoissonGraph-v0")
+    command = [sys.executable, "-m", "cleanrl_graph.utils.export", "model.pt", "p.pt2"]
+    where = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(FOLDER.parent)})
+    subprocess.run(command, check=True, **where)
+    assert json.loads((tmp_path / "p.json").read_text())["script"] == "cleanrl_graph.ppo_graph"
+    path.write_text("text")
+    wrong = subprocess.run(command, capture_output=True, text=True, **where)
+    assert wrong.returncode == 1 and wrong.stderr.startswith("model.pt: not a file that --save-mod")

@@ -177,7 +177,7 @@ class Args:
     """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches; each holds whole rollouts of some of the envs"""
-    update_epochs: int = 8
+    update_epochs: int = 4
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
@@ -1381,25 +1381,35 @@ def flex_attend(age: Tensor, W: int) -> Callable:
     return attend
 
 
+def feed_forward(dim: int) -> nn.Sequential:
+    """The MLP of a transformer, with the norm of its input."""
+    return nn.Sequential(
+        nn.LayerNorm(dim),
+        nn.Linear(dim, 2 * dim),
+        nn.ReLU(),
+        nn.Linear(2 * dim, dim),
+    )
+
+
 class GTrXLLayer(nn.Module):
-    """Attention and MLP, each on the normalised stream, with a ReLU on its output and a gate."""
+    """Attention and MLP, each on the normalised stream, with a ReLU on its output and a gate. Heads
+    begin with windows of about 1, 4, 16, ... and, the last one, all steps: the logits fall linearly
+    with the distance, at learned rates (Press et al. 2022, arXiv:2108.12409)."""
 
     def __init__(self, dim: int, num_heads: int, gate: str):
         super().__init__()
         self.num_heads = num_heads
         self.norm_attention = nn.LayerNorm(dim)
-        self.norm_mlp = nn.LayerNorm(dim)
         self.q = nn.Linear(dim, dim, bias=False)
         self.kv = nn.Linear(dim, 2 * dim, bias=False)
         self.r = nn.Linear(dim, dim, bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
         self.bias_key = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
         self.bias_distance = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, 2 * dim),
-            nn.ReLU(),
-            nn.Linear(2 * dim, dim),
-        )
+        decay = 4.0 ** -torch.arange(num_heads)
+        decay[-1] = 0
+        self.decay = nn.Parameter(decay)
+        self.mlp = feed_forward(dim)
         self.gate_attention = GRUGate(dim) if gate == "gru" else torch.add
         self.gate_mlp = GRUGate(dim) if gate == "gru" else torch.add
 
@@ -1409,16 +1419,24 @@ class GTrXLLayer(nn.Module):
         return kv.permute(2, 1, 3, 0, 4)
 
     def forward(
-        self, x: Tensor, kv: Tensor, encodings: Tensor, far: Tensor, attend: Callable
-    ) -> tuple[Tensor, Tensor]:
-        """(outputs [T, B, D], keys and values [2, B, H, W + T, d]) of inputs x [T, B, D] after W
-        steps with keys and values kv. `encodings` are those of the distances W, ..., 0, [W + 1, D];
-        `far` are those at which a step sees nothing, bool [B, 1, T, W + 1]."""
+        self,
+        x: Tensor,
+        kv: Tensor,
+        distances: Tensor,
+        encodings: Tensor,
+        far: Tensor,
+        attend: Callable,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(outputs [T, B, D], what attention found [T, B, D], keys and values [2, B, H, W + T, d])
+        of inputs x [T, B, D] after W steps with keys and values kv. The distances are W, ..., 0,
+        their encodings [W + 1, D]; `far` are those at which a step sees nothing, bool [B, 1, T,
+        W + 1]."""
         h = self.norm_attention(x)
         q = self.q(h).unflatten(2, (self.num_heads, -1))  # [T, B, H, d]
         r = self.r(encodings) / math.sqrt(q.shape[3])
         r = r.unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
         bias = torch.einsum("tbhd,whd->bhtw", q + self.bias_distance, r)
+        bias = bias - self.decay[:, None, None] * distances
         bias = torch.where(far, -torch.inf, bias)
         new = self.keys_values(h)
         kv = torch.cat([kv.to(new.dtype), new], 3)
@@ -1426,12 +1444,11 @@ class GTrXLLayer(nn.Module):
         q = q + self.bias_key
         y = attend(q.permute(1, 2, 0, 3), k, v, bias)  # [B, H, T, d]
         y = y.permute(2, 0, 1, 3).flatten(2)
-        y = self.out(y)
-        x = self.gate_attention(x, y.relu())
-        h = self.norm_mlp(x)
-        y = self.mlp(h)
+        found = self.out(y)
+        x = self.gate_attention(x, found.relu())
+        y = self.mlp(x)
         x = self.gate_mlp(x, y.relu())
-        return x, kv
+        return x, found, kv
 
 
 class GTrXL(nn.Module):
@@ -1461,23 +1478,28 @@ class GTrXL(nn.Module):
             self.layers.append(layer)
 
     def forward(self, x: Tensor, past: Past) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """(outputs [T, B, D] of tokens x [T, B, D], and of each layer its inputs [T, B, D] and keys
-        and values [2, B, H, W + T, d])"""
+        """(outputs [T, B, 2 D] of tokens x [T, B, D], the second half is what the last layer's
+        attention found; and of each layer its inputs [T, B, D] and keys and values [2, B, H, W + T,
+        d])"""
         W = past.kv[0].shape[3]
         attend = self.kernel(past.age, W)
         distances = torch.arange(W, -1, -1, device=x.device)
         age = past.age.T[:, None, :, None]  # [B, 1, T, 1]
         far = distances > age
-        angles = distances[:, None] * self.frequency
-        encodings = torch.cat([angles.sin(), angles.cos()], 1)
+        encodings = self.encodings(distances)
         inputs = []
         keys_values = []
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             for layer, kv in zip(self.layers, past.kv):
                 inputs.append(x)
-                x, kv = layer(x, kv, encodings, far, attend)
+                x, found, kv = layer(x, kv, distances, encodings, far, attend)
                 keys_values.append(kv)
-        return x, inputs, keys_values
+        return torch.cat([x, found], 2), inputs, keys_values
+
+    def encodings(self, steps: Tensor) -> Tensor:
+        """[any, D], sines and cosines of numbers of steps [any]."""
+        angles = steps[:, None] * self.frequency
+        return torch.cat([angles.sin(), angles.cos()], 1)
 
     def kernel(self, age: Tensor, W: int) -> Callable:
         """The function that attends for steps of these ages [T, B]."""
@@ -1658,7 +1680,8 @@ class Agent(nn.Module):
         super().__init__()
         self.encoder = Encoder(leaves, args)
         self.gtrxl = GTrXL(args)
-        widths = [args.dim, *args.hidden_dims]
+        # They see the observation, the stream, what was found and how old the episode is
+        widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
@@ -1669,6 +1692,8 @@ class Agent(nn.Module):
         # Its bias lets sizes through the norms; past actions are mostly noise
         self.token = nn.Linear(num_inputs, args.dim)
         self.token.weight.data[:, self.encoder.dim :] *= 0.1
+        # So that keys and values know an action together with its outcome
+        self.token_mlp = feed_forward(args.dim)
 
     def forward(self, obs: Obs, past: Past, action: Tensor):
         """(action [T * B, columns], log_prob [T * B], entropy [T * B], value [T * B])"""
@@ -1676,16 +1701,18 @@ class Agent(nn.Module):
         return self.decide(features, elements, obs, action)
 
     def encode(self, obs: Obs, past: Past) -> tuple[Tensor, dict, list[Tensor], list[Tensor]]:
-        """(features [T * B, D], elements, and of each layer of the transformer its inputs, and keys
-        and values). The first step of an episode sees no action before it."""
+        """(features [T * B, any], elements, and of each layer of the transformer its inputs, and
+        keys and values). The first step of an episode sees no action before it."""
         features, elements = self.encoder(obs)
-        is_later = past.age.flatten() > 0
-        previous = past.previous * is_later[:, None]
-        features = torch.cat([features, previous], 1)
-        tokens = self.token(features)
+        age = past.age.flatten()
+        previous = past.previous * (age > 0)[:, None]
+        tokens = self.token(torch.cat([features, previous], 1))
+        tokens = tokens + self.token_mlp(tokens)
         tokens = tokens.unflatten(0, past.age.shape)
-        features, inputs, keys_values = self.gtrxl(tokens, past)
-        return features.flatten(0, 1), elements, inputs, keys_values
+        outputs, inputs, keys_values = self.gtrxl(tokens, past)
+        encodings = self.gtrxl.encodings(age)
+        features = torch.cat([features, outputs.flatten(0, 1), encodings], 1)
+        return features, elements, inputs, keys_values
 
     def decide(
         self,

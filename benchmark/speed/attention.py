@@ -73,13 +73,12 @@ class Args:
 def forward_windows(
     gtrxl: ppo_gtrxl.GTrXL, x: Tensor, windows: list[Tensor], age: Tensor
 ) -> Tensor:
-    """The outputs [S, D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of its
+    """The outputs [S, 2 D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of its
     own, as stored."""
     W = windows[0].shape[1]
     distances = torch.arange(W, -1, -1)
     far = distances > age[:, None]
-    angles = distances[:, None] * gtrxl.frequency
-    encodings = torch.cat([angles.sin(), angles.cos()], 1)
+    encodings = gtrxl.encodings(distances)
     for net, window in zip(gtrxl.layers, windows):
         h = net.norm_attention(torch.cat([window, x[:, None]], 1))
         k, v = (y.unflatten(-1, (net.num_heads, -1)) for y in net.kv(h).chunk(2, -1))
@@ -87,12 +86,13 @@ def forward_windows(
         r = net.r(encodings).unflatten(-1, (net.num_heads, -1))
         logits = torch.einsum("shd,swhd->shw", q + net.bias_key, k)
         logits = logits + torch.einsum("shd,whd->shw", q + net.bias_distance, r)
-        logits = logits / q.shape[-1] ** 0.5
+        logits = logits / q.shape[-1] ** 0.5 - net.decay[:, None] * distances
         weights = logits.masked_fill(far[:, None], -torch.inf).softmax(-1)
         y = torch.einsum("shw,swhd->shd", weights, v).flatten(1)
-        x = net.gate_attention(x, net.out(y).relu())
-        x = net.gate_mlp(x, net.mlp(net.norm_mlp(x)).relu())
-    return x
+        found = net.out(y)
+        x = net.gate_attention(x, found.relu())
+        x = net.gate_mlp(x, net.mlp(x).relu())
+    return torch.cat([x, found], 1)
 
 
 def median_seconds(step: Callable[[], None], repeats: int) -> float:

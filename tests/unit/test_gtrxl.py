@@ -195,12 +195,13 @@ def test_against_the_formulas(attention, gate, num_layers, memory_length):
 
 
 def reference(gtrxl, x, starts, memory_length):
-    """The outputs of one env's tokens x [T, D]. Equations of Dai et al. 2019, section 3.3, and
-    Parisotto et al. 2019, sections 3.1 and 3.2."""
+    """The outputs [T, 2 D] of one env's tokens x [T, D]. Equations of Dai et al. 2019, section 3.3,
+    and Parisotto et al. 2019, sections 3.1 and 3.2; the decay is that of Press et al. 2022."""
     dim = x.shape[1]
     frequencies = gtrxl.frequency.numpy()
     np.testing.assert_allclose(frequencies, 10000 ** (-np.arange(0, dim, 2) / dim), rtol=1e-6)
     streams = [list(x)] + [[] for _ in gtrxl.layers]  # inputs of each layer, outputs of the last
+    found = []  # by the attention of the last layer
     for t in range(len(x)):
         begin = max(s for s in range(t + 1) if starts[s])
         for number, net in enumerate(gtrxl.layers):
@@ -222,21 +223,21 @@ def reference(gtrxl, x, starts, memory_length):
                     encoding = torch.tensor([*np.sin(angles), *np.cos(angles)], dtype=x.dtype)
                     by_content = (query + w["bias_key"][n]) @ (w_key @ token)
                     by_distance = (query + w["bias_distance"][n]) @ (w["r.weight"][rows] @ encoding)
-                    logits.append((by_content + by_distance) / d**0.5)
+                    logit = (by_content + by_distance) / d**0.5
+                    logits.append(logit - (t - s) * w["decay"][n])
                 share = torch.stack(logits).exp() / torch.stack(logits).exp().sum()
                 heads.append(
                     sum(weight * (w_value @ token) for weight, token in zip(share, tokens.values()))
                 )
-            h = gated(
-                net.gate_attention, stream[t], (w["out.weight"] @ torch.cat(heads)).clamp(min=0)
-            )
-            y = (
-                w["mlp.0.weight"] @ norm(h, w["norm_mlp.weight"], w["norm_mlp.bias"])
-                + w["mlp.0.bias"]
-            )
-            y = w["mlp.2.weight"] @ y.clamp(min=0) + w["mlp.2.bias"]
+            y = w["out.weight"] @ torch.cat(heads)
+            if net is gtrxl.layers[-1]:
+                found.append(y)
+            h = gated(net.gate_attention, stream[t], y.clamp(min=0))
+            y = norm(h, w["mlp.0.weight"], w["mlp.0.bias"])
+            y = w["mlp.1.weight"] @ y + w["mlp.1.bias"]
+            y = w["mlp.3.weight"] @ y.clamp(min=0) + w["mlp.3.bias"]
             streams[number + 1].append(gated(net.gate_mlp, h, y.clamp(min=0)))
-    return torch.stack(streams[-1])
+    return torch.cat([torch.stack(streams[-1]), torch.stack(found)], 1)
 
 
 def norm(x, weight, bias):

@@ -37,8 +37,8 @@ MAPS = (
     "ingolstadt7",
     "ingolstadt21",
 )
-REWARDS = ("queue", "pressure", "wait", "delay", "root")
-ORDERS = {"delay": "delay_in", "demand": "vehicles_in", "program": None}  # sorted by a feature
+REWARDS = ("queue", "pressure", "wait", "delay")
+ORDERS = {"delay": "delay_in", "demand": "vehicles_in", "program": None}  # by which feature
 RENDER_MODES = (None, "rgb_array")
 NUM_SLOTS = 8  # green phases of a light, at most
 NUM_FIXED_SEEDS = 1000  # SUMO's seeds below are those of fixed_seed, other episodes use others
@@ -433,7 +433,7 @@ class TrafficLightsEnv(gym.Env):
         demand=1.0,
         shift=0,
         reward="delay",
-        order="demand",
+        order="delay",
         fixed_seed=None,
         render_mode=None,
     ):
@@ -598,8 +598,6 @@ class TrafficLightsEnv(gym.Env):
             cost = np.minimum(self.lights.own_in @ waiting / 1000, 10)
         else:
             cost = self.lights.upstream @ lost / 10
-            if self.reward == "root":
-                cost = np.sqrt(cost)
         return -cost.astype(np.float32)
 
     # ---- What is seen ----

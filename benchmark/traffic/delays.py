@@ -20,6 +20,7 @@ NAMES = {
     "max_pressure": "max-pressure (vehicles in - out)",
     "queue_pressure": "max-pressure (halting in - out)",
     "greedy": "greedy (most vehicles in)",
+    "relief": "relief (most delay of vehicles that have room to go to)",
     "random": "random",
 }
 SYSTEMS = {  # names of runs that are not those of maps
@@ -28,6 +29,7 @@ SYSTEMS = {  # names of runs that are not those of maps
     "all": "one policy for all five maps",
     "unseen": "one policy for four maps: grid4x4, cologne3, cologne8, ingolstadt7",
 }
+DECISIONS = {"greedy": "greedy decisions", "best of 1": "sampled decisions"}  # columns of eval
 MAPS = ("grid4x4", "arterial4x4", "cologne1", "cologne3", "cologne8") + tuple(
     f"ingolstadt{num}" for num in (1, 7, 21)
 )
@@ -52,18 +54,20 @@ def rule_delays() -> dict[str, dict[str, float]]:
     return delays
 
 
-def policy_delays() -> dict[str, dict[str, list[float]]]:
-    """{system: {map: mean delay of its suite, one for each seed}}"""
-    found = defaultdict(lambda: defaultdict(list))
+def policy_delays() -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+    """{(system, column of DECISIONS): {map: {seed: mean delay of its suite}}}"""
+    found = defaultdict(lambda: defaultdict(dict))
     for path in sorted(FOLDER.glob("runs/*.json")):
         run = json.loads(path.read_text())
         system = re.split(r"_(?:TrafficLights|s\d)", path.stem)[0]
         system = SYSTEMS.get(system, "one policy for each map")
-        by_map = defaultdict(list)
-        for instance, delay in zip(run["eval"]["instance"], run["eval"]["greedy"]):
-            by_map[instance.split()[0]].append(float(delay))
-        for name, delays in by_map.items():
-            found[system][name].append(np.mean(delays))
+        seed = int(re.search(r"_s(\d+)_", path.stem).group(1))
+        for column in DECISIONS:
+            by_map = defaultdict(list)
+            for instance, delay in zip(run["eval"]["instance"], run["eval"][column]):
+                by_map[instance.split()[0]].append(float(delay))
+            for name, delays in by_map.items():
+                found[system, column][name][seed] = np.mean(delays)
     return found
 
 
@@ -73,17 +77,20 @@ def main() -> None:
         "    bash benchmark/traffic.sh",
         "",
         "Mean delay of all trips in seconds, over five hours of each map: demands of 0.8 to 1.2,",
-        "shifted in time. Greedy decisions of a policy; mean (and each seed).",
+        "shifted in time. Of policies: mean (and each seed); greedy and sampled decisions of the",
+        "same policies.",
         "",
-        "| | " + " | ".join(MAPS) + " |",
-        "| --- " * (len(MAPS) + 1) + "|",
+        "| | seeds | " + " | ".join(MAPS) + " |",
+        "| --- " * (len(MAPS) + 2) + "|",
     ]
     for rule, name in NAMES.items():
         cells = [f"{rules[rule][m]:.1f}" if m in rules.get(rule, {}) else "" for m in MAPS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    for system, maps in policy_delays().items():
-        cells = [cell(maps.get(name)) for name in MAPS]
-        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | | " + " | ".join(cells) + " |")
+    for (system, column), maps in policy_delays().items():
+        cells = [cell(maps.get(name, {})) for name in MAPS]
+        nums = sorted({len(delays) for delays in maps.values()})
+        seeds = " to ".join(map(str, dict.fromkeys([nums[0], nums[-1]])))
+        lines.append(f"| {system}, {DECISIONS[column]} | {seeds} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "Published by Ault and Sharon (RESCO, NeurIPS 2021, datasets and benchmarks), mean time",
@@ -98,11 +105,11 @@ def main() -> None:
     print(text)
 
 
-def cell(delays: list[float] | None) -> str:
+def cell(delays: dict[int, float]) -> str:
     if not delays:
         return ""
-    seeds = ", ".join(f"{delay:.1f}" for delay in delays)
-    return f"**{np.mean(delays):.1f}** ({seeds})"
+    seeds = ", ".join(f"{delays[seed]:.1f}" for seed in sorted(delays))
+    return f"**{np.mean(list(delays.values())):.1f}** ({seeds})"
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ MAPS = (
     "ingolstadt21",
 )
 REWARDS = ("queue", "pressure", "wait", "delay")
-ORDERS = {"delay": "delay_in", "demand": "vehicles_in", "program": None}  # by which feature
+ORDERS = {"relief": "relief", "demand": "vehicles_in", "program": None}  # by which feature
 RENDER_MODES = (None, "rgb_array")
 NUM_SLOTS = 8  # green phases of a light, at most
 NUM_FIXED_SEEDS = 1000  # SUMO's seeds below are those of fixed_seed, other episodes use others
@@ -58,6 +58,7 @@ PHASE_FEATURES = [
     "far_in: vehicles up to 500 m before the light that it lets go / 10, counted likewise",
     "delay_in: those and the ones that wait to enter, each times the share of the allowed speed "
     "that it lacks, / 10, counted likewise",
+    "relief: delay_in times the room where they go to, 1.2 - fullness_out, from 0 to 1",
     "red: minutes since the light showed it, at most 2",
 ]
 LIGHT_FEATURES = [
@@ -356,13 +357,13 @@ class TrafficLightsEnv(gym.Env):
 
     Agents: light i of n is row i of all that follows. The phases of a light are the green ones of
     the map's own program. They sit in 8 slots; a light with fewer leaves the last ones empty. They
-    are sorted at every step: slot 0 is the one that lets go the vehicles with most delay (the
-    feature delay_in), with order="demand" most vehicles (vehicles_in), of equal ones the current
-    one, then the first of the program. So a slot means about the same for all lights of all maps.
+    are sorted at every step: slot 0 is the one with most relief (the delay of the vehicles that it
+    lets go, less where they have no room), with order="demand" with most vehicles_in, of equal ones
+    the current one, then the first of the program. So a slot means about the same for all lights of all maps.
     With order="program" slot k is phase k of the program.
 
     Observation:
-        "graph": nodes float32 [n, 8 * 14 + 6], PHASE_FEATURES of each slot, then LIGHT_FEATURES;
+        "graph": nodes float32 [n, 8 * 15 + 6], PHASE_FEATURES of each slot, then LIGHT_FEATURES;
             edges float32 [2 R, 5], EDGE_FEATURES; edge_links int64 [2 R, 2], each road from a light
             to a next one in both directions. Roads may pass junctions without lights. All features
             are >= 0.
@@ -412,7 +413,7 @@ class TrafficLightsEnv(gym.Env):
         demand: factor of the number of trips, or a range (low, high), uniform in each episode.
         shift: seconds, or a range (low, high), uniform in each episode.
         reward: "queue", "pressure", "wait" or "delay".
-        order: "delay", "demand" or "program".
+        order: "relief", "demand" or "program".
         fixed_seed: None, or a number below 1,000: all episodes are the same hour, whatever seed
             reset() gets.
         render_mode: None or "rgb_array".
@@ -433,7 +434,7 @@ class TrafficLightsEnv(gym.Env):
         demand=1.0,
         shift=0,
         reward="delay",
-        order="delay",
+        order="relief",
         fixed_seed=None,
         render_mode=None,
     ):
@@ -647,6 +648,8 @@ class TrafficLightsEnv(gym.Env):
         x[:, :, COLUMN["protected"]] = lights.protected
         x[:, :, COLUMN["far_in"]] = (lights.lanes_far @ vehicles).reshape(shape) / 10
         x[:, :, COLUMN["delay_in"]] = (lights.lanes_far @ lost).reshape(shape) / 10
+        room = np.clip(1.2 - x[:, :, COLUMN["fullness_out"]], 0, 1)
+        x[:, :, COLUMN["relief"]] = x[:, :, COLUMN["delay_in"]] * room
         x[:, :, COLUMN["red"]] = np.minimum(self.red / 60, 2) * lights.exists
         return x
 
@@ -761,9 +764,9 @@ def greedy(observation, rng):
     return best_slots(observation, phase_column(observation, "vehicles_in"))
 
 
-def most_delay(observation, rng):
-    """The phase whose vehicles lose most time: slot 0 with order="delay"."""
-    return best_slots(observation, phase_column(observation, "delay_in"))
+def relief(observation, rng):
+    """The phase whose vehicles have most delay, less where they have no room to go to: slot 0."""
+    return best_slots(observation, phase_column(observation, "relief"))
 
 
 def max_pressure(observation, rng):
@@ -785,7 +788,7 @@ RULES = {
     "max_pressure": max_pressure,
     "queue_pressure": queue_pressure,
     "greedy": greedy,
-    "most_delay": most_delay,
+    "relief": relief,
 }
 
 

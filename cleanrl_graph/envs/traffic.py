@@ -359,8 +359,8 @@ class TrafficLightsEnv(gym.Env):
     the map's own program. They sit in 8 slots; a light with fewer leaves the last ones empty. They
     are sorted at every step: slot 0 is the one with most relief (the delay of the vehicles that it
     lets go, less where they have no room), with order="demand" with most vehicles_in, of equal ones
-    the current one, then the first of the program. So a slot means about the same for all lights of all maps.
-    With order="program" slot k is phase k of the program.
+    the current one, then the first of the program. So a slot means about the same for all lights
+    of all maps. With order="program" slot k is phase k of the program.
 
     Observation:
         "graph": nodes float32 [n, 8 * 15 + 6], PHASE_FEATURES of each slot, then LIGHT_FEATURES;

@@ -14,7 +14,7 @@ TABLE=traffic
 PARTS=${PARTS:-grid4x4 ablations cologne8 ingolstadt7 ingolstadt21 all unseen}
 export OMP_NUM_THREADS=1 PYTHONPATH=benchmark/traffic${PYTHONPATH:+:$PYTHONPATH}
 
-flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --norm-vloss --no-clip-vloss --eval-samples 1"
+flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --norm-vloss --no-clip-vloss --eval-samples 0"
 flags="$flags --save-model"
 agents="cleanrl_graph/ppo_graph_agents.py $flags"
 hours() {  # MAP...: an environment for each map and each demand of the training

@@ -58,7 +58,7 @@ PHASE_FEATURES = [
     "far_in: vehicles up to 500 m before the light that it lets go / 10, counted likewise",
     "delay_in: those and the ones that wait to enter, each times the share of the allowed speed "
     "that it lacks, / 10, counted likewise",
-    "relief: delay_in times the room where they go to, 1.2 - fullness_out, from 0 to 1",
+    "relief: delay_in times the room where they go to, 1.2 - fullness_out, from 0.1 to 1",
     "red: minutes since the light showed it, at most 2",
 ]
 LIGHT_FEATURES = [
@@ -648,7 +648,7 @@ class TrafficLightsEnv(gym.Env):
         x[:, :, COLUMN["protected"]] = lights.protected
         x[:, :, COLUMN["far_in"]] = (lights.lanes_far @ vehicles).reshape(shape) / 10
         x[:, :, COLUMN["delay_in"]] = (lights.lanes_far @ lost).reshape(shape) / 10
-        room = np.clip(1.2 - x[:, :, COLUMN["fullness_out"]], 0, 1)
+        room = np.clip(1.2 - x[:, :, COLUMN["fullness_out"]], 0.1, 1)
         x[:, :, COLUMN["relief"]] = x[:, :, COLUMN["delay_in"]] * room
         x[:, :, COLUMN["red"]] = np.minimum(self.red / 60, 2) * lights.exists
         return x

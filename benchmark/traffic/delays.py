@@ -20,6 +20,7 @@ NAMES = {
     "max_pressure": "max-pressure (vehicles in - out)",
     "queue_pressure": "max-pressure (halting in - out)",
     "greedy": "greedy (most vehicles in)",
+    "relief": "relief (most delay of vehicles that have room to go to)",
     "random": "random",
 }
 SYSTEMS = {  # names of runs that are not those of maps
@@ -52,18 +53,19 @@ def rule_delays() -> dict[str, dict[str, float]]:
     return delays
 
 
-def policy_delays() -> dict[str, dict[str, list[float]]]:
-    """{system: {map: mean delay of its suite, one for each seed}}"""
-    found = defaultdict(lambda: defaultdict(list))
+def policy_delays() -> dict[str, dict[str, dict[int, float]]]:
+    """{system: {map: {seed: mean delay of its suite}}}"""
+    found = defaultdict(lambda: defaultdict(dict))
     for path in sorted(FOLDER.glob("runs/*.json")):
         run = json.loads(path.read_text())
         system = re.split(r"_(?:TrafficLights|s\d)", path.stem)[0]
         system = SYSTEMS.get(system, "one policy for each map")
+        seed = int(re.search(r"_s(\d+)_", path.stem).group(1))
         by_map = defaultdict(list)
         for instance, delay in zip(run["eval"]["instance"], run["eval"]["greedy"]):
             by_map[instance.split()[0]].append(float(delay))
         for name, delays in by_map.items():
-            found[system][name].append(np.mean(delays))
+            found[system][name][seed] = np.mean(delays)
     return found
 
 
@@ -75,15 +77,16 @@ def main() -> None:
         "Mean delay of all trips in seconds, over five hours of each map: demands of 0.8 to 1.2,",
         "shifted in time. Greedy decisions of a policy; mean (and each seed).",
         "",
-        "| | " + " | ".join(MAPS) + " |",
-        "| --- " * (len(MAPS) + 1) + "|",
+        "| | number of seeds | " + " | ".join(MAPS) + " |",
+        "| --- " * (len(MAPS) + 2) + "|",
     ]
     for rule, name in NAMES.items():
         cells = [f"{rules[rule][m]:.1f}" if m in rules.get(rule, {}) else "" for m in MAPS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | | " + " | ".join(cells) + " |")
     for system, maps in policy_delays().items():
-        cells = [cell(maps.get(name)) for name in MAPS]
-        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+        cells = [cell(maps.get(name, {})) for name in MAPS]
+        seeds = ", ".join(sorted({str(len(delays)) for delays in maps.values()}))
+        lines.append(f"| {system} | {seeds} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "Published by Ault and Sharon (RESCO, NeurIPS 2021, datasets and benchmarks), mean time",
@@ -98,11 +101,11 @@ def main() -> None:
     print(text)
 
 
-def cell(delays: list[float] | None) -> str:
+def cell(delays: dict[int, float]) -> str:
     if not delays:
         return ""
-    seeds = ", ".join(f"{delay:.1f}" for delay in delays)
-    return f"**{np.mean(delays):.1f}** ({seeds})"
+    seeds = ", ".join(f"{delays[seed]:.1f}" for seed in sorted(delays))
+    return f"**{np.mean(list(delays.values())):.1f}** ({seeds})"
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ MAPS = (
     "ingolstadt21",
 )
 REWARDS = ("queue", "pressure", "wait", "delay")
-ORDERS = ("demand", "program")
+ORDERS = {"relief": "relief", "demand": "vehicles_in", "program": None}  # by which feature
 RENDER_MODES = (None, "rgb_array")
 NUM_SLOTS = 8  # green phases of a light, at most
 NUM_FIXED_SEEDS = 1000  # SUMO's seeds below are those of fixed_seed, other episodes use others
@@ -55,6 +55,11 @@ PHASE_FEATURES = [
     "fullness_in: vehicles per 7.5 m of the fullest of these lanes",
     "fullness_out: vehicles per 7.5 m of the fullest lane that it lets them go to",
     "protected: share of its green signals that have priority (G, not g)",
+    "far_in: vehicles up to 500 m before the light that it lets go / 10, counted likewise",
+    "delay_in: those and the ones that wait to enter, each times the share of the allowed speed "
+    "that it lacks, / 10, counted likewise",
+    "relief: delay_in times the room where they go to, 1.2 - fullness_out, from 0.1 to 1",
+    "red: minutes since the light showed it, at most 2",
 ]
 LIGHT_FEATURES = [
     "since: minutes since the current phase began, at most 2",
@@ -62,6 +67,7 @@ LIGHT_FEATURES = [
     "vehicles: vehicles on all lanes to the light / 20",
     "halting: those of them that halt / 20",
     "lanes: lanes to the light / 8",
+    'delay: minus the reward "delay" of the light',
 ]
 EDGE_FEATURES = [
     "forward: 1 from a light to the next one along the road, 0 the other way round",
@@ -244,6 +250,7 @@ class Lights:
         and have no yellow.
     lanes_in: float [n * NUM_SLOTS, L], the share of the ways on from a lane to which a phase gives
         green.
+    lanes_far: the same of lanes up to 500 m before the light.
     lanes_out: bool [n * NUM_SLOTS, L], the lanes that a phase lets vehicles go to.
     exists: bool [n, NUM_SLOTS]. protected: float [n, NUM_SLOTS].
     own_in, own_out: bool [n, L], all lanes to a light and all from it.
@@ -259,37 +266,35 @@ class Lights:
         for name, program in zip(self.names, found["programs"]):
             self.phases.append(green_phases(program, name))
         self._set_phases(found)
-        self._set_upstream(found)
         self._set_roads(found)
 
     def _set_phases(self, found):
         num = len(self.names)
-        num_lanes = len(self.capacity)
         self.exists = np.zeros((num, NUM_SLOTS), bool)
         self.protected = np.zeros((num, NUM_SLOTS))
-        ways_in = np.zeros((num, NUM_SLOTS, num_lanes))
-        ways_out = np.zeros((num, NUM_SLOTS, num_lanes))
-        own_in = np.zeros((num, num_lanes))
-        own_out = np.zeros((num, num_lanes))
         for i, phases in enumerate(self.phases):
-            for pairs in self.links[i]:
-                count_ways(found, pairs, own_in[i], own_out[i])
             for k, state in enumerate(phases):
                 self.exists[i, k] = True
                 self.protected[i, k] = state.count("G") / (state.count("G") + state.count("g"))
-                count_ways(found, self.served(i, state), ways_in[i, k], ways_out[i, k])
-        ways_in /= np.maximum(own_in, 1)[:, None]
-        self.lanes_in = ways_in.reshape(num * NUM_SLOTS, -1)
-        self.lanes_out = ways_out.reshape(num * NUM_SLOTS, -1) > 0
-        self.own_in = own_in > 0
-        self.own_out = own_out > 0
+        self.lanes_in, self.own_in = self._ways(found, found["approach"], 0)
+        self.lanes_far, self.upstream = self._ways(found, found["upstream"], 0)
+        ways_out, self.own_out = self._ways(found, found["exit"], 1)
+        self.lanes_out = ways_out > 0
 
-    def _set_upstream(self, found):
-        self.upstream = np.zeros(self.own_in.shape, bool)
-        for lane, lanes in found["upstream"].items():
-            rows = [found["lanes"][other] for other in lanes]
-            ends_at = self.own_in[:, found["lanes"][lane]]
-            self.upstream[np.ix_(ends_at, rows)] = True
+    def _ways(self, found, reached, side):
+        """(float [n * NUM_SLOTS, L], the share of the ways by a lane to which a phase gives green;
+        bool [n, L], the lanes that have ways). A way by the lanes `reached` {lane: lanes} goes
+        through the light from a lane (`side` 0) or to one (1)."""
+        num = len(self.names)
+        ways = np.zeros((num, NUM_SLOTS, len(self.capacity)))
+        own = np.zeros((num, len(self.capacity)))
+        for i, phases in enumerate(self.phases):
+            for pairs in self.links[i]:
+                count_ways(found, reached, pairs, side, own[i])
+            for k, state in enumerate(phases):
+                count_ways(found, reached, self.served(i, state), side, ways[i, k])
+        ways /= np.maximum(own, 1)[:, None]
+        return ways.reshape(num * NUM_SLOTS, -1), own > 0
 
     def served(self, light, state):
         """The (lane in, lane out) pairs to which a state of a light gives green."""
@@ -313,14 +318,12 @@ class Lights:
         self.edge_features[: len(roads), 0] = 1
 
 
-def count_ways(found, pairs, lanes_in, lanes_out):
-    """Adds to the rows [L] how many of the (lane in, lane out) pairs each lane leads to, and comes
-    from."""
-    for lane_in, lane_out in pairs:
-        for lane in found["approach"][lane_in]:
-            lanes_in[found["lanes"][lane]] += 1
-        for lane in found["exit"][lane_out]:
-            lanes_out[found["lanes"][lane]] += 1
+def count_ways(found, reached, pairs, side, lanes):
+    """Adds to the row [L] in how many of the (lane in, lane out) pairs each lane is `reached` from
+    the lane on that side."""
+    for pair in pairs:
+        for lane in reached[pair[side]]:
+            lanes[found["lanes"][lane]] += 1
 
 
 def green_phases(program, name):
@@ -353,14 +356,14 @@ class TrafficLightsEnv(gym.Env):
     short.
 
     Agents: light i of n is row i of all that follows. The phases of a light are the green ones of
-    the map's own program. They sit in 8 slots; a light with fewer leaves the last ones empty. With
-    order="demand" the phases are sorted at every step: slot 0 is the one that lets most vehicles go
-    (the feature vehicles_in), of equal ones the current one, then the first of the program. So a
-    slot means about the same for all lights of all maps. With order="program" slot k is phase k of
-    the program.
+    the map's own program. They sit in 8 slots; a light with fewer leaves the last ones empty. They
+    are sorted at every step: slot 0 is the one with most relief (the delay of the vehicles that it
+    lets go, less where they have no room), with order="demand" with most vehicles_in, of equal ones
+    the current one, then the first of the program. So a slot means about the same for all lights
+    of all maps. With order="program" slot k is phase k of the program.
 
     Observation:
-        "graph": nodes float32 [n, 8 * 11 + 5], PHASE_FEATURES of each slot, then LIGHT_FEATURES;
+        "graph": nodes float32 [n, 8 * 15 + 6], PHASE_FEATURES of each slot, then LIGHT_FEATURES;
             edges float32 [2 R, 5], EDGE_FEATURES; edge_links int64 [2 R, 2], each road from a light
             to a next one in both directions. Roads may pass junctions without lights. All features
             are >= 0.
@@ -410,7 +413,7 @@ class TrafficLightsEnv(gym.Env):
         demand: factor of the number of trips, or a range (low, high), uniform in each episode.
         shift: seconds, or a range (low, high), uniform in each episode.
         reward: "queue", "pressure", "wait" or "delay".
-        order: "demand" or "program".
+        order: "relief", "demand" or "program".
         fixed_seed: None, or a number below 1,000: all episodes are the same hour, whatever seed
             reset() gets.
         render_mode: None or "rgb_array".
@@ -431,13 +434,13 @@ class TrafficLightsEnv(gym.Env):
         demand=1.0,
         shift=0,
         reward="delay",
-        order="demand",
+        order="relief",
         fixed_seed=None,
         render_mode=None,
     ):
         check_choice("map", map, MAPS)
         check_choice("reward", reward, REWARDS)
-        check_choice("order", order, ORDERS)
+        check_choice("order", order, tuple(ORDERS))
         check_choice("render_mode", render_mode, RENDER_MODES)
         self.files = read_config(map)
         _, _, begin, end = self.files
@@ -511,6 +514,7 @@ class TrafficLightsEnv(gym.Env):
         self.own_programs = True  # SUMO begins with these
         self._read_states()
         self.since = np.zeros(len(self.lights.names))
+        self.red = np.zeros(self.lights.exists.shape)
         self.num_steps = 0
         self.is_over = False
         return self._observe(), {}
@@ -532,6 +536,8 @@ class TrafficLightsEnv(gym.Env):
         if action is None:
             self._read_states()
         self.since = np.where(self.current == before, self.since + self.interval, self.interval)
+        is_current = np.arange(NUM_SLOTS) == self.current[:, None]
+        self.red = np.where(is_current, 0, self.red + self.interval)
         self.num_steps += 1
         observation = self._observe()
         rewards = self._rewards()
@@ -603,8 +609,9 @@ class TrafficLightsEnv(gym.Env):
         phases = self._phase_features()
         rows = np.arange(len(lights.names))[:, None]
         self.slots = np.tile(np.arange(NUM_SLOTS), (len(rows), 1))
-        if self.order == "demand":
-            score = phases[:, :, COLUMN["vehicles_in"]] + TIE * phases[:, :, COLUMN["current"]]
+        feature = ORDERS[self.order]
+        if feature:
+            score = phases[:, :, COLUMN[feature]] + TIE * phases[:, :, COLUMN["current"]]
             score = np.where(lights.exists, score, -1)
             self.slots = np.argsort(-score, axis=1, kind="stable")
         phases = phases[rows, self.slots].reshape(len(rows), -1)
@@ -622,7 +629,7 @@ class TrafficLightsEnv(gym.Env):
         """float32 [n, 8, PHASE_FEATURES] in the order of the program."""
         lights = self.lights
         shape = lights.exists.shape
-        vehicles, halting, waiting, _ = self.counts["lanes"]
+        vehicles, halting, waiting, lost = self.counts["lanes"]
         fullness = vehicles / lights.capacity
         x = np.zeros((*shape, len(PHASE_FEATURES)), np.float32)
         x[:, :, COLUMN["exists"]] = lights.exists
@@ -639,18 +646,24 @@ class TrafficLightsEnv(gym.Env):
         fullest = (lights.lanes_out * fullness).max(1)
         x[:, :, COLUMN["fullness_out"]] = fullest.reshape(shape)
         x[:, :, COLUMN["protected"]] = lights.protected
+        x[:, :, COLUMN["far_in"]] = (lights.lanes_far @ vehicles).reshape(shape) / 10
+        x[:, :, COLUMN["delay_in"]] = (lights.lanes_far @ lost).reshape(shape) / 10
+        room = np.clip(1.2 - x[:, :, COLUMN["fullness_out"]], 0.1, 1)
+        x[:, :, COLUMN["relief"]] = x[:, :, COLUMN["delay_in"]] * room
+        x[:, :, COLUMN["red"]] = np.minimum(self.red / 60, 2) * lights.exists
         return x
 
     def _light_features(self):
         """float [n, LIGHT_FEATURES]."""
         lights = self.lights
-        vehicles, halting, _, _ = self.counts["lanes"]
+        vehicles, halting, _, lost = self.counts["lanes"]
         columns = [
             np.minimum(self.since / 60, 2),
             lights.exists.sum(1) / NUM_SLOTS,
             lights.own_in @ vehicles / 20,
             lights.own_in @ halting / 20,
             lights.own_in.sum(1) / 8,
+            lights.upstream @ lost / 10,
         ]
         return np.stack(columns, 1)
 
@@ -751,6 +764,11 @@ def greedy(observation, rng):
     return best_slots(observation, phase_column(observation, "vehicles_in"))
 
 
+def relief(observation, rng):
+    """The phase whose vehicles have most delay, less where they have no room to go to: slot 0."""
+    return best_slots(observation, phase_column(observation, "relief"))
+
+
 def max_pressure(observation, rng):
     """The phase with the most vehicles that it lets go, less those on the lanes where they go to
     (Varaiya 2013, "Max pressure control of a network of signalized intersections")."""
@@ -770,6 +788,7 @@ RULES = {
     "max_pressure": max_pressure,
     "queue_pressure": queue_pressure,
     "greedy": greedy,
+    "relief": relief,
 }
 
 

@@ -175,18 +175,23 @@ def test_grid_roads(make):
 @needs_sumo
 @pytest.mark.parametrize("order", traffic.ORDERS)
 def test_order(make, order):
-    """Greedy is slot 0 with order="demand"; both orders have the same phases."""
+    """Slot 0 is the choice of a rule, with two of the orders; all have the same phases."""
     env = make(order=order, map="grid4x4", seconds=300)
     observation, _ = env.reset(seed=1)
     rng = np.random.default_rng(0)
     truncated = False
     while not truncated:
         vehicles = phase_column(observation, "vehicles_in")
+        relief = phase_column(observation, "relief")
+        assert (relief <= phase_column(observation, "delay_in")).all()
         slots = RULES["greedy"](observation, rng)
         best = vehicles[np.arange(len(slots)), slots]
         np.testing.assert_array_equal(best, vehicles.max(1))
         if order == "demand":
             assert not slots.any() and (np.diff(vehicles, axis=1) <= 0).all()
+        elif order == "relief":
+            assert not RULES["relief"](observation, rng).any()
+            assert (np.diff(relief, axis=1) <= traffic.TIE).all()
         else:
             assert (env.slots == np.arange(NUM_SLOTS)).all()
         lanes = env.counts["lanes"][0]
@@ -197,9 +202,10 @@ def test_order(make, order):
 
 @needs_sumo
 def test_orders_agree(make):
-    """The same phases, chosen in either order, are the same traffic."""
+    """The same phases, chosen in either order, are the same traffic. Of phases with equally many
+    vehicles greedy chooses the first of the program in both."""
     runs = []
-    for order in traffic.ORDERS:
+    for order in ("demand", "program"):
         env = make(order=order, map="grid4x4", seconds=300)
         runs.append(play_rule(env, "greedy", 3))
     assert runs[0] == runs[1]
@@ -231,6 +237,39 @@ def test_phases_follow_actions(make):
         first = NUM_SLOTS * len(COLUMN)
         if env.num_steps > 1:
             assert np.allclose(observation["graph"].nodes[:, first], since / 60)
+
+
+@needs_sumo
+def test_red(make):
+    """It counts from the last time a phase was shown, at most two minutes."""
+    env = make(order="program", seconds=300)
+    env.reset(seed=0)
+    num = len(env.lights.names)
+    for slot in (0, 1, 1, 0):
+        observation = env.step(np.full(num, slot))[0]
+    red = phase_column(observation, "red")
+    assert (red[:, 0] == 0).all() and np.allclose(red[:, 1], 5 / 60)
+    assert np.allclose(red[:, 2], observation["action_mask"][:, 2] * 20 / 60)
+    for _ in range(30):
+        observation = env.step(np.full(num, 0))[0]
+    assert np.allclose(phase_column(observation, "red")[:, 1], 2)
+
+
+@needs_sumo
+def test_far(make):
+    """Lanes up to 500 m before a light hold those up to 100 m, and vehicles that are not there."""
+    env = make(map="cologne8", seconds=300)
+    observation, _ = env.reset(seed=0)
+    lights = env.lights
+    assert (lights.lanes_far <= 1).all() and (lights.upstream >= lights.own_in).all()
+    assert ((lights.lanes_far > 0) >= (lights.lanes_in > 0)).all()
+    rng = np.random.default_rng(0)
+    farther = 0.0
+    for _ in range(50):
+        near = phase_column(observation, "vehicles_in")
+        farther += (phase_column(observation, "far_in") - near).sum()
+        observation = env.step(random_action(observation, rng))[0]
+    assert farther > 0
 
 
 @needs_sumo
@@ -293,6 +332,9 @@ def test_rewards(make, reward):
             vehicles, halting = observation["graph"].nodes[:, first + 2 : first + 4].T * 20
             assert (rewards * -10 <= vehicles + 1e-4).all()
             assert (rewards * -10 >= 0.7 * halting - 1e-4).all()
+            assert np.allclose(observation["graph"].nodes[:, first + 5], -rewards)
+            served = phase_column(observation, "delay_in")
+            assert (served.max(1) <= -rewards + 1e-5).all()
         total += mean
     assert total < 0
 

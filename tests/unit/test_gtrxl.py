@@ -375,7 +375,7 @@ def test_gradients_of_flex_attention(monkeypatch, memory_length):
     agent = Bare(1, memory_length=memory_length)
     x, starts = history(1, 10, 50, 2, 0.05)
     _, memory = walk(agent, x, starts, 10)
-    weight, grads = torch.randn(100, 8, dtype=torch.float64), {}
+    weight, grads = torch.randn(100, 16, dtype=torch.float64), {}
     for agent.gtrxl.attention in ("sdpa", "flex"):
         loss = (agent(*look_back(memory))[3] * weight).sum()
         grads[agent.gtrxl.attention] = torch.autograd.grad(loss, list(agent.parameters()))

@@ -628,30 +628,35 @@ class TrafficLightsEnv(gym.Env):
     def _phase_features(self):
         """float32 [n, 8, PHASE_FEATURES] in the order of the program."""
         lights = self.lights
-        shape = lights.exists.shape
-        vehicles, halting, waiting, lost = self.counts["lanes"]
-        fullness = vehicles / lights.capacity
-        x = np.zeros((*shape, len(PHASE_FEATURES)), np.float32)
+        x = np.zeros((*lights.exists.shape, len(PHASE_FEATURES)), np.float32)
         x[:, :, COLUMN["exists"]] = lights.exists
         x[:, :, COLUMN["current"]] = np.arange(NUM_SLOTS) == self.current[:, None]
-        x[:, :, COLUMN["vehicles_in"]] = (lights.lanes_in @ vehicles).reshape(shape) / 10
-        x[:, :, COLUMN["halting_in"]] = (lights.lanes_in @ halting).reshape(shape) / 10
-        total = (lights.lanes_in @ waiting).reshape(shape)
-        x[:, :, COLUMN["waiting_in"]] = np.log1p(total) / 5
-        x[:, :, COLUMN["vehicles_out"]] = (lights.lanes_out @ vehicles).reshape(shape) / 10
-        x[:, :, COLUMN["halting_out"]] = (lights.lanes_out @ halting).reshape(shape) / 10
-        x[:, :, COLUMN["lanes_in"]] = (lights.lanes_in > 0).sum(1).reshape(shape) / 4
-        fullest = ((lights.lanes_in > 0) * fullness).max(1)
-        x[:, :, COLUMN["fullness_in"]] = fullest.reshape(shape)
-        fullest = (lights.lanes_out * fullness).max(1)
-        x[:, :, COLUMN["fullness_out"]] = fullest.reshape(shape)
         x[:, :, COLUMN["protected"]] = lights.protected
-        x[:, :, COLUMN["far_in"]] = (lights.lanes_far @ vehicles).reshape(shape) / 10
-        x[:, :, COLUMN["delay_in"]] = (lights.lanes_far @ lost).reshape(shape) / 10
+        x[:, :, COLUMN["red"]] = np.minimum(self.red / 60, 2) * lights.exists
+        for name, values in self._lane_features():
+            x[:, :, COLUMN[name]] = values.reshape(lights.exists.shape)
         room = np.clip(1.2 - x[:, :, COLUMN["fullness_out"]], 0.1, 1)
         x[:, :, COLUMN["relief"]] = x[:, :, COLUMN["delay_in"]] * room
-        x[:, :, COLUMN["red"]] = np.minimum(self.red / 60, 2) * lights.exists
         return x
+
+    def _lane_features(self):
+        """(name, float [n * 8]) of the features that sum over the lanes of a phase, or are those of
+        the fullest."""
+        lights = self.lights
+        vehicles, halting, waiting, lost = self.counts["lanes"]
+        fullness = vehicles / lights.capacity
+        return [
+            ("vehicles_in", lights.lanes_in @ vehicles / 10),
+            ("halting_in", lights.lanes_in @ halting / 10),
+            ("waiting_in", np.log1p(lights.lanes_in @ waiting) / 5),
+            ("vehicles_out", lights.lanes_out @ vehicles / 10),
+            ("halting_out", lights.lanes_out @ halting / 10),
+            ("lanes_in", (lights.lanes_in > 0).sum(1) / 4),
+            ("fullness_in", ((lights.lanes_in > 0) * fullness).max(1)),
+            ("fullness_out", (lights.lanes_out * fullness).max(1)),
+            ("far_in", lights.lanes_far @ vehicles / 10),
+            ("delay_in", lights.lanes_far @ lost / 10),
+        ]
 
     def _light_features(self):
         """float [n, LIGHT_FEATURES]."""

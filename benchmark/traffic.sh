@@ -45,9 +45,12 @@ done
 "$PYTHON" benchmark/traffic/rules.py
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
 "$PYTHON" benchmark/traffic/delays.py
-"$PYTHON" benchmark/report.py --table $TABLE --ylabel "return of an hour" --systems \
-    "grid4x4|each light an agent=grid4x4_TrafficLights*" "grid4x4|without roads=grid4x4_no_roads_*" \
+systems=()  # those that have run
+for system in "grid4x4|each light an agent=grid4x4_TrafficLights*" "grid4x4|without roads=grid4x4_no_roads_*" \
     "grid4x4|one reward for all lights=grid4x4_joint_*" "cologne8|each light an agent=cologne8_*" \
-    "ingolstadt7|each light an agent=ingolstadt7_*" \
+    "ingolstadt7|each light an agent=ingolstadt7_*"; do
+    ! compgen -G "benchmark/results/$TABLE/runs/${system#*=}.csv" > /dev/null || systems+=("$system")
+done
+"$PYTHON" benchmark/report.py --table $TABLE --ylabel "return of an hour" --systems "${systems[@]}" \
     --note "The return is the sum over an hour of the lights' mean reward, with sampled decisions and the demands of the training.
 Delays of greedy decisions: delays.md."

@@ -73,8 +73,8 @@ class Args:
 def forward_windows(
     gtrxl: ppo_gtrxl.GTrXL, x: Tensor, windows: list[Tensor], age: Tensor
 ) -> Tensor:
-    """The outputs [S, 2 D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of its
-    own, as stored."""
+    """The outputs [S, 2 D] of S samples x [S, D], each with windows [S, W, D] of layer inputs of
+    its own, as stored."""
     W = windows[0].shape[1]
     distances = torch.arange(W, -1, -1)
     far = distances > age[:, None]

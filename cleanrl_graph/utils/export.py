@@ -169,7 +169,7 @@ class Transformer:
             memory["action"] = self.script.embed_action(agent.head, action, elements)
         kv = torch.stack(kv)[..., 1:, :]
         memory["keys_values"] = kv.movedim(2, 0)
-        memory["age"] = (age + 1).clamp(max=self.args.memory_length)
+        memory["age"] = age + 1
         return action, log_prob, value
 
 

@@ -335,6 +335,7 @@ def test_gradients(memory_length):
         "layers.0.q.weight",
         "layers.1.kv.weight",
         "layers.0.bias_distance",
+        "layers.0.decay",
         "layers.1.bias_key",
         "layers.0.r.weight",
         "layers.1.gate_attention.rx.weight",
@@ -870,3 +871,46 @@ def test_past_actions_are_small_at_first():
     agent = ppo_gtrxl.Agent(ppo_gtrxl.Envs([lambda: env]).leaves, env.action_space, args)
     seen, past = agent.token.weight.split([agent.encoder.dim, agent.action_dim + 1], 1)
     assert 0.05 < past.std() / seen.std() < 0.2
+
+
+def encoder_of(**kwargs):
+    """(args, agent, an observation, a function (previous, age) -> what encode makes of it)."""
+    args = small_args(env_id="Random-v0", **kwargs)
+    envs = ppo_gtrxl.Envs([lambda: ppo_gtrxl.make_env(args)])
+    agent = ppo_gtrxl.Agent(envs.leaves, envs.action_space, args)
+    memory = Memory(agent, envs.leaves, 1, args)
+    obs = memory.storage.append(envs.reset(0).obs)
+    kv = [torch.zeros(2, 1, args.num_heads, 0, args.dim // args.num_heads)] * args.num_layers
+
+    def encode(previous, age):
+        with torch.no_grad():
+            return agent.encode(obs, ppo_gtrxl.Past(torch.tensor([[age]]), previous, kv))
+
+    return args, agent, obs, encode
+
+
+def test_what_actor_and_critic_see():
+    """The encoded observation as it is, the stream, what attention found, and the age: without a
+    memory it is all that tells two equal observations apart."""
+    args, agent, obs, encode = encoder_of(memory_length=0)
+    previous = torch.zeros(1, agent.action_dim)
+    seen = []
+    for age in (3, 9):
+        seen.append(encode(previous, age)[0])
+        angles = age * agent.gtrxl.frequency
+        expected = torch.cat([angles.sin(), angles.cos()])[None]
+        torch.testing.assert_close(seen[-1][:, -args.dim :], expected)
+    a, b = seen
+    assert torch.equal(a[:, : agent.encoder.dim], agent.encoder(obs)[0])
+    assert torch.equal(a[:, : -args.dim], b[:, : -args.dim]) and not torch.equal(a, b)
+    found = a[:, -2 * args.dim : -args.dim]
+    assert a.shape[1] == agent.encoder.dim + 3 * args.dim and found.abs().max() > 0
+
+
+def test_an_outcome_is_joined_with_its_action():
+    """Attention takes means of tokens, and means of sums say nothing of products: a token must not
+    be a sum of what each of its inputs adds."""
+    _, agent, _, encode = encoder_of()
+    one, other = 10 * torch.randn(2, 1, agent.action_dim)
+    both, none, one, other = (encode(x, 5)[2][0] for x in (one + other, 0 * one, one, other))
+    assert (both + none - one - other).abs().max() > 1e-3

@@ -59,8 +59,8 @@ SHORT = (
 )  # published rows of the short table
 SOURCES = """Sources: [a] AndreaCorsini1/SelfLabelingJobShop on GitHub, output/Results.xlsx. [b] Ho
 et al., Residual Scheduling, arXiv 2309.15517, tables 2 to 4. [c] zcaicaros/L2S on GitHub,
-test_results. [d] ScheduleOpt/benchmarks on GitHub, jobshop/solutions. ScheduleNet's figures are
-those that others quote."""
+test_results. [d] ScheduleOpt/benchmarks on GitHub, jobshop/solutions. [f] Liao et al., BOPO,
+arXiv 2503.07580; these and ScheduleNet's figures are those that others quote."""
 
 
 @dataclass

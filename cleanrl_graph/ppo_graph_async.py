@@ -161,8 +161,9 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    adv_std_floor: float = 0.0
-    """share of the returns' std that is added to the std by which advantages are divided"""
+    stay_solved: bool = False
+    """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
+    plus 0.1 of that of the returns"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1668,7 +1669,9 @@ def train(args: Any, run: Run) -> Agent:
     agent = Agent(collector.leaves, collector.action_space, args).to(device)
     memory = Memory(agent, collector.leaves, N, args)
     params = list(agent.parameters())
-    optimizer = torch.optim.Adam(params, lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
+    )
     run.begin(agent, optimizer, memory, collector, rng)
     for _ in range(min(args.max_lag + 1, args.num_iterations - run.first)):
         collector.ask(run.first, agent)
@@ -1739,7 +1742,7 @@ def train(args: Any, run: Run) -> Agent:
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    std = mb_advantages.std() + args.adv_std_floor * returns_std + 1e-8
+                    std = mb_advantages.std() + 0.1 * args.stay_solved * returns_std + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)

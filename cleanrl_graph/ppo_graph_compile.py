@@ -165,8 +165,9 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    adv_std_floor: float = 0.0
-    """share of the returns' std that is added to the std by which advantages are divided"""
+    stay_solved: bool = False
+    """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
+    plus 0.1 of that of the returns"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1638,7 +1639,7 @@ def ppo_loss(
     logratio = new_log_prob - log_probs
     ratio = logratio.exp()
     if args.norm_adv and B > 1:
-        std = mb_advantages.std() + args.adv_std_floor * returns_std + 1e-8
+        std = mb_advantages.std() + 0.1 * args.stay_solved * returns_std + 1e-8
         mb_advantages = (mb_advantages - mb_advantages.mean()) / std
     pg_loss1 = -mb_advantages * ratio
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
@@ -1674,7 +1675,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     memory.policy = compiled(agent, args, memory.storage)
     loss_of = compiled(partial(ppo_loss, agent, args), args, memory.storage)
     params = list(agent.parameters())
-    optimizer = torch.optim.Adam(params, lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
+    )
     step = run.begin(agent, optimizer, memory, envs, rng)
     check = service("utils.check")
 

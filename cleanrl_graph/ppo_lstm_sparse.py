@@ -179,8 +179,9 @@ class Args:
     """the K epochs to update the policy; None: 4 with a state per node, else 8"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    adv_std_floor: float = 0.1
-    """share of the returns' std that is added to the std by which advantages are divided"""
+    stay_solved: bool = True
+    """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
+    plus 0.1 of that of the returns"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
@@ -2002,7 +2003,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
-    optimizer = torch.optim.Adam(params, lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
+    )
     step = run.begin(agent, optimizer, memory, envs, rng)
     check = service("utils.check")
 
@@ -2066,7 +2069,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    std = mb_advantages.std() + args.adv_std_floor * returns_std + 1e-8
+                    std = mb_advantages.std() + 0.1 * args.stay_solved * returns_std + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)

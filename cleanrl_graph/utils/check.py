@@ -24,7 +24,7 @@ POSITIVE = (
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
-    "eval_samples learning_rate target_kl max_grad_norm adv_std_floor pg_coef "
+    "eval_samples learning_rate target_kl max_grad_norm pg_coef "
     "aux_coef bc_coef bc_anneal bc_updates"
 )
 RANGES = [

@@ -128,7 +128,9 @@ def reference_run(seen: Record, network, leaves, args):
     """(gradients per minibatch, logged scalars per update) of PPO on the recorded steps, actions
     and minibatches."""
     T, N = args.num_steps, args.num_envs
-    optimizer = torch.optim.Adam(network.parameters(), lr=args.learning_rate, eps=1e-5)
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved
+    )
     minibatches, gradients, logs, num_updates = (
         list(seen.minibatches),
         [],
@@ -186,7 +188,7 @@ def reference_run(seen: Record, network, leaves, args):
                 log_prob, entropy, value = network(storage.gather(idx), acts[idx])
                 A = advantages[idx]
                 if args.norm_adv:
-                    A = (A - A.mean()) / (A.std() + args.adv_std_floor * spread + 1e-8)
+                    A = (A - A.mean()) / (A.std() + 0.1 * args.stay_solved * spread + 1e-8)
                 difference, eps = log_prob - old_log_prob[idx], args.clip_coef
                 ratio = difference.exp()
                 policy_loss = -torch.min(ratio * A, ratio.clip(1 - eps, 1 + eps) * A).mean()
@@ -253,7 +255,7 @@ FLAGS = {
     "num_minibatches": 4,
     "update_epochs": 4,
     "norm_adv": False,
-    "adv_std_floor": 0.5,
+    "stay_solved": True,
     "clip_coef": 0.2,
     "clip_vloss": False,
     "norm_vloss": True,

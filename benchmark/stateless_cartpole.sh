@@ -1,6 +1,6 @@
 #!/bin/bash
 # CartPole without velocities: steps and seconds until the mean return of 100 episodes is 475, for each memory and for the
-# peers. Ours with their default flags, five seeds, about 40 minutes of one core, the peers about an hour. Finished runs are
+# peers. Ours with their default flags, five seeds, about half an hour of one core, the peers about an hour. Finished runs are
 # not repeated; leave the machine alone meanwhile.
 #
 #     bash benchmark/stateless_cartpole.sh [FLAGS OF run.py]     # PARTS="ours peers table" is the default
@@ -14,7 +14,7 @@ PEER_SEEDS=${PEER_SEEDS:-1 2 3}
 MAX_SECONDS=${MAX_SECONDS:-600}
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-flags="--total-timesteps 250000 --eval-episodes 100"  # all others as they come
+flags="--total-timesteps 500000 --eval-episodes 100"  # all others as they come
 commands=(
     "frames_16=cleanrl_graph/ppo_framestack.py $flags"
     "lstm=cleanrl_graph/ppo_lstm_sparse.py $flags"

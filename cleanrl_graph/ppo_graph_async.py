@@ -163,7 +163,7 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: bool = False
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of that of the returns"""
+    plus 0.1 of the largest std of the returns so far"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1672,7 +1672,9 @@ def train(args: Any, run: Run) -> Agent:
     optimizer = torch.optim.Adam(
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
+    optimizer.param_groups[0]["largest_std"] = 0.0  # of the returns; falls by 0.1% an update
     run.begin(agent, optimizer, memory, collector, rng)
+    settings = optimizer.param_groups[0]  # as a checkpoint holds them
     for _ in range(min(args.max_lag + 1, args.num_iterations - run.first)):
         collector.ask(run.first, agent)
     check = service("utils.check")
@@ -1680,7 +1682,7 @@ def train(args: Any, run: Run) -> Agent:
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+            settings["lr"] = frac * args.learning_rate
 
         # Collect: what the other process did with the weights after rollout.version updates
         rollout = collector.receive()
@@ -1726,6 +1728,8 @@ def train(args: Any, run: Run) -> Agent:
         explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
         returns_std = np.std(returns)
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
+        settings["largest_std"] = max(returns_std, 0.999 * settings["largest_std"])
+        std_floor = 0.1 * args.stay_solved * settings["largest_std"]
         advantages = to_device(advantages.reshape(-1), device)
         returns = to_device(returns.reshape(-1), device)
         rho = to_device(rho.reshape(-1), device)
@@ -1742,7 +1746,7 @@ def train(args: Any, run: Run) -> Agent:
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    std = mb_advantages.std() + 0.1 * args.stay_solved * returns_std + 1e-8
+                    std = mb_advantages.std() + std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
@@ -1784,7 +1788,7 @@ def train(args: Any, run: Run) -> Agent:
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["charts/learning_rate"] = settings["lr"]
         scalars["debug/lag"] = iteration - 1 - rollout.version
         scalars["debug/behaviour_kl"] = (whole_rho - 1 - logrho).mean()
         scalars["debug/rho_mean"] = whole_rho.mean()

@@ -156,7 +156,7 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: bool = False
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of that of the returns"""
+    plus 0.1 of the largest std of the returns so far"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1752,7 +1752,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     optimizer = torch.optim.Adam(
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
+    optimizer.param_groups[0]["largest_std"] = 0.0  # of the returns; falls by 0.1% an update
     step = run.begin(agent, optimizer, memory, envs, rng)
+    settings = optimizer.param_groups[0]  # as a checkpoint holds them
     demos = args.demos and Demonstrations(agent, envs.leaves, args, device)
     if demos and run.first == 0:
         clone(agent, optimizer, demos, args)
@@ -1761,7 +1763,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+            settings["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1804,6 +1806,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
+        settings["largest_std"] = max(returns_std, 0.999 * settings["largest_std"])
+        std_floor = 0.1 * args.stay_solved * settings["largest_std"]
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
@@ -1821,7 +1825,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    std = mb_advantages.std() + 0.1 * args.stay_solved * returns_std + 1e-8
+                    std = mb_advantages.std() + std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
@@ -1876,7 +1880,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["charts/learning_rate"] = settings["lr"]
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration)
     return agent

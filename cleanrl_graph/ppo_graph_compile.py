@@ -167,7 +167,7 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: bool = False
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of that of the returns"""
+    plus 0.1 of the largest std of the returns so far"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1627,19 +1627,20 @@ LOGGED = (
 
 
 def ppo_loss(
-    agent: Agent, args: Any, obs: Obs, actions: Tensor, rollout: Tensor, returns_std: Tensor
+    agent: Agent, args: Any, obs: Obs, actions: Tensor, rollout: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) of B observations, and
     what is logged of it, [7]. `rollout` [B, 4] has log-probabilities, values, advantages and
-    returns. What spare observations at the end give is cut off, so their gradient is zero."""
+    returns; `scales` [2] are std_floor and vf_coef. What spare observations at the end give is cut off, so their gradient is zero."""
     B = len(rollout)
+    std_floor, vf_coef = scales
     log_probs, values, mb_advantages, returns = rollout.unbind(1)
     outputs = [output[:B] for output in agent(obs, actions)]
     _, new_log_prob, entropy, new_value = outputs
     logratio = new_log_prob - log_probs
     ratio = logratio.exp()
     if args.norm_adv and B > 1:
-        std = mb_advantages.std() + 0.1 * args.stay_solved * returns_std + 1e-8
+        std = mb_advantages.std() + std_floor + 1e-8
         mb_advantages = (mb_advantages - mb_advantages.mean()) / std
     pg_loss1 = -mb_advantages * ratio
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
@@ -1652,7 +1653,6 @@ def ppo_loss(
         v_loss = torch.max(v_loss, (v_clipped - returns) ** 2)
     v_loss = 0.5 * v_loss.mean()
     entropy_loss = entropy.mean()
-    vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
     loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
     with torch.no_grad():
         approx_kl = ((ratio - 1) - logratio).mean()
@@ -1678,13 +1678,15 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     optimizer = torch.optim.Adam(
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
+    optimizer.param_groups[0]["largest_std"] = 0.0  # of the returns; falls by 0.1% an update
     step = run.begin(agent, optimizer, memory, envs, rng)
+    settings = optimizer.param_groups[0]  # as a checkpoint holds them
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+            settings["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1726,9 +1728,12 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # advantages + V are the returns
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
+        vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
+        settings["largest_std"] = max(returns_std, 0.999 * settings["largest_std"])
+        std_floor = 0.1 * args.stay_solved * settings["largest_std"]
+        scales = to_device(np.array([std_floor, vf_coef], np.float32), device)
         advantages = to_device(advantages.reshape(-1), device)
         rollout = torch.stack([log_probs, values, advantages, advantages + values], 1)
-        returns_std = torch.full_like(values[0], returns_std)
 
         # Update: the optimizer gets gradients that the next call overwrites, so they are dropped
         torch.set_grad_enabled(True)  # whatever an environment has set
@@ -1736,7 +1741,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         for _ in range(args.update_epochs):
             for idx, inputs in memory.minibatches(rng, args.num_minibatches):
                 mb = to_device(idx, device)
-                loss, stats = loss_of(*inputs, rollout[mb], returns_std)
+                loss, stats = loss_of(*inputs, rollout[mb], scales)
                 loss.backward()
                 average_gradients(agent)
                 grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
@@ -1756,7 +1761,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
         scalars["debug/collection_mismatch"] = logs[0, -2]  # where the weights are those that acted
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["charts/learning_rate"] = settings["lr"]
         scalars |= memory.storage.stats()
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration)

@@ -103,7 +103,7 @@ class System:
             self.steps.append(envs.step(actions))
         envs.close()
         self.rollout = torch.randn(N * self.args.num_steps, 4, device=self.device)
-        self.returns_std = torch.ones((), device=self.device)
+        self.scales = torch.tensor([0.0, 0.5], device=self.device)
         self.minibatches = self.epochs()
 
     def epochs(self) -> Iterator[tuple[np.ndarray, tuple]]:
@@ -122,7 +122,7 @@ class System:
         """Learns from the next minibatch."""
         idx, inputs = next(self.minibatches)
         mb = ppo_graph.to_device(idx, self.device)
-        loss, _ = self.loss_of(*inputs, self.rollout[mb], self.returns_std)
+        loss, _ = self.loss_of(*inputs, self.rollout[mb], self.scales)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
         self.optimizer.step()

@@ -207,7 +207,7 @@ def losses(space, observations, action_space, **flags):
     ((idx, filled),) = memory.minibatches(np.random.default_rng(0), 1)
     for of_rollout, inputs in ((rollout, (obs, action)), (rollout[idx], filled)):
         agent.zero_grad()
-        loss, logs = script.ppo_loss(agent, args, *inputs, of_rollout, torch.tensor(1.5))
+        loss, logs = script.ppo_loss(agent, args, *inputs, of_rollout, torch.tensor([0.15, 0.4]))
         loss.backward()
         yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
 

@@ -1631,7 +1631,8 @@ def ppo_loss(
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) of B observations, and
     what is logged of it, [7]. `rollout` [B, 4] has log-probabilities, values, advantages and
-    returns; `scales` [2] are std_floor and vf_coef. What spare observations at the end give is cut off, so their gradient is zero."""
+    returns; `scales` [2] are std_floor and vf_coef. What spare observations at the end give is cut
+    off, so their gradient is zero."""
     B = len(rollout)
     std_floor, vf_coef = scales
     log_probs, values, mb_advantages, returns = rollout.unbind(1)

@@ -1517,9 +1517,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     optimizer = torch.optim.Adam(
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
-    optimizer.param_groups[0]["largest_std"] = 0.0  # of the returns; falls by 0.1% an update
     step = run.begin(agent, optimizer, memory, envs, rng)
-    settings = optimizer.param_groups[0]  # as a checkpoint holds them
+    settings = optimizer.param_groups[0]  # a checkpoint holds them
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
@@ -1568,8 +1567,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
-        settings["largest_std"] = max(returns_std, 0.999 * settings["largest_std"])
-        std_floor = 0.1 * args.stay_solved * settings["largest_std"]
+        std_floor = 0.1 * args.stay_solved * returns_std
+        std_floor = max(std_floor, 0.999 * settings.get("std_floor", 0.0))  # falls slowly
+        settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 

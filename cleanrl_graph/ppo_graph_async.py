@@ -1672,9 +1672,8 @@ def train(args: Any, run: Run) -> Agent:
     optimizer = torch.optim.Adam(
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
-    optimizer.param_groups[0]["largest_std"] = 0.0  # of the returns; falls by 0.1% an update
     run.begin(agent, optimizer, memory, collector, rng)
-    settings = optimizer.param_groups[0]  # as a checkpoint holds them
+    settings = optimizer.param_groups[0]  # a checkpoint holds them
     for _ in range(min(args.max_lag + 1, args.num_iterations - run.first)):
         collector.ask(run.first, agent)
     check = service("utils.check")
@@ -1728,8 +1727,9 @@ def train(args: Any, run: Run) -> Agent:
         explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
         returns_std = np.std(returns)
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
-        settings["largest_std"] = max(returns_std, 0.999 * settings["largest_std"])
-        std_floor = 0.1 * args.stay_solved * settings["largest_std"]
+        std_floor = 0.1 * args.stay_solved * returns_std
+        std_floor = max(std_floor, 0.999 * settings.get("std_floor", 0.0))  # falls slowly
+        settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
         returns = to_device(returns.reshape(-1), device)
         rho = to_device(rho.reshape(-1), device)

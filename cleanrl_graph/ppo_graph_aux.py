@@ -1752,9 +1752,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     optimizer = torch.optim.Adam(
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
-    optimizer.param_groups[0]["largest_std"] = 0.0  # of the returns; falls by 0.1% an update
     step = run.begin(agent, optimizer, memory, envs, rng)
-    settings = optimizer.param_groups[0]  # as a checkpoint holds them
+    settings = optimizer.param_groups[0]  # a checkpoint holds them
     demos = args.demos and Demonstrations(agent, envs.leaves, args, device)
     if demos and run.first == 0:
         clone(agent, optimizer, demos, args)
@@ -1806,8 +1805,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
-        settings["largest_std"] = max(returns_std, 0.999 * settings["largest_std"])
-        std_floor = 0.1 * args.stay_solved * settings["largest_std"]
+        std_floor = 0.1 * args.stay_solved * returns_std
+        std_floor = max(std_floor, 0.999 * settings.get("std_floor", 0.0))  # falls slowly
+        settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
@@ -1862,10 +1862,10 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 optimizer.step()
                 with torch.no_grad():
                     approx_kl = ((ratio - 1) - logratio).mean()
-                    clipfrac = ((ratio - 1.0).abs() > args.clip_coef).float().mean()
-                    mismatch = (ratio - 1).abs().max()
+                    distance = (ratio - 1).abs()
+                    clipfrac = (distance > args.clip_coef).float().mean()
                     row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
-                    logs.append(torch.stack([*more.values(), *row, grad_norm, mismatch]))
+                    logs.append(torch.stack([*more.values(), *row, grad_norm, distance.max()]))
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection

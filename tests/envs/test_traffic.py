@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -617,3 +618,29 @@ def test_phases_that_let_few_go(make):
     rows = env.lights.lanes_in[8 * light : 8 * light + 8]
     assert ((rows[both] > 0) == (rows[left] > 0)).all()
     assert rows[both].max() == 1 and rows[left].max() < 1
+
+
+@needs_sumo
+@pytest.mark.parametrize("order", ["program", "relief"])
+def test_bids(make, monkeypatch, order):
+    """Bids of 0 are the rule greedy, whatever the slots; a large one has its phase shown; each
+    phase gets the reward of its light."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmark" / "traffic"))
+    module = importlib.import_module("bids")
+    env = module.bids(make(order=order))
+    observation, _ = env.reset(seed=0)
+    truncated = False
+    while not truncated:
+        bids = np.zeros((len(observation["node_ids"]), 1), np.float32)
+        observation, _, _, truncated, info = env.step(bids)
+    assert info["eval"] == play_rule(make(order="demand"), "greedy", 0)
+    observation, _ = env.reset(seed=0)
+    for phase in range(3):
+        bids = np.zeros((11, 1), np.float32)
+        bids[[phase, 3 + phase, 7 + phase]] = 30 * 100
+        observation, mean, _, _, info = env.step(bids)
+        assert env.unwrapped.current.tolist() == [phase] * 3
+        current = observation["graph"].nodes[:, COLUMN["current"]]
+        assert np.flatnonzero(current).tolist() == [phase, 3 + phase, 7 + phase]
+        assert np.isclose(info["rewards"][[0, 3, 7]].mean(), mean)
+        assert (info["rewards"][3:7] == info["rewards"][3]).all()

@@ -200,6 +200,7 @@ pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
     os.kill(runner.pid, number)
     assert runner.wait(60) == (run.INTERRUPTED if number == signal.SIGINT else -number)
     wait_for(lambda: not processes(tmp_path), "end of all processes")
+    wait_for(lambda: is_free(tmp_path / "runs/t"), "end of the lock, which a process has longest")
     assert [name[:15] for name in sorted(files_of(tmp_path))] == ["fake_default_s1"] * 2
     (tmp_path / "fake.py.fast").touch()
     assert run.main(arguments(tmp_path, [command])) == 0
@@ -208,6 +209,15 @@ pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
     assert [files[name]["eval"] for name in sorted(files) if name.endswith("json")] == [
         {"episode": [0.0], "return": [seed]} for seed in (1.0, 2.0)
     ]
+
+
+def is_free(folder):
+    """Whether no runner works in a folder."""
+    try:
+        run.lock(folder).close()
+    except SystemExit:
+        return False
+    return True
 
 
 def fake(folder, body):

@@ -41,23 +41,23 @@ class Bids(gym.Wrapper):
         scores = np.full(self.exists.shape, -np.inf)
         scores[self.exists] = self.vehicles + BID * np.ravel(action)
         chosen = scores.argmax(1)
-        slots = np.argsort(self.unwrapped.slots, 1)  # the slot of each phase
-        chosen_slots = slots[np.arange(len(slots)), chosen]
-        observation, reward, terminated, truncated, info = self.env.step(chosen_slots)
+        action = self.slots[np.arange(len(chosen)), chosen]
+        observation, reward, terminated, truncated, info = self.env.step(action)
         info["rewards"] = info["rewards"].repeat(self.exists.sum(1))
         return self.of_phases(observation), reward, terminated, truncated, info
 
     def of_phases(self, observation: dict) -> dict:
-        """The observation; keeps `exists` bool [n, 8] and `vehicles` [p] for the next action."""
+        """The observation; keeps for the next action `slots` [n, 8], that of each phase, `exists`
+        bool [n, 8] and `vehicles` [p]."""
         nodes = observation["graph"].nodes
         num = len(nodes)
         phases, light = np.split(nodes, [NUM_SLOTS * len(PHASE_FEATURES)], 1)
         phases = phases.reshape(num, NUM_SLOTS, -1)
         light = np.repeat(light[:, None], NUM_SLOTS, 1)
         rows = np.arange(num)[:, None]
-        slots = np.argsort(self.unwrapped.slots, 1)
-        features = np.concatenate([phases, light], 2)[rows, slots]
-        self.exists = observation["action_mask"].astype(bool)[rows, slots]
+        self.slots = np.argsort(self.unwrapped.slots, 1)
+        features = np.concatenate([phases, light], 2)[rows, self.slots]
+        self.exists = observation["action_mask"].astype(bool)[rows, self.slots]
         features = features[self.exists]
         current = features[:, COLUMN["current"]]
         self.vehicles = 10 * features[:, COLUMN["vehicles_in"]] + TIE * current

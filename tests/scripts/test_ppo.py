@@ -1,6 +1,7 @@
 """Collection, advantages, updates, worker processes and determinism of ppo_graph.py. What `main`
 did is recorded and computed again in float64."""
 
+import importlib
 from functools import partial
 
 import gymnasium as gym
@@ -664,3 +665,24 @@ def test_seeds_of_environments(workers):
     envs = make_envs([partial(Seeded, [(9, False)])] * 5, workers)
     assert envs.reset(30).obs.values[0].ravel().tolist() == [30, 31, 32, 33, 34]
     envs.close()
+
+
+@pytest.mark.parametrize("stay_solved", [True, False])
+@pytest.mark.parametrize("name", ["graph", "graph_aux", "graph_async", "graph_compile", "gtrxl"])
+def test_amsgrad(name, stay_solved, monkeypatch, tmp_path):
+    """Adam is AMSGrad with --stay-solved only. A few steps, whose second moments grow, do not tell
+    the two apart, so this looks at the optimizer."""
+    script = importlib.import_module(f"cleanrl_graph.ppo_{name}")
+    made = []
+
+    class Adam(torch.optim.Adam):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(torch.optim, "Adam", Adam)
+    flags = dict(env_id="Walk-v0", run_dir=str(tmp_path), stay_solved=stay_solved)
+    script.main(small_args(script, **flags))
+    states = made[0].state.values()
+    assert states and all(("max_exp_avg_sq" in state) == stay_solved for state in states)
+    assert (made[0].param_groups[0]["std_floor"] > 0) == stay_solved

@@ -157,7 +157,7 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: bool = False
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of the largest std of the returns so far"""
+    plus 0.1 of that of the returns"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1518,13 +1518,12 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    settings = optimizer.param_groups[0]  # a checkpoint holds them
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            settings["lr"] = frac * args.learning_rate
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1568,8 +1567,6 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
         std_floor = 0.1 * args.stay_solved * returns_std
-        std_floor = max(std_floor, 0.999 * settings.get("std_floor", 0.0))  # falls slowly
-        settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
@@ -1624,7 +1621,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = settings["lr"]
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration)
     return agent

@@ -167,7 +167,7 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: bool = False
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of the largest std of the returns so far"""
+    plus 0.1 of that of the returns"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1680,13 +1680,12 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    settings = optimizer.param_groups[0]  # a checkpoint holds them
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            settings["lr"] = frac * args.learning_rate
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1730,8 +1729,6 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
         std_floor = 0.1 * args.stay_solved * returns_std
-        std_floor = max(std_floor, 0.999 * settings.get("std_floor", 0.0))  # falls slowly
-        settings["std_floor"] = std_floor
         scales = to_device(np.array([std_floor, vf_coef], np.float32), device)
         advantages = to_device(advantages.reshape(-1), device)
         rollout = torch.stack([log_probs, values, advantages, advantages + values], 1)
@@ -1762,7 +1759,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
         scalars["debug/collection_mismatch"] = logs[0, -2]  # where the weights are those that acted
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = settings["lr"]
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         scalars |= memory.storage.stats()
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration)

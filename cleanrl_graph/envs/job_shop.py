@@ -362,8 +362,10 @@ class JobShopEnv(DispatchEnv):
     makespan) / unit. With `reward_unit="bound"` the unit is the initial bound, with "time" it is 1.
 
     Random instances draw J and M log-uniformly from `jobs` and `machines`, so small ones are
-    frequent and large ones rare; times are uniform integers in `durations`. `instance` fixes a
-    benchmark name or {"times", "machines"}. With `skip_forced` the env dispatches by itself while
+    frequent and large ones rare; times are uniform integers in `durations`. Jobs visit machines at
+    random, or one set after the other with `machine_sets` 2 (the "2SETS" of Storer, Wu and Vaccari
+    1992; as many sets as machines: a flow shop), a number or a range (low, high), uniform in each
+    episode. `instance` fixes a benchmark name or {"times", "machines"}. With `skip_forced` the env dispatches by itself while
     only one operation is legal. With a `lookahead` only the next so many operations of each job are
     nodes, at most J * lookahead + M in all; the features still count the others.
     """
@@ -384,6 +386,7 @@ class JobShopEnv(DispatchEnv):
         reward_unit="bound",
         machine_edges="hub",
         lookahead=None,
+        machine_sets=1,
         render_mode=None,
     ):
         super().__init__(
@@ -394,6 +397,7 @@ class JobShopEnv(DispatchEnv):
             raise ValueError(f"lookahead must be None or a positive int, got {lookahead!r}.")
         self.machine_edges = machine_edges
         self.lookahead = lookahead
+        self.machine_sets = size_range("machine_sets", machine_sets)
         max_jobs = self.jobs[1]
         max_machines = self.machines[1]
         if self.fixed:
@@ -408,8 +412,12 @@ class JobShopEnv(DispatchEnv):
         shape = self._random_sizes()
         shortest, longest = self.durations
         times = self.np_random.integers(shortest, longest + 1, shape)
-        machines = self.np_random.random(shape).argsort(axis=1)
-        return times, machines
+        place = self.np_random.random(shape)
+        if self.machine_sets != (1, 1):
+            fewest, most = self.machine_sets
+            num_sets = self.np_random.integers(fewest, most + 1)
+            place += np.arange(shape[1]) * num_sets // shape[1]  # which set comes first
+        return times, place.argsort(axis=1)
 
     def _set_schedule(self, times, machines):
         """The state of the schedule builder. Operation o = j * M + k; flat arrays are indexed by o,

@@ -398,6 +398,23 @@ def same_observation(a, b):
     )
 
 
+def test_machines_are_visited_set_by_set():
+    env = JobShopEnv(jobs=20, machines=5, machine_sets=2)
+    env.reset(seed=0)
+    assert (env.machine_of[:, :3] < 3).all()
+    assert len(np.unique(env.machine_of[:, :3], axis=0)) == 6  # all orders of three
+    env = JobShopEnv(jobs=3, machines=5, machine_sets=5)
+    env.reset(seed=0)
+    assert (env.machine_of == np.arange(5)).all()  # a flow shop
+    env = JobShopEnv(jobs=20, machines=4, machine_sets=(1, 2))
+    env.reset(seed=0)
+    kinds = set()
+    for _ in range(50):
+        env.reset()
+        kinds.add(bool((env.machine_of[:, :2] < 2).all()))
+    assert kinds == {True, False}
+
+
 def test_seed_determines_the_episode():
     a, b = JobShopEnv(), JobShopEnv()
     assert same_observation(a.reset(seed=7)[0], b.reset(seed=7)[0])
@@ -456,6 +473,7 @@ def test_render():
         ({"reward_unit": "hours"}, "reward_unit must be one of"),
         ({"machine_edges": "none"}, "machine_edges must be one of"),
         ({"render_mode": "human"}, "render_mode must be one of"),
+        ({"machine_sets": 0}, "machine_sets must be a positive int or a pair"),
         ({"lookahead": 0}, "lookahead must be None or a positive int"),
     ],
 )

@@ -138,7 +138,6 @@ def reference_run(seen: Record, network, leaves, args):
         [],
         args.total_timesteps // (T * N),
     )
-    largest = 0.0
     for update in range(num_updates):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = (
@@ -185,13 +184,12 @@ def reference_run(seen: Record, network, leaves, args):
         returns = advantages + old_value
         spread = returns.std(correction=0)
         vf_coef = args.vf_coef / (1 + spread**2 * args.norm_vloss)
-        largest = max(spread, 0.999 * largest)
         for _ in range(args.update_epochs):
             for idx in (epoch := [minibatches.pop(0) for _ in range(args.num_minibatches)]):
                 log_prob, entropy, value = network(storage.gather(idx), acts[idx])
                 A = advantages[idx]
                 if args.norm_adv:
-                    A = (A - A.mean()) / (A.std() + 0.1 * args.stay_solved * largest + 1e-8)
+                    A = (A - A.mean()) / (A.std() + 0.1 * args.stay_solved * spread + 1e-8)
                 difference, eps = log_prob - old_log_prob[idx], args.clip_coef
                 ratio = difference.exp()
                 policy_loss = -torch.min(ratio * A, ratio.clip(1 - eps, 1 + eps) * A).mean()
@@ -685,4 +683,3 @@ def test_amsgrad(name, stay_solved, monkeypatch, tmp_path):
     script.main(small_args(script, **flags))
     states = made[0].state.values()
     assert states and all(("max_exp_avg_sq" in state) == stay_solved for state in states)
-    assert (made[0].param_groups[0]["std_floor"] > 0) == stay_solved

@@ -60,7 +60,8 @@ for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
         l2d) play --suites l2d6x6 l2d10x10 l2d15x15 l2d20x20 l2d30x20 --samples 0 ;;
         families)
             play --samples 0 --suites \
-                {uniform,flow,halves,narrow,wide,exponential,bimodal,perjob,permachine}{15x15,30x10}
+                {uniform,flow,halves,narrow,wide,exponential,bimodal,perjob,permachine}{15x15,30x10} \
+                halves{20x15,30x20,50x20} slowhalves{15x15,20x15,30x10,30x20,50x20}
             ;;
         samples)
             play --suites "${small[@]}" --samples 128

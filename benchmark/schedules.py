@@ -54,6 +54,7 @@ FAMILIES = {  # instances that differ in one thing from times of 1 to 99 and rou
     "uniform": "times of 1 to 99 and routes at random, as in the training",
     "flow": "each job has the same route",
     "halves": "the first half of the machines, at random, then the other half",
+    "slowhalves": "the same halves, times of 1 to 200",
     "narrow": "times of 50 to 100",
     "wide": "times of 1 to 1000",
     "exponential": "exponential times of mean 50",
@@ -110,7 +111,7 @@ def family_instances(suite: str) -> dict[str, dict]:
         times, machines = rng.integers(1, 100, shape), rng.random(shape).argsort(axis=1)
         if family == "flow":
             machines = np.tile(np.arange(num_machines), (num_jobs, 1))
-        elif family == "halves":
+        elif family in ("halves", "slowhalves"):
             half = (num_machines + 1) // 2
             machines = np.concatenate(
                 [
@@ -119,6 +120,8 @@ def family_instances(suite: str) -> dict[str, dict]:
                 ],
                 axis=1,
             )
+        if family == "slowhalves":
+            times = rng.integers(1, 201, shape)
         elif family == "narrow":
             times = rng.integers(50, 101, shape)
         elif family == "wide":

@@ -365,9 +365,10 @@ class JobShopEnv(DispatchEnv):
     frequent and large ones rare; times are uniform integers in `durations`. Jobs visit machines at
     random, or one set after the other with `machine_sets` 2 (the "2SETS" of Storer, Wu and Vaccari
     1992; as many sets as machines: a flow shop), a number or a range (low, high), uniform in each
-    episode. `instance` fixes a benchmark name or {"times", "machines"}. With `skip_forced` the env dispatches by itself while
-    only one operation is legal. With a `lookahead` only the next so many operations of each job are
-    nodes, at most J * lookahead + M in all; the features still count the others.
+    episode. `instance` fixes a benchmark name or {"times", "machines"}. With `skip_forced` the env
+    dispatches by itself while only one operation is legal. With a `lookahead` only the next so many
+    operations of each job are nodes, at most J * lookahead + M in all; the features still count the
+    others.
     """
 
     eval_suites = suites()

@@ -264,15 +264,15 @@ def under_way(src: Tensor) -> None:
     log.to_device.append((begin, end, ctypes.string_at(begin, end - begin), where(), memory))
 
 
-class LSTM(torch.autograd.Function):
-    """cuDNN's: autograd on the CPU inside. `batch_sizes` of a PackedSequence are on the CPU, as
+class Recurrent(torch.autograd.Function):
+    """An LSTM or GRU of cuDNN: autograd on the CPU inside. `batch_sizes` of a PackedSequence are on the CPU, as
     cuDNN has it."""
 
     @staticmethod
     def forward(ctx, op, num_states, batch_sizes, rest, *tensors):
         if any(not t.is_cuda for t in tensors) or any(b.is_cuda for b in batch_sizes):
             raise RuntimeError(
-                f"LSTM: input, state and weights are needed on the device, batch_sizes not: "
+                f"LSTM or GRU: input, state and weights are needed on the device, batch_sizes not: "
                 f"{where()}"
             )
         log.launches["cudnn_rnn"] += 1
@@ -280,8 +280,9 @@ class LSTM(torch.autograd.Function):
             on_host(t).requires_grad_(need) for t, need in zip(tensors, ctx.needs_input_grad[4:])
         ]
         x, hx, weights = ctx.low[0], ctx.low[1 : 1 + num_states], ctx.low[1 + num_states :]
+        state = hx if num_states == 2 else hx[0]
         with torch.enable_grad():
-            ctx.out = op(x, *batch_sizes, hx, weights, *rest)
+            ctx.out = op(x, *batch_sizes, state, weights, *rest)
         return tuple(on_device(t) for t in ctx.out)
 
     @staticmethod
@@ -297,11 +298,19 @@ class LSTM(torch.autograd.Function):
 
 
 def lstm_input(x, hx, weights, *rest):
-    return LSTM.apply(aten.lstm.input, len(hx), [], rest, x, *hx, *weights)
+    return Recurrent.apply(aten.lstm.input, len(hx), [], rest, x, *hx, *weights)
 
 
 def lstm_data(x, batch_sizes, hx, weights, *rest):
-    return LSTM.apply(aten.lstm.data, len(hx), [batch_sizes], rest, x, *hx, *weights)
+    return Recurrent.apply(aten.lstm.data, len(hx), [batch_sizes], rest, x, *hx, *weights)
+
+
+def gru_input(x, hx, weights, *rest):
+    return Recurrent.apply(aten.gru.input, 1, [], rest, x, hx, *weights)
+
+
+def gru_data(x, batch_sizes, hx, weights, *rest):
+    return Recurrent.apply(aten.gru.data, 1, [batch_sizes], rest, x, hx, *weights)
 
 
 def kernels() -> tuple[list, set]:
@@ -401,6 +410,8 @@ def install() -> None:
     )  # the one composed of other operations
     library.impl("lstm.input", lstm_input, "AutogradCUDA")
     library.impl("lstm.data", lstm_data, "AutogradCUDA")
+    library.impl("gru.input", gru_input, "AutogradCUDA")
+    library.impl("gru.data", gru_data, "AutogradCUDA")
 
     # What of PyTorch's Python asks a CUDA build
     cuda, storage = torch.cuda, torch.UntypedStorage

@@ -951,7 +951,8 @@ gym.register("RecallElements-v0", entry_point=Recall)
 
 
 @pytest.mark.slow
-def test_each_node_has_its_own_memory(tmp_path):
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_each_node_has_its_own_memory(cell, tmp_path):
     """What was seen of an element is remembered under its id; chance earns 1/6."""
     result = run(
         tmp_path,
@@ -965,6 +966,7 @@ def test_each_node_has_its_own_memory(tmp_path):
         learning_rate=5e-3,
         gnn_dim=16,
         gnn_layers=3,
+        cell=cell,
         lstm_dim=16,
         eval_episodes=100,
     )

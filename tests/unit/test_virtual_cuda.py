@@ -233,6 +233,12 @@ CASES |= (
             None,
         ),
         "ppo_lstm_sparse explores": (same, "ppo_lstm_sparse", EXPLORE, None),
+        "ppo_lstm_sparse explores, gru": (
+            same,
+            "ppo_lstm_sparse",
+            EXPLORE | dict(cell="gru"),
+            None,
+        ),
         "ppo_gtrxl remembers": (
             same,
             "ppo_gtrxl",
@@ -332,6 +338,12 @@ CASES |= (
             None,
         ),
         "ppo_lstm_sparse waits where it explores": (budget, "ppo_lstm_sparse", EXPLORE, None),
+        "ppo_lstm_sparse waits where it explores, gru": (
+            budget,
+            "ppo_lstm_sparse",
+            EXPLORE | dict(cell="gru"),
+            None,
+        ),
         "ppo_gtrxl waits where it remembers": (budget, "ppo_gtrxl", CARTPOLE, None),
         "ppo_graph_aux waits where it predicts": (
             budget,

@@ -265,14 +265,14 @@ def under_way(src: Tensor) -> None:
 
 
 class Recurrent(torch.autograd.Function):
-    """An LSTM or GRU of cuDNN: autograd on the CPU inside. `batch_sizes` of a PackedSequence are on the CPU, as
-    cuDNN has it."""
+    """An LSTM or GRU of cuDNN: autograd on the CPU inside. `batch_sizes` of a PackedSequence are on
+    the CPU, as cuDNN has it."""
 
     @staticmethod
     def forward(ctx, op, num_states, batch_sizes, rest, *tensors):
         if any(not t.is_cuda for t in tensors) or any(b.is_cuda for b in batch_sizes):
             raise RuntimeError(
-                f"LSTM or GRU: input, state and weights are needed on the device, batch_sizes not: "
+                "LSTM or GRU: input, state and weights are needed on the device, batch_sizes not: "
                 f"{where()}"
             )
         log.launches["cudnn_rnn"] += 1

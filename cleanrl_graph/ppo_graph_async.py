@@ -161,9 +161,9 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    stay_solved: bool = False
+    stay_solved: float | None = None
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of that of the returns"""
+    plus 0.1 of the largest std of the returns, which falls by this factor an update; None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1669,10 +1669,12 @@ def train(args: Any, run: Run) -> Agent:
     agent = Agent(collector.leaves, collector.action_space, args).to(device)
     memory = Memory(agent, collector.leaves, N, args)
     params = list(agent.parameters())
+    amsgrad = args.stay_solved is not None
     optimizer = torch.optim.Adam(
-        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=amsgrad, fused=True
     )
     run.begin(agent, optimizer, memory, collector, rng)
+    settings = optimizer.param_groups[0]  # a checkpoint holds them
     for _ in range(min(args.max_lag + 1, args.num_iterations - run.first)):
         collector.ask(run.first, agent)
     check = service("utils.check")
@@ -1680,7 +1682,7 @@ def train(args: Any, run: Run) -> Agent:
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+            settings["lr"] = frac * args.learning_rate
 
         # Collect: what the other process did with the weights after rollout.version updates
         rollout = collector.receive()
@@ -1702,8 +1704,7 @@ def train(args: Any, run: Run) -> Agent:
 
         # The policy has moved on meanwhile: log-probabilities and values of the present weights
         log_probs, values = memory.evaluate(args.num_minibatches)  # [T * N]
-        next_values = memory.next_values(step)
-        V = torch.cat([log_probs, values, next_values]).cpu().numpy()  # the only wait
+        V = torch.cat([log_probs, values, memory.next_values(step)]).cpu().numpy()  # the only wait
         present, V, next_value, final_values = np.split(V, [T * N, 2 * T * N, 2 * T * N + N])
         logrho = present - rollout.log_probs
         whole_rho = np.exp(logrho)
@@ -1726,7 +1727,10 @@ def train(args: Any, run: Run) -> Agent:
         explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
         returns_std = np.std(returns)
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
-        std_floor = 0.1 * args.stay_solved * returns_std
+        std_floor = 0.0
+        if amsgrad:
+            std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
+            settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
         returns = to_device(returns.reshape(-1), device)
         rho = to_device(rho.reshape(-1), device)
@@ -1785,7 +1789,7 @@ def train(args: Any, run: Run) -> Agent:
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["charts/learning_rate"] = settings["lr"]
         scalars["debug/lag"] = iteration - 1 - rollout.version
         scalars["debug/behaviour_kl"] = (whole_rho - 1 - logrho).mean()
         scalars["debug/rho_mean"] = whole_rho.mean()

@@ -154,9 +154,9 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    stay_solved: bool = False
+    stay_solved: float | None = None
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of that of the returns"""
+    plus 0.1 of the largest std of the returns, which falls by this factor an update; None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1734,7 +1734,9 @@ def clone(agent: Agent, optimizer: torch.optim.Optimizer, demos: Demonstrations,
 
 
 def cloning_coef(args: Any, iteration: int) -> float:
-    """The coefficient of cloning, which falls linearly to 0."""
+    """The coefficient of cloning, which falls linearly to 0. It is 0 without --demos."""
+    if args.demos is None:
+        return 0.0
     last = args.bc_anneal * args.num_iterations or math.inf
     return args.bc_coef * max(0.0, 1.0 - (iteration - 1.0) / last)
 
@@ -1749,10 +1751,12 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
+    amsgrad = args.stay_solved is not None
     optimizer = torch.optim.Adam(
-        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=amsgrad, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
+    settings = optimizer.param_groups[0]  # a checkpoint holds them
     demos = args.demos and Demonstrations(agent, envs.leaves, args, device)
     if demos and run.first == 0:
         clone(agent, optimizer, demos, args)
@@ -1761,7 +1765,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+            settings["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1804,7 +1808,10 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
-        std_floor = 0.1 * args.stay_solved * returns_std
+        std_floor = 0.0
+        if amsgrad:
+            std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
+            settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
@@ -1847,10 +1854,10 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                     more["losses/predict"] = predict(
                         agent, latent, elements, actions, rows, next_obs
                     )
-                loss = loss + args.aux_coef * sum(more.values())
-                if demos and bc_coef > 0:
+                loss += args.aux_coef * sum(more.values())
+                if bc_coef > 0:
                     more |= behaviour_cloning(agent, *demos.sample(rng))
-                    loss = loss + bc_coef * more["losses/behaviour_cloning"]
+                    loss += bc_coef * more["losses/behaviour_cloning"]
 
                 optimizer.zero_grad()
                 loss.backward()
@@ -1877,7 +1884,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["charts/learning_rate"] = settings["lr"]
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration)
     return agent

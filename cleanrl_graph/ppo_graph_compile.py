@@ -165,9 +165,9 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    stay_solved: bool = False
+    stay_solved: float | None = None
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of that of the returns"""
+    plus 0.1 of the largest std of the returns, which falls by this factor an update; None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1676,16 +1676,18 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     memory.policy = compiled(agent, args, memory.storage)
     loss_of = compiled(partial(ppo_loss, agent, args), args, memory.storage)
     params = list(agent.parameters())
+    amsgrad = args.stay_solved is not None
     optimizer = torch.optim.Adam(
-        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=amsgrad, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
+    settings = optimizer.param_groups[0]  # a checkpoint holds them
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+            settings["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1728,7 +1730,10 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
-        std_floor = 0.1 * args.stay_solved * returns_std
+        std_floor = 0.0
+        if amsgrad:
+            std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
+            settings["std_floor"] = std_floor
         scales = to_device(np.array([std_floor, vf_coef], np.float32), device)
         advantages = to_device(advantages.reshape(-1), device)
         rollout = torch.stack([log_probs, values, advantages, advantages + values], 1)
@@ -1759,7 +1764,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
         scalars["debug/collection_mismatch"] = logs[0, -2]  # where the weights are those that acted
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["charts/learning_rate"] = settings["lr"]
         scalars |= memory.storage.stats()
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration)

@@ -179,9 +179,9 @@ class Args:
     """the K epochs to update the policy; None: 4 with a state per node, else 8"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    stay_solved: bool = True
+    stay_solved: float | None = 0.0
     """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of that of the returns"""
+    plus 0.1 of the largest std of the returns, which falls by this factor an update; None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
@@ -2003,16 +2003,18 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     agent = Agent(envs.leaves, envs.action_space, args).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
+    amsgrad = args.stay_solved is not None
     optimizer = torch.optim.Adam(
-        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved, fused=True
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=amsgrad, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
+    settings = optimizer.param_groups[0]  # a checkpoint holds them
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+            settings["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -2055,7 +2057,10 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
-        std_floor = 0.1 * args.stay_solved * returns_std
+        std_floor = 0.0
+        if amsgrad:
+            std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
+            settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
@@ -2110,7 +2115,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        scalars["charts/learning_rate"] = settings["lr"]
         run.log(iteration, scalars, episodes, memory.storage)
         run.checkpoint(iteration)
     return agent

@@ -30,7 +30,7 @@ NOT_NEGATIVE = (
 RANGES = [
     (POSITIVE, 1, math.inf),
     (NOT_NEGATIVE, 0, math.inf),
-    ("gamma gae_lambda clip_coef", 0, 1),
+    ("gamma gae_lambda clip_coef stay_solved", 0, 1),
     ("ent_coef vf_coef", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]

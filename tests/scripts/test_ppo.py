@@ -130,7 +130,10 @@ def reference_run(seen: Record, network, leaves, args):
     and minibatches."""
     T, N = args.num_steps, args.num_envs
     optimizer = torch.optim.Adam(
-        network.parameters(), lr=args.learning_rate, eps=1e-5, amsgrad=args.stay_solved
+        network.parameters(),
+        lr=args.learning_rate,
+        eps=1e-5,
+        amsgrad=args.stay_solved is not None,
     )
     minibatches, gradients, logs, num_updates = (
         list(seen.minibatches),
@@ -138,6 +141,7 @@ def reference_run(seen: Record, network, leaves, args):
         [],
         args.total_timesteps // (T * N),
     )
+    largest = 0.0
     for update in range(num_updates):
         if args.anneal_lr:
             optimizer.param_groups[0]["lr"] = (
@@ -184,12 +188,15 @@ def reference_run(seen: Record, network, leaves, args):
         returns = advantages + old_value
         spread = returns.std(correction=0)
         vf_coef = args.vf_coef / (1 + spread**2 * args.norm_vloss)
+        floor = 0.0
+        if args.stay_solved is not None:
+            floor = largest = max(0.1 * spread, args.stay_solved * largest)
         for _ in range(args.update_epochs):
             for idx in (epoch := [minibatches.pop(0) for _ in range(args.num_minibatches)]):
                 log_prob, entropy, value = network(storage.gather(idx), acts[idx])
                 A = advantages[idx]
                 if args.norm_adv:
-                    A = (A - A.mean()) / (A.std() + 0.1 * args.stay_solved * spread + 1e-8)
+                    A = (A - A.mean()) / (A.std() + floor + 1e-8)
                 difference, eps = log_prob - old_log_prob[idx], args.clip_coef
                 ratio = difference.exp()
                 policy_loss = -torch.min(ratio * A, ratio.clip(1 - eps, 1 + eps) * A).mean()
@@ -256,7 +263,7 @@ FLAGS = {
     "num_minibatches": 4,
     "update_epochs": 4,
     "norm_adv": False,
-    "stay_solved": True,
+    "stay_solved": 0.9,
     "clip_coef": 0.2,
     "clip_vloss": False,
     "norm_vloss": True,
@@ -665,7 +672,7 @@ def test_seeds_of_environments(workers):
     envs.close()
 
 
-@pytest.mark.parametrize("stay_solved", [True, False])
+@pytest.mark.parametrize("stay_solved", [0.0, 0.999, None])
 @pytest.mark.parametrize("name", ["graph", "graph_aux", "graph_async", "graph_compile", "gtrxl"])
 def test_amsgrad(name, stay_solved, monkeypatch, tmp_path):
     """Adam is AMSGrad with --stay-solved only. A few steps, whose second moments grow, do not tell
@@ -682,4 +689,6 @@ def test_amsgrad(name, stay_solved, monkeypatch, tmp_path):
     flags = dict(env_id="Walk-v0", run_dir=str(tmp_path), stay_solved=stay_solved)
     script.main(small_args(script, **flags))
     states = made[0].state.values()
-    assert states and all(("max_exp_avg_sq" in state) == stay_solved for state in states)
+    is_on = stay_solved is not None
+    assert states and all(("max_exp_avg_sq" in state) == is_on for state in states)
+    assert (made[0].param_groups[0].get("std_floor", 0) > 0) == is_on

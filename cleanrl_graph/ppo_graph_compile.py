@@ -166,8 +166,9 @@ class Args:
     norm_adv: bool = True
     """toggles advantages normalization"""
     stay_solved: float | None = None
-    """makes updates small where a task is solved: AMSGrad, and advantages are divided by their std
-    plus 0.1 of the largest std of the returns, which falls by this factor an update; None: off"""
+    """keeps updates small where a task is solved: advantages are divided by their std plus 0.1 of
+    the largest std of the returns, which falls by this factor an update; if it is above 0, Adam is
+    AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1676,9 +1677,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
     memory.policy = compiled(agent, args, memory.storage)
     loss_of = compiled(partial(ppo_loss, agent, args), args, memory.storage)
     params = list(agent.parameters())
-    amsgrad = args.stay_solved is not None
     optimizer = torch.optim.Adam(
-        params, lr=args.learning_rate, eps=1e-5, amsgrad=amsgrad, fused=True
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=bool(args.stay_solved), fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
     settings = optimizer.param_groups[0]  # a checkpoint holds them
@@ -1731,7 +1731,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
         std_floor = 0.0
-        if amsgrad:
+        if args.stay_solved is not None:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
             settings["std_floor"] = std_floor
         scales = to_device(np.array([std_floor, vf_coef], np.float32), device)

@@ -256,7 +256,7 @@ def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
     advantages, V = torch.tensor(list(found.values()), dtype=torch.float64).T
     torch.testing.assert_close(old_value.double(), V, atol=1e-5, rtol=1e-5)
     returns = advantages + V
-    amsgrad = args.stay_solved is not None
+    amsgrad = bool(args.stay_solved)
     optimizer = torch.optim.Adam(
         agent.parameters(), lr=args.learning_rate, eps=1e-5, amsgrad=amsgrad
     )

@@ -63,7 +63,7 @@ def cpu_seconds() -> float:
 def play(entry: dict, rule: str) -> dict:
     """The row of an hour of traffic."""
     before = cpu_seconds()
-    env = TrafficLightsEnv(**entry, order="demand")  # tells which of equal phases rules choose
+    env = TrafficLightsEnv(**entry, choose="phases")
     evaluation = play_rule(env, rule, seed=0)
     env.close()
     row = {"map": entry["map"], "rule": rule}

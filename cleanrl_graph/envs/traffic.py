@@ -38,12 +38,22 @@ MAPS = (
     "ingolstadt21",
 )
 REWARDS = ("queue", "pressure", "wait", "delay")
-ORDERS = {"relief": "relief", "demand": "vehicles_in", "program": None}  # by which feature
+CRITERIA = (  # a choice is the phase that has most of this, see PHASE_FEATURES
+    "current",
+    "vehicles_in",
+    "halting_in",
+    "waiting_in",
+    "delay_in",
+    "relief",
+    "pressure",  # vehicles_in - halting_out
+    "red",
+)
+NUM_PHASES = 8  # green phases of a light, at most
+NUM_ACTIONS = {"criteria": len(CRITERIA), "phases": NUM_PHASES}  # of a light
 RENDER_MODES = (None, "rgb_array")
-NUM_SLOTS = 8  # green phases of a light, at most
 NUM_FIXED_SEEDS = 1000  # SUMO's seeds below are those of fixed_seed, other episodes use others
 PHASE_FEATURES = [
-    "exists: 1 for a phase, 0 in the slots of a light that has fewer phases",
+    "exists: 1 for a phase, 0 for what a light with fewer phases has not",
     "current: 1 if the light shows it now",
     "vehicles_in: vehicles on the lanes that it lets go / 10, each counted with the share of the "
     "ways on from its lane that have green",
@@ -77,7 +87,6 @@ EDGE_FEATURES = [
     "halting: those of them that halt / 20",
 ]
 COLUMN = {text.split(":")[0]: k for k, text in enumerate(PHASE_FEATURES)}
-NUM_FEATURES = NUM_SLOTS * len(PHASE_FEATURES) + len(LIGHT_FEATURES)
 TIE = 0.001  # added to the score of the current phase: of equal ones it stays
 SPACE = 7.5  # metres of lane for a halting vehicle
 SUMO_OPTIONS = [
@@ -248,11 +257,11 @@ class Lights:
 
     phases: of each light, the states of its green phases, those of its program that let somebody go
         and have no yellow.
-    lanes_in: float [n * NUM_SLOTS, L], the share of the ways on from a lane to which a phase gives
+    lanes_in: float [n * NUM_PHASES, L], the share of the ways on from a lane to which a phase gives
         green.
     lanes_far: the same of lanes up to 500 m before the light.
-    lanes_out: bool [n * NUM_SLOTS, L], the lanes that a phase lets vehicles go to.
-    exists: bool [n, NUM_SLOTS]. protected: float [n, NUM_SLOTS].
+    lanes_out: bool [n * NUM_PHASES, L], the lanes that a phase lets vehicles go to.
+    exists: bool [n, NUM_PHASES]. protected: float [n, NUM_PHASES].
     own_in, own_out: bool [n, L], all lanes to a light and all from it.
     upstream: bool [n, L], lanes to it up to 500 m away.
     edge_links: int64 [2 R, 2], and road_edges [R, edges], which edges of SUMO are on a road.
@@ -270,8 +279,8 @@ class Lights:
 
     def _set_phases(self, found):
         num = len(self.names)
-        self.exists = np.zeros((num, NUM_SLOTS), bool)
-        self.protected = np.zeros((num, NUM_SLOTS))
+        self.exists = np.zeros((num, NUM_PHASES), bool)
+        self.protected = np.zeros((num, NUM_PHASES))
         for i, phases in enumerate(self.phases):
             for k, state in enumerate(phases):
                 self.exists[i, k] = True
@@ -282,11 +291,11 @@ class Lights:
         self.lanes_out = ways_out > 0
 
     def _ways(self, found, reached, side):
-        """(float [n * NUM_SLOTS, L], the share of the ways by a lane to which a phase gives green;
+        """(float [n * NUM_PHASES, L], the share of the ways by a lane to which a phase gives green;
         bool [n, L], the lanes that have ways). A way by the lanes `reached` {lane: lanes} goes
         through the light from a lane (`side` 0) or to one (1)."""
         num = len(self.names)
-        ways = np.zeros((num, NUM_SLOTS, len(self.capacity)))
+        ways = np.zeros((num, NUM_PHASES, len(self.capacity)))
         own = np.zeros((num, len(self.capacity)))
         for i, phases in enumerate(self.phases):
             for pairs in self.links[i]:
@@ -294,7 +303,7 @@ class Lights:
             for k, state in enumerate(phases):
                 count_ways(found, reached, self.served(i, state), side, ways[i, k])
         ways /= np.maximum(own, 1)[:, None]
-        return ways.reshape(num * NUM_SLOTS, -1), own > 0
+        return ways.reshape(num * NUM_PHASES, -1), own > 0
 
     def served(self, light, state):
         """The (lane in, lane out) pairs to which a state of a light gives green."""
@@ -333,9 +342,9 @@ def green_phases(program, name):
         has_green = "g" in state or "G" in state
         if has_green and "y" not in state and state not in phases:
             phases.append(state)
-    if not 1 <= len(phases) <= NUM_SLOTS:
+    if not 1 <= len(phases) <= NUM_PHASES:
         raise ValueError(
-            f"Light {name} has {len(phases)} green phases; there is room for 1 to {NUM_SLOTS}."
+            f"Light {name} has {len(phases)} green phases; there is room for 1 to {NUM_PHASES}."
         )
     return phases
 
@@ -356,22 +365,23 @@ class TrafficLightsEnv(gym.Env):
     short.
 
     Agents: light i of n is row i of all that follows. The phases of a light are the green ones of
-    the map's own program. They sit in 8 slots; a light with fewer leaves the last ones empty. They
-    are sorted at every step: slot 0 is the one with most relief (the delay of the vehicles that it
-    lets go, less where they have no room), with order="demand" with most vehicles_in, of equal ones
-    the current one, then the first of the program. So a slot means about the same for all lights
-    of all maps. With order="program" slot k is phase k of the program.
+    the map's own program. A light chooses one of 8 criteria (CRITERIA) by which its next phase is
+    chosen: the one that it shows, the one with most vehicles, most delay, and so on; of equal ones
+    the current one, then the first of the program. So an action means the same for all lights of
+    all maps, and none is without sense: a policy that knows nothing yet lets traffic flow. With
+    choose="phases" action k is phase k of the program, of 8 at most.
 
     Observation:
-        "graph": nodes float32 [n, 8 * 15 + 6], PHASE_FEATURES of each slot, then LIGHT_FEATURES;
+        "graph": nodes float32 [n, 8 * 15 + 6], PHASE_FEATURES of the phase that each action would
+            show (0 for actions that a light has not), then LIGHT_FEATURES;
             edges float32 [2 R, 5], EDGE_FEATURES; edge_links int64 [2 R, 2], each road from a light
             to a next one in both directions. Roads may pass junctions without lights. All features
             are >= 0.
-        "action_mask": int8 [n, 8], 1 for the slots that are not empty.
+        "action_mask": int8 [n, 8], 1 for the actions that a light has: with criteria all.
         "node_ids": int64 [n], the number of the light, 0 to n - 1.
-    Action: int [n], a slot for each light. Where a light's phase changes, the signals whose green
+    Action: int [n], one for each light. Where a light's phase changes, the signals whose green
     ends show yellow for `yellow` seconds, then the new phase begins. None instead of an action: the
-    lights follow the programs of the map. Raises ValueError for an empty slot.
+    lights follow the programs of the map. Raises ValueError for an action that a light has not.
 
     Reward: the mean of info["rewards"], float32 [n], which each step has, one for each light:
         "queue": minus the vehicles that halt (below 0.1 m/s) on the lanes to the light / 10.
@@ -413,7 +423,7 @@ class TrafficLightsEnv(gym.Env):
         demand: factor of the number of trips, or a range (low, high), uniform in each episode.
         shift: seconds, or a range (low, high), uniform in each episode.
         reward: "queue", "pressure", "wait" or "delay".
-        order: "relief", "demand" or "program".
+        choose: "criteria" or "phases".
         fixed_seed: None, or a number below 1,000: all episodes are the same hour, whatever seed
             reset() gets.
         render_mode: None or "rgb_array".
@@ -434,13 +444,13 @@ class TrafficLightsEnv(gym.Env):
         demand=1.0,
         shift=0,
         reward="delay",
-        order="relief",
+        choose="criteria",
         fixed_seed=None,
         render_mode=None,
     ):
         check_choice("map", map, MAPS)
         check_choice("reward", reward, REWARDS)
-        check_choice("order", order, tuple(ORDERS))
+        check_choice("choose", choose, tuple(NUM_ACTIONS))
         check_choice("render_mode", render_mode, RENDER_MODES)
         self.files = read_config(map)
         _, _, begin, end = self.files
@@ -466,7 +476,8 @@ class TrafficLightsEnv(gym.Env):
         self.demand = check_range("demand", demand, 0.01, 100)
         self.shift = check_range("shift", shift, -86400, 86400)
         self.reward = reward
-        self.order = order
+        self.choose = choose
+        self.num_actions = NUM_ACTIONS[choose]
         self.fixed_seed = fixed_seed
         self.render_mode = render_mode
         self.sumo = None
@@ -477,17 +488,18 @@ class TrafficLightsEnv(gym.Env):
 
     def _set_spaces(self):
         """The spaces are the same for all maps."""
-        node_space = spaces.Box(0, np.inf, (NUM_FEATURES,), np.float32)
+        num_features = self.num_actions * len(PHASE_FEATURES) + len(LIGHT_FEATURES)
+        node_space = spaces.Box(0, np.inf, (num_features,), np.float32)
         edge_space = spaces.Box(0, np.inf, (len(EDGE_FEATURES),), np.float32)
         id_space = spaces.Box(0, 2**31 - 1, (), np.int64)
         self.observation_space = spaces.Dict(
             {
                 "graph": spaces.Graph(node_space, edge_space),
-                "action_mask": mask_space(NUM_SLOTS),
+                "action_mask": mask_space(self.num_actions),
                 "node_ids": spaces.Sequence(id_space, stack=True),
             }
         )
-        self.action_space = spaces.Sequence(spaces.Discrete(NUM_SLOTS), stack=True)
+        self.action_space = spaces.Sequence(spaces.Discrete(self.num_actions), stack=True)
 
     # ---- The episode ----
     def reset(self, *, seed=None, options=None):
@@ -536,7 +548,7 @@ class TrafficLightsEnv(gym.Env):
         if action is None:
             self._read_states()
         self.since = np.where(self.current == before, self.since + self.interval, self.interval)
-        is_current = np.arange(NUM_SLOTS) == self.current[:, None]
+        is_current = np.arange(NUM_PHASES) == self.current[:, None]
         self.red = np.where(is_current, 0, self.red + self.interval)
         self.num_steps += 1
         observation = self._observe()
@@ -563,21 +575,22 @@ class TrafficLightsEnv(gym.Env):
 
     def _next_states(self, action):
         """({light: yellow state}, {light: green state}) of the lights that change, by an action."""
-        slots = np.asarray(action)
+        choices = np.asarray(action)
         num = len(self.lights.names)
-        is_whole = np.issubdtype(slots.dtype, np.integer)
-        if slots.shape != (num,) or not is_whole or slots.min() < 0 or slots.max() >= NUM_SLOTS:
+        is_whole = np.issubdtype(choices.dtype, np.integer)
+        is_whole = is_whole and choices.shape == (num,)
+        if not is_whole or choices.min() < 0 or choices.max() >= self.num_actions:
             raise ValueError(
-                f"The action is {action!r}; {num} slots from 0 to {NUM_SLOTS - 1} are needed, one "
-                "for each light."
+                f"The action is {action!r}; {num} numbers from 0 to "
+                f"{self.num_actions - 1} are needed, one for each light."
             )
-        chosen = self.slots[np.arange(num), slots]
+        chosen = self.shown[np.arange(num), choices]
         yellow = {}
         green = {}
         for i, k in enumerate(chosen.tolist()):
             phases = self.lights.phases[i]
             if k >= len(phases):
-                raise ValueError(f"Slot {slots[i]} of light {i} is empty, see action_mask.")
+                raise ValueError(f"Light {i} has no action {choices[i]}, see action_mask.")
             if self.states[i] == phases[k] and not self.own_programs:
                 continue
             between = yellow_state(self.states[i], phases[k])
@@ -603,25 +616,23 @@ class TrafficLightsEnv(gym.Env):
 
     # ---- What is seen ----
     def _observe(self):
-        """Returns the observation; keeps `slots` [n, 8], the number of the phase in each slot, for
-        the next action."""
+        """Returns the observation; keeps `shown` [n, 8], the number of the phase that each action
+        would show."""
         lights = self.lights
         phases = self._phase_features()
         rows = np.arange(len(lights.names))[:, None]
-        self.slots = np.tile(np.arange(NUM_SLOTS), (len(rows), 1))
-        feature = ORDERS[self.order]
-        if feature:
-            score = phases[:, :, COLUMN[feature]] + TIE * phases[:, :, COLUMN["current"]]
-            score = np.where(lights.exists, score, -1)
-            self.slots = np.argsort(-score, axis=1, kind="stable")
-        phases = phases[rows, self.slots].reshape(len(rows), -1)
+        self.shown = np.tile(np.arange(NUM_PHASES), (len(rows), 1))
+        if self.choose == "criteria":
+            best = [best_phases(phases, lights.exists, name) for name in CRITERIA]
+            self.shown = np.stack(best, 1)
+        phases = phases[rows, self.shown].reshape(len(rows), -1)
         nodes = np.concatenate([phases, self._light_features()], 1).astype(np.float32)
         edges = lights.edge_features.copy()
         on_roads = (lights.road_edges @ self.counts["roads"].T) / 20  # [R, 2]
         edges[:, 3:] = np.concatenate([on_roads, on_roads])
         return {
             "graph": spaces.GraphInstance(nodes, edges, lights.edge_links.copy()),
-            "action_mask": lights.exists[rows, self.slots].astype(np.int8),
+            "action_mask": lights.exists[rows, self.shown].astype(np.int8),
             "node_ids": np.arange(len(rows)),
         }
 
@@ -630,7 +641,7 @@ class TrafficLightsEnv(gym.Env):
         lights = self.lights
         x = np.zeros((*lights.exists.shape, len(PHASE_FEATURES)), np.float32)
         x[:, :, COLUMN["exists"]] = lights.exists
-        x[:, :, COLUMN["current"]] = np.arange(NUM_SLOTS) == self.current[:, None]
+        x[:, :, COLUMN["current"]] = np.arange(NUM_PHASES) == self.current[:, None]
         x[:, :, COLUMN["protected"]] = lights.protected
         x[:, :, COLUMN["red"]] = np.minimum(self.red / 60, 2) * lights.exists
         for name, values in self._lane_features():
@@ -664,7 +675,7 @@ class TrafficLightsEnv(gym.Env):
         vehicles, halting, _, lost = self.counts["lanes"]
         columns = [
             np.minimum(self.since / 60, 2),
-            lights.exists.sum(1) / NUM_SLOTS,
+            lights.exists.sum(1) / NUM_PHASES,
             lights.own_in @ vehicles / 20,
             lights.own_in @ halting / 20,
             lights.own_in.sum(1) / 8,
@@ -740,18 +751,32 @@ def mix(a, b, share):
 
 
 # ---- Rules ----
+def best_phases(phases, exists, name):
+    """int [n]: the phase of each light with most of `name`, one of PHASE_FEATURES or "pressure"; of
+    equal ones the current, then the first. `phases` [n, 8, 15], `exists` bool [n, 8]."""
+    if name == "pressure":
+        score = phases[:, :, COLUMN["vehicles_in"]] - phases[:, :, COLUMN["halting_out"]]
+    else:
+        score = phases[:, :, COLUMN[name]]
+    return argmax(score, phases[:, :, COLUMN["current"]], exists)
+
+
+def argmax(score, current, exists):
+    """int [n], of arrays [n, 8]."""
+    return np.where(exists, score + TIE * current, -np.inf).argmax(1)
+
+
 def phase_column(observation, name):
-    """[n, 8]: the feature `name` of the phase in each slot, see PHASE_FEATURES."""
+    """[n, 8]: the feature `name` of the phase that each action would show, see PHASE_FEATURES."""
     nodes = observation["graph"].nodes
-    phases = nodes[:, : NUM_SLOTS * len(PHASE_FEATURES)]
-    return phases.reshape(len(nodes), NUM_SLOTS, -1)[:, :, COLUMN[name]]
+    phases = nodes[:, : -len(LIGHT_FEATURES)]
+    return phases.reshape(len(nodes), -1, len(PHASE_FEATURES))[:, :, COLUMN[name]]
 
 
-def best_slots(observation, score):
-    """int [n]: the slots with the largest score [n, 8], of equal ones the current, then the
+def best_choices(observation, score):
+    """int [n]: the actions with the largest score [n, 8], of equal ones the current phase, then the
     first."""
-    score = score + TIE * phase_column(observation, "current")
-    return np.where(observation["action_mask"], score, -np.inf).argmax(1)
+    return argmax(score, phase_column(observation, "current"), observation["action_mask"] > 0)
 
 
 def fixed_time(observation, rng):
@@ -761,30 +786,30 @@ def fixed_time(observation, rng):
 
 def random(observation, rng):
     """Any phase."""
-    return best_slots(observation, rng.random(observation["action_mask"].shape))
+    return best_choices(observation, rng.random(observation["action_mask"].shape))
 
 
 def greedy(observation, rng):
-    """The phase that lets most vehicles go: slot 0 with order="demand"."""
-    return best_slots(observation, phase_column(observation, "vehicles_in"))
+    """The phase that lets most vehicles go."""
+    return best_choices(observation, phase_column(observation, "vehicles_in"))
 
 
 def relief(observation, rng):
-    """The phase whose vehicles have most delay, less where they have no room to go to: slot 0."""
-    return best_slots(observation, phase_column(observation, "relief"))
+    """The phase whose vehicles have most delay, less where they have no room to go to."""
+    return best_choices(observation, phase_column(observation, "relief"))
 
 
 def max_pressure(observation, rng):
     """The phase with the most vehicles that it lets go, less those on the lanes where they go to
     (Varaiya 2013, "Max pressure control of a network of signalized intersections")."""
     vehicles_in = phase_column(observation, "vehicles_in")
-    return best_slots(observation, vehicles_in - phase_column(observation, "vehicles_out"))
+    return best_choices(observation, vehicles_in - phase_column(observation, "vehicles_out"))
 
 
 def queue_pressure(observation, rng):
     """The same, but of the vehicles where they go to only those that halt count."""
     vehicles_in = phase_column(observation, "vehicles_in")
-    return best_slots(observation, vehicles_in - phase_column(observation, "halting_out"))
+    return best_choices(observation, vehicles_in - phase_column(observation, "halting_out"))
 
 
 RULES = {
@@ -798,7 +823,8 @@ RULES = {
 
 
 def play_rule(env, rule, seed=None):
-    """info["eval"] of an episode in which RULES[rule] chooses."""
+    """info["eval"] of an episode in which RULES[rule] chooses; the environment has
+    choose="phases"."""
     rng = np.random.default_rng(seed)
     observation, _ = env.reset(seed=seed)
     truncated = False

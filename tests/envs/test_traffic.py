@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -19,8 +18,6 @@ from cleanrl_graph.envs.traffic import (
     COLUMN,
     EDGE_FEATURES,
     MAPS,
-    NUM_FEATURES,
-    NUM_SLOTS,
     RULES,
     TrafficLightsEnv,
     green_phases,
@@ -141,7 +138,7 @@ def test_maps(make, name):
     graph = observation["graph"]
     num = len(graph.nodes)
     assert num == int("".join(filter(str.isdigit, name.replace("4x4", "16"))))
-    assert graph.nodes.shape == (num, NUM_FEATURES)
+    assert graph.nodes.shape == (num, 8 * len(COLUMN) + len(traffic.LIGHT_FEATURES))
     assert observation["node_ids"].tolist() == list(range(num))
     mask = observation["action_mask"]
     np.testing.assert_array_equal(mask, phase_column(observation, "exists"))
@@ -174,49 +171,62 @@ def test_grid_roads(make):
 
 
 @needs_sumo
-@pytest.mark.parametrize("order", traffic.ORDERS)
-def test_order(make, order):
-    """Slot 0 is the choice of a rule, with two of the orders; all have the same phases."""
-    env = make(order=order, map="grid4x4", seconds=300)
+def test_criteria(make):
+    """Each action shows the phase that has most of its criterion, among those of the light; of
+    equal ones the current, then the first of the program."""
+    env = make(map="cologne8", seconds=400)
     observation, _ = env.reset(seed=1)
     rng = np.random.default_rng(0)
     truncated = False
+    chosen = set()
     while not truncated:
-        vehicles = phase_column(observation, "vehicles_in")
-        relief = phase_column(observation, "relief")
-        assert (relief <= phase_column(observation, "delay_in")).all()
-        slots = RULES["greedy"](observation, rng)
-        best = vehicles[np.arange(len(slots)), slots]
-        np.testing.assert_array_equal(best, vehicles.max(1))
-        if order == "demand":
-            assert not slots.any() and (np.diff(vehicles, axis=1) <= 0).all()
-        elif order == "relief":
-            assert not RULES["relief"](observation, rng).any()
-            assert (np.diff(relief, axis=1) <= traffic.TIE).all()
-        else:
-            assert (env.slots == np.arange(NUM_SLOTS)).all()
+        phases = env._phase_features()
         lanes = env.counts["lanes"][0]
-        served = (env.lights.lanes_in @ lanes).reshape(vehicles.shape)
-        np.testing.assert_allclose(np.sort(vehicles * 10, 1), np.sort(served, 1), atol=1e-5)
-        observation, _, _, truncated, _ = env.step(slots)
+        served = (env.lights.lanes_in @ lanes).reshape(env.lights.exists.shape)
+        np.testing.assert_allclose(phases[:, :, COLUMN["vehicles_in"]] * 10, served, atol=1e-5)
+        assert (phases[:, :, COLUMN["relief"]] <= phases[:, :, COLUMN["delay_in"]]).all()
+        for k, name in enumerate(traffic.CRITERIA):
+            for i, own in enumerate(env.lights.phases):
+
+                def worth(j):
+                    x = dict(zip(COLUMN, phases[i, j].tolist()))
+                    x["pressure"] = x["vehicles_in"] - x["halting_out"]
+                    return x[name] + traffic.TIE * x["current"]
+
+                best = max(worth(j) for j in range(len(own)))
+                j = env.shown[i, k]
+                assert np.isclose(worth(j), best)
+                chosen.add((k, j))
+                for feature in ("vehicles_in", "red", "protected"):
+                    seen = phase_column(observation, feature)[i, k]
+                    assert seen == phases[i, j, COLUMN[feature]]
+        assert observation["action_mask"].all()
+        action = random_action(observation, rng)
+        shown = env.shown[np.arange(len(action)), action]
+        observation, _, _, truncated, _ = env.step(action)
+        assert (env.current == shown).all()
+    assert len(chosen) > 2 * len(traffic.CRITERIA)
 
 
 @needs_sumo
-def test_orders_agree(make):
-    """The same phases, chosen in either order, are the same traffic. Of phases with equally many
-    vehicles greedy chooses the first of the program in both."""
-    runs = []
-    for order in ("demand", "program"):
-        env = make(order=order, map="grid4x4", seconds=300)
-        runs.append(play_rule(env, "greedy", 3))
-    assert runs[0] == runs[1]
+@pytest.mark.parametrize("rule", ["greedy", "relief", "queue_pressure"])
+def test_rules_are_criteria(make, rule):
+    """A rule is a criterion for ever."""
+    name = {"greedy": "vehicles_in", "queue_pressure": "pressure"}.get(rule, rule)
+    env = make(map="grid4x4", seconds=300)
+    env.reset(seed=3)
+    action = np.full(16, traffic.CRITERIA.index(name))
+    truncated = False
+    while not truncated:
+        _, _, _, truncated, info = env.step(action)
+    assert info["eval"] == play_rule(make(map="grid4x4", seconds=300, choose="phases"), rule, 3)
 
 
 @needs_sumo
 def test_phases_follow_actions(make):
     """The chosen phase is what the light shows after a decision; yellow comes between different
     ones; `since` counts."""
-    env = make(yellow=2, interval=5, order="program")
+    env = make(yellow=2, interval=5, choose="phases")
     observation, _ = env.reset(seed=0)
     num = len(observation["node_ids"])
     for slot, since in ((1, 5), (1, 10), (0, 5), (2, 5), (2, 10)):
@@ -235,7 +245,7 @@ def test_phases_follow_actions(make):
             assert state == yellow_state(before[i], states[i])
         if before == states:
             assert not yellow
-        first = NUM_SLOTS * len(COLUMN)
+        first = -len(traffic.LIGHT_FEATURES)
         if env.num_steps > 1:
             assert np.allclose(observation["graph"].nodes[:, first], since / 60)
 
@@ -243,7 +253,7 @@ def test_phases_follow_actions(make):
 @needs_sumo
 def test_red(make):
     """It counts from the last time a phase was shown, at most two minutes."""
-    env = make(order="program", seconds=300)
+    env = make(choose="phases", seconds=300)
     env.reset(seed=0)
     num = len(env.lights.names)
     for slot in (0, 1, 1, 0):
@@ -296,17 +306,17 @@ def test_programs(make):
 @needs_sumo
 def test_wrong_actions(make):
     """They are sentences."""
-    env = make()
+    env = make(choose="phases")
     with pytest.raises(ValueError, match="call reset"):
         env.step([0, 0, 0])
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="3 slots from 0 to 7"):
+    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
         env.step([0, 0])
-    with pytest.raises(ValueError, match="3 slots from 0 to 7"):
+    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
         env.step([0, 0, 8])
-    with pytest.raises(ValueError, match="3 slots from 0 to 7"):
+    with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
         env.step([0.0, 0.0, 1.0])
-    with pytest.raises(ValueError, match="Slot 7 of light 1 is empty"):
+    with pytest.raises(ValueError, match="Light 1 has no action 7"):
         env.step([0, 7, 0])
     env.step((0, 0, 0))
 
@@ -319,7 +329,7 @@ def test_rewards(make, reward):
     env = make(map="grid4x4", reward=reward, seconds=300)
     observation, _ = env.reset(seed=0)
     rng = np.random.default_rng(0)
-    first = NUM_SLOTS * len(COLUMN)
+    first = -len(traffic.LIGHT_FEATURES)
     total = 0.0
     for _ in range(50):
         observation, mean, _, _, info = env.step(random_action(observation, rng))
@@ -384,15 +394,12 @@ def test_all_trips_count(make):
 @needs_sumo
 def test_worse_lights_cost_more(make):
     """A light that never changes makes vehicles wait; those count that never arrive."""
-    env = make(map="cologne1", seconds=900)
+    env = make(map="cologne1", seconds=900, choose="phases")
     good = play_rule(env, "greedy", 0)
     env.reset(seed=0)
     truncated = False
     while not truncated:
-        phase = np.zeros(1, int)
-        slot = np.flatnonzero(env.slots[0] == 1)  # the same phase for ever
-        phase[0] = slot[0]
-        _, _, _, truncated, info = env.step(phase)
+        _, _, _, truncated, info = env.step([1])  # the same phase for ever
     bad = info["eval"]
     assert bad["cost"] > 5 * good["cost"] and bad["unfinished"] > good["unfinished"]
     assert bad["arrived"] + bad["unfinished"] == good["arrived"] + good["unfinished"]
@@ -449,7 +456,7 @@ def test_wrong_arguments():
     for kwargs, words in [
         ({"map": "paris"}, "map is 'paris'; choose one of"),
         ({"reward": "speed"}, "reward is 'speed'"),
-        ({"order": "random"}, "order is 'random'"),
+        ({"choose": "lights"}, "choose is 'lights'"),
         ({"render_mode": "human"}, "render_mode is 'human'"),
         ({"demand": 0}, "demand is 0; a number from 0.01"),
         ({"demand": (2, 1)}, "the smaller one first"),
@@ -601,7 +608,7 @@ def test_render(make):
 @needs_sumo
 def test_rules(make):
     """Each plays; on the grid those that look are better than those that do not."""
-    env = make(map="grid4x4", seconds=1200)
+    env = make(map="grid4x4", seconds=1200, choose="phases")
     costs = {rule: play_rule(env, rule, 0)["cost"] for rule in RULES}
     worst = min(costs["random"], costs["fixed_time"])
     assert max(costs["greedy"], costs["queue_pressure"]) < costs["max_pressure"] < worst
@@ -611,36 +618,10 @@ def test_rules(make):
 def test_phases_that_let_few_go(make):
     """A phase for left turns from a lane that is also that of vehicles that go on counts a vehicle
     less than the phase for both."""
-    env = make(map="cologne8", seconds=300, order="program")
+    env = make(map="cologne8", seconds=300, choose="phases")
     env.reset(seed=0)
     light = env.lights.names.index("26110729")
     both, left = 2, 3
     rows = env.lights.lanes_in[8 * light : 8 * light + 8]
     assert ((rows[both] > 0) == (rows[left] > 0)).all()
     assert rows[both].max() == 1 and rows[left].max() < 1
-
-
-@needs_sumo
-@pytest.mark.parametrize("order", ["program", "relief"])
-def test_bids(make, monkeypatch, order):
-    """Bids of 0 are the rule greedy, whatever the slots; a large one has its phase shown; each
-    phase gets the reward of its light."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmark" / "traffic"))
-    module = importlib.import_module("bids")
-    env = module.bids(make(order=order))
-    observation, _ = env.reset(seed=0)
-    truncated = False
-    while not truncated:
-        bids = np.zeros((len(observation["node_ids"]), 1), np.float32)
-        observation, _, _, truncated, info = env.step(bids)
-    assert info["eval"] == play_rule(make(order="demand"), "greedy", 0)
-    observation, _ = env.reset(seed=0)
-    for phase in range(3):
-        bids = np.zeros((11, 1), np.float32)
-        bids[[phase, 3 + phase, 7 + phase]] = 30 * 100
-        observation, mean, _, _, info = env.step(bids)
-        assert env.unwrapped.current.tolist() == [phase] * 3
-        current = observation["graph"].nodes[:, COLUMN["current"]]
-        assert np.flatnonzero(current).tolist() == [phase, 3 + phase, 7 + phase]
-        assert np.isclose(info["rewards"][[0, 3, 7]].mean(), mean)
-        assert (info["rewards"][3:7] == info["rewards"][3]).all()

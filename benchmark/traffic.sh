@@ -11,7 +11,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 TABLE=traffic
-PARTS=${PARTS:-grid4x4 ablations cologne8 ingolstadt7 ingolstadt21 all unseen}
+maps="grid4x4 cologne1 cologne3 cologne8 ingolstadt1 ingolstadt7 arterial4x4 ingolstadt21"
+PARTS=${PARTS:-$maps ablations all unseen}
 export OMP_NUM_THREADS=1 PYTHONPATH=benchmark/traffic${PYTHONPATH:+:$PYTHONPATH}
 
 flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --norm-vloss --no-clip-vloss --eval-samples 0"
@@ -45,10 +46,12 @@ done
 "$PYTHON" benchmark/traffic/rules.py
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands "${commands[@]}"
 "$PYTHON" benchmark/traffic/delays.py
+possible=("grid4x4|without roads=grid4x4_no_roads_*" "grid4x4|one reward for all lights=grid4x4_joint_*")
+for name in $maps; do
+    possible+=("$name|each light an agent=${name}_TrafficLights*")
+done
 systems=()  # those that have run
-for system in "grid4x4|each light an agent=grid4x4_TrafficLights*" "grid4x4|without roads=grid4x4_no_roads_*" \
-    "grid4x4|one reward for all lights=grid4x4_joint_*" "cologne8|each light an agent=cologne8_*" \
-    "ingolstadt7|each light an agent=ingolstadt7_*"; do
+for system in "${possible[@]}"; do
     ! compgen -G "benchmark/results/$TABLE/runs/${system#*=}.csv" > /dev/null || systems+=("$system")
 done
 "$PYTHON" benchmark/report.py --table $TABLE --ylabel "return of an hour" --systems "${systems[@]}" \

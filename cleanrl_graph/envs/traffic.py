@@ -39,13 +39,13 @@ MAPS = (
 )
 REWARDS = ("queue", "pressure", "wait", "delay")
 CRITERIA = (  # a choice is the phase that has most of this, see PHASE_FEATURES
-    "current",
     "vehicles_in",
     "halting_in",
     "waiting_in",
     "delay_in",
     "relief",
     "pressure",  # vehicles_in - halting_out
+    "far_in",
     "red",
 )
 NUM_PHASES = 8  # green phases of a light, at most
@@ -366,10 +366,10 @@ class TrafficLightsEnv(gym.Env):
 
     Agents: light i of n is row i of all that follows. The phases of a light are the green ones of
     the map's own program. A light chooses one of 8 criteria (CRITERIA) by which its next phase is
-    chosen: the one that it shows, the one with most vehicles, most delay, and so on; of equal ones
-    the current one, then the first of the program. So an action means the same for all lights of
-    all maps, and none is without sense: a policy that knows nothing yet lets traffic flow. With
-    choose="phases" action k is phase k of the program, of 8 at most.
+    chosen: the one with most vehicles, with most delay, and so on; of equal ones the current one,
+    then the first of the program. So an action means the same for all lights of all maps, and
+    traffic flows while a policy knows nothing yet. With choose="phases" action k is phase k of the
+    program, of 8 at most.
 
     Observation:
         "graph": nodes float32 [n, 8 * 15 + 6], PHASE_FEATURES of the phase that each action would

@@ -1736,7 +1736,7 @@ def clone(agent: Agent, optimizer: torch.optim.Optimizer, demos: Demonstrations,
 
 def cloning_coef(args: Any, iteration: int) -> float:
     """The coefficient of cloning, which falls linearly to 0. It is 0 without --demos."""
-    if args.demos is None:
+    if not args.demos:
         return 0.0
     last = args.bc_anneal * args.num_iterations or math.inf
     return args.bc_coef * max(0.0, 1.0 - (iteration - 1.0) / last)

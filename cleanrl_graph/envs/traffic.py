@@ -577,9 +577,8 @@ class TrafficLightsEnv(gym.Env):
         """({light: yellow state}, {light: green state}) of the lights that change, by an action."""
         choices = np.asarray(action)
         num = len(self.lights.names)
-        is_whole = np.issubdtype(choices.dtype, np.integer)
-        is_whole = is_whole and choices.shape == (num,)
-        if not is_whole or choices.min() < 0 or choices.max() >= self.num_actions:
+        fits = choices.shape == (num,) and np.issubdtype(choices.dtype, np.integer)
+        if not fits or choices.min() < 0 or choices.max() >= self.num_actions:
             raise ValueError(
                 f"The action is {action!r}; {num} numbers from 0 to "
                 f"{self.num_actions - 1} are needed, one for each light."
@@ -766,17 +765,27 @@ def argmax(score, current, exists):
     return np.where(exists, score + TIE * current, -np.inf).argmax(1)
 
 
-def phase_column(observation, name):
-    """[n, 8]: the feature `name` of the phase that each action would show, see PHASE_FEATURES."""
+def phases_of(observation):
+    """[n, 8, 15]: PHASE_FEATURES of the phase that each action would show."""
     nodes = observation["graph"].nodes
     phases = nodes[:, : -len(LIGHT_FEATURES)]
-    return phases.reshape(len(nodes), -1, len(PHASE_FEATURES))[:, :, COLUMN[name]]
+    return phases.reshape(len(nodes), -1, len(PHASE_FEATURES))
+
+
+def phase_column(observation, name):
+    """[n, 8]: one of PHASE_FEATURES of the phase that each action would show."""
+    return phases_of(observation)[:, :, COLUMN[name]]
 
 
 def best_choices(observation, score):
     """int [n]: the actions with the largest score [n, 8], of equal ones the current phase, then the
     first."""
     return argmax(score, phase_column(observation, "current"), observation["action_mask"] > 0)
+
+
+def by_criterion(observation, name):
+    """int [n]: the actions whose phase has most of `name`, one of CRITERIA."""
+    return best_phases(phases_of(observation), observation["action_mask"] > 0, name)
 
 
 def fixed_time(observation, rng):
@@ -791,12 +800,12 @@ def random(observation, rng):
 
 def greedy(observation, rng):
     """The phase that lets most vehicles go."""
-    return best_choices(observation, phase_column(observation, "vehicles_in"))
+    return by_criterion(observation, "vehicles_in")
 
 
 def relief(observation, rng):
     """The phase whose vehicles have most delay, less where they have no room to go to."""
-    return best_choices(observation, phase_column(observation, "relief"))
+    return by_criterion(observation, "relief")
 
 
 def max_pressure(observation, rng):
@@ -808,8 +817,7 @@ def max_pressure(observation, rng):
 
 def queue_pressure(observation, rng):
     """The same, but of the vehicles where they go to only those that halt count."""
-    vehicles_in = phase_column(observation, "vehicles_in")
-    return best_choices(observation, vehicles_in - phase_column(observation, "halting_out"))
+    return by_criterion(observation, "pressure")
 
 
 RULES = {

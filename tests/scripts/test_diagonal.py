@@ -180,7 +180,7 @@ CASES = [  # script, observation, action, flags
     ("framestack", "tuple", "tuple", {"autoregressive": True}),
     ("lstm", "box", "info_mask", {}),
     ("lstm", "multidiscrete", "box", {}),
-    ("lstm", "discrete", "avail_actions", {"total_timesteps": 16384}),
+    ("lstm", "discrete", "avail_actions", {}),
     ("gtrxl", "dict", "mask", {"total_timesteps": 6144}),
     ("gtrxl", "sequence", "discrete", {"total_timesteps": 12288, "learning_rate": 2e-3}),
 ]

@@ -16,7 +16,7 @@ PYTHON=${PYTHON:-python}
 ranks="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py --num-envs 32
     --num-minibatches 8 --update-epochs 3 --gamma 1 --save-model"
 train="$ranks --num-steps 64 --learning-rate 1e-3"
-sizes='[{"jobs": [3, 10], "machines": [3, 10], "lookahead": 2}, {"jobs": [10, 30], "machines": [4, 10], "lookahead": 2}]'
+sizes='[{"jobs": [3, 15], "machines": [3, 10], "lookahead": 2, "machine_sets": [1, 2]}, {"jobs": [10, 30], "machines": [4, 10], "lookahead": 2}]'
 larger='[{"jobs": [5, 15], "machines": [5, 15], "lookahead": 2}, {"jobs": [10, 40], "machines": [5, 15], "lookahead": 2}]'
 run() { "$PYTHON" benchmark/run.py --env-ids envs:JobShop-v0 --workers 1 --table "$@"; }
 small=(la ta15x15 ta20x15 ta20x20 orb abz yn)

@@ -40,7 +40,7 @@ table() {
 for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
     case $part in
         quick)
-            run job_shop_quick --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$train --total-timesteps 800000
+            run job_shop_quick --seeds ${SEEDS:-1 2 3} "$@" --commands "quick=$train --total-timesteps 1200000
                 --eval-suite la --env-kwargs '$sizes' --capture-video"
             table job_shop_quick
             ;;

@@ -890,8 +890,8 @@ def encoder_of(**kwargs):
 
 
 def test_what_actor_and_critic_see():
-    """The encoded observation as it is, the stream, what attention found, and the age, faintly: without a
-    memory it is all that tells two equal observations apart."""
+    """The encoded observation as it is, the stream, what attention found, and, faintly, the age:
+    without a memory it is all that tells two equal observations apart."""
     args, agent, obs, encode = encoder_of(memory_length=0)
     previous = torch.zeros(1, agent.action_dim)
     seen = []

@@ -179,7 +179,7 @@ class Args:
     """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches; each holds whole rollouts of some of the envs"""
-    update_epochs: int = 6
+    update_epochs: int = 4
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
@@ -1714,8 +1714,7 @@ class Agent(nn.Module):
         tokens = tokens + self.token_mlp(tokens)
         tokens = tokens.unflatten(0, past.age.shape)
         outputs, inputs, keys_values = self.gtrxl(tokens, past)
-        # Faint, or a policy is sure of what it does by the clock before it has learned to remember
-        encodings = 0.1 * self.gtrxl.encodings(age)
+        encodings = self.gtrxl.encodings(age)
         features = torch.cat([features, outputs.flatten(0, 1), encodings], 1)
         return features, elements, inputs, keys_values
 

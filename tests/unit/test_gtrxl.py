@@ -890,15 +890,15 @@ def encoder_of(**kwargs):
 
 
 def test_what_actor_and_critic_see():
-    """The encoded observation as it is, the stream, what attention found, and, faintly, the age:
-    without a memory it is all that tells two equal observations apart."""
+    """The encoded observation as it is, the stream, what attention found, and the age: without a
+    memory it is all that tells two equal observations apart."""
     args, agent, obs, encode = encoder_of(memory_length=0)
     previous = torch.zeros(1, agent.action_dim)
     seen = []
     for age in (3, 9):
         seen.append(encode(previous, age)[0])
         angles = age * agent.gtrxl.frequency
-        expected = 0.1 * torch.cat([angles.sin(), angles.cos()])[None]
+        expected = torch.cat([angles.sin(), angles.cos()])[None]
         torch.testing.assert_close(seen[-1][:, -args.dim :], expected)
     a, b = seen
     assert torch.equal(a[:, : agent.encoder.dim], agent.encoder(obs)[0])

@@ -396,7 +396,7 @@ def main(args: Args) -> None:
         "The test sets of L2D:",
         report.markdown(tables[3]),
         "Random instances, 10 of each family, with times or routes that no training has had (but "
-        "for uniform), gap to the lower bound before the first decision:",
+        "for uniform, and halves in quick), gap to the lower bound before the first decision:",
         report.markdown(tables[4]),
         "Median seconds of an instance:",
         report.markdown(tables[5]),

@@ -2,10 +2,11 @@
 # Job-shop scheduling, the whole table. Trainings, two ranks on two cores: the README's first command (quick), and longer ones
 # on larger instances (long). What their models find, instance by instance and with the seconds of each: greedily, forwards
 # and as the better of both directions, on la, ta, orb, swv, abz and yn (greedy), on the test sets of L2D (l2d), on other
-# durations and routes (families), and the best of 128 samples (samples): all seeds up to 20x20, beyond one seed at
-# temperature 0.5, of 100x20 and swv three instances. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on a core that nothing
-# else uses, with benchmark/requirements.txt (solver). Tables and plot (table). Goes on where it was stopped. A training that
-# has its table is not repeated: where its model is gone, the one in benchmark/results/job_shop is played, if there is one.
+# durations and routes (families), and the best of 128 samples (samples): all seeds up to 20x20, beyond one seed, three
+# instances of each group at temperature 1, and all up to 50x20 at 0.5. CP-SAT of OR-Tools for 1, 10 and 60 seconds, on a
+# core that nothing else uses, with benchmark/requirements.txt (solver). Tables and plot (table). Goes on where it was
+# stopped. A training that has its table is not repeated: where its model is gone, the one in benchmark/results/job_shop is
+# played, if there is one.
 #
 #     bash benchmark/job_shop.sh [FLAGS OF run.py]     # all PARTS: quick long greedy l2d families samples solver table
 set -euo pipefail
@@ -64,6 +65,7 @@ for part in ${PARTS:-quick long greedy l2d families samples solver table}; do
             ;;
         samples)
             play --suites "${small[@]}" --samples 128
+            SEEDS=1 play --suites "${large[@]}" --max-instances 3 --samples 128
             SEEDS=1 play --suites ta30x15 ta30x20 ta50x15 ta50x20 --samples 128 --temperature 0.5
             SEEDS=1 play --suites ta100x20 swv --max-instances 3 --samples 128 --temperature 0.5
             SEEDS=1 play --suites ta15x15 --samples 512

@@ -40,7 +40,8 @@ for part in $PARTS; do
             commands+=("grid4x4_joint=cleanrl_graph/ppo_graph.py --learning-rate 1e-3 $flags $(map grid4x4 43200)") ;;
         all) commands+=("all=$agents $(hours $small ingolstadt21) --eval-suite all --total-timesteps 144000") ;;
         unseen) commands+=("unseen=$agents $(hours $small) --eval-suite all --total-timesteps 115200") ;;
-        *) commands+=("$part=$agents $(map "$part" 43200)") ;;
+        grid4x4 | arterial4x4 | ingolstadt21) commands+=("$part=$agents $(map "$part" 43200)") ;;
+        *) commands+=("$part=$agents $(map "$part" 129600)") ;;  # 1 to 8 lights, above 16 to 21
     esac
 done
 "$PYTHON" benchmark/traffic/rules.py

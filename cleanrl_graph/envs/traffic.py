@@ -37,7 +37,7 @@ MAPS = (
     "ingolstadt7",
     "ingolstadt21",
 )
-REWARDS = ("queue", "pressure", "wait", "delay")
+REWARDS = ("queue", "pressure", "wait", "delay", "sqrt_delay")
 CRITERIA = (  # a choice is the phase that has most of this, see PHASE_FEATURES
     "vehicles_in",
     "halting_in",
@@ -390,6 +390,8 @@ class TrafficLightsEnv(gym.Env):
         "delay": minus the vehicles on their way to the light, up to 500 m before it or waiting to
             enter there, each times the share of the allowed speed that it lacks, / 10. That is what
             delays grow by per second.
+        "sqrt_delay": 1 - sqrt(1 + x) where "delay" is -x. Learning from it does not hang on the few
+            hours in which traffic stands still.
     "Lanes to a light" are the lanes at it and, where these are shorter than 100 m, those before
     them that lead to it by way of no other light, up to the one that is 100 m away; "lanes from a
     light" likewise. Vehicles that wait to enter the map are in no other reward.
@@ -422,7 +424,7 @@ class TrafficLightsEnv(gym.Env):
             whole intervals.
         demand: factor of the number of trips, or a range (low, high), uniform in each episode.
         shift: seconds, or a range (low, high), uniform in each episode.
-        reward: "queue", "pressure", "wait" or "delay".
+        reward: "queue", "pressure", "wait", "delay" or "sqrt_delay".
         choose: "criteria" or "phases".
         fixed_seed: None, or a number below 1,000: all episodes are the same hour, whatever seed
             reset() gets.
@@ -443,7 +445,7 @@ class TrafficLightsEnv(gym.Env):
         seconds=None,
         demand=1.0,
         shift=0,
-        reward="delay",
+        reward="sqrt_delay",
         choose="criteria",
         fixed_seed=None,
         render_mode=None,
@@ -611,6 +613,8 @@ class TrafficLightsEnv(gym.Env):
             cost = np.minimum(self.lights.own_in @ waiting / 1000, 10)
         else:
             cost = self.lights.upstream @ lost / 10
+        if self.reward == "sqrt_delay":
+            cost = np.sqrt(1 + cost) - 1
         return -cost.astype(np.float32)
 
     # ---- What is seen ----

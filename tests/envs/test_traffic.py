@@ -346,6 +346,9 @@ def test_rewards(make, reward):
             assert np.allclose(observation["graph"].nodes[:, first + 5], -rewards)
             served = phase_column(observation, "delay_in")
             assert (served.max(1) <= -rewards + 1e-5).all()
+        if reward == "sqrt_delay":
+            delay = observation["graph"].nodes[:, first + 5]
+            assert np.allclose(rewards, 1 - np.sqrt(1 + delay), atol=1e-5)
         total += mean
     assert total < 0
 

@@ -29,6 +29,7 @@ SYSTEMS = {  # names of runs that are not those of maps
     "all": "one policy for all five maps",
     "unseen": "one policy for four maps: grid4x4, cologne3, cologne8, ingolstadt7",
 }
+PEER = "sumo-rl, its example's PPO of Stable-Baselines3, 43,200 steps"
 MAPS = ("grid4x4", "arterial4x4", "cologne1", "cologne3", "cologne8") + tuple(
     f"ingolstadt{num}" for num in (1, 7, 21)
 )
@@ -69,6 +70,17 @@ def policy_delays() -> dict[str, dict[str, dict[int, float]]]:
     return found
 
 
+def peer_delays() -> dict[int, float]:
+    """{seed: mean delay of the suite grid4x4} of benchmark/peers/sumo_rl_sb3.py"""
+    found = defaultdict(list)
+    path = FOLDER / "sumo_rl_sb3.csv"
+    if path.exists():
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                found[int(row["seed"])].append(float(row["delay"]))
+    return {seed: np.mean(delays) for seed, delays in found.items()}
+
+
 def main() -> None:
     rules = rule_delays()
     lines = [
@@ -83,7 +95,10 @@ def main() -> None:
     for rule, name in NAMES.items():
         cells = [f"{rules[rule][m]:.1f}" if m in rules.get(rule, {}) else "" for m in MAPS]
         lines.append(f"| {name} | | " + " | ".join(cells) + " |")
-    for system, maps in policy_delays().items():
+    systems = dict(policy_delays())
+    if peer := peer_delays():
+        systems[PEER] = {"grid4x4": peer}
+    for system, maps in systems.items():
         cells = [cell(maps.get(name, {})) for name in MAPS]
         seeds = ", ".join(sorted({str(len(delays)) for delays in maps.values()}))
         lines.append(f"| {system} | {seeds} | " + " | ".join(cells) + " |")

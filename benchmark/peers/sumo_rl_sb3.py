@@ -155,6 +155,7 @@ def main():
         )
         model.learn(args.total_timesteps)
         minutes = round((time.perf_counter() - started) / 60, 1)
+        rows = []
         for hour in traffic.suites()[MAP]:
             observations = lights.start(hour["demand"], hour["shift"], hour["fixed_seed"])
             is_over = False
@@ -163,11 +164,12 @@ def main():
                 observations, _, is_over = lights.play(actions)
             lights.close()
             delay = traffic_sumo.read_trips(lights.trips)["cost"]
-            with open(args.out, "a", newline="") as file:
-                writer = csv.writer(file)
-                if file.tell() == 0:
-                    writer.writerow(["seed", "minutes", "demand", "delay"])
-                writer.writerow([args.seed, minutes, hour["demand"], round(delay, 4)])
+            rows.append([args.seed, minutes, hour["demand"], round(delay, 4)])
+    with open(args.out, "a", newline="") as file:
+        writer = csv.writer(file)
+        if file.tell() == 0:
+            writer.writerow(["seed", "minutes", "demand", "delay"])
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ class Args:
     gnn_dim: int = 64
     """width of node, edge and set-element embeddings"""
     gnn_aggr: Literal["sum", "mean", "max"] = "sum"
-    """how a node aggregates its incoming messages"""
+    """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention"""
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
@@ -360,8 +360,8 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 # ---- Environments: made from the flags, stepped one after the other ----
 @cache
 def service(name: str, flag: str | None = None):
-    """The module cleanrl_graph.NAME. If this script was copied alone, or another version of the
-    package is installed, it is None, or a UsageError if `flag` (which is set) needs the module."""
+    """The module cleanrl_graph.NAME; None if this script was copied alone, or another version of
+    the package is installed. `flag`, if set, is a flag that needs it: UsageError, not None."""
     try:
         package = importlib.import_module("cleanrl_graph")
     except ModuleNotFoundError:
@@ -376,18 +376,18 @@ def service(name: str, flag: str | None = None):
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
     """function(*args, **kwargs). utils/check.py makes a sentence of an exception, "doing(args):
-    what", so a partial is given where its arguments need not be in it."""
+    what". Arguments bound by `partial` are left out of it."""
     check = service("utils.check")
     if check:
         return check.guarded(UsageError, doing, function, *args, **kwargs)
     return function(*args, **kwargs)
 
 
-def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
+def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
     """Environment i of all ranks in its wrappers, with `more` keyword arguments. `envs:NAME` is one
     of cleanrl_graph unless the current folder has a module `envs`."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
-    kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | (more or {})
+    kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
     env_id = args.env_id
     where = "or module:Name-v0"  # what the error says after the id
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
@@ -398,13 +398,15 @@ def make_env(args: Any, i: int = 0, more: dict | None = None) -> gym.Env:
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
-    nodes' group. UsageError if two leaves have the same name or none is an input."""
+    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids that
+    whose rows act, else the nodes'. UsageError if two leaves have the same name or none is an
+    input."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
-    groups["node_ids"] = next(iter(element_groups(leaves)), None)
+    acting = [part.group for part in parts if part.kind != "choice"]  # of a Sequence, else None
+    groups["node_ids"] = next(filter(None, acting + element_groups(leaves)), None)
     leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
     return sorted(leaves, key=lambda leaf: not leaf.is_input)
 
@@ -444,7 +446,7 @@ class Envs:
         self.first_env = first_env
         self.num_steps = 0
         self.check = service("utils.check")
-        self.envs = [guarded("make_env", make) for make in makers]
+        self.envs = [guarded(f"env {first_env + i}", make) for i, make in enumerate(makers)]
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
@@ -452,7 +454,8 @@ class Envs:
         meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
         if len(meanings) > 1:
             raise UsageError(
-                f"--env-kwargs: not all entries have the action space {self.action_space}"
+                f"--env-kwargs: not all entries have the action space {self.action_space}: "
+                f"{[env.action_space for env in self.envs]}"
             )
         self.leaves = aligned(leaves, self.parts[0])
         self.returns = np.zeros(len(makers))  # of the present episodes
@@ -512,7 +515,7 @@ class Envs:
         stats = {"r": self.returns[i], "l": self.lengths[i]}
         if isinstance(info.get("episode"), dict):
             stats |= info["episode"]
-        ret = float(np.sum(stats["r"]))  # older vectors of gymnasium write arrays of one number
+        ret = float(np.sum(stats["r"]))  # older gymnasium's are arrays of one number
         length = int(np.sum(stats["l"]))
         return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
 
@@ -531,7 +534,7 @@ class Envs:
                     array = np.zeros((0, *leaf.shape), leaf.dtype)
                 arrays.append(np.array(array))  # a copy: the environment may write into it
             except Exception as error:
-                problem = f"cannot be read: {type(error).__name__} {error}"
+                problem = f"cannot be read: {type(error).__name__} {error} in {str(obs)[:100]}"
                 raise self.error(i, problem, leaf) from None
         return arrays
 
@@ -570,7 +573,7 @@ class Ragged(NamedTuple):
     """Rows of B observations one after the other; those of b are values[ptr[b]:ptr[b + 1]]. Values
     of "edge_links" are rows of the batch's nodes, as in PyG's Batch."""
 
-    values: Tensor | None  # [rows, ...]
+    values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
     batch: Tensor  # int64 [rows], the observation that a row belongs to
 
@@ -658,15 +661,13 @@ class Storage:
         for num in flat.counts.values():
             arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
         arrays = pack(arrays, self.device)
-        index = {}
-        for group, ptr, batch in zip(flat.counts, arrays[::2], arrays[1::2]):
-            index[group] = Ragged(None, ptr, batch)
+        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             if leaf.kind == "links":  # node indices of each graph become those of the batch
-                first_node = select_rows(index[leaf.nodes].ptr, index[leaf.group].batch)
+                first_node = select_rows(index[leaf.nodes][0], index[leaf.group][1])
                 rows = rows + first_node[:, None]
-            obs[leaf.path] = index[leaf.group]._replace(values=rows) if leaf.group else rows
+            obs[leaf.path] = Ragged(rows, *index[leaf.group]) if leaf.group else rows
         return obs
 
 
@@ -678,9 +679,9 @@ class Storage:
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
 
-def layer_init(layer: nn.Module, std: float = np.sqrt(2), bias_const: float = 0.0) -> nn.Module:
+def layer_init(layer: nn.Module, std: float = np.sqrt(2)) -> nn.Module:
     torch.nn.init.orthogonal_(layer.weight, std)
-    torch.nn.init.constant_(layer.bias, bias_const)
+    torch.nn.init.zeros_(layer.bias)
     return layer
 
 
@@ -693,8 +694,8 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
 
 
 def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
-    """Sums, means or maxima ("max") of values[ptr[b]:ptr[b + 1]], [B, ...]; of an empty segment 0,
-    but -inf is its maximum."""
+    """Sums, means or maxima ("max") of values[ptr[b]:ptr[b + 1]], [B, ...]. An empty segment has
+    the sum and mean 0 and the maximum -inf."""
     initial = None if reduce == "max" else 0
     return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
 
@@ -705,7 +706,7 @@ class Rows(nn.Module):
     `norm_obs` a Box is normalised by mean and std of all rows that `observe` was given, and clipped
     to -10..10."""
 
-    def __init__(self, leaf: Leaf, norm_obs: bool = False):
+    def __init__(self, leaf: Leaf, norm_obs: bool):
         super().__init__()
         self.entries = math.prod(leaf.shape)
         self.dim = 0 if leaf.kind == "links" else self.entries
@@ -825,9 +826,8 @@ class GNN(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        call = None
-        if self.faster:  # the same numbers, but no row is written per edge
-            call = self.faster(self.convs[0], edge_index, edge_attr, len(x))
+        # The same numbers, but no row is written per edge. None: not for this layer
+        call = self.faster and self.faster(self.convs[0], edge_index, edge_attr, len(x))
         for conv, norm in zip(self.convs, self.norms):
             messages = call(conv, norm(h)) if call else conv(norm(h), *edges)
             h = h + messages.relu()
@@ -916,7 +916,7 @@ class Encoder(nn.Module):
                 net.observe(rows.values if leaf.group else rows)
 
     def pool(self, rows: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
-        """Rows [rows, dim] to [B, len(readouts) * dim + 1], at last log(1 + number of rows)."""
+        """Rows [rows, dim] to [B, len(readouts) * dim + 1]; the last is log(1 + number of rows)."""
         counts = ptr.diff()[:, None]
         sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, batch, rows)
         pooled = {"sum": sums, "mean": sums / counts.clamp(min=1)}
@@ -954,7 +954,9 @@ class Categorical:
         return self.best(self.log_probs)
 
     def sample(self) -> Tensor:
-        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus it is Gumbel noise
+        noise = (
+            torch.empty_like(self.log_probs).exponential_().log()
+        )  # its negative is Gumbel noise
         return self.best(self.log_probs - noise)
 
     def best(self, score: Tensor) -> Tensor:
@@ -1008,7 +1010,7 @@ class Part(NamedTuple):
     size: int  # number of options, bits or dimensions; of a choice, the most rows allowed
 
 
-def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[Part]:
+def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
     """The factors of an action space, or of each row of a Sequence, in order. UsageError for what
     does not fit."""
     per_row = isinstance(space, spaces.Sequence)
@@ -1022,15 +1024,15 @@ def parts_of(space: gym.Space, leaves: list[Leaf], head: str = "auto") -> list[P
         group = groups[0] if groups else None
         kind, sizes = kind_of(factor, group and not per_row)
         mask = mask_of(factor, group, leaves)
-        path = mask.path if mask else None
-        values = str(factor.space.start if kind == "choice" else factor.space)
+        mask_path = mask.path if mask else None
+        text = str(factor.space.start if kind == "choice" else factor.space)
         for size in sizes:
             columns = slice(column, column + (1 if factor.kind == "discrete" else size))
-            entries = slice(entry[path], entry[path] + (1 if kind == "choice" else size))
-            parts.append(Part(factor.path, kind, columns, group, path, entries, values, size))
+            entries = slice(entry[mask_path], entry[mask_path] + (1 if kind == "choice" else size))
+            parts.append(Part(factor.path, kind, columns, group, mask_path, entries, text, size))
             column = columns.stop
             if mask and mask.shape:  # a mask of one number per row is for all parts
-                entry[path] = entries.stop
+                entry[mask_path] = entries.stop
     check = service("utils.check")
     if check:
         check.parts(UsageError, space, factors, parts, leaves, heads, choices)
@@ -1082,7 +1084,7 @@ def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
         return element_groups(leaves)
     if name in ("edge", "edges"):
         return [leaf.path for leaf in leaves if leaf.kind == "links"]
-    is_group = any(leaf.group == name and leaf.is_input for leaf in leaves)
+    is_group = name != "flat" and any(leaf.group == name and leaf.is_input for leaf in leaves)
     return [name] if is_group else []
 
 
@@ -1221,7 +1223,7 @@ class ActionHead(nn.Module):
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
-        `greedy`, else of a sample, whose entropy is 0, since only given ones are learned from. Of a
+        `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. Of a
         Sequence action is [rows, columns]. `obs` has the masks."""
         if self.per_row:
             acting = elements[self.per_row]
@@ -1238,7 +1240,7 @@ class ActionHead(nn.Module):
                 columns[k] = action[:, part.columns].float()  # bits may be stored as integers
                 entropy = entropy + probs.entropy().sum(1)
             elif greedy:
-                columns[k] = probs.mode
+                columns[k] = probs.mode.nan_to_num()  # bits have nan at 0.5
             else:  # Normal.sample would wait for the device
                 columns[k] = probs.rsample() if part.kind == "normal" else probs.sample()
             log_prob = log_prob + probs.log_prob(columns[k]).sum(1)
@@ -1335,7 +1337,7 @@ class Memory:
         return self.storage.batch(self.storage.whole())
 
     def state(self) -> None:
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps: nothing."""
 
     def restore(self, state: None) -> None:
         pass
@@ -1445,14 +1447,14 @@ class Run(contextlib.ExitStack):
         self.first = 0  # updates made before the run was resumed
         self.signals = []  # received so far; utils/checkpoint.py puts its own list here
         self.recent = deque(maxlen=100)  # returns of the last episodes
-        env_name = args.env_id.split(":")[-1]
-        name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
-        self.folder = os.path.abspath(os.path.join(args.run_dir, name))
         self.extras = service("utils.log", args.track and "--track")
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
         else:
+            env_name = args.env_id.split(":")[-1]
+            name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+            self.folder = os.path.abspath(os.path.join(args.run_dir, name))
             print(
                 f"writes to {self.folder}\nruns alone: without cleanrl_graph {VERSION} there are "
                 "no checkpoints, workers or evaluation tables"
@@ -1674,7 +1676,7 @@ def train(args: Any, run: Run) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=bool(args.stay_solved), fused=True
     )
     run.begin(agent, optimizer, memory, collector, rng)
-    settings = optimizer.param_groups[0]  # a checkpoint holds them
+    settings = optimizer.param_groups[0]  # lr, and our std_floor: a checkpoint keeps both
     for _ in range(min(args.max_lag + 1, args.num_iterations - run.first)):
         collector.ask(run.first, agent)
     check = service("utils.check")
@@ -1726,7 +1728,9 @@ def train(args: Any, run: Run) -> Agent:
         returns = V + rho * advantages
         returns_std = np.std(returns)
         explained_var = 1 - np.var(returns - V) / max(returns_std**2, 1e-12)
-        vf_coef = args.vf_coef / (1 + args.norm_vloss * returns_std**2)
+        vf_coef = args.vf_coef
+        if args.norm_vloss:
+            vf_coef /= 1 + returns_std**2
         std_floor = 0.0
         if args.stay_solved is not None:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
@@ -1803,7 +1807,7 @@ def train(args: Any, run: Run) -> Agent:
 @torch.no_grad()
 def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[Episode]:
     """The first episode of each environment. One that has not ended after --eval-max-steps is
-    returned as it is then."""
+    returned as it is then, without a cost."""
     N = len(makers)
     found = {}
     with contextlib.closing(Envs(makers, args.action_head)) as envs:
@@ -1816,7 +1820,7 @@ def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[
             step = envs.step(agent.head.env_actions(action, step.obs.counts))
             for episode in step.episodes:
                 found.setdefault(episode.env, episode)
-        return [found.get(i) or envs.episode(i, {}) for i in range(N)]
+        return [found.get(i) or envs.episode(i, {"eval": {"cost": None}}) for i in range(N)]
 
 
 def main(args: Any) -> list:

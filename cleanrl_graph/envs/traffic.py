@@ -72,7 +72,7 @@ PHASE_FEATURES = [
     "red: minutes since the light showed it, at most 2",
 ]
 LIGHT_FEATURES = [
-    "since: minutes since the current phase began, at most 2",
+    "since: minutes since the current phase was chosen, at most 2",
     "phases: number of phases / 8",
     "vehicles: vehicles on all lanes to the light / 20",
     "halting: those of them that halt / 20",
@@ -388,8 +388,8 @@ class TrafficLightsEnv(gym.Env):
         "pressure": minus |vehicles on lanes to the light - those on lanes from it| / 10.
         "wait": minus the seconds for which those that halt there have halted / 1000, at most 10.
         "delay": minus the vehicles on their way to the light, up to 500 m before it or waiting to
-            enter there, each times the share of the allowed speed that it lacks, / 10. That is what
-            delays grow by per second.
+            enter a road there that no other leads to, each times the share of the allowed speed
+            that it lacks, / 10. That is what delays grow by per second.
         "sqrt_delay": 1 - sqrt(1 + x) where "delay" is -x. Learning from it does not hang on the few
             hours in which traffic stands still.
     "Lanes to a light" are the lanes at it and, where these are shorter than 100 m, those before
@@ -586,12 +586,13 @@ class TrafficLightsEnv(gym.Env):
                 f"{self.num_actions - 1} are needed, one for each light."
             )
         chosen = self.shown[np.arange(num), choices]
+        for i, phases in enumerate(self.lights.phases):
+            if chosen[i] >= len(phases):
+                raise ValueError(f"Light {i} has no action {choices[i]}, see action_mask.")
         yellow = {}
         green = {}
         for i, k in enumerate(chosen.tolist()):
             phases = self.lights.phases[i]
-            if k >= len(phases):
-                raise ValueError(f"Light {i} has no action {choices[i]}, see action_mask.")
             if self.states[i] == phases[k] and not self.own_programs:
                 continue
             between = yellow_state(self.states[i], phases[k])

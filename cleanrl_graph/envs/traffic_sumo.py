@@ -254,8 +254,9 @@ class Simulation:
             libsumo.trafficlight.setRedYellowGreenState(self.lights[light], state)
 
     def step(self, yellow, green, yellow_seconds, seconds):
-        """Shows the states `yellow` {light: state}, after yellow_seconds those of `green`, and goes
-        on until `seconds` have passed. Returns counts()."""
+        """Shows the states `yellow` {light: state}, after yellow_seconds, or at once if no light is
+        to show yellow, those of `green`, and goes on until `seconds` have passed. Returns
+        counts()."""
         self.set_states(yellow)
         if yellow and yellow_seconds:
             libsumo.simulationStep(self.now + yellow_seconds)

@@ -63,7 +63,7 @@ def flags(error: type, args: Any, max_minibatches: int, world_size: int) -> None
         raise error(f"--num-minibatches {args.num_minibatches} exceeds {parts}")
     batch_size = args.num_envs * args.num_steps
     if 0 < args.total_timesteps < batch_size * world_size:
-        problem = f"is less than a rollout of {batch_size} steps"
+        problem = f"is less than a rollout of {batch_size * world_size} steps"
         raise error(f"--total-timesteps {args.total_timesteps} {problem}")
 
 
@@ -155,6 +155,8 @@ def sizes(error: type, space: gym.Space, found: list, leaves: list) -> None:
             raise error(
                 f"leaf '{leaf.path}': {leaf.space} has over {MOST} values; a Box has numbers"
             )
+        if leaf.path == "node_ids" and leaf.dtype.kind not in "iu":
+            raise error(f"leaf 'node_ids': {leaf.space} must be integers")
     for part in found:
         if part.kind == "categorical" and part.size > MOST:
             raise error(f"action space {space} has over {MOST} options")
@@ -210,6 +212,9 @@ def wrong_report(info: dict) -> str | None:
     report = info.get("eval", {})
     if not isinstance(report, dict):
         return f"info['eval'] is {report!r}, not a dict"
+    for name in report:
+        if name in ("instance", "greedy") or str(name).startswith("best of "):
+            return f"info['eval'] has the name {name!r}, a column of the evaluation's own"
     numbers = [report.get("cost", 0)]
     episode = info.get("episode")
     if isinstance(episode, dict):
@@ -270,7 +275,7 @@ def agents(
     """`error(i, sentence)` if rows without ids, whose places tell which is which, are now more or
     fewer than those that acted."""
     own = {leaf.path: array for leaf, array in zip(leaves, arrays) if leaf.group == group}
-    num = len(next(iter(own.values())))
+    num = len(np.atleast_1d(next(iter(own.values()))))  # what is no row at all is found later
     if "node_ids" not in own and num != num_agents:
         needed = "without node_ids an episode keeps their number"
         raise error(i, f"{num} rows of '{group}' where {num_agents} acted; {needed}")

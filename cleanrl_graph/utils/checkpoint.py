@@ -1,6 +1,6 @@
 """cleanrl_graph, exact resume: checkpoints of a run, the lock of its folder, its environments as
-pickles that trial.py tried. A checkpoint is a line with format and sha256, then a pickle: it is for
-the user who wrote it alone."""
+pickles, which trial.py tries once each has made 16 steps. A checkpoint is a line with format and
+sha256, then a pickle: it is for the user who wrote it alone."""
 
 import contextlib
 import copy
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.utils import trial
 from cleanrl_graph.utils.check import close
-from cleanrl_graph.utils.trial import bits, random_state, set_random_state
+from cleanrl_graph.utils.trial import noted, random_state, set_random_state
 
 FORMAT = "cleanrl_graph-checkpoint-3"
 SAME = set(
@@ -239,8 +239,8 @@ class Twin(gym.Wrapper):
         self._calls = []
         self._num_left = 16
         if self._exact is None:
-            self.step = partial(self._note, "step", 4)
-            self.reset = partial(self._note, "reset", 1)
+            self.step = partial(self._note, "step")
+            self.reset = partial(self._note, "reset")
 
     def _dump(self) -> Dump:
         kind = self.env.spec.id if self.env.spec else type(self.unwrapped).__name__
@@ -263,12 +263,12 @@ class Twin(gym.Wrapper):
             self._calls = []
         return Dump(kind, data, problem, trial)
 
-    def _note(self, method: str, num: int, *args, **kwargs) -> tuple:
-        """What the environment returns, `num` results of which are noted."""
+    def _note(self, method: str, *args, **kwargs) -> tuple:
+        """What the environment returns, which is noted."""
         call = copy.deepcopy((method, args, kwargs))
         state = random_state() | {"cuda": []}
         results = getattr(self.env, method)(*args, **kwargs)
-        self._calls.append((*call, state, bits(results[:num])))
+        self._calls.append((*call, state, noted(results)))
         self._num_left -= 1
         if method == "reset" or self._num_left == 0:
             self._num_left = 0

@@ -46,7 +46,7 @@ def batches(
     batch = []
     before = None
     for entry in entries:
-        env = make(entry)
+        env = make(**entry)
         spaces = env.observation_space, env.action_space
         close(env)
         if batch and (spaces != before or len(batch) == size):
@@ -58,8 +58,8 @@ def batches(
         yield batch
 
 
-def cost(episode: Any) -> float:
-    """info["eval"]["cost"], else minus the return."""
+def cost(episode: Any) -> float | None:
+    """info["eval"]["cost"], else minus the return; None of an episode that did not end."""
     return np.ravel(episode.eval.get("cost", -episode.ret)).item()
 
 
@@ -70,13 +70,14 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterat
     entries = suite_entries(make, args)
     bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
     for batch in batches(make, entries):
-        greedy = play([partial(make, entry) for entry in batch], True)
+        greedy = play([partial(make, **entry) for entry in batch], True)
         for entry, episode in zip(batch, greedy):
             row = {"instance": " ".join(map(str, entry.values())), "greedy": cost(episode)}
             episodes = [episode]
             if args.eval_samples:
-                sampled = play([partial(make, entry)] * args.eval_samples, False)
-                row[f"best of {args.eval_samples}"] = min(map(cost, sampled))
+                sampled = play([partial(make, **entry)] * args.eval_samples, False)
+                costs = [cost(episode) for episode in sampled if cost(episode) is not None]
+                row[f"best of {args.eval_samples}"] = min(costs, default=None)
                 episodes += sampled
             for episode in episodes:
                 for name, value in episode.eval.items():
@@ -214,7 +215,7 @@ class Filmed(gym.Wrapper):
 def check_video(make: Callable[..., gym.Env]) -> None:
     """SystemExit if the environment does not render arrays [height, width, 3]."""
     try:
-        env = Filmed(make({"render_mode": "rgb_array"}))
+        env = Filmed(make(render_mode="rgb_array"))
         modes = list(env.metadata.get("render_modes", []))
         if "rgb_array" not in modes:
             raise ValueError(f"rgb_array is needed, its render modes are {modes}")
@@ -228,7 +229,7 @@ def check_video(make: Callable[..., gym.Env]) -> None:
 def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
     """Three greedy episodes, one after the other as an animated GIF, at the environment's
     render_fps. SystemExit if it cannot be written."""
-    films = [Filmed(make({"render_mode": "rgb_array"})) for _ in range(3)]
+    films = [Filmed(make(render_mode="rgb_array")) for _ in range(3)]
     play([lambda film=film: film for film in films], True)
     fps = films[0].metadata.get("render_fps") or 10
     duration = max(20, round(1000 / fps))  # milliseconds; viewers slow down what is faster

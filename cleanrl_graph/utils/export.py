@@ -35,9 +35,9 @@ outputs    action         as the environment takes it, [B, ...]; of a Dict or Tu
            log_probs/...  of a categorical action [B, options] or of a choice [rows], -inf where
                           masked; of a MultiDiscrete log_probs/action.0, log_probs/action.1, ...
            loc/, scale/   mean and standard deviation of a Box, before its bounds
-           logits/...     of bits
-           log_prob       of the action
-           value          of the observation
+           logits/, probs/  of bits
+           log_prob       of the action; for ppo_graph_agents.py [rows], of each agent's
+           value          of the observation; likewise
 
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from cleanrl_graph.utils import checkpoint, import_first
-from cleanrl_graph.utils.check import close
+from cleanrl_graph.utils.check import MOST, close
 
 ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
 OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too
@@ -113,8 +113,9 @@ def given_flags(args: Any) -> set[str]:
     """The names of the flags on the command line, and of those whose value is not the default."""
     given = set()
     for word in sys.argv[1:]:
-        name = word.partition("=")[0].lstrip("-").replace("-", "_")
-        given.add(name.removeprefix("no_"))
+        if word.startswith("--"):
+            name = word.partition("=")[0].lstrip("-").replace("-", "_")
+            given.add(name.removeprefix("no_"))
     for name, default in vars(type(args)()).items():
         if getattr(args, name) != default:
             given.add(name)
@@ -205,15 +206,21 @@ class Policy:
         self.args = args
         self.num_envs = num_envs
         self.greedy = greedy
+        most = 0
         if env is None:
             env = self.make_env()
             close(env)
+            most = MOST  # rows to choose from: other entries of --env-kwargs may have more
         self.observation_space = env.observation_space
         size = num_envs or 1
         like = SimpleNamespace(
             observation_space=env.observation_space, action_space=env.action_space
         )
         self.envs = script.Envs([lambda: like] * size, args.action_head)  # reads and checks
+        for parts in self.envs.parts:
+            for k, part in enumerate(parts):
+                if part.kind == "choice":
+                    parts[k] = part._replace(size=max(part.size, most))
         self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.reset()
@@ -221,7 +228,7 @@ class Policy:
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more
         keyword arguments."""
-        return self.script.make_env(self.args, i, kwargs)
+        return self.script.make_env(self.args, i, **kwargs)
 
     def reset(self) -> None:
         """Begins an episode, in all environments: what was remembered is forgotten."""

@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-NAMES = ("observation", "reward", "terminated", "truncated")  # of results that are compared
+NAMES = ("observation", "info['rewards']", "reward", "terminated", "truncated")  # are compared
 LIMIT = 300  # seconds for a trial
 
 
@@ -57,15 +57,22 @@ def bits(value: Any) -> Any:
     return array.dtype, array.shape, array.tobytes()
 
 
+def noted(results: tuple) -> list:
+    """What `reset` or `step` returned, as it is compared, in the order of NAMES."""
+    info = results[-1]
+    rewards = info.get("rewards") if info else None
+    return bits([results[0], rewards] + list(results[1:-1]))
+
+
 def attempt(data: bytes, calls: list[tuple]) -> str | None:
     """Why an environment loaded from `data` does not do what its original did, None if it does. A
-    call is (method, args, kwargs, random state before it, bits of its results)."""
+    call is (method, args, kwargs, random state before it, what is noted of its results)."""
     doing = "load"
     try:
         env = cloudpickle.loads(data)
         for doing, args, kwargs, state, expected in calls:
             set_random_state(state)
-            results = bits(getattr(env, doing)(*args, **kwargs)[: len(expected)])
+            results = noted(getattr(env, doing)(*args, **kwargs))
             differ = [name for name, a, b in zip(NAMES, results, expected) if a != b]
             if differ:
                 return f"a copy returns another {' and '.join(differ)} in the next {doing}"

@@ -87,6 +87,7 @@ class WorkerEnvs:
             self.leaves = probe.leaves
             self.action_space = probe.action_space
         self.num_steps = 0
+        self.first_env = first_env
         self.timeout = args.env_timeout or None
         self.workers: list[Worker] = []
         num_workers = min(args.num_workers, len(makers))
@@ -122,7 +123,8 @@ class WorkerEnvs:
     def answer(self, worker: Worker) -> Any:
         """What a worker sends, unless it is an error."""
         process, pipe, span = worker
-        name = f"step {self.num_steps}: the worker of envs {span.start} to {span.stop - 1}"
+        envs = f"envs {self.first_env + span.start} to {self.first_env + span.stop - 1}"
+        name = f"step {self.num_steps}: the worker of {envs}"
         try:
             if not pipe.poll(self.timeout):
                 raise BlockingIOError

@@ -51,7 +51,9 @@ def test_command_line():
     args.wrap = ()
     assert ppo_graph.make_env(args).unwrapped.max_size == 3
     args.env_kwargs = [{"max_size": 4}, {"max_size": 5}]
-    made = [ppo_graph.make_env(args, *which) for which in ((0,), (3,), (1, {"max_size": 9}))]
+    made = [ppo_graph.make_env(args, *which) for which in ((0,), (3,))] + [
+        ppo_graph.make_env(args, 1, max_size=9)
+    ]
     assert [env.unwrapped.max_size for env in made] == [4, 5, 9]
     assert tyro.cli(ppo_graph.Args, args=[]).env_kwargs == {}
     tasks = tyro.cli(ppo_graph.Args, args=["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs

@@ -473,6 +473,20 @@ def test_exact_copies(kind, capsys):
     assert capsys.readouterr().err == ""
 
 
+class RewardsForRows(Walk):
+    """A copy has the same observation and reward, but other rewards of its rows."""
+
+    def __init__(self):
+        self.shift = 0
+
+    def __getstate__(self):
+        return vars(self) | {"shift": 1}
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        return *results, {"rewards": np.arange(3) + self.shift}
+
+
 INEXACT = {
     "observation": (
         lambda: Odd("observation"),
@@ -501,6 +515,10 @@ INEXACT = {
     "load": (
         lambda: Odd("load"),
         "a copy fails in the next load: KeyError: 'what is missing'",
+    ),
+    "rewards of rows": (
+        RewardsForRows,
+        "a copy returns another info['rewards'] in the next step",
     ),
     "pickle": (lambda: Odd("pickle"), "no copy can be made of it: TypeError: I hold a simulator"),
     "lock": (Locked, "no copy can be made of it: TypeError: cannot pickle '_thread.lock' object"),

@@ -58,7 +58,7 @@ def play(makers, greedy):
 
 def suite_of(suite="two", samples=4, play=play, **kwargs):
     args = SimpleNamespace(eval_suite=suite, eval_samples=samples, env_id="Lottery-v0")
-    return list(evaluate.run_suite(play, lambda more={}: Lottery(**kwargs | more), args))
+    return list(evaluate.run_suite(play, lambda **more: Lottery(**kwargs | more), args))
 
 
 def cells(table):
@@ -95,6 +95,22 @@ def test_best_of_samples(samples, best, report):
         assert row == expected | ({"rule": 3} if report else {})
 
 
+def test_episodes_that_did_not_end():
+    """They have no cost: neither the best of the samples nor a mean counts them."""
+
+    def cut(makers, greedy):
+        episodes = play(makers, greedy)
+        cost = {"cost": None}
+        return [e._replace(eval=cost) if greedy or e.env > 1 else e for e in episodes]
+
+    rows = suite_of(play=cut)
+    assert [(row["greedy"], row["best of 4"]) for row in rows] == [(None, 16), (None, 124)]
+    rows = [row | {"best_known": 8} for row in rows]
+    table = evaluate.eval_table(rows)
+    assert column(table, "greedy gap %") == ["", "", ""]
+    assert column(table, "best of 4 gap %") == ["100.0", "1450.0", "**775.0**"]
+
+
 def test_suite_that_does_not_exist():
     with pytest.raises(
         SystemExit, match=r"--eval-suite three: Lottery-v0 has the suites \['none', 'two'\]"
@@ -102,14 +118,14 @@ def test_suite_that_does_not_exist():
         suite_of("three")
     args = SimpleNamespace(eval_suite="la", env_id="CartPole-v1")
     with pytest.raises(SystemExit, match=r"--eval-suite la: CartPole-v1 has the suites \[\]"):
-        evaluate.suite_entries(lambda more={}: gym.make("CartPole-v1"), args)
+        evaluate.suite_entries(lambda **more: gym.make("CartPole-v1"), args)
     assert suite_of("none") == []
 
 
 def test_job_shop_suite():
     """The entries are the keyword arguments of the instances."""
     args = SimpleNamespace(eval_suite="ft", env_id="envs:JobShop-v0")
-    entries = evaluate.suite_entries(lambda more={}: JobShopEnv(**more), args)
+    entries = evaluate.suite_entries(lambda **more: JobShopEnv(**more), args)
     assert [JobShopEnv(**entry).reset()[0] is not None for entry in entries] == [True] * 3
 
 
@@ -235,7 +251,9 @@ def test_error_after_some_episodes(suite, tmp_path):
     """What was played before is in the table: the second instance, or entry of --env-kwargs, cannot
     be played."""
 
-    def fails_later(makers, greedy, calls=[]):  # noqa: B006
+    calls = []
+
+    def fails_later(makers, greedy):
         calls.append(0)
         if len(calls) == 3:
             raise KeyError("the bridge is out")
@@ -249,7 +267,7 @@ def test_error_after_some_episodes(suite, tmp_path):
         env_kwargs=[{}, {}, {}],
         capture_video=False,
     )
-    make = lambda args, k=0, more={}: Lottery(**more)  # noqa: B006
+    make = lambda args, k=0, **more: Lottery(**more)
     with pytest.raises(KeyError):
         evaluate.evaluate(run_of(args, tmp_path), fails_later, make)
     lines = (tmp_path / "eval.csv").read_text().splitlines()
@@ -266,7 +284,7 @@ def test_close_that_raises(tmp_path, capsys):
     args = SimpleNamespace(
         eval_suite="two", eval_samples=0, env_id="Lottery-v0", capture_video=False
     )
-    make = lambda args, k=0, more={}: Stuck(**more)  # noqa: B006
+    make = lambda args, k=0, **more: Stuck(**more)
     rows = evaluate.evaluate(run_of(args, tmp_path), play, make)
     assert len(rows) == 2 and (tmp_path / "eval.md").exists()
     assert "close() of <Stuck instance>: OSError: the door is stuck" in capsys.readouterr().err
@@ -346,7 +364,7 @@ def shown(*episodes, duration=100):
 def test_video(lengths, expected, tmp_path):
     """Each frame of the first episodes, the last ones too, and none of the next episodes."""
     path = tmp_path / "episode.gif"
-    evaluate.save_video(str(path), film(*lengths), lambda more={}: Picture(**more))
+    evaluate.save_video(str(path), film(*lengths), lambda **more: Picture(**more))
     assert shades(path) == shown(*expected)
 
 
@@ -358,7 +376,7 @@ def test_speed_of_a_video(fps, duration, tmp_path):
         metadata = Picture.metadata | {"render_fps": fps}
 
     path = tmp_path / "episode.gif"
-    evaluate.save_video(str(path), film(5, 5, 5), lambda more={}: Fast(**more))
+    evaluate.save_video(str(path), film(5, 5, 5), lambda **more: Fast(**more))
     assert shades(path) == shown(5, 5, 5, duration=duration)
 
 
@@ -370,14 +388,14 @@ def test_video_of_pictures_of_several_sizes(tmp_path):
             return super().render().repeat(1 + self.t, 0)
 
     path = tmp_path / "episode.gif"
-    evaluate.save_video(str(path), film(5, 5, 5), lambda more={}: Grows(**more))
+    evaluate.save_video(str(path), film(5, 5, 5), lambda **more: Grows(**more))
     assert shades(path) == shown(5, 5, 5)
 
 
 def test_video_of_an_episode_without_end(tmp_path):
     """The last 500 frames of each."""
     path = tmp_path / "episode.gif"
-    make = lambda more={}: Picture(length=9999, **more)  # noqa: B006
+    make = lambda **more: Picture(length=9999, **more)
     evaluate.save_video(str(path), film(600, 600, 600), make)
     assert [shade for shade, _ in shades(path)] == [t % 256 for t in range(101, 601)] * 3
 
@@ -389,7 +407,7 @@ def test_video_that_cannot_be_written(limit, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         with pytest.raises(SystemExit, match="cannot write .*episode.gif: .*Errno"):
-            evaluate.save_video(str(path), film(5, 5, 5), lambda more={}: Picture(**more))
+            evaluate.save_video(str(path), film(5, 5, 5), lambda **more: Picture(**more))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
@@ -405,20 +423,20 @@ class NoMode(Lottery):
 @pytest.mark.parametrize(
     "make, sentence",
     [
-        (lambda more={}: Blind(**more), r"render modes are \['ansi'\]"),
-        (lambda more={}: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
-        (lambda more={}: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
+        (lambda **more: Blind(**more), r"render modes are \['ansi'\]"),
+        (lambda **more: Picture(frame="error", **more), "cannot render: RuntimeError: no display"),
+        (lambda **more: Picture(frame=[], **more), r"render\(\) must return an array \[H, W, 3\]"),
         (
-            lambda more={}: Picture(frame=np.ones((8, 9, 3)), **more),
+            lambda **more: Picture(frame=np.ones((8, 9, 3)), **more),
             r"render\(\) must return .* of uint8, not float64 \(8, 9, 3\)",
         ),
         (
-            lambda more={}: Picture(frame=np.full((8, 9, 3), 300), **more),
+            lambda **more: Picture(frame=np.full((8, 9, 3), 300), **more),
             r"render\(\) must return .* of uint8, not int64 \(8, 9, 3\)",
         ),
-        (lambda more={}: Picture(frame=np.ones((8, 9, 5), np.uint8), **more), "cannot render"),
-        (lambda more={}: NoMode(**more), "cannot render: TypeError"),
-        (lambda more={}: gym.make("cleanrl_graph.envs:PoissonGraph-v0", **more), "render"),
+        (lambda **more: Picture(frame=np.ones((8, 9, 5), np.uint8), **more), "cannot render"),
+        (lambda **more: NoMode(**more), "cannot render: TypeError"),
+        (lambda **more: gym.make("cleanrl_graph.envs:PoissonGraph-v0", **more), "render"),
     ],
 )
 def test_environments_that_cannot_render(make, sentence):
@@ -427,6 +445,6 @@ def test_environments_that_cannot_render(make, sentence):
         evaluate.check_video(make)
 
 
-@pytest.mark.parametrize("make", [lambda more={}: Picture(**more)])
+@pytest.mark.parametrize("make", [lambda **more: Picture(**more)])
 def test_environments_that_render(make):
     assert evaluate.check_video(make) is None

@@ -214,6 +214,18 @@ def test_what_does_not_fit(tmp_path):
     assert isinstance(policy.observation_space, spaces.Graph)
 
 
+def test_all_entries_of_a_list(tmp_path):
+    """Without an environment the policy is one for each entry of --env-kwargs, also for those with
+    more rows to choose from than the first."""
+    sizes = [{"jobs": 2, "machines": 2}, {"jobs": 5, "machines": 3}]
+    kwargs = dict(env_id="envs:JobShop-v0", env_kwargs=sizes, num_envs=2, save_model=True)
+    path = run(tmp_path, **kwargs).folder / "model.pt"
+    policy = load_policy(path)
+    for i in range(2):
+        env = policy.make_env(i)
+        assert env.action_space.contains(policy(env.reset(seed=1)[0]))
+
+
 # ---- --load-model: flags of the file ----
 NETWORK = {
     "ppo_graph": dict(hidden_dims=(12,), readout="max", norm_obs=True),
@@ -274,6 +286,8 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     args = script.Args(load_model=str(path))
     take_flags(args)
     assert (args.env_id, args.env_kwargs, args.memory_length) == ("Random-v0", NAMED, 64)
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--exp-name", "gnn_dim"])  # a value is no flag
+    take_flags(script.Args(load_model=str(path)))
     for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
         monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
         with pytest.raises(

@@ -187,11 +187,11 @@ def test_worker_that_is_lost(fault, sentence, num_workers, span):
 
 def test_worker_that_was_killed_between_steps():
     """It is missed by the next step."""
-    with started([Own] * 4, 2) as envs:
+    with started([Own] * 4, 2, first_env=4) as envs:  # those of rank 1
         envs.reset(0)
         envs.workers[1][0].kill()
         with pytest.raises(
-            ChildProcessError, match="step 1: the worker of envs 2 to 3 died with exit code -9"
+            ChildProcessError, match="step 1: the worker of envs 6 to 7 died with exit code -9"
         ):
             envs.step([0] * 4)
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from helpers import everything, record, run, small_args, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import begun_earlier, folder_of, train
+from processes import begun_earlier, folder_of, train, train_ranks
 
 from cleanrl_graph import ppo_graph_agents as script
 from cleanrl_graph.envs import crowd
@@ -151,7 +151,7 @@ def test_ids_or_places():
     """node_ids are those of the rows that act, else their places are."""
     space = Herd(True).observation_space
     leaves = script.leaves_of(space)
-    parts = script.parts_of(Herd().action_space, leaves)
+    parts = script.parts_of(Herd().action_space, leaves, "auto")
     leaves = script.aligned(leaves, parts)
     paths = [leaf.path for leaf in leaves]
     values = [np.zeros((3, *leaf.shape), leaf.dtype) for leaf in leaves]
@@ -162,6 +162,20 @@ def test_ids_or_places():
     values.pop(paths.index("node_ids"))
     flat = flat._replace(values=values)
     assert script.agent_ids(others, flat, "set").tolist() == [0, 1, 0]
+
+
+def test_ids_are_those_of_the_rows_that_act():
+    """Also where another set comes first; what is no integer is refused, since it would be cut."""
+    rows = spaces.Sequence(vector(3), stack=True)
+    space = spaces.Dict(goals=rows, robots=rows, node_ids=IDS)
+    actions = spaces.Sequence(spaces.Discrete(2), stack=True)
+    leaves = script.leaves_of(space)
+    aligned = script.aligned(leaves, script.parts_of(actions, leaves, "robots"))
+    assert {leaf.path: leaf.group for leaf in aligned}["node_ids"] == "robots"
+    wrong = spaces.Sequence(spaces.Box(0, 9, (), np.float32), stack=True)
+    leaves = script.leaves_of(spaces.Dict(robots=rows, node_ids=wrong))
+    with pytest.raises(script.UsageError, match="leaf 'node_ids': .* must be integers"):
+        script.parts_of(actions, leaves, "robots")
 
 
 # ---- A whole run against loops over agents ----
@@ -343,11 +357,34 @@ def test_places_need_a_number_that_stays(tmp_path):
 
 
 def test_what_does_not_fit(tmp_path):
-    """No Sequence of actions; a rollout almost without agents."""
+    """No Sequence of actions; a rollout without agents."""
     with pytest.raises(script.UsageError, match="action space .*a Sequence is needed, an action"):
         run(tmp_path, script, env_id="CartPole-v1", **FLAGS)
-    with pytest.raises(script.UsageError, match="--num-minibatches 2: only 0 steps of the rollout"):
+    with pytest.raises(script.UsageError, match="no step of the rollout has agents"):
         run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 0}, **FLAGS)
+
+
+def test_fewer_steps_with_agents_than_minibatches(tmp_path, monkeypatch):
+    """Then there are as many minibatches as these steps."""
+    flags = FLAGS | dict(num_steps=6, num_minibatches=18, total_timesteps=90, update_epochs=1)
+    sizes = []
+
+    class Memory(script.Memory):
+        def minibatches(self, rng, num):
+            found = list(super().minibatches(rng, num))
+            sizes.append((np.count_nonzero(self.storage.whole().counts["set"]), len(found)))
+            yield from found
+
+    monkeypatch.setattr(script, "Memory", Memory)
+    run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 2}, **flags)
+    assert len(sizes) == 5 and all(num == steps for steps, num in sizes)
+    assert min(num for _, num in sizes) < 18
+
+
+def test_ranks_with_other_numbers_of_agents(tmp_path):
+    """G11, X2: the variance of the returns is that of all ranks."""
+    flags = FLAGS | dict(norm_vloss=True, stay_solved=0.0)
+    assert train_ranks(tmp_path, "ppo_graph_agents", env_id="Herd-v0", **flags) == [0, 0]
 
 
 # ---- Resumed, and used ----

@@ -296,6 +296,23 @@ def test_gradients_are_finite(case):
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
 
 
+def test_bits_that_are_equally_probable():
+    """Logits of 0: the greedy bits are numbers, and so is their log-probability."""
+    leaves = ppo_graph.leaves_of(vector(2))
+    agent = ppo_graph.Agent(leaves, spaces.MultiBinary(3), small_args())
+    obs = {"obs": torch.zeros(2, 2)}
+    action, log_prob, _, _ = agent(obs, greedy=True)
+    assert action.tolist() == [[0, 0, 0]] * 2
+    assert torch.allclose(log_prob, torch.full((2,), 3 * np.log(0.5), dtype=log_prob.dtype))
+
+
+def test_a_set_named_flat_is_no_head():
+    """A Discrete action beside it stays one of a fixed list."""
+    space = spaces.Dict(flat=spaces.Sequence(vector(2), stack=True), x=vector(1))
+    parts = ppo_graph.parts_of(spaces.Discrete(3), ppo_graph.leaves_of(space), "auto")
+    assert [(part.kind, part.group) for part in parts] == [("categorical", None)]
+
+
 @pytest.mark.parametrize("dependent", [False, True])
 def test_box_is_a_diagonal_normal(dependent):
     """Log-probability and entropy are those of independent normal variables; the greedy action is

@@ -15,8 +15,9 @@ A loss has changed if it differs by more than TOLERANCE * max(1, |loss|). Sums i
 change the last bits, and each step of the optimizer makes that larger: with AVX2 in place of
 AVX-512 the losses of five commands differed by up to 2e-6 after the first update and, most of them
 by 2e-7, by up to 4e-4 after the second. A change of what is computed is larger: an update itself
-changes losses and entropy by 1e-2 or so. Where only the second update has changed, rounding may
-have drawn another action; look at the code before the table is made again.
+changes losses and entropy by 1e-2 or so. But rounding may also draw another action. So where a loss
+has changed, the code of the run's commit computes it again on this machine, if git has that commit,
+and the command is only printed if today's code differs from that.
 
     python benchmark/fingerprint.py SCRIPT FLAGS        # ends a script after two updates
 """
@@ -32,6 +33,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,18 @@ def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[f
         return read(Path(folder)) or " ".join(words) or "nothing was trained"
 
 
+@contextlib.contextmanager
+def code_of(commit: str, root: Path) -> Iterator[Path]:
+    """A folder with the code of a commit of the repository `root`; empty if there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder, "code")
+        place.mkdir()
+        git = ["git", "-C", str(root), "worktree"]
+        subprocess.run([*git, "add", "--detach", str(place), commit], capture_output=True)
+        yield place
+        subprocess.run([*git, "remove", "--force", str(place)], capture_output=True)
+
+
 def check(args: Any, root: Path = ROOT) -> int:
     """Prints the commands in the tables of run.py's `args` that compute something else with the
     code in `root`. Returns their number."""
@@ -135,11 +149,17 @@ def check(args: Any, root: Path = ROOT) -> int:
         if not with_one:
             print(f"not checked, no fingerprint: {title}", file=sys.stderr)
             continue
-        now = make(shlex.split(run["command"])[1:], args.python, root)
+        command = shlex.split(run["command"])[1:]
+        now = make(command, args.python, root)
         if isinstance(now, str) and re.search(MISSING, now):
             print(f"not checked: {title}\n    {now}", file=sys.stderr)
             continue
         found = [f"now: {now}"] if isinstance(now, str) else differences(run["fingerprint"], now)
+        if found and not isinstance(now, str):
+            with code_of(commit, root) as older:
+                then = make(command, args.python, older)
+            if not isinstance(then, str):
+                found = differences(then, now)
         if found:
             changed += 1
             print(title, *found, sep="\n    ", flush=True)

@@ -381,6 +381,32 @@ def test_a_change_of_a_script(finished, tmp_path, capsys, old, new, changed):
     assert bool(out) == changed
 
 
+@pytest.mark.parametrize("now, changed", [("args.gae_lambda * args.gamma", 0), ("args.gamma", 1)])
+def test_a_machine_that_rounds_otherwise(finished, tmp_path, capsys, now, changed):
+    """Where the losses are not those of the run, the code of the run's commit decides."""
+    text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()
+    script = tmp_path / "cleanrl_graph" / "ppo_graph.py"
+    script.parent.mkdir()
+    script.write_text(text)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "then"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    (path,) = (Path(finished.results) / "t" / "runs").glob("*.json")
+    settings = json.loads(path.read_text())
+    losses = {name: [2 * x for x in values] for name, values in settings["fingerprint"].items()}
+    folder = tmp_path / "results" / "t" / "runs"
+    folder.mkdir(parents=True)
+    settings |= {"commit": head.stdout.strip(), "fingerprint": losses}
+    (folder / path.name).write_text(json.dumps(settings))
+    args = dataclasses.replace(finished, results=str(tmp_path / "results"))
+    assert text.count("args.gamma * args.gae_lambda") == 1
+    script.write_text(text.replace("args.gamma * args.gae_lambda", now))
+    out, _ = checked(args, tmp_path, capsys)
+    assert bool(out) == changed
+    assert not (tmp_path / ".git" / "worktrees").exists()
+
+
 def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
     """A missing package, a file in runs/, a run without a fingerprint. Not named: peers, failures,
     what trains nothing, larger seeds of the same commit. A refused flag is a change."""

@@ -398,15 +398,15 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids that
-    whose rows act, else the nodes'. UsageError if two leaves have the same name or none is an
-    input."""
+    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
+    nodes or elements that act, else the first ones. UsageError if two leaves have the same name or
+    none is an input."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
     acting = [part.group for part in parts if part.kind != "choice"]  # of a Sequence, else None
-    groups["node_ids"] = next(filter(None, acting + element_groups(leaves)), None)
+    groups["node_ids"] = max(element_groups(leaves), key=acting.count, default=None)
     leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
     return sorted(leaves, key=lambda leaf: not leaf.is_input)
 

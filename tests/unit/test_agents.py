@@ -172,6 +172,10 @@ def test_ids_are_those_of_the_rows_that_act():
     leaves = script.leaves_of(space)
     aligned = script.aligned(leaves, script.parts_of(actions, leaves, "robots"))
     assert {leaf.path: leaf.group for leaf in aligned}["node_ids"] == "robots"
+    graph = spaces.Dict(graph=spaces.Graph(vector(3), vector(1)), node_ids=IDS)
+    leaves = script.leaves_of(graph)  # edges act, but ids are those of nodes
+    aligned = script.aligned(leaves, script.parts_of(actions, leaves, "edges"))
+    assert {leaf.path: leaf.group for leaf in aligned}["node_ids"] == "graph.nodes"
     wrong = spaces.Sequence(spaces.Box(0, 9, (), np.float32), stack=True)
     leaves = script.leaves_of(spaces.Dict(robots=rows, node_ids=wrong))
     with pytest.raises(script.UsageError, match="leaf 'node_ids': .* must be integers"):

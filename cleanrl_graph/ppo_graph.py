@@ -210,7 +210,7 @@ class Leaf(NamedTuple):
         return self.path.split(".")[0] not in NOT_INPUT
 
     def read(self, obs: Any) -> Any:
-        """The array in an observation; None if the space wrote no rows as None."""
+        """The array in an observation, or None, which means no rows."""
         for get in self.getters:
             obs = get(obs)
         return obs
@@ -745,7 +745,7 @@ class Rows(nn.Module):
 
 
 class CNN(nn.Module):
-    """Features [rows, 512] of images CHW or HWC, whichever makes the channels fewer. ppo_framestack
+    """Features [rows, 512] of images CHW, or HWC if the last side is the smaller one. ppo_framestack
     gives [rows, num_frames, *image], whose frames become channels. uint8 is scaled to 0..1. The
     layers are those of Mnih et al. 2015, or two of 3 x 3 if a side is below 36 pixels."""
 

@@ -11,7 +11,7 @@ that are not summed, a value per row, and a room "agents", which follows an agen
 by its id in the observation `node_ids`. An agent whose id is gone has ended. Without ids rows are
 matched by their places, and an episode keeps their number. The environment's own reward is only
 logged. Minibatches are made of whole observations; losses, entropy and normalised advantages are
-means over rows.
+means over the rows of a rank.
 
 Papers: independent PPO with shared parameters (de Witt et al. 2020, arXiv:2011.09533; Yu et al.
 2022, arXiv:2103.01955), and those of ppo_graph.py.
@@ -211,7 +211,7 @@ class Leaf(NamedTuple):
         return self.path.split(".")[0] not in NOT_INPUT
 
     def read(self, obs: Any) -> Any:
-        """The array in an observation; None if the space wrote no rows as None."""
+        """The array in an observation, or None, which means no rows."""
         for get in self.getters:
             obs = get(obs)
         return obs
@@ -808,7 +808,7 @@ class Rows(nn.Module):
 
 
 class CNN(nn.Module):
-    """Features [rows, 512] of images CHW or HWC, whichever makes the channels fewer. ppo_framestack
+    """Features [rows, 512] of images CHW, or HWC if the last side is the smaller one. ppo_framestack
     gives [rows, num_frames, *image], whose frames become channels. uint8 is scaled to 0..1. The
     layers are those of Mnih et al. 2015, or two of 3 x 3 if a side is below 36 pixels."""
 

@@ -769,7 +769,7 @@ class Rows(nn.Module):
 class CNN(nn.Module):
     """Features [rows, 512] of images CHW, or HWC if the last side is the smaller one.
     ppo_framestack gives [rows, num_frames, *image], whose frames become channels. uint8 is scaled
-    to 0..1. The layers are those of Mnih et al. 2015, or two of 3 x 3 if a side is below 36 pixels."""
+    to 0..1. Layers: those of Mnih et al. 2015, or two of 3 x 3 if a side is below 36 pixels."""
 
     def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()

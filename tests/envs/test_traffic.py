@@ -305,7 +305,7 @@ def test_programs(make):
 
 @needs_sumo
 def test_wrong_actions(make):
-    """They are sentences."""
+    """They are sentences, after which no light is taken to show another state."""
     env = make(choose="phases")
     with pytest.raises(ValueError, match="call reset"):
         env.step([0, 0, 0])
@@ -317,8 +317,11 @@ def test_wrong_actions(make):
     with pytest.raises(ValueError, match="3 numbers from 0 to 7"):
         env.step([0.0, 0.0, 1.0])
     with pytest.raises(ValueError, match="Light 1 has no action 7"):
-        env.step([0, 7, 0])
-    env.step((0, 0, 0))
+        env.step([1, 7, 0])
+    before = env.sumo.call("states")
+    assert list(env.states) == list(before)
+    env.step((1, 0, 0))
+    assert env.sumo.call("states")[0] != before[0]
 
 
 # ---- Rewards and delays ----

@@ -771,7 +771,7 @@ def test_ids_that_do_not_fit(kwargs, tmp_path):
     before the first step."""
     with pytest.raises(
         UsageError,
-        match="leaf 'node_ids': .* must be (integers|a Sequence of integers, one per row of the only)",
+        match="leaf 'node_ids': .* must be (integers|a Sequence of integers, one per row of)",
     ):
         run(tmp_path, script, env_id="Named-v0", env_kwargs=kwargs)
 

@@ -381,7 +381,13 @@ def test_a_change_of_a_script(finished, tmp_path, capsys, old, new, changed):
     assert bool(out) == changed
 
 
-@pytest.mark.parametrize("now, changed", [("args.gae_lambda * args.gamma", 0), ("args.gamma", 1)])
+@pytest.mark.parametrize(
+    "now, changed",
+    [
+        ("args.gae_lambda * args.gamma", 0),
+        pytest.param("args.gamma", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_machine_that_rounds_otherwise(finished, tmp_path, capsys, now, changed):
     """Where the losses are not those of the run, the code of the run's commit decides."""
     text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()

@@ -3,8 +3,8 @@
 # map; on grid4x4 also without the roads between the lights and with one reward of all lights (ppo_graph.py); one policy for
 # several maps; the same without ingolstadt21, which it has never seen; sumo-rl's lights with Stable-Baselines3's PPO, if that
 # is installed (pip install stable-baselines3==2.9.2). An hour of grid4x4 takes 2 to 3 s of a core, one of ingolstadt21 10 to
-# 20, everything 5 1/2 hours. Trained with demands of 0.7, 1, 1.15 and 1.3; delays in seconds are means over five hours of a map, demands of 0.8 to
-# 1.2, whose seeds are never trained on.
+# 20, everything 5 1/2 hours. Trained with demands of 0.7, 1, 1.15 and 1.3; delays in seconds are means over five hours of a
+# map, demands of 0.8 to 1.2, whose seeds are never trained on.
 #
 #     bash benchmark/traffic.sh [FLAGS OF run.py]
 #     PARTS="grid4x4 all" SEEDS=1 bash benchmark/traffic.sh

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from helpers import MASK, ListEnv, command, graph_space, make_envs, run, run_folder, vector
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils import checkpoint
+from cleanrl_graph.utils import check, checkpoint
 
 SCRIPTS = [path.stem for path in shared_blocks.scripts()]
 SCRIPTS.remove("ppo_graph_agents")  # its environments have a Sequence of actions
@@ -953,6 +953,21 @@ def test_episode_that_never_ends(tmp_path):
     )
     assert run_.rows == [{"episode": i, "length": 70, "return": 70.0} for i in range(2)]
     assert "charts/episodic_return" not in run_.scalars
+
+
+def test_schedule_that_does_not_end(tmp_path):
+    """What was scheduled so far is no cost of an instance."""
+    flags = dict(env_id="envs:JobShop-v0", eval_suite="ft", eval_samples=2, eval_max_steps=40)
+    rows = run(tmp_path, total_timesteps=0, **flags).rows
+    for column in ("greedy", "best of 2"):  # ft06 has 36 operations, the others have 100
+        assert [row[column] is None for row in rows] == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ["greedy", "instance", "best of 16"])
+def test_names_of_the_evaluation_itself(name):
+    """A rule that has one would be lost."""
+    sentence = check.wrong_outcome(True, False, {"eval": {"cost": 3.0, name: 4.0}})
+    assert sentence == f"info['eval'] has the name {name!r}, a column of the evaluation's own"
 
 
 def test_exception_in_the_evaluation(tmp_path):

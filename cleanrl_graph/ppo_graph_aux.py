@@ -50,6 +50,8 @@ VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not 
 Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
+# --load-model reads this class: the network's flags are those below the comment line "# Network",
+# up to the next such line. So add no other comment lines of their own inside of it
 @dataclass
 class Args:
     """Experiment, environment (--env-id), network (--hidden-dims), algorithm
@@ -76,7 +78,8 @@ class Args:
     save_model: bool = False
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
-    """model.pt to start from, with its flags where not given"""
+    """model.pt to start from; the flags of network and environment that are not given are taken
+    from it"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
     checkpoint_minutes: float = 5.0
@@ -126,8 +129,8 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
-    """what a Discrete action chooses from: flat (a fixed list), nodes, edges, avail_actions or the
-    name of a set; of a Sequence, what has one action each"""
+    """rows that a Discrete action chooses from: nodes, edges, avail_actions or the name of a set;
+    flat: from a fixed list; auto: see `infer_heads`. Of a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -155,9 +158,9 @@ class Args:
     norm_adv: bool = True
     """toggles advantages normalization"""
     stay_solved: float | None = None
-    """keeps updates small where a task is solved: advantages are divided by their std plus 0.1 of
-    the largest std of the returns, which falls by this factor an update; if it is above 0, Adam is
-    AMSGrad. None: off"""
+    """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
+    of the largest std of the returns so far, which decays by this factor at each update; above 0
+    it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -385,8 +388,9 @@ def service(name: str, flag: str | None = None):
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). utils/check.py makes a sentence of an exception, "doing(args):
-    what". Arguments bound by `partial` are left out of it."""
+    """function(*args, **kwargs). With utils/check.py an exception becomes a UsageError that reads
+    "{doing}{args}: {exception}". Bind by `partial` what it should not show. If `doing` ends with
+    " step" or " reset", the result is checked too."""
     check = service("utils.check")
     if check:
         return check.guarded(UsageError, doing, function, *args, **kwargs)
@@ -399,23 +403,24 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
     env_id = args.env_id
-    where = "or module:Name-v0"  # what the error says after the id
+    hint = ""  # for the error's sentence; without the package there is none
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     if wrappers:
-        env_id, where = wrappers.full_id(env_id)
-    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
+        env_id, hint = wrappers.full_id(env_id)
+    env = guarded(f"--env-id {args.env_id} ({hint})", partial(gym.make, env_id, **kwargs))
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
-    nodes or elements that act, else the first ones. UsageError if two leaves have the same name or
-    none is an input."""
+    """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
+    A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
+    first ones if none act. UsageError if two leaves have the same name or none is an input."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
-    acting = [part.group for part in parts if part.kind != "choice"]  # of a Sequence, else None
+    acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
+    # The group that acts; if none of these acts, max returns the first
     groups["node_ids"] = max(element_groups(leaves), key=acting.count, default=None)
     leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
     return sorted(leaves, key=lambda leaf: not leaf.is_input)
@@ -426,11 +431,11 @@ def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
 
 # --- shared: steps ---
 class Episode(NamedTuple):
-    """An episode that ended."""
+    """An episode that ended, or that `play` cut off."""
 
-    env: int
-    ret: float
-    length: int
+    env: int  # counted over all ranks
+    ret: float  # sum of the rewards
+    length: int  # steps
     group: str | None  # info["group"]
     eval: dict  # info["eval"]
 
@@ -460,7 +465,7 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        # All but the size must be equal. As text, since slices cannot be hashed
+        # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
         meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
         if len(meanings) > 1:
             raise UsageError(
@@ -555,7 +560,7 @@ class Envs:
         values = []
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group:  # each is cast by itself: together int64 and uint64 would be floats
+            if leaf.group:  # cast one by one: int64 with uint64 would become float64
                 counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
                 values.append(np.concatenate(arrays, dtype=leaf.dtype, casting="unsafe"))
             else:
@@ -660,13 +665,13 @@ class Storage:
         return ranges((num.cumsum() - num)[idx], num[idx])
 
     def select(self, actions: Tensor, idx: np.ndarray, group: str | None) -> Tensor:
-        """The actions of the observations `idx`, from those of all observations: one for each, or
-        one for each of its rows in the group of a Sequence."""
+        """The rows of `actions` that belong to the observations `idx`. `actions` has one row per
+        stored observation (`group` None) or, for a Sequence, one per stored row of `group`."""
         return actions[to_device(self.places(idx, group), self.device)]
 
     def batch(self, flat: Flat) -> Obs:
-        """Observations, tensors already, as the network sees them. All ptr and batch reach the
-        device in one copy."""
+        """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
+        copy."""
         arrays = []  # ptr and batch of the first group, of the second one, ...
         for num in flat.counts.values():
             arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
@@ -836,7 +841,7 @@ class GNN(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        # The same numbers, but no row is written per edge. None: not for this layer
+        # A function (conv, h) -> conv's output that writes no row per edge, or None
         call = self.faster and self.faster(self.convs[0], edge_index, edge_attr, len(x))
         for conv, norm in zip(self.convs, self.norms):
             messages = call(conv, norm(h)) if call else conv(norm(h), *edges)
@@ -964,9 +969,7 @@ class Categorical:
         return self.best(self.log_probs)
 
     def sample(self) -> Tensor:
-        noise = (
-            torch.empty_like(self.log_probs).exponential_().log()
-        )  # its negative is Gumbel noise
+        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus Gumbel noise
         return self.best(self.log_probs - noise)
 
     def best(self, score: Tensor) -> Tensor:
@@ -1127,7 +1130,8 @@ def num_columns(space: gym.Space) -> int:
 
 
 class PartHead(nn.Module):
-    """The distribution of one part of an action, given a latent [B, dim]."""
+    """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
+    Sequence). `dims` are the encoder's element_dims: group -> width of `Elements.at`."""
 
     def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
         super().__init__()
@@ -1160,12 +1164,12 @@ class PartHead(nn.Module):
             return Normal(output, log_std.exp(), validate_args=False)
         if self.part.kind == "categorical":
             return Categorical(self.masked(output, obs))
-        rows = elements[self.part.group]
-        keys = project(self.key, rows)
-        query = select_rows(output, rows.batch)
+        options = elements[self.part.group]
+        keys = project(self.key, options)
+        query = select_rows(output, options.batch)
         logits = self.score(torch.tanh(keys + query)).squeeze(1)
         logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-        return Choice(self.masked(logits, obs), rows)
+        return Choice(self.masked(logits, obs), options)
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
         """-inf where the mask is 0."""
@@ -1208,8 +1212,8 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         self.parts = parts_of(space, leaves, args.action_head)
-        numbers = range(len(self.parts))  # in `order` choices come first
-        self.order = sorted(numbers, key=lambda k: self.parts[k].kind != "choice")
+        # Numbers of the parts, choices first
+        self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # edges' group -> nodes'
         self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
@@ -1267,8 +1271,8 @@ class ActionHead(nn.Module):
         """One part of an action as a network's input, [B, seen_dim([part], dims)]: vector of the
         chosen row, a one-hot vector, or the numbers themselves."""
         if part.kind == "choice":
-            rows = elements[part.group]
-            return rows.at(rows.ptr[:-1] + action.long().squeeze(1))
+            options = elements[part.group]
+            return options.at(options.ptr[:-1] + action.long().squeeze(1))
         if part.kind == "categorical":
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
@@ -1582,7 +1586,7 @@ def all_ranks(value: Any) -> list:
 
 
 def average_gradients(agent: nn.Module) -> None:
-    """The mean of the gradients of all ranks, in one all-reduce."""
+    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
         grads = [param.grad for param in agent.parameters() if param.grad is not None]
         total = nn.utils.parameters_to_vector(grads)  # of this rank, of all after all_reduce
@@ -1643,7 +1647,7 @@ class Run(contextlib.ExitStack):
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
-        else:
+        elif RANK == 0:
             env_name = args.env_id.split(":")[-1]
             name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
             self.folder = os.path.abspath(os.path.join(args.run_dir, name))
@@ -1653,7 +1657,8 @@ class Run(contextlib.ExitStack):
             )
 
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
+        """The Step to begin with. Loads --load-model's weights, gives each rank random numbers of
+        its own, puts back what a checkpoint holds and opens the log."""
         args = self.args
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
@@ -1758,7 +1763,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=bool(args.stay_solved), fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    settings = optimizer.param_groups[0]  # lr, and our std_floor: a checkpoint keeps both
+    # lr, and our std_floor, so that checkpoints keep it. Read after run.begin: resuming replaces it
+    settings = optimizer.param_groups[0]
     demos = args.demos and Demonstrations(agent, envs.leaves, args, device)
     if demos and run.first == 0:
         clone(agent, optimizer, demos, args)
@@ -1793,7 +1799,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
 
         # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends. If it was
         # truncated, gamma V(final observation) stands for the rewards that would have followed.
-        # One wait for the device: V [T * N] of the steps, [N] after the last, [truncations]
+        # V of the T * N steps, of the N observations after the last one and of the final
+        # observation of each truncated episode, in one array: one wait for the device
         all_values = torch.cat([values, memory.next_values(step)]).cpu().numpy()
         V, next_value, final_values = np.split(all_values, [T * N, T * N + N])
         V = V.reshape(T, N)
@@ -1806,7 +1813,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
             advantages[t] = lastgaelam
             next_value = V[t]
-        # advantages + V are the returns
+        # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef
@@ -1914,7 +1921,8 @@ def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[
 
 
 def main(args: Any) -> list:
-    """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
+    """Trains, saves and evaluates. Returns the rows of the evaluation's table; without the package
+    the greedy Episodes, of the entries of --env-kwargs in turn; nothing on ranks above 0."""
     if args.load_model:
         service("utils.policy", "--load-model").take_flags(args)
     check = service("utils.check")
@@ -1944,7 +1952,7 @@ def main(args: Any) -> list:
             return evaluation.evaluate(run, playing, make_env)
         if args.eval_episodes == 0:
             return []
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = playing([partial(make_env, args, i) for i in range(args.eval_episodes)], True)
         print("returns of greedy episodes:", *[episode.ret for episode in episodes])
         return episodes
 

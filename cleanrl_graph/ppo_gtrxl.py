@@ -13,7 +13,7 @@ A step attends to itself and to the `memory_length` steps before it in its episo
 et al. 2019, arXiv:1910.06764; Transformer-XL, Dai et al. 2019, arXiv:1901.02860). Training runs all
 steps of a rollout at once. Of earlier steps the inputs of the layers are kept, from which new keys
 and values are made. Actor and critic see the observation, the transformer's output, what its
-attention found, and how many steps the episode has. The defaults differ from CleanRL's: see
+attention found, and how many steps the episode had so far. The defaults differ from CleanRL's: see
 benchmark/results/memory_defaults.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
@@ -59,6 +59,8 @@ VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not 
 Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
+# --load-model reads this class: the network's flags are those below the comment line "# Network",
+# up to the next such line. So add no other comment lines of their own inside of it
 @dataclass
 class Args:
     """Experiment, environment (--env-id), network (--hidden-dims), algorithm
@@ -85,7 +87,8 @@ class Args:
     save_model: bool = False
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
-    """model.pt to start from, with its flags where not given"""
+    """model.pt to start from; the flags of network and environment that are not given are taken
+    from it"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
     checkpoint_minutes: float = 5.0
@@ -135,8 +138,8 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
-    """what a Discrete action chooses from: flat (a fixed list), nodes, edges, avail_actions or the
-    name of a set; of a Sequence, what has one action each"""
+    """rows that a Discrete action chooses from: nodes, edges, avail_actions or the name of a set;
+    flat: from a fixed list; auto: see `infer_heads`. Of a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -158,7 +161,8 @@ class Args:
     prev_reward: bool = False
     """the previous reward is an input"""
     attention: Literal["auto", "flex", "sdpa"] = "auto"
-    """kernel of the training; flex is for CUDA, auto takes it from 128 steps on"""
+    """kernel of the training; flex is for CUDA, auto takes it where steps look back at least 128
+    steps and heads are at least 16 wide"""
     bf16: bool = False
     """if toggled, the transformer computes in bfloat16 (CUDA); mismatches of up to 0.05"""
 
@@ -184,9 +188,9 @@ class Args:
     norm_adv: bool = True
     """toggles advantages normalization"""
     stay_solved: float | None = 0.999
-    """keeps updates small where a task is solved: advantages are divided by their std plus 0.1 of
-    the largest std of the returns, which falls by this factor an update; if it is above 0, Adam is
-    AMSGrad. None: off"""
+    """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
+    of the largest std of the returns so far, which decays by this factor at each update; above 0
+    it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
@@ -391,8 +395,9 @@ def service(name: str, flag: str | None = None):
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). utils/check.py makes a sentence of an exception, "doing(args):
-    what". Arguments bound by `partial` are left out of it."""
+    """function(*args, **kwargs). With utils/check.py an exception becomes a UsageError that reads
+    "{doing}{args}: {exception}". Bind by `partial` what it should not show. If `doing` ends with
+    " step" or " reset", the result is checked too."""
     check = service("utils.check")
     if check:
         return check.guarded(UsageError, doing, function, *args, **kwargs)
@@ -405,23 +410,24 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
     env_id = args.env_id
-    where = "or module:Name-v0"  # what the error says after the id
+    hint = ""  # for the error's sentence; without the package there is none
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     if wrappers:
-        env_id, where = wrappers.full_id(env_id)
-    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
+        env_id, hint = wrappers.full_id(env_id)
+    env = guarded(f"--env-id {args.env_id} ({hint})", partial(gym.make, env_id, **kwargs))
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
-    nodes or elements that act, else the first ones. UsageError if two leaves have the same name or
-    none is an input."""
+    """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
+    A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
+    first ones if none act. UsageError if two leaves have the same name or none is an input."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
-    acting = [part.group for part in parts if part.kind != "choice"]  # of a Sequence, else None
+    acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
+    # The group that acts; if none of these acts, max returns the first
     groups["node_ids"] = max(element_groups(leaves), key=acting.count, default=None)
     leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
     return sorted(leaves, key=lambda leaf: not leaf.is_input)
@@ -432,11 +438,11 @@ def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
 
 # --- shared: steps ---
 class Episode(NamedTuple):
-    """An episode that ended."""
+    """An episode that ended, or that `play` cut off."""
 
-    env: int
-    ret: float
-    length: int
+    env: int  # counted over all ranks
+    ret: float  # sum of the rewards
+    length: int  # steps
     group: str | None  # info["group"]
     eval: dict  # info["eval"]
 
@@ -466,7 +472,7 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        # All but the size must be equal. As text, since slices cannot be hashed
+        # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
         meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
         if len(meanings) > 1:
             raise UsageError(
@@ -561,7 +567,7 @@ class Envs:
         values = []
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group:  # each is cast by itself: together int64 and uint64 would be floats
+            if leaf.group:  # cast one by one: int64 with uint64 would become float64
                 counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
                 values.append(np.concatenate(arrays, dtype=leaf.dtype, casting="unsafe"))
             else:
@@ -666,13 +672,13 @@ class Storage:
         return ranges((num.cumsum() - num)[idx], num[idx])
 
     def select(self, actions: Tensor, idx: np.ndarray, group: str | None) -> Tensor:
-        """The actions of the observations `idx`, from those of all observations: one for each, or
-        one for each of its rows in the group of a Sequence."""
+        """The rows of `actions` that belong to the observations `idx`. `actions` has one row per
+        stored observation (`group` None) or, for a Sequence, one per stored row of `group`."""
         return actions[to_device(self.places(idx, group), self.device)]
 
     def batch(self, flat: Flat) -> Obs:
-        """Observations, tensors already, as the network sees them. All ptr and batch reach the
-        device in one copy."""
+        """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
+        copy."""
         arrays = []  # ptr and batch of the first group, of the second one, ...
         for num in flat.counts.values():
             arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
@@ -842,7 +848,7 @@ class GNN(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        # The same numbers, but no row is written per edge. None: not for this layer
+        # A function (conv, h) -> conv's output that writes no row per edge, or None
         call = self.faster and self.faster(self.convs[0], edge_index, edge_attr, len(x))
         for conv, norm in zip(self.convs, self.norms):
             messages = call(conv, norm(h)) if call else conv(norm(h), *edges)
@@ -970,9 +976,7 @@ class Categorical:
         return self.best(self.log_probs)
 
     def sample(self) -> Tensor:
-        noise = (
-            torch.empty_like(self.log_probs).exponential_().log()
-        )  # its negative is Gumbel noise
+        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus Gumbel noise
         return self.best(self.log_probs - noise)
 
     def best(self, score: Tensor) -> Tensor:
@@ -1133,7 +1137,8 @@ def num_columns(space: gym.Space) -> int:
 
 
 class PartHead(nn.Module):
-    """The distribution of one part of an action, given a latent [B, dim]."""
+    """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
+    Sequence). `dims` are the encoder's element_dims: group -> width of `Elements.at`."""
 
     def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
         super().__init__()
@@ -1166,12 +1171,12 @@ class PartHead(nn.Module):
             return Normal(output, log_std.exp(), validate_args=False)
         if self.part.kind == "categorical":
             return Categorical(self.masked(output, obs))
-        rows = elements[self.part.group]
-        keys = project(self.key, rows)
-        query = select_rows(output, rows.batch)
+        options = elements[self.part.group]
+        keys = project(self.key, options)
+        query = select_rows(output, options.batch)
         logits = self.score(torch.tanh(keys + query)).squeeze(1)
         logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-        return Choice(self.masked(logits, obs), rows)
+        return Choice(self.masked(logits, obs), options)
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
         """-inf where the mask is 0."""
@@ -1214,8 +1219,8 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         self.parts = parts_of(space, leaves, args.action_head)
-        numbers = range(len(self.parts))  # in `order` choices come first
-        self.order = sorted(numbers, key=lambda k: self.parts[k].kind != "choice")
+        # Numbers of the parts, choices first
+        self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # edges' group -> nodes'
         self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
@@ -1273,8 +1278,8 @@ class ActionHead(nn.Module):
         """One part of an action as a network's input, [B, seen_dim([part], dims)]: vector of the
         chosen row, a one-hot vector, or the numbers themselves."""
         if part.kind == "choice":
-            rows = elements[part.group]
-            return rows.at(rows.ptr[:-1] + action.long().squeeze(1))
+            options = elements[part.group]
+            return options.at(options.ptr[:-1] + action.long().squeeze(1))
         if part.kind == "categorical":
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
@@ -1306,10 +1311,10 @@ class GRUGate(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.y = nn.Linear(dim, 3 * dim, bias=False)
-        self.x = nn.Linear(dim, 2 * dim, bias=False)
-        self.rx = nn.Linear(dim, dim, bias=False)
-        self.bias = nn.Parameter(torch.full((dim,), 2.0))
+        self.y = nn.Linear(dim, 3 * dim, bias=False)  # W_r, W_z and W_g of the paper
+        self.x = nn.Linear(dim, 2 * dim, bias=False)  # U_r and U_z
+        self.rx = nn.Linear(dim, dim, bias=False)  # U_g
+        self.bias = nn.Parameter(torch.full((dim,), 2.0))  # b_g
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         r_y, z_y, h_y = self.y(y).chunk(3, -1)
@@ -1323,8 +1328,8 @@ class GRUGate(nn.Module):
 
 def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """What queries q [B, H, T, d] find in keys k and values v [B, H, W + T, d] at the distances W,
-    ..., 0, whose logits have a bias [B, H, T, W + 1]. Chunks of C >= W queries find W + C keys: the
-    cost is O(T W), as long as T has a divisor that fits."""
+    ..., 0, whose logits have a bias [B, H, T, W + 1]. Chunks of C >= W queries, or of all T if
+    T < W, find W + C keys: the cost is O(T W), as long as T has a divisor that fits."""
     _, H, T, _ = q.shape
     W = k.shape[2] - T
     smallest = max(W, 16)
@@ -1408,10 +1413,10 @@ class GTrXLLayer(nn.Module):
         self.norm_attention = nn.LayerNorm(dim)
         self.q = nn.Linear(dim, dim, bias=False)
         self.kv = nn.Linear(dim, 2 * dim, bias=False)
-        self.r = nn.Linear(dim, dim, bias=False)
+        self.r = nn.Linear(dim, dim, bias=False)  # W_k,R of Dai et al.
         self.out = nn.Linear(dim, dim, bias=False)
-        self.bias_key = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
-        self.bias_distance = nn.Parameter(torch.zeros(num_heads, dim // num_heads))
+        self.bias_key = nn.Parameter(torch.zeros(num_heads, dim // num_heads))  # u of Dai et al.
+        self.bias_distance = nn.Parameter(torch.zeros(num_heads, dim // num_heads))  # v
         decay = 4.0 ** -torch.arange(num_heads)
         decay[-1] = 0
         self.decay = nn.Parameter(decay)
@@ -1439,7 +1444,7 @@ class GTrXLLayer(nn.Module):
         W + 1]."""
         h = self.norm_attention(x)
         q = self.q(h).unflatten(2, (self.num_heads, -1))  # [T, B, H, d]
-        r = self.r(encodings) / math.sqrt(q.shape[3])
+        r = self.r(encodings) / math.sqrt(q.shape[3])  # here, since `attend` scales only q . k
         r = r.unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
         bias = torch.einsum("tbhd,whd->bhtw", q + self.bias_distance, r)
         bias = bias - self.decay[:, None, None] * distances
@@ -1539,7 +1544,10 @@ def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]
 
 
 class Memory:
-    """The steps of a rollout of N environments: number t * N + i is step t of env i."""
+    """The steps of a rollout of N environments: number t * N + i is step t of env i. `inputs` has
+    the layers' inputs at the K steps before the rollout that are still in reach, and at its own. A
+    batch looks back W steps: the largest age in it, but at most `memory_length`; a younger step
+    sees no further than its own age. Keys and values are made anew for each rollout."""
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
         self.agent = agent
@@ -1547,9 +1555,11 @@ class Memory:
         weight = next(agent.parameters())
         self.device = weight.device
         self.storage = Storage(leaves, self.device)
-        # Inputs of the layers before the rollout [layers, K, N, D], of each step [layers, 1, N, D]
+        # First at the K steps before the rollout, [layers, K, N, D], then at each step with K = 1
         self.inputs = [weight.new_zeros(args.num_layers, 0, num_envs, args.dim)]
-        self.action = weight.new_zeros(num_envs, agent.action_dim)  # as the next step sees it
+        self.seen_action = weight.new_zeros(
+            num_envs, agent.action_dim
+        )  # embedded, of the last step
         self.age = np.zeros(num_envs, np.int64)  # steps of the present episodes so far
 
     @torch.no_grad()
@@ -1558,7 +1568,8 @@ class Memory:
         before = self.state()["inputs"]
         K = before.shape[1]
         self.inputs = [before]
-        self.kv = self.agent.gtrxl.keys_values(before, K)  # of the present weights
+        # Of each layer [2, N, H, K, d], by the present weights; `act` adds those of its step
+        self.kv = self.agent.gtrxl.keys_values(before, K)
         self.storage.blocks.clear()
         self.actions = []
         self.ages = []
@@ -1574,13 +1585,13 @@ class Memory:
         begins = step.terminated | step.truncated
         age = np.where(begins, 0, self.age)
         W = self.reach(age)
-        kv = [x[..., x.shape[3] - W :, :] for x in self.kv]
+        kv = [x[..., x.shape[3] - W :, :] for x in self.kv]  # the last W; `-W :` fails for W = 0
         previous = self.after(step)
         past = Past(to_device(age[None], self.device), previous, kv)
         features, elements, inputs, self.kv = self.agent.encode(obs, past)
         action, log_prob, _, value = self.agent.decide(features, elements, obs, None, greedy)
         if self.args.prev_action:
-            self.action = embed_action(self.agent.head, action, elements)
+            self.seen_action = embed_action(self.agent.head, action, elements)
         self.inputs.append(torch.stack(inputs))
         self.previous.append(previous)
         self.actions.append(action)
@@ -1601,6 +1612,7 @@ class Memory:
         last = np.arange(len(ages))[-N:]
         cuts = np.flatnonzero(self.truncated)
         idx = np.append(last, cuts)  # [B], the steps that led there
+        # Where an episode ended with the last step this age is wrong, but its V is not used
         age = ages[idx] + 1
         W = self.reach(age)
         # Row s * N + i of the inputs is step s of env i, and the rollout begins with step K
@@ -1608,8 +1620,7 @@ class Memory:
         steps = np.arange(K + 1 - W, K + 1)
         rows = N * steps[:, None] + idx  # [W, B], below 0 where it is too far for the age
         rows = to_device(rows.clip(0), self.device)
-        inputs = torch.cat(self.inputs, 1).flatten(1, 2)
-        inputs = inputs[:, rows]  # [layers, W, B, D]
+        inputs = torch.cat(self.inputs, 1).flatten(1, 2)[:, rows]  # [layers, W, B, D]
         after = self.after(step)
         previous = torch.cat([*self.previous[1:], after])  # what the step after each sees
         previous = previous[to_device(idx, self.device)]
@@ -1628,8 +1639,8 @@ class Memory:
         for envs in np.array_split(order, num):
             idx = numbers[:, envs].ravel()
             mb = to_device(idx, self.device)
-            columns = to_device(envs, self.device)
-            inputs = self.inputs[0].index_select(2, columns)
+            env_idx = to_device(envs, self.device)
+            inputs = self.inputs[0].index_select(2, env_idx)
             past = self.past(ages[:, envs], previous[mb], inputs)
             obs = self.storage.gather(idx)
             action = self.storage.select(actions, idx, self.agent.head.per_row)
@@ -1646,13 +1657,13 @@ class Memory:
         return {
             "inputs": inputs[:, first:].clone(),
             "age": self.age,
-            "action": self.action,
+            "action": self.seen_action,
         }
 
     def restore(self, state: dict) -> None:
         self.inputs = [state["inputs"].to(self.device)]
         self.age = state["age"]
-        self.action = state["action"].to(self.device)
+        self.seen_action = state["action"].to(self.device)
 
     def reach(self, age: np.ndarray) -> int:
         """The largest distance at which steps of these ages see something."""
@@ -1666,15 +1677,16 @@ class Memory:
         return Past(age, previous, kv)
 
     def after(self, step: Step) -> Tensor:
-        """What the next step sees of the last action and of its reward, [N, columns]."""
+        """What the steps at `step.obs` see of the action before them and of its reward, [N, any].
+        `Agent.encode` makes it 0 where an episode begins."""
         if not self.args.prev_reward:
-            return self.action
+            return self.seen_action
         reward = to_device(step.reward, self.device)
-        return torch.cat([self.action, reward[:, None]], 1)
+        return torch.cat([self.seen_action, reward[:, None]], 1)
 
 
 def max_minibatches(args: Any) -> int:
-    """The environments, whose rollouts stay whole."""
+    """The largest --num-minibatches: one for each environment, whose rollout stays whole."""
     return args.num_envs
 
 
@@ -1686,7 +1698,7 @@ class Agent(nn.Module):
         super().__init__()
         self.encoder = Encoder(leaves, args)
         self.gtrxl = GTrXL(args)
-        # They see the observation, the stream, what was found and how old the episode is
+        # They see the observation, the stream, what attention found (D each) and the age's encoding
         widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
@@ -1695,10 +1707,11 @@ class Agent(nn.Module):
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
         self.action_dim = seen_dim(self.head.parts, dims) if args.prev_action else 0
         num_inputs = self.encoder.dim + self.action_dim + args.prev_reward
-        # Its bias lets sizes through the norms; past actions are mostly noise
+        # With its bias the size of an input survives the LayerNorms, which would divide it out.
+        # Previous actions are mostly noise: their weights begin small
         self.token = nn.Linear(num_inputs, args.dim)
         self.token.weight.data[:, self.encoder.dim :] *= 0.1
-        # So that keys and values know an action together with its outcome
+        # An MLP before attention, so that keys and values know an action together with its outcome
         self.token_mlp = feed_forward(args.dim)
 
     def forward(self, obs: Obs, past: Past, action: Tensor):
@@ -1728,7 +1741,7 @@ class Agent(nn.Module):
         action: Tensor | None = None,
         greedy: bool = False,
     ):
-        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
+        """(action [T * B, columns], log_prob [T * B], entropy [T * B], value [T * B])"""
         outputs = self.head(self.actor(features), elements, obs, action, greedy)
         return *outputs, self.critic(features).squeeze(1)
 
@@ -1754,7 +1767,7 @@ def all_ranks(value: Any) -> list:
 
 
 def average_gradients(agent: nn.Module) -> None:
-    """The mean of the gradients of all ranks, in one all-reduce."""
+    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
         grads = [param.grad for param in agent.parameters() if param.grad is not None]
         total = nn.utils.parameters_to_vector(grads)  # of this rank, of all after all_reduce
@@ -1815,7 +1828,7 @@ class Run(contextlib.ExitStack):
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
-        else:
+        elif RANK == 0:
             env_name = args.env_id.split(":")[-1]
             name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
             self.folder = os.path.abspath(os.path.join(args.run_dir, name))
@@ -1825,7 +1838,8 @@ class Run(contextlib.ExitStack):
             )
 
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
+        """The Step to begin with. Loads --load-model's weights, gives each rank random numbers of
+        its own, puts back what a checkpoint holds and opens the log."""
         args = self.args
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
@@ -1911,7 +1925,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=bool(args.stay_solved), fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    settings = optimizer.param_groups[0]  # lr, and our std_floor: a checkpoint keeps both
+    # lr, and our std_floor, so that checkpoints keep it. Read after run.begin: resuming replaces it
+    settings = optimizer.param_groups[0]
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
@@ -1943,7 +1958,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
 
         # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends. If it was
         # truncated, gamma V(final observation) stands for the rewards that would have followed.
-        # One wait for the device: V [T * N] of the steps, [N] after the last, [truncations]
+        # V of the T * N steps, of the N observations after the last one and of the final
+        # observation of each truncated episode, in one array: one wait for the device
         all_values = torch.cat([values, memory.next_values(step)]).cpu().numpy()
         V, next_value, final_values = np.split(all_values, [T * N, T * N + N])
         V = V.reshape(T, N)
@@ -1956,7 +1972,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
             advantages[t] = lastgaelam
             next_value = V[t]
-        # advantages + V are the returns
+        # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef
@@ -2050,7 +2066,8 @@ def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[
 
 
 def main(args: Any) -> list:
-    """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
+    """Trains, saves and evaluates. Returns the rows of the evaluation's table; without the package
+    the greedy Episodes, of the entries of --env-kwargs in turn; nothing on ranks above 0."""
     if args.load_model:
         service("utils.policy", "--load-model").take_flags(args)
     check = service("utils.check")
@@ -2077,7 +2094,7 @@ def main(args: Any) -> list:
             return evaluation.evaluate(run, playing, make_env)
         if args.eval_episodes == 0:
             return []
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = playing([partial(make_env, args, i) for i in range(args.eval_episodes)], True)
         print("returns of greedy episodes:", *[episode.ret for episode in episodes])
         return episodes
 

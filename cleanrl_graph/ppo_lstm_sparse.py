@@ -11,14 +11,16 @@ stored flat, each row once, and a minibatch is one selection of rows per leaf. A
 node, an edge or an element, or there may be one action for each of them.
 
 With the key `node_ids` (an integer per node or set element) each id has an entry of its own: the
-LSTM runs on the nodes that are seen; those that never were have no entry. Without ids there is one
-entry per environment: the ordinary LSTM. Defaults differ: see benchmark/results/memory_defaults.
+LSTM runs on the nodes that are seen; a node that was never seen has no entry. Without ids there is
+one entry per environment: the ordinary LSTM. Why some defaults are not those of ppo_graph.py:
+benchmark/results/memory_defaults/development.md.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
 arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
 al. 2015, arXiv:1506.03134).
-Memory: LSTM (Hochreiter and Schmidhuber 1997), R2D2 (Kapturowski et al. 2019, ICLR).
+Memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014), R2D2 (Kapturowski et al.
+2019, ICLR).
 """
 
 import atexit
@@ -56,6 +58,8 @@ VERSION = "1.0.0.dev0"  # of cleanrl_graph; services of another version are not 
 Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
+# --load-model reads this class: the network's flags are those below the comment line "# Network",
+# up to the next such line. So add no other comment lines of their own inside of it
 @dataclass
 class Args:
     """Experiment, environment (--env-id), network (--hidden-dims), memory (--lstm-dim), algorithm
@@ -82,7 +86,8 @@ class Args:
     save_model: bool = False
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
     load_model: str | None = None
-    """model.pt to start from, with its flags where not given"""
+    """model.pt to start from; the flags of network and environment that are not given are taken
+    from it"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
     checkpoint_minutes: float = 5.0
@@ -132,8 +137,8 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
-    """what a Discrete action chooses from: flat (a fixed list), nodes, edges, avail_actions or the
-    name of a set; of a Sequence, what has one action each"""
+    """rows that a Discrete action chooses from: nodes, edges, avail_actions or the name of a set;
+    flat: from a fixed list; auto: see `infer_heads`. Of a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -156,7 +161,8 @@ class Args:
     state_readout: Literal["mean", "sum"] = "mean"
     """how all remembered nodes become one vector (with node_ids)"""
     remember_edges: bool = False
-    """edges are remembered, too; visible nodes get messages of remembered neighbours (node_ids)"""
+    """edges are remembered, with the features they had when first seen (of parallel edges only the
+    first); visible nodes get messages of remembered neighbors (node_ids)"""
 
     # Algorithm
     total_timesteps: int = 500000
@@ -180,9 +186,9 @@ class Args:
     norm_adv: bool = True
     """toggles advantages normalization"""
     stay_solved: float | None = 0.0
-    """keeps updates small where a task is solved: advantages are divided by their std plus 0.1 of
-    the largest std of the returns, which falls by this factor an update; if it is above 0, Adam is
-    AMSGrad. None: off"""
+    """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
+    of the largest std of the returns so far, which decays by this factor at each update; above 0
+    it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
@@ -387,8 +393,9 @@ def service(name: str, flag: str | None = None):
 
 
 def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). utils/check.py makes a sentence of an exception, "doing(args):
-    what". Arguments bound by `partial` are left out of it."""
+    """function(*args, **kwargs). With utils/check.py an exception becomes a UsageError that reads
+    "{doing}{args}: {exception}". Bind by `partial` what it should not show. If `doing` ends with
+    " step" or " reset", the result is checked too."""
     check = service("utils.check")
     if check:
         return check.guarded(UsageError, doing, function, *args, **kwargs)
@@ -401,23 +408,24 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
     env_id = args.env_id
-    where = "or module:Name-v0"  # what the error says after the id
+    hint = ""  # for the error's sentence; without the package there is none
     wrappers = service("envs.wrappers", args.wrap and "--wrap")
     if wrappers:
-        env_id, where = wrappers.full_id(env_id)
-    env = guarded(f"--env-id {args.env_id} ({where})", partial(gym.make, env_id, **kwargs))
+        env_id, hint = wrappers.full_id(env_id)
+    env = guarded(f"--env-id {args.env_id} ({hint})", partial(gym.make, env_id, **kwargs))
     return wrappers.wrap_all(env, args.wrap) if wrappers else env
 
 
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first. A mask joins the group that its part chooses from, node_ids the
-    nodes or elements that act, else the first ones. UsageError if two leaves have the same name or
-    none is an input."""
+    """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
+    A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
+    first ones if none act. UsageError if two leaves have the same name or none is an input."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
-    acting = [part.group for part in parts if part.kind != "choice"]  # of a Sequence, else None
+    acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
+    # The group that acts; if none of these acts, max returns the first
     groups["node_ids"] = max(element_groups(leaves), key=acting.count, default=None)
     leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
     return sorted(leaves, key=lambda leaf: not leaf.is_input)
@@ -428,11 +436,11 @@ def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
 
 # --- shared: steps ---
 class Episode(NamedTuple):
-    """An episode that ended."""
+    """An episode that ended, or that `play` cut off."""
 
-    env: int
-    ret: float
-    length: int
+    env: int  # counted over all ranks
+    ret: float  # sum of the rewards
+    length: int  # steps
     group: str | None  # info["group"]
     eval: dict  # info["eval"]
 
@@ -462,7 +470,7 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        # All but the size must be equal. As text, since slices cannot be hashed
+        # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
         meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
         if len(meanings) > 1:
             raise UsageError(
@@ -557,7 +565,7 @@ class Envs:
         values = []
         counts = {}
         for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group:  # each is cast by itself: together int64 and uint64 would be floats
+            if leaf.group:  # cast one by one: int64 with uint64 would become float64
                 counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
                 values.append(np.concatenate(arrays, dtype=leaf.dtype, casting="unsafe"))
             else:
@@ -662,13 +670,13 @@ class Storage:
         return ranges((num.cumsum() - num)[idx], num[idx])
 
     def select(self, actions: Tensor, idx: np.ndarray, group: str | None) -> Tensor:
-        """The actions of the observations `idx`, from those of all observations: one for each, or
-        one for each of its rows in the group of a Sequence."""
+        """The rows of `actions` that belong to the observations `idx`. `actions` has one row per
+        stored observation (`group` None) or, for a Sequence, one per stored row of `group`."""
         return actions[to_device(self.places(idx, group), self.device)]
 
     def batch(self, flat: Flat) -> Obs:
-        """Observations, tensors already, as the network sees them. All ptr and batch reach the
-        device in one copy."""
+        """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
+        copy."""
         arrays = []  # ptr and batch of the first group, of the second one, ...
         for num in flat.counts.values():
             arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
@@ -838,7 +846,7 @@ class GNN(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        # The same numbers, but no row is written per edge. None: not for this layer
+        # A function (conv, h) -> conv's output that writes no row per edge, or None
         call = self.faster and self.faster(self.convs[0], edge_index, edge_attr, len(x))
         for conv, norm in zip(self.convs, self.norms):
             messages = call(conv, norm(h)) if call else conv(norm(h), *edges)
@@ -966,9 +974,7 @@ class Categorical:
         return self.best(self.log_probs)
 
     def sample(self) -> Tensor:
-        noise = (
-            torch.empty_like(self.log_probs).exponential_().log()
-        )  # its negative is Gumbel noise
+        noise = torch.empty_like(self.log_probs).exponential_().log()  # minus Gumbel noise
         return self.best(self.log_probs - noise)
 
     def best(self, score: Tensor) -> Tensor:
@@ -1129,7 +1135,8 @@ def num_columns(space: gym.Space) -> int:
 
 
 class PartHead(nn.Module):
-    """The distribution of one part of an action, given a latent [B, dim]."""
+    """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
+    Sequence). `dims` are the encoder's element_dims: group -> width of `Elements.at`."""
 
     def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
         super().__init__()
@@ -1162,12 +1169,12 @@ class PartHead(nn.Module):
             return Normal(output, log_std.exp(), validate_args=False)
         if self.part.kind == "categorical":
             return Categorical(self.masked(output, obs))
-        rows = elements[self.part.group]
-        keys = project(self.key, rows)
-        query = select_rows(output, rows.batch)
+        options = elements[self.part.group]
+        keys = project(self.key, options)
+        query = select_rows(output, options.batch)
         logits = self.score(torch.tanh(keys + query)).squeeze(1)
         logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-        return Choice(self.masked(logits, obs), rows)
+        return Choice(self.masked(logits, obs), options)
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
         """-inf where the mask is 0."""
@@ -1210,8 +1217,8 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         self.parts = parts_of(space, leaves, args.action_head)
-        numbers = range(len(self.parts))  # in `order` choices come first
-        self.order = sorted(numbers, key=lambda k: self.parts[k].kind != "choice")
+        # Numbers of the parts, choices first
+        self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
         nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # edges' group -> nodes'
         self.heads = nn.ModuleList()
         for k, part in enumerate(self.parts):
@@ -1269,8 +1276,8 @@ class ActionHead(nn.Module):
         """One part of an action as a network's input, [B, seen_dim([part], dims)]: vector of the
         chosen row, a one-hot vector, or the numbers themselves."""
         if part.kind == "choice":
-            rows = elements[part.group]
-            return rows.at(rows.ptr[:-1] + action.long().squeeze(1))
+            options = elements[part.group]
+            return options.at(options.ptr[:-1] + action.long().squeeze(1))
         if part.kind == "categorical":
             action = nn.functional.one_hot(action.long().squeeze(1), part.size)
         return action.float()
@@ -1294,7 +1301,7 @@ State = dict[str, Tensor]
 
     "num"        [N]          entries of each env
     "keys"       [nnz]        the id of each entry
-    "hidden"     [nnz, V, H]  c and h, of a GRU h; with --remember-edges at last h and its messages
+    "hidden"     [nnz, V, H]  c (not of a GRU), h, and with --remember-edges h + messages
     "action"     [N, any]     the last one, embedded
     "num_edges"  [N]          with --remember-edges: edges of each env
     "edge_keys"  [E, 2]       their source and target
@@ -1302,13 +1309,14 @@ State = dict[str, Tensor]
 
 What B steps see has the same form, in the order of the observations: "num", "keys", the edges;
 "starts" [B]: an episode begins, what was before is forgotten; "rewards" [B]: of the step before."""
+# Counts -> the tensors that have so many rows of each env
 ROWS = {"num": ("keys", "hidden"), "num_edges": ("edge_keys", "edge_attr")}
 
 
 def select(state: State, envs: np.ndarray, forgets: np.ndarray | bool = False) -> State:
-    """The state of some of the envs, in that order, or what some of the steps see. Those for which
-    `forgets` is true remember nothing."""
-    rows = dict.fromkeys(state, envs)  # of each tensor
+    """The state of `envs`, in that order, or what the steps with these numbers see. Where `forgets`
+    (bool [len(envs)]) is true no entries or edges are kept; of "action" see Agent.past."""
+    rows = dict.fromkeys(state, envs)  # name -> rows that are selected
     chosen = {}
     for count in state.keys() & ROWS:
         num = state[count].numpy()
@@ -1331,7 +1339,8 @@ def join_states(states: list[State]) -> State:
 
 
 class Timeline:
-    """How the entries of M envs change in T steps; number m * T + t is step t of env m.
+    """How the entries of M envs change in T steps; number m * T + t is step t of env m. `known` is
+    the state, with `num_old` entries, joined with what is seen; `starts` is bool [M, T].
 
     An entry is a key that is known in an episode. A row is one value of an entry: row 0 is zero,
     then come those of the state, then one per event, which is an element of an observation. Rows
@@ -1350,26 +1359,26 @@ class Timeline:
         steps = np.arange(starts.size).reshape(starts.shape)
         first = np.where(starts, steps, steps[:, :1])
         self.first = np.maximum.accumulate(first, 1).ravel()  # of each step's episode
-        self.times = np.append(steps[:, 0], steps)  # of the states, then of what is seen
+        self.seen_at = np.append(steps[:, 0], steps)  # step of each state, then of each observation
         self.num_envs = len(starts)
         self.num_old = num_old
         keys = known["keys"].numpy()
-        at = self.times.repeat(known["num"].numpy())
-        self.names, rank = np.unique(keys, return_inverse=True)
-        code = self.first[at] * len(self.names) + rank  # one number per entry
+        at = self.seen_at.repeat(known["num"].numpy())
+        self.unique_keys, rank = np.unique(keys, return_inverse=True)
+        code = self.first[at] * len(self.unique_keys) + rank  # one number per entry
         order = np.argsort(code, kind="stable")
         sorted_code = code[order]
         changes = np.diff(sorted_code, prepend=-1, append=-1) != 0
         is_first = changes[:-1]  # of its entry
         is_last = changes[1:]
-        # rows
+        # per row but row 0, [num_old + events]
         self.row = order + 1
         self.at = at[order]
         self.entry = is_first.cumsum() - 1
         self.before = np.where(is_first, 0, np.roll(self.row, 1))
         self.is_event = order >= num_old
         self.events = order[self.is_event] - num_old
-        # entries
+        # per entry, [entries]: all of the state, and those that appear
         last = order[is_last]
         self.last = last + 1
         self.code = sorted_code[is_last]
@@ -1377,30 +1386,31 @@ class Timeline:
         self.envs = at[last] // starts.shape[1]
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(events of one sequence after the other, length of each, row with which it begins)"""
+        """(events [events], one sequence after the other; length of each sequence; row with whose c
+        and h it begins)"""
         before = self.before[self.is_event]
         begins = before <= self.num_old
         stops = np.flatnonzero(np.append(begins, True))
         return self.events, np.diff(stops), before[begins]
 
     def edges(self, known: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each edge once: (entries of source and target [E, 2], the step since when it is known
-        [E], its place among all [E])."""
-        at = self.times.repeat(known["num_edges"].numpy())
-        rank = np.searchsorted(self.names, known["edge_keys"].numpy())
-        code = self.first[at, None] * len(self.names) + rank
+        """Each edge once, E in all: (entries of source and target [E, 2], the step since when it is
+        known [E], its row in known["edge_keys"] [E])."""
+        at = self.seen_at.repeat(known["num_edges"].numpy())
+        rank = np.searchsorted(self.unique_keys, known["edge_keys"].numpy())
+        code = self.first[at, None] * len(self.unique_keys) + rank
         ends = np.searchsorted(self.code, code)
         pairs = ends @ [len(self.code), 1]
         _, places = np.unique(pairs, return_index=True)
         return ends[places], at[places], places
 
     def senders(self, ends: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Pairs of an event and an edge to it that is known by then: (edge of each pair, latest row
-        of its source, and where the pairs of each event begin and end).
+        """Pairs of an event and an edge to it that is known by then: (edge [pairs], latest row
+        of its source [pairs], ptr [events + 1]: pairs ptr[e]:ptr[e + 1] are those of event e).
 
-        An event has the time at + 1, a row of the state the time `at`, where it may be replaced at
-        once. A row's clock is entry * num_times + time, so clocks are sorted. In the example of the
-        class, where num_times is 4:
+        A row of the state has the time `at`, an event the time at + 1: it may replace that row at
+        the same step. A row's clock is entry * num_times + time, so clocks are sorted. In the
+        example of the class, where num_times is 4:
 
             row      1  3  2  4   5
             time     0  1  1  2   3
@@ -1439,17 +1449,18 @@ class GRU(nn.GRU):
 def run_cell(
     cell: nn.LSTM | GRU,
     x: Tensor,
-    state: list[Tensor],
+    state: tuple[Tensor, ...],
     events: np.ndarray,
     lengths: np.ndarray,
     begin: np.ndarray,
 ) -> list[Tensor]:
-    """The new state, each part [rows, H], or h alone if a sequence has two rows, of ragged
-    sequences, x[events] one after the other; sequence k begins with the rows begin[k] of `state`.
-    `events` permutes the rows of x.
+    """Runs the cell over ragged sequences: x[events] (`events` permutes the rows of x) has one
+    sequence after the other, of these `lengths`. Sequence k begins with row begin[k] of each part
+    of `state`, (h, c) or (h,). Returns the new parts, each [events, H], in the order of x's rows;
+    of an LSTM only h if any sequence has more than one row.
 
-    In the order of a PackedSequence cuDNN runs them on CUDA. On the CPU a fused call makes all
-    steps until the next sequences end: the stairs of a staircase."""
+    On CUDA cuDNN runs them as a PackedSequence. On the CPU one fused call makes all steps until the
+    next sequences end: a stair of a staircase."""
     if not len(x):
         return [rows[:0] for rows in state]
     if len(lengths) == len(x):  # one row each
@@ -1484,13 +1495,13 @@ def run_stairs(
     return torch.cat(outputs)
 
 
-def by_time(events: np.ndarray, lengths: np.ndarray, rounds: bool) -> tuple[np.ndarray, ...]:
-    """The order of a PackedSequence: by step, at each step the longest sequence first. (order of
-    the sequences, number of them at each step, place of each event). If it `rounds`, lengths are
-    rounded up, to two per octave, so some places stay empty."""
+def by_time(events: np.ndarray, lengths: np.ndarray, round_up: bool) -> tuple[np.ndarray, ...]:
+    """(order of the sequences, the longest first; number of them at each step; place of each event)
+    in a PackedSequence, which is sorted by step, then by that order. With `round_up` lengths become
+    the next of 1, 2, 3, 4, 6, 8, 12, ...: fewer stairs, but some places stay empty."""
     order = np.argsort(-lengths, kind="stable")
     stops = lengths[order]
-    if rounds:
+    if round_up:
         octave = np.log2(stops).astype(np.int64)
         unit = 2 ** (octave - 1).clip(0)
         stops = -(-stops // unit) * unit
@@ -1504,9 +1515,9 @@ def by_time(events: np.ndarray, lengths: np.ndarray, rounds: bool) -> tuple[np.n
 
 
 class SparseLSTM(nn.Module):
-    """An LSTM over the elements that are seen, a sequence per entry, and a readout over all
-    entries, a running sum of changes. One call takes M envs through T steps: one to act, all to
-    learn."""
+    """An LSTM over the elements that are seen, with a sequence per entry, and a readout over all
+    entries, computed as a running sum of changes. One call takes M envs through T steps: T is 1 to
+    act, all of a rollout to learn."""
 
     def __init__(
         self, input_dim: int, per_node: bool, args: Any, edge_rows: nn.Module | None = None
@@ -1515,13 +1526,15 @@ class SparseLSTM(nn.Module):
         H = args.lstm_dim
         self.per_node = per_node
         self.readout = args.state_readout
-        self.dim = H + per_node
-        layer = nn.Linear(input_dim, args.gnn_dim)  # its bias lets sizes through the norm
+        self.dim = H + per_node  # of the readout, whose last column per node is log(1 + number)
+        layer = nn.Linear(input_dim, args.gnn_dim)  # its bias keeps the input's scale visible
         norm = nn.LayerNorm(args.gnn_dim)
-        nn.init.constant_(norm.weight, 0.5)  # small: with fuller gates it learns to count later
+        nn.init.constant_(
+            norm.weight, 0.5
+        )  # small: gates that are less saturated learn to count sooner
         self.token = nn.Sequential(layer, norm, nn.ReLU())
         self.cell = nn.LSTM(args.gnn_dim, H) if args.cell == "lstm" else GRU(args.gnn_dim, H)
-        self.state_size = 2 if args.cell == "lstm" else 1  # number of vectors
+        self.state_size = 2 if args.cell == "lstm" else 1  # vectors: c and h, or h
         for name, parameter in self.cell.named_parameters():
             for gate in parameter.split(H):
                 if "bias" in name:
@@ -1538,8 +1551,8 @@ class SparseLSTM(nn.Module):
             self.message = nn.Linear(H + edge_dim, H)
 
     def forward(self, x: Tensor, seen: State, state: State) -> tuple[Tensor, Tensor, State | None]:
-        """(output [events, H], readout [M * T, dim], new entries of the state or None if T > 1) of
-        what is seen, whose nodes are x [events, D]."""
+        """(output [events, H], readout [M * T, dim], the new state but its action, None if T > 1).
+        Row e of x [events, D] is the node, or the observation, that seen["keys"][e] names."""
         num_envs = len(state["num"])
         starts = seen["starts"].numpy().reshape(num_envs, -1)
         if starts[:, 0].any():
@@ -1548,21 +1561,19 @@ class SparseLSTM(nn.Module):
         line = Timeline(known, starts, len(state["keys"]))
         zero = x.new_zeros(1, *state["hidden"].shape[1:])
         hidden = torch.cat([zero, state["hidden"]])
-        before = hidden.unbind(1)[: self.state_size][::-1]  # h, and c of an LSTM
+        before = hidden.unbind(1)[: self.state_size][::-1]  # (h, c) or (h,): c is stored first
         after = run_cell(self.cell, self.token(x), before, *line.sequences())
         h = after[0]
         out = h
-        vectors = after[::-1]
+        vectors = after[::-1]  # as in "hidden": the last one is `out`
         new = {}
         if self.message:
-            rows = torch.cat([before[0], h])
-            messages, new = self.exchange(rows, line, known)
+            messages, new = self.exchange(torch.cat([before[0], h]), line, known)
             out = h + messages
             vectors.append(out)
         readout = out
         if self.per_node:
-            rows = torch.cat([hidden[:, -1], out])
-            readout = self.sum_up(rows, line)
+            readout = self.sum_up(torch.cat([hidden[:, -1], out]), line)
         if starts.shape[1] > 1:
             return out, readout, None
         new |= self.remember(hidden, vectors, line)
@@ -1596,8 +1607,9 @@ class SparseLSTM(nn.Module):
         return torch.cat([sums, num.log1p()], 1).to(values.dtype)
 
     def exchange(self, h: Tensor, line: Timeline, known: State) -> tuple[Tensor, State]:
-        """(per event the mean over the edges known by then of what the source's latest h [rows, H]
-        sends, edges of the new state)"""
+        """(messages [events, H], edges of the new state). An event gets the mean, over the edges to
+        it that are known by then, of what their sources send: a layer of the latest h and the edge.
+        `h` [rows, H] is that of all rows."""
         ends, at, places = line.edges(known)
         edge, sender, ptr = line.senders(ends, at)
         edge, sender, ptr, places = pack([edge, sender, ptr, places], h.device)
@@ -1643,16 +1655,16 @@ class Memory:
         }
         if self.links:
             self.now |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
-        if args.update_epochs is None:
+        if args.update_epochs is None:  # read by `train`; known once there is an agent
             args.update_epochs = 4 if agent.group else 8
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go."""
         self.storage.blocks.clear()
-        self.first = self.now  # what is remembered stays
+        self.first = self.now  # the state that the rollout begins with; `now` stays
         self.seen = []
         self.actions = []
-        self.finals = []  # (state, last observation, reward) of episodes that were truncated
+        self.finals = []  # per step that truncates episodes: their states, observations, rewards
 
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
         """What observations show to the memory; `starts` and `rewards` [B] come with them."""
@@ -1697,19 +1709,19 @@ class Memory:
         flat = join(flats)
         rewards = np.concatenate(rewards)
         obs = self.storage.batch(self.storage.copy(flat))
-        starts = np.zeros_like(rewards, bool)
+        starts = np.zeros_like(rewards, bool)  # values of new episodes' first steps are not used
         seen = self.look(flat, starts, rewards)
         return self.agent.step(obs, seen, join_states(states), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
-        and the agent's inputs."""
-        # All steps of some environments, after what they remembered before the rollout: R2D2's
-        # "stored state" (section 3), here never older than an update. Gradients end there
+        """The rollout in `num` random parts, each all T steps of M environments: their numbers,
+        int64 [M * T], as in Storage but env after env, and the agent's inputs."""
+        # They begin with what was remembered before the rollout: R2D2's "stored state" (section 3),
+        # here never older than an update. Gradients end there
         actions = torch.cat(self.actions)
         seen = join_states(self.seen)
         N = len(self.first["num"])
-        first_env = N * np.arange(len(self.seen))  # of each step
+        first_env = N * np.arange(len(self.seen))  # number of env 0 at each step
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + first_env).ravel()
             obs = self.storage.gather(idx)
@@ -1725,13 +1737,13 @@ class Memory:
         return self.now
 
     def restore(self, state: State) -> None:
-        for name, rows in state.items():
+        for name, rows in state.items():  # "edge_attr" is not in a new memory; it is where h is
             like = self.now.get(name, self.now["hidden"])
             self.now[name] = rows.to(like.device)
 
 
 def max_minibatches(args: Any) -> int:
-    """The environments, which they share out."""
+    """The largest --num-minibatches: one for each environment, whose steps stay together."""
     return args.num_envs
 
 
@@ -1759,7 +1771,9 @@ class Agent(nn.Module):
         self.group = id_group(leaves) if args.state_per_node else None
         self.edges = self.encoder.groups[self.group].edges if self.group else []
         if args.remember_edges and not self.edges:
-            raise UsageError("--remember-edges needs a graph and the observation 'node_ids'")
+            raise UsageError(
+                "--remember-edges needs --state-per-node, a graph and the observation 'node_ids'"
+            )
         dims = dict(self.encoder.element_dims)
         parts = parts_of(action_space, leaves, args.action_head)
         self.action_dim = seen_dim(parts, dims)
@@ -1791,8 +1805,8 @@ class Agent(nn.Module):
         action: Tensor | None = None,
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, State | None]:
-        """What `forward` returns, and the new state, None if T > 1, of M envs x T steps; number
-        m * T + t of B is step t of env m. `state` is that before them."""
+        """What `forward` returns and the new state, None if T > 1. Of the B = M * T observations
+        number m * T + t is step t of env m; `state` is that of the M envs before them."""
         features, elements = self.encoder(obs)
         actions = state["action"][:, None]  # of the step before, [M, 1, any]
         if action is not None:
@@ -1805,7 +1819,7 @@ class Agent(nn.Module):
             nodes = elements[self.group]
             x = nodes.values
             past = past[nodes.batch]
-        for path in self.edges[1:]:
+        for path in self.edges[1:]:  # one, or none if edges have no features
             seen = seen | {"edge_attr": obs[path].values}
         out, readout, new = self.memory(torch.cat([x, past], 1), seen, state)
         features = torch.cat([features, readout], 1)
@@ -1822,9 +1836,9 @@ class Agent(nn.Module):
             nodes = encoded[self.group]
             values = torch.cat([nodes.values, out], 1)
             elements[self.group] = nodes._replace(values=values)
-        if self.edges:
-            links = self.edges[0]
-            elements[links] = encoded[links]._replace(nodes=values)
+            if self.edges:
+                links = self.edges[0]
+                elements[links] = encoded[links]._replace(nodes=values)
         return elements
 
     def past(self, actions: Tensor, seen: State) -> Tensor:
@@ -1852,7 +1866,7 @@ def all_ranks(value: Any) -> list:
 
 
 def average_gradients(agent: nn.Module) -> None:
-    """The mean of the gradients of all ranks, in one all-reduce."""
+    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
         grads = [param.grad for param in agent.parameters() if param.grad is not None]
         total = nn.utils.parameters_to_vector(grads)  # of this rank, of all after all_reduce
@@ -1913,7 +1927,7 @@ class Run(contextlib.ExitStack):
         self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
         if self.checkpoints:
             self.checkpoints.open_run(self)
-        else:
+        elif RANK == 0:
             env_name = args.env_id.split(":")[-1]
             name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
             self.folder = os.path.abspath(os.path.join(args.run_dir, name))
@@ -1923,7 +1937,8 @@ class Run(contextlib.ExitStack):
             )
 
     def begin(self, agent, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Puts back what a checkpoint holds and opens the log."""
+        """The Step to begin with. Loads --load-model's weights, gives each rank random numbers of
+        its own, puts back what a checkpoint holds and opens the log."""
         args = self.args
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
@@ -2009,7 +2024,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=bool(args.stay_solved), fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    settings = optimizer.param_groups[0]  # lr, and our std_floor: a checkpoint keeps both
+    # lr, and our std_floor, so that checkpoints keep it. Read after run.begin: resuming replaces it
+    settings = optimizer.param_groups[0]
     check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
@@ -2041,7 +2057,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
 
         # Advantages: GAE (Schulman et al. 2015, eq. 16), cut where an episode ends. If it was
         # truncated, gamma V(final observation) stands for the rewards that would have followed.
-        # One wait for the device: V [T * N] of the steps, [N] after the last, [truncations]
+        # V of the T * N steps, of the N observations after the last one and of the final
+        # observation of each truncated episode, in one array: one wait for the device
         all_values = torch.cat([values, memory.next_values(step)]).cpu().numpy()
         V, next_value, final_values = np.split(all_values, [T * N, T * N + N])
         V = V.reshape(T, N)
@@ -2054,7 +2071,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
             advantages[t] = lastgaelam
             next_value = V[t]
-        # advantages + V are the returns
+        # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef
@@ -2148,7 +2165,8 @@ def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[
 
 
 def main(args: Any) -> list:
-    """Trains, saves and evaluates. Returns the rows of the evaluation's table."""
+    """Trains, saves and evaluates. Returns the rows of the evaluation's table; without the package
+    the greedy Episodes, of the entries of --env-kwargs in turn; nothing on ranks above 0."""
     if args.load_model:
         service("utils.policy", "--load-model").take_flags(args)
     check = service("utils.check")
@@ -2175,7 +2193,7 @@ def main(args: Any) -> list:
             return evaluation.evaluate(run, playing, make_env)
         if args.eval_episodes == 0:
             return []
-        episodes = playing([partial(make_env, args)] * args.eval_episodes, True)
+        episodes = playing([partial(make_env, args, i) for i in range(args.eval_episodes)], True)
         print("returns of greedy episodes:", *[episode.ret for episode in episodes])
         return episodes
 

@@ -796,11 +796,13 @@ def test_sets_of_l2d(suite, digest):
     assert hashlib.sha1(data.tobytes()).hexdigest()[:12] == digest
 
 
-@pytest.mark.parametrize("name, seed", [("quick", 1), ("long", 1), ("long", 2)])
-def test_models_of_job_shops(tmp_path, name, seed):
+@pytest.mark.parametrize(
+    "place, name, seed", [(".", "quick", 1), ("long", "long", 1), ("long", "long", 2)]
+)
+def test_models_of_job_shops(tmp_path, place, name, seed):
     """The trained models that the repository holds find what their rows say, but for another
     machine's rounding."""
-    folder = BENCHMARK / "results" / "job_shop"
+    folder = BENCHMARK / "results" / "job_shop" / place
     schedules.main(
         schedules.Args(
             model=str(folder / f"{name}_s{seed}.pt"),

@@ -661,7 +661,7 @@ def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
             known = step_of(torch.from_numpy(token[None]), [begins])
             *_, value = alone.act(known._replace(reward=reward.astype(np.float32)))
             if action is not None:
-                alone.action = torch.nn.functional.one_hot(action[0], 3).float()
+                alone.seen_action = torch.nn.functional.one_hot(action[0], 3).float()
         torch.testing.assert_close(values[row], value[0], atol=1e-5, rtol=1e-5)
 
 

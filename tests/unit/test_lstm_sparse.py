@@ -788,7 +788,7 @@ def test_errors(tmp_path):
         ("e", {"env_id": "Ids-v0", "state_per_node": False}),
     ):
         with pytest.raises(
-            UsageError, match="--remember-edges needs a graph and the observation 'node_ids'"
+            UsageError, match="--remember-edges needs --state-per-node, a graph and"
         ):
             run(tmp_path / name, script, remember_edges=True, **kwargs)
 

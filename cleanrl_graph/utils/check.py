@@ -34,7 +34,7 @@ RANGES = [
     ("ent_coef vf_coef", -math.inf, math.inf),
     ("seed", 0, 2**32 - 1),
 ]
-LARGEST = 3e38  # number in float32, about
+LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 LENGTHS = {"step": 5, "reset": 2}  # of what gymnasium's environments return
 MOST = 10_000_000  # categories: a network has a row of weights for each
 
@@ -118,7 +118,7 @@ def close(env: gym.Env) -> None:
     try:
         env.close()
     except (Exception, SystemExit) as problem:  # of many kinds
-        print(f"close() of {env}: {type(problem).__name__}: {problem}", file=sys.stderr)
+        print(f"close() of {env}: {text_of(problem)}", file=sys.stderr)
 
 
 # ---- Actions and rewards ----
@@ -147,7 +147,8 @@ def parts(
 
 
 def sizes(error: type, space: gym.Space, found: list, leaves: list) -> None:
-    """`error` for an action without parts, or more categories than a network has weights for."""
+    """`error` for an action without parts or options, for more than MOST categories in an action or
+    an input, or for node_ids that are no integers."""
     if min([part.size for part in found], default=0) < 1:
         raise error(f"action space {space} is not supported, there is nothing to choose")
     for leaf in leaves:
@@ -227,8 +228,7 @@ def wrong_report(info: dict) -> str | None:
         pickle.dumps((group, report))
         "".join(report)  # its names
     except Exception as problem:  # of many kinds
-        reason = f"{type(problem).__name__}: {problem}"
-        return f"info['group'] {group!r} with info['eval'] {report!r}: {reason}"
+        return f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"
     return None
 
 
@@ -245,7 +245,7 @@ def outcome(error: Callable, i: int, reward: Any, info: dict, parts: list) -> No
     if getattr(reward, "requires_grad", False):
         raise error(i, f"reward {reward} requires gradients, which must be detached")
     try:
-        is_finite = math.fabs(reward + 0.0) < LARGEST  # what adds to floats
+        is_finite = math.fabs(reward + 0.0) < LARGEST  # + 0.0: Envs adds it to a float
     except Exception:  # of many kinds
         raise error(i, f"reward {reward!r} is not a number") from None
     if not is_finite:
@@ -295,8 +295,8 @@ def observations(error: Callable, leaves: list, parts: list, arrays: list, envs:
 
 
 def first_problem(leaves: list, parts: list, arrays: list) -> tuple | None:
-    """(leaf, sentence) of the first thing that is wrong in the observations of N environments. The
-    sentence is about the first of them."""
+    """(leaf, sentence) of the first thing that is wrong in the observations of N environments, None
+    if nothing is. It is meant to be shown if N is 1: else its numbers may be another's."""
     counts = {None: np.ones(len(arrays), np.int64)}  # group -> rows of each environment
     flat = []  # per leaf the rows of all environments
     for leaf, rows in zip(leaves, zip(*arrays)):
@@ -318,7 +318,8 @@ def first_problem(leaves: list, parts: list, arrays: list) -> tuple | None:
 
 
 def wrong_form(leaf: Any, rows: tuple, counts: dict) -> str | None:
-    """What is wrong with dtypes, shapes, or the numbers of rows, which `counts` has then."""
+    """What is wrong with dtypes, shapes, or the numbers of rows. The first leaf of a group adds its
+    numbers of rows [N] to `counts`; those of the others must be equal."""
     allowed = "biu" if leaf.dtype.kind in "iu" else "biuf"
     ragged = ("rows",) if leaf.group else ()
     num_axes = len(ragged) + len(leaf.shape)

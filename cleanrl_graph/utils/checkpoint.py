@@ -34,8 +34,8 @@ from cleanrl_graph.utils.trial import noted, random_state, set_random_state
 FORMAT = "cleanrl_graph-checkpoint-3"
 SAME = set(
     "script env_id env_kwargs wrap num_envs num_workers world_size obs_shifts action_shifts "
-    "reward_shifts memory_length".split()
-)  # what the saved state has the shape of
+    "reward_shifts memory_length stay_solved".split()
+)  # the saved environments, memory or optimizer (stay_solved: AMSGrad or not) fit no other values
 FREE = set(
     "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
     "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
@@ -110,8 +110,9 @@ def read(path: str) -> dict:
 
 
 def compare(args: Any, script: str, path: str, state: dict) -> None:
-    """SystemExit for flags with which the run in `state` cannot go on; with "auto" none that shapes
-    the training may differ but --total-timesteps. Prints the others that differ."""
+    """Compares the flags with those of the run in `state`. SystemExit if one of SAME differs or,
+    with --resume auto, any that is not in FREE, but for --total-timesteps. Prints the others that
+    differ."""
     now = {**vars(args), "script": script}
     then = {**state["args"], "script": state["script"]}
     changed = {}
@@ -227,17 +228,17 @@ def dump_envs(envs: list[gym.Env]) -> list[Dump]:
 
 
 class Twin(gym.Wrapper):
-    """An environment that notes its steps after the first dump, 16 of them or to the end of the
-    episode and the reset after it, which a copy must repeat; then calls reach the environment
-    without a detour. A class that has `exact_resume` is not tried: True, its copies go on exactly;
-    False, it begins new episodes."""
+    """An environment that notes its first calls after the first dump, for trial.py to repeat on a
+    copy. It notes 16 of them, or fewer if an episode ends: the reset after it is the last. Then
+    `step` and `reset` are those of the environment itself. A class that has `exact_resume` is not
+    tried. If it is True its copies are trusted; if False it begins new episodes."""
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
         self._exact = getattr(env.unwrapped, "exact_resume", None)
         self._data = None  # of the last dump before the first call
         self._calls = []
-        self._num_left = 16
+        self._num_left = 16  # calls that are still to be noted
         if self._exact is None:
             self.step = partial(self._note, "step")
             self.reset = partial(self._note, "reset")
@@ -278,8 +279,9 @@ class Twin(gym.Wrapper):
 
 
 def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
-    """For `restore_env`, None for all environments of a kind whose copies, loaded by a fresh
-    process, do not go on as their originals did. Each kind is said once."""
+    """The pickle of each environment, for `restore_env`. It is None for all environments of a kind
+    if one of them cannot be pickled, or its copy did not do in a fresh process what its original
+    did. stderr says so once for each kind."""
     trials = [dump.trial for dump in dumps if dump.trial]
     answers = iter(try_copies(trials) if trials else [])
     for dump in dumps:
@@ -422,7 +424,7 @@ def open_run(run: Any) -> None:
     if run.saved:
         run.first = run.saved["iteration"]
     if rank() == 0:
-        run.lock = run.enter_context(Folder(run.folder))
+        run.locked_folder = run.enter_context(Folder(run.folder))
         print(f"writes to {run.folder}")
     run.signals = run.enter_context(noted_signals())
     run.saved_at = time.monotonic()
@@ -458,7 +460,8 @@ def after_update(
     rng: np.random.Generator,
 ) -> None:
     """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a signal.
-    After the first update it is only tried whether pickled environments do the same."""
+    After the first update environments are pickled in any case: when the next checkpoint is due,
+    trial.py tries these copies."""
     args = run.args
     minutes = (time.monotonic() - run.saved_at) / 60
     is_late = 0 < args.checkpoint_minutes <= minutes
@@ -481,7 +484,7 @@ def after_update(
                 "optimizer": optimizer.state_dict(),
                 "ranks": ranks,
             }
-            run.lock.save(iteration * run.steps, state)
+            run.locked_folder.save(iteration * run.steps, state)
     if stop:
         raise SystemExit(128 + stop)
 
@@ -505,7 +508,7 @@ def restore(
         ) from None
     for group in optimizer.param_groups:
         group["lr"] = run.args.learning_rate  # another one may have been given
-    failures = broadcast(run.lock.failures if rank() == 0 else 0)
+    failures = broadcast(run.locked_folder.failures if rank() == 0 else 0)
     mine = run.saved["ranks"][rank()]
     seed = run.args.seed
     if hasattr(envs, "workers"):

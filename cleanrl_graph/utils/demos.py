@@ -21,10 +21,10 @@ PATH joins the keys of Dict spaces and the places in Tuple spaces with dots, "ob
 is in neither. A Graph has the leaves PATH.nodes, PATH.edge_links (int32 [edges, 2], node indices
 counted within each step) and, with an edge space, PATH.edges; a Sequence has PATH, or PATH.KEY of a
 Dict in it. dtypes are those of the space, but int64 for unsigned integers beyond uint8 and
-float32 for all floats; in older files also int64 for edge_links and categories. These are as the
-environment gives them. The columns of an action follow the space, Dict and Tuple from the first
-entry to the last: one of a Discrete, one per entry of MultiDiscrete, MultiBinary and Box, row by
-row; options count from 0, whatever `start` is.
+float32 for all floats; in older files also int64 for edge_links and categories. Categories in an
+observation are as the environment gives them, from `start` on; those of an action count from 0,
+whatever `start` is. The columns of an action follow the space, Dict and Tuple from the first entry
+to the last: one of a Discrete, one per entry of MultiDiscrete, MultiBinary and Box, row by row.
 """
 
 import contextlib
@@ -61,8 +61,8 @@ def find_policy(name: str) -> Policy:
 
 
 def action_columns(space: gym.Space, action: Any) -> np.ndarray:
-    """[columns] of an element of an action space, the inverse of what the scripts do with the
-    actions of a policy."""
+    """An element of an action space as numbers [columns]: the inverse of a script's
+    `to_env_actions`. SystemExit for a Sequence."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         keys = space if isinstance(space, spaces.Dict) else range(len(space))
         return np.concatenate([action_columns(space[k], action[k]) for k in keys])
@@ -93,7 +93,7 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
             action = policy(env.unwrapped, obs, rng)
             actions.append(action_columns(env.action_space, action))
             obs, reward, terminated, truncated, _ = env.step(action)
-            outcomes.append((reward, terminated, truncated))
+            outcomes.append(np.hstack([reward, terminated, truncated]))  # each may be [1]
             ended = terminated or truncated
             envs.num_steps += 1  # what the next error says
     data = {}
@@ -105,8 +105,7 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
     actions = np.array(actions)
     data["actions"] = actions.astype(np.float32 if actions.dtype.kind == "f" else np.int64)
     rewards, terminated, truncated = np.array(outcomes, np.float32).T
-    ended = {"terminated": terminated > 0, "truncated": truncated > 0}
-    return data | ended | {"rewards": rewards}
+    return data | {"terminated": terminated > 0, "truncated": truncated > 0, "rewards": rewards}
 
 
 def save(path: str, data: dict[str, np.ndarray], env_id: str, env_kwargs: Any) -> None:

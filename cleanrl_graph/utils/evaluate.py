@@ -23,7 +23,7 @@ from tqdm import tqdm
 from cleanrl_graph.utils.check import close
 
 NAMES = ("instance", "episode", "group", "best_known", "lower_bound")  # columns without a mean
-GAP = " gap %"  # how the names of columns end whose costs are compared with the best known
+GAP = " gap %"  # ends the name of a column that compares costs with the best known
 
 
 # ---- Suites of instances ----
@@ -123,8 +123,8 @@ def gap(cost: Any, best: Any) -> Any:
 
 
 def means_of(rows: list[dict]) -> list[dict]:
-    """The mean of each "group" in the order of their numbers, if that tells anything, and of all
-    rows."""
+    """A row with the means of all rows. Before it, if there are several groups and fewer than rows,
+    one of each "group", task_2 before task_10."""
     groups = {row.get("group") for row in rows} - {None}
     means = []
     if 1 < len(groups) < len(rows):
@@ -282,8 +282,8 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
 
 
 def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
-    """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Their "group" is the
-    entry's number, or info["group"] at the episode's end."""
+    """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "group" is
+    info["group"] at the episode's end or, if there are several entries, "task_k" of entry k."""
     num_tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
     for k in range(num_tasks):
         episodes = []

@@ -225,15 +225,15 @@ class Cell:
     ) -> tuple[Tensor, Tensor]:
         """(h of the nodes that are seen, readout [B, H + 1]) where the nodes have inputs x. They
         become the last entries."""
-        lasts = ~memory["starts"][memory["env"]]  # bool [entries]
-        is_same = lasts[:, None]
+        is_kept = ~memory["starts"][memory["env"]]  # bool [entries]: their episode goes on
+        is_same = is_kept[:, None]
         for name, values in seen.items():
             is_same = is_same & (memory[name][:, None] == values)  # [entries, nodes]
-        numbers = torch.arange(1, len(lasts) + 1, device=x.device)
+        numbers = torch.arange(1, len(is_kept) + 1, device=x.device)
         rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node without an entry
         before = F.pad(memory["hidden"], (0, 0, 0, 0, 1, 0))[rows]
         new = self.new_state(net, x, before)
-        others = lasts & ~is_same.any(1)
+        others = is_kept & ~is_same.any(1)  # of nodes that are not seen now
         others = others.nonzero().squeeze(1)
         for name, values in seen.items():
             memory[name] = torch.cat([memory[name][others], values])

@@ -163,7 +163,8 @@ class GINWithEdges(nn.Module):
 
 
 def is_usual(conv: nn.Module) -> bool:
-    """Whether a layer of PyG has the options of ppo_graph's make_conv, where others can stand."""
+    """Whether a GINConv or GINEConv has the options that make_conv of ppo_graph.py gives it. A user
+    may have written another there, with an epsilon for instance: `faster` has no such sum."""
     has_eps = conv.initial_eps != 0 or isinstance(conv.eps, nn.Parameter)
     has_lin = type(conv) is pyg.GINConv or conv.lin is not None
     return has_lin and not has_eps and conv.flow == "source_to_target"

@@ -156,7 +156,7 @@ def take_flags(args: Any) -> None:
     ]
     texts = [" ".join(flags) or "none" for flags in (taken, left)]
     print(
-        f"--load-model {args.load_model}: takes {texts[0]} from the file; not {texts[1]}",
+        f"--load-model {args.load_model}: taken from the file: {texts[0]}; not taken: {texts[1]}",
         file=sys.stderr,
     )
 

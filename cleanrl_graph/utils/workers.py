@@ -42,8 +42,9 @@ def obey(parent: int) -> None:
 
 
 def work(pipe, inherited: list, seed: int, make_envs: Callable) -> None:
-    """A worker process: answers `request(envs)` until None comes or the parent is gone. That can be
-    seen only if nobody holds the parent's ends of the pipes."""
+    """A worker process: answers each request by request(envs), until None comes or the parent is
+    gone. Then reading raises EOFError, but only if no worker holds a parent's end of a pipe: those
+    that it inherited by fork are closed first."""
     for other in inherited:
         other.close()
     obey(mp.parent_process().pid)

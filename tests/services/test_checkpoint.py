@@ -53,6 +53,7 @@ class Args:
     cuda: bool = True
     batch_size: int = 4
     world_size: int = 1
+    stay_solved: float | None = None
 
 
 def run_of(args, name, *steps, **state):
@@ -234,10 +235,17 @@ def test_flag_that_is_new(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, value", [("env_id", "Other-v0"), ("num_envs", 5), ("num_workers", 1), ("world_size", 2)]
+    "name, value",
+    [
+        ("env_id", "Other-v0"),
+        ("num_envs", 5),
+        ("num_workers", 1),
+        ("world_size", 2),
+        ("stay_solved", 0.9),
+    ],
 )
 def test_flags_that_must_be_the_same(name, value, tmp_path):
-    """The saved state has their shape: they are refused for a folder and a file, too."""
+    """The saved state fits no other values: they are refused for a folder and a file, too."""
     args = Args(str(tmp_path))
     folder = run_of(args, "run", 1)
     for resume in ("auto", folder, f"{folder}/checkpoint_000000000001.ckpt"):

@@ -180,6 +180,22 @@ def test_recorded_arrays():
     assert data["terminated"].tolist() == [False, False, False, False, False, True]
 
 
+def test_outcomes_as_arrays():
+    """Rewards and ends that are arrays of one number, as the scripts take them, are recorded."""
+    env = Growing()
+    step = env.step
+
+    def with_arrays(action):
+        obs, reward, terminated, truncated, info = step(action)
+        return obs, reward, np.array([terminated]), np.array(truncated), info
+
+    env.step = with_arrays
+    data = demos.record(FakeEnvs(env, [*DENSE, *GRAPH, ROW_MASK]), last_node, 2, 3)
+    expected, _ = recorded()
+    for name in ("rewards", "terminated", "truncated"):
+        assert np.array_equal(data[name], expected[name]), name
+
+
 def test_seed():
     """It fixes what the environment and the policy draw, over all episodes, which are not the
     same."""

@@ -309,8 +309,8 @@ def test_what_is_taken_is_said(tmp_path, monkeypatch, capsys):
     saved(path, "ppo_graph", env_kwargs=NAMED, num_envs=16, seed=7, run_dir="elsewhere")
     take_flags(small_args(load_model=str(path), gnn_dim=64, env_id="envs:JobShop-v0"))
     line = (
-        rf"--load-model {path}: takes --gnn-dim 8 --env-id Random-v0 --env-kwargs .*box'\}} from "
-        r"the file; not --num-envs 16 --num-steps 3\n"
+        rf"--load-model {path}: taken from the file: --gnn-dim 8 --env-id Random-v0 --env-kwargs "
+        r".*box'\}; not taken: --num-envs 16 --num-steps 3\n"
     )
     assert re.fullmatch(line, capsys.readouterr().err)
 

@@ -9,9 +9,10 @@ for each row that acted. All agents share the network, which sees their whole gr
 ppo_graph.py ppo_graph_agents.py` shows the idea: steps with a reward per row, log-probabilities
 that are not summed, a value per row, and a room "agents", which follows an agent from step to step
 by its id in the observation `node_ids`. An agent whose id is gone has ended. Without ids rows are
-matched by their places, and an episode keeps their number. The environment's own reward is only
-logged. Minibatches are made of whole observations; losses, entropy and normalised advantages are
-means over the rows of a rank.
+matched by their places, and their number may not change within an episode. The environment's own
+reward is only logged. Minibatches are made of whole observations. Losses and entropy are means over
+the rows of a minibatch, within which advantages are normalised: on each rank its own, so that ranks
+count the same however many rows they have.
 
 Papers: independent PPO with shared parameters (de Witt et al. 2020, arXiv:2011.09533; Yu et al.
 2022, arXiv:2103.01955), and those of ppo_graph.py.
@@ -455,8 +456,8 @@ class Envs:
         self.leaves = aligned(leaves, self.parts[0])
         self.group = acting_group(self.action_space, self.parts[0])
         self.rewards = []  # of the last step, of each env [rows that acted]
-        self.agent_returns = np.zeros(len(makers))  # of all agents together
-        self.agents = [set() for _ in makers]  # ids of the present episodes
+        self.agent_returns = np.zeros(len(makers))  # summed over the agents of the present episodes
+        self.agents = [set() for _ in makers]  # ids that have acted in the present episodes
         self.returns = np.zeros(len(makers))  # of the present episodes
         self.lengths = np.zeros(len(makers), np.int64)
         self.observations = [None] * len(makers)  # leaf arrays of the last step
@@ -516,7 +517,8 @@ class Envs:
         return self.latest(finals, episodes)
 
     def reward_agents(self, i: int, info: dict) -> None:
-        """Notes what the agents of env i, its last rows, have earned."""
+        """Adds up info["rewards"]: one for each agent of env i, a row of the observation that was
+        acted on."""
         ids = self.ids[i]
         if self.check:
             self.check.rewards(self.error, i, info, len(ids))
@@ -526,7 +528,8 @@ class Envs:
         self.agents[i].update(ids.tolist())
 
     def read_next(self, i: int, obs: Any) -> list[np.ndarray]:
-        """The arrays of the observation after an action, whose agents must be known again."""
+        """As `read`, of the observation after an action. UsageError if its agents cannot be told
+        apart: without node_ids it must have as many rows as acted."""
         arrays = self.read(i, obs)
         if self.check:
             num_acted = len(self.ids[i])
@@ -609,14 +612,15 @@ def agent_ids(leaves: list[Leaf], flat: Flat, group: str) -> np.ndarray:
 
 
 def next_rows(ids: np.ndarray, counts: np.ndarray, follows: np.ndarray) -> np.ndarray:
-    """For each row of the first observations the row of the same agent in the next one, int64; -1
-    if there is none. `ids` [rows] are those of all observations, which have `counts` rows each.
-    `follows[b]` is the observation that comes after b, or -1."""
+    """The row of the same agent in the observation that follows, int64, -1 if there is none, for
+    each row of the first len(follows) observations. `ids` [rows] and `counts` [observations] are
+    those of all; `follows[b]` is the number of the observation after b, or -1. Rows are counted
+    over all observations."""
     _, ids = np.unique(ids, return_inverse=True)  # 0, 1, ...
     num_ids = ids.max(initial=0) + 1
     keys = np.arange(len(counts)).repeat(counts) * num_ids + ids  # observation and id of a row
-    follows = follows.repeat(counts[: len(follows)])
-    wanted = follows * num_ids + ids[: len(follows)]  # negative if nothing follows
+    after = follows.repeat(counts[: len(follows)])  # per row
+    wanted = after * num_ids + ids[: len(after)]  # the key to find; negative if nothing follows
     order = keys.argsort(kind="stable")
     places = np.searchsorted(keys, wanted, sorter=order)
     rows = np.append(order, -1)[places]
@@ -1355,8 +1359,9 @@ class Memory:
         return self.agent.value(self.storage.batch(flat))
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The rollout's steps with agents in `num` random parts. Of each: the numbers int64 [M] of
-        the rows that act, counted over the rollout, and the agent's inputs."""
+        """The rollout's steps with agents in `num` random parts, fewer if a rank has fewer such
+        steps. Of each: the numbers int64 [M] of the rows that act, counted over the rollout, and
+        the agent's inputs. UsageError if a rank has no such step."""
         actions = torch.cat(self.actions)
         steps = np.flatnonzero(self.storage.whole().counts[self.group])
         num = min(num, *all_ranks(len(steps)))  # all ranks make the same number
@@ -1622,7 +1627,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         values = torch.cat(values)
 
         # Advantages: GAE (Schulman et al. 2015, eq. 16) of each agent, from its row at one step to
-        # that at the next. The last rows of a truncated episode are those of its final observation
+        # that at the next. After the last step of a truncated episode comes its final observation,
+        # whose rows have V but no advantage; after that of a terminated one nothing
         follows = np.arange(N, (T + 1) * N).reshape(T, N)  # the observation after t * N + i
         follows[dones] = -1
         follows[truncated] = (T + 1) * N + np.arange(truncated.sum())  # where `finals` begin
@@ -1636,8 +1642,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         advantages = np.zeros_like(V)
         stop = len(values)
         for t in reversed(range(T)):
-            rows = slice(stop - len(rewards[t]), stop)
-            after = next_row[rows]
+            rows = slice(stop - len(rewards[t]), stop)  # of step t
+            after = next_row[rows]  # V and advantages are 0 at -1
             delta = rewards[t] + args.gamma * V[after] - V[rows]
             advantages[rows] = delta + args.gamma * args.gae_lambda * advantages[after]
             stop = rows.start

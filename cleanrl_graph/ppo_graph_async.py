@@ -5,13 +5,14 @@ next rollout.
     python cleanrl_graph/ppo_graph_async.py --max-lag 2 --num-workers 4
 
 `diff ppo_graph.py ppo_graph_async.py` shows the idea: a room "collector", and the advantages. While
-update k runs, the collector acts with the weights that it has: rollout k is collected by the
-weights after max(0, k - max_lag) updates, however fast either process is, so that runs can be
-repeated bit by bit. The policy has moved on when a rollout is learned from, so at the start of an
-update log-probabilities and values are computed anew. Their ratio to the collector's, rho, corrects
-the advantages and value targets (V-trace) and weighs the policy loss, and the clipped ratio of PPO
-is taken to the policy at the update's start (the decoupled objective). With --max-lag 0 rho is 1,
-this is ppo_graph.py. torchrun is refused. Environments begin new episodes when a run is resumed.
+update k runs, the collector acts with older weights: rollout k (k = 0, 1, ... from the start or the
+resume of a run) is collected by the weights after max(0, k - max_lag) updates, however fast either
+process is, so that runs can be repeated bit by bit. The policy has moved on when a rollout is
+learned from, so at the start of an update log-probabilities and values are computed anew. rho, the
+probability of an action then over that in the collector, corrects advantages and value targets
+(V-trace) and weighs the policy loss; PPO's clipped ratio is taken to the policy at the update's
+start (the decoupled objective). With --max-lag 0 rho is 1 up to rounding: this is ppo_graph.py.
+torchrun is refused. Environments begin new episodes when a run is resumed.
 
 Papers: V-trace (Espeholt et al. 2018, arXiv:1802.01561), the decoupled objective (Hilton et al.
 2022, arXiv:2110.00641), and those of ppo_graph.py.
@@ -184,8 +185,8 @@ class Args:
     """the target KL divergence threshold"""
 
     max_lag: int = 1
-    """updates that the weights which collect are behind those that learn; 0 acts and learns in
-    turns"""
+    """how many updates the weights that collect are behind those that learn; 0: collecting and
+    learning take turns"""
     max_rho: float = 1.0
     """upper bound of the importance weights that correct for the lag, both rho and c of V-trace"""
 
@@ -1316,21 +1317,23 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
-        return self.parts(rng.permutation(self.storage.whole().size), num)
+        return self.batches(rng.permutation(self.storage.whole().size), num)
 
     @torch.no_grad()
     def evaluate(self, num: int) -> tuple[Tensor, Tensor]:
-        """(log_prob, value) of the steps of the rollout by the present weights, in `num` parts."""
+        """(log_prob [T * N], value [T * N]) of the rollout's steps and actions by the present
+        weights, computed in `num` batches."""
         log_probs = []
         values = []
-        for _, inputs in self.parts(np.arange(self.storage.whole().size), num):
+        for _, inputs in self.batches(np.arange(self.storage.whole().size), num):
             _, log_prob, _, value = self.agent(*inputs)
             log_probs.append(log_prob)
             values.append(value)
         return torch.cat(log_probs), torch.cat(values)
 
-    def parts(self, steps: np.ndarray, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The same of these steps in their order."""
+    def batches(self, steps: np.ndarray, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
+        """`steps` (int64, numbers as in Storage) in `num` parts, in the order given. Of each: what
+        `minibatches` returns."""
         actions = torch.cat(self.actions)
         for idx in np.array_split(steps, num):
             obs = self.storage.gather(idx)
@@ -1526,12 +1529,12 @@ class Run(contextlib.ExitStack):
 
 # ---- Collector: the process that acts ----
 class Rollout(NamedTuple):
-    """T steps of N environments, as they travel."""
+    """T steps of N environments, as the collector sends them."""
 
-    version: int  # the number of updates that made the weights which collected
-    steps: list[Step]  # T + 1, from one to the next by the actions
-    actions: np.ndarray  # [T * N, columns], or one for each row of a Sequence
-    log_probs: np.ndarray  # [T * N]
+    version: int  # updates that the collector's weights had had
+    steps: list[Step]  # T + 1: actions of step t lead to step t + 1
+    actions: np.ndarray  # [T * N, columns]; [rows of all steps, columns] of a Sequence
+    log_probs: np.ndarray  # [T * N], by the collector's weights
 
 
 def collect(memory: Memory, envs: Any, step: Step, version: int, args: Any) -> Rollout:
@@ -1712,24 +1715,26 @@ def train(args: Any, run: Run) -> Agent:
 
         # The policy has moved on meanwhile: log-probabilities and values of the present weights
         log_probs, values = memory.evaluate(args.num_minibatches)  # [T * N]
-        V = torch.cat([log_probs, values, memory.next_values(step)]).cpu().numpy()  # the only wait
-        present, V, next_value, final_values = np.split(V, [T * N, 2 * T * N, 2 * T * N + N])
+        # These [T * N] each, then V of the N observations after the last step and of the final
+        # observation of each truncated episode, in one array: one wait for the device
+        joined = torch.cat([log_probs, values, memory.next_values(step)]).cpu().numpy()
+        present, V, next_value, final_values = np.split(joined, [T * N, 2 * T * N, 2 * T * N + N])
         logrho = present - rollout.log_probs
         whole_rho = np.exp(logrho)
         rho = whole_rho.clip(max=args.max_rho).reshape(T, N)
 
-        # Advantages A: the recursion of GAE, in which a later A counts rho times. V + rho A are the
-        # targets of V-trace (Espeholt et al. 2018, eq. 1, remark 2) where rho and c have the same
-        # bound. Without lag rho = 1: it is GAE
+        # Advantages: A[t] = delta[t] + gamma lambda rho[t + 1] A[t + 1], cut as in ppo_graph.py:
+        # GAE with the next A times its rho. V + rho A are the targets of V-trace (Espeholt et al.
+        # 2018, eq. 1, remark 2) with one bound for rho and c. Without lag rho = 1: it is GAE
         V = V.reshape(T, N)
-        rewards[truncated] += args.gamma * final_values
+        rewards[truncated] += args.gamma * final_values  # both in the order of steps, then envs
         advantages = np.zeros_like(rewards)
         lastgaelam = 0.0
         for t in reversed(range(T)):
             nonterminal = 1.0 - dones[t]
             delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
             advantages[t] = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
-            lastgaelam = rho[t] * advantages[t]
+            lastgaelam = rho[t] * advantages[t]  # V-trace's target minus V
             next_value = V[t]
         returns = V + rho * advantages
         returns_std = np.std(returns)

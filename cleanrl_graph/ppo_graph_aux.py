@@ -1,5 +1,5 @@
-"""PPO with auxiliary losses and demonstrations: ppo_graph.py whose update also tells observations
-and clones actions.
+"""PPO with auxiliary losses and demonstrations: ppo_graph.py whose update also decodes
+observations, or predicts the next ones, and clones recorded actions.
 
     python cleanrl_graph/ppo_graph_aux.py --env-id envs:JobShop-v0 --gamma 1 --aux reconstruct
     python cleanrl_graph/ppo_graph_aux.py --record envs.job_shop:mwkr --demos mwkr.npz
@@ -8,7 +8,8 @@ and clones actions.
 `diff ppo_graph.py ppo_graph_aux.py` shows the idea. --aux reconstruct decodes the observation,
 --aux predict the encoding of the next one. --demos clones recorded actions in each minibatch, with
 a weight that falls to 0, since demonstrators are seldom optimal; --pg-coef 0 --vf-coef 0 --ent-coef
-0 --bc-anneal 0 clones alone. --record writes such a file: episodes of a policy(env, obs, rng).
+0 --bc-anneal 0 clones alone. --record writes the file that --demos names, by playing episodes of a
+policy(env, obs, rng), and does not train.
 
 Papers: GraphMAE (Hou et al. 2022, arXiv:2205.10803), SPR (Schwarzer et al. 2021, arXiv:2007.05929),
 cloning with a falling weight (Rajeswaran et al. 2018, arXiv:1709.10087), auxiliary tasks (Jaderberg
@@ -54,8 +55,9 @@ Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSO
 # up to the next such line. So add no other comment lines of their own inside of it
 @dataclass
 class Args:
-    """Experiment, environment (--env-id), network (--hidden-dims), algorithm
-    (--total-timesteps), auxiliary losses (--aux)."""
+    """Flags of the experiment, then of the environment (from --env-id on), of the network (from
+    --hidden-dims on), of the algorithm (from --total-timesteps on) and of auxiliary losses and
+    demonstrations (from --aux on)."""
 
     exp_name: str = Path(__file__).stem
     """the name of this experiment"""
@@ -181,7 +183,8 @@ class Args:
 
     # Auxiliary losses
     aux: Literal["none", "reconstruct", "predict"] = "none"
-    """what else the networks tell: the observation, or the encoding of the next one"""
+    """what else the networks learn to predict: the observation itself (reconstruct), or the
+    encoder's features of the next one (predict)"""
     aux_coef: float = 0.1
     """coefficient of the --aux loss"""
     demos: str | None = None
@@ -1290,7 +1293,7 @@ def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
 # --- end shared: action head ---
 
 
-# ---- Auxiliary losses: observations that are told from the latent, and demonstrations ----
+# ---- Auxiliary losses: observations decoded from the latent, and demonstrations ----
 def standardised(values: Tensor) -> Tensor:
     """Columns with mean 0 and variance 1 over the rows; 0 where all rows are the same."""
     mean = values.mean(0)
@@ -1300,8 +1303,8 @@ def standardised(values: Tensor) -> Tensor:
 
 
 def decoder(leaf: Leaf, dim: int, args: Any) -> nn.Sequential:
-    """A network that tells the rows of a leaf from embeddings [rows, dim]: numbers, a logit of each
-    category, or images CHW whose sides are rounded up to multiples of 8."""
+    """Embeddings [rows, dim] -> the rows of a leaf: numbers [rows, entries], a logit of each
+    category [rows, categories], or images [rows, C, H, W], H and W rounded up to multiples of 8."""
     if leaf.kind != "image":
         width = args.gnn_dim if leaf.group else dim
         num = math.prod(leaf.shape)
@@ -1325,20 +1328,21 @@ def decoder(leaf: Leaf, dim: int, args: Any) -> nn.Sequential:
 
 
 def decoders(leaves: list[Leaf], encoder: Encoder, dim: int, args: Any) -> nn.ModuleDict:
-    """Of all inputs, from the actor's latent [B, dim] and from the embeddings of elements."""
+    """{key(path): decoder} of all inputs but edge_links. That of a dense leaf decodes the actor's
+    latent [B, dim], that of a ragged one [rows, dim + width]: latent and embedding of each row."""
     nets = nn.ModuleDict()
     for leaf in leaves:
         if leaf.is_input and leaf.kind != "links":
-            width = encoder.element_dims.get(leaf.group, 0)
-            width = min(width, 2 * args.gnn_dim)  # of both ends of an edge, without its features
+            # Of an edge: both ends, without its features
+            width = min(encoder.element_dims.get(leaf.group, 0), 2 * args.gnn_dim)
             nets[key(leaf.path)] = decoder(leaf, dim + width, args)
     return nets
 
 
 def errors_of(agent: "Agent", leaf: Leaf, told: Tensor, values: Tensor) -> Tensor:
-    """Errors [rows] of what a decoder told: cross-entropies of categories, squared errors of
-    numbers, whose columns (an image is one) have variance 1 in the minibatch: 1 is no better than a
-    constant."""
+    """Errors [rows] of `told`, what a decoder returned: cross-entropies of categories, squared
+    errors of numbers. The numbers are standardised per column over the minibatch (an image as one
+    column), so an error of 1 is no better than a constant."""
     num = math.prod(leaf.shape)
     if leaf.kind == "discrete":
         logits = told.split(num_options(leaf).tolist(), 1)
@@ -1405,7 +1409,8 @@ def move(leaves: list[Leaf], obs: Obs) -> tuple[Obs, dict[str, Tensor]]:
 
 
 def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-    """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
+    """An action as the predictor's input, [B, seen_dim(head.parts)]: all parts side by side; of a
+    Sequence the mean over the rows."""
     parts = [head.embed(part, action[:, part.columns], elements) for part in head.parts]
     embedded = torch.cat(parts, 1)
     if head.per_row:
@@ -1414,7 +1419,8 @@ def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]
 
 
 def predictor(agent: "Agent", dim: int, args: Any) -> nn.Sequential:
-    """(actor's latent [B, dim], action) -> the encoder's features."""
+    """[B, dim + action_dim], actor's latent and `embed_action` -> [B, encoder.dim], the encoder's
+    features of the next observation."""
     action_dim = seen_dim(agent.head.parts, agent.encoder.element_dims)
     net = mlp([dim + action_dim, dim], args.activation)
     return net.append(nn.Linear(dim, agent.encoder.dim))
@@ -1428,13 +1434,13 @@ def predict(
     rows: np.ndarray,
     next_obs: Obs,
 ) -> Tensor:
-    """--aux predict: the error of the encoder's features of the next observation, told from the
-    actor's latent and the action. `next_obs` are the observations after `rows` (int64 [K]) of the
-    minibatch.
+    """--aux predict: the mean squared error of the encoder's features of the next observation,
+    predicted from the actor's latent [B, dim] and the action. `rows` (int64 [K]) are the steps of
+    the minibatch, 0 to B - 1, that have a next observation; `next_obs` are these K.
 
     SPR one step ahead, where the target network is the encoder itself, without gradient. The
-    targets have variance 1 in the minibatch: a loss of 1 is no better than a constant, and a
-    collapse to one does not lower it."""
+    targets are standardised over the minibatch: a loss of 1 is no better than a constant, and
+    features that shrink towards a constant do not lower it."""
     seen = torch.cat([latent, embed_action(agent.head, actions, elements)], 1)
     predicted = agent.aux(seen[to_device(rows, seen.device)])
     with torch.no_grad():
@@ -1450,7 +1456,7 @@ class Demonstrations:
             args.demos, leaves, agent.head.parts
         )
         self.storage = Storage(leaves, device)
-        self.storage.append(Flat(*flat))
+        self.obs = self.storage.append(Flat(*flat))  # of all steps
         self.num = args.bc_minibatch_size
 
     def sample(self, rng: np.random.Generator) -> tuple[Obs, Tensor]:
@@ -1462,9 +1468,7 @@ class Demonstrations:
 def behaviour_cloning(agent: "Agent", obs: Obs, actions: Tensor) -> dict[str, Tensor]:
     """The loss, the mean of -log pi(demonstrated action), and how often the greedy action is the
     demonstrated one, or how far its numbers (Box) are from it."""
-    features, elements = agent.encoder(obs)
-    latent = agent.actor(features)
-    _, log_prob, _ = agent.head(latent, elements, obs, actions)
+    _, log_prob, _, _, latent, elements = agent(obs, actions)
     logs = {"losses/behaviour_cloning": -log_prob.mean()}
     with torch.no_grad():
         greedy, _, _ = agent.head(latent, elements, obs, greedy=True)
@@ -1558,7 +1562,8 @@ class Agent(nn.Module):
             self.aux = predictor(self, widths[-1], args)
 
     def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
-        """(action [B, columns], log_prob [B], entropy [B], value [B], actor's latent, elements)"""
+        """(action [B, columns], log_prob [B], entropy [B], value [B], actor's latent [B, dim],
+        elements {group: Elements})"""
         features, elements = self.encoder(obs)
         latent = self.actor(features)
         outputs = self.head(latent, elements, obs, action, greedy)
@@ -1730,8 +1735,11 @@ LOGGED = (
 
 
 def clone(agent: Agent, optimizer: torch.optim.Optimizer, demos: Demonstrations, args: Any) -> None:
-    """--bc-updates: cloning alone."""
+    """--bc-updates: cloning alone. --norm-obs first sees the demonstrations: what is cloned on
+    observations as they are would act on normalised ones from the first update on."""
     rng = np.random.default_rng(args.seed + RANK)
+    if args.norm_obs and args.bc_updates:
+        agent.encoder.observe(demos.obs)
     for _ in range(args.bc_updates):
         logs = behaviour_cloning(agent, *demos.sample(rng))
         optimizer.zero_grad()
@@ -1742,10 +1750,11 @@ def clone(agent: Agent, optimizer: torch.optim.Optimizer, demos: Demonstrations,
 
 
 def cloning_coef(args: Any, iteration: int) -> float:
-    """The coefficient of cloning, which falls linearly to 0. It is 0 without --demos."""
+    """The coefficient of cloning: bc_coef at update 1, then linearly down to 0, or bc_coef always
+    if bc_anneal is 0. 0 without --demos."""
     if not args.demos:
         return 0.0
-    last = args.bc_anneal * args.num_iterations or math.inf
+    last = args.bc_anneal * args.num_iterations or math.inf  # updates until it is 0
     return args.bc_coef * max(0.0, 1.0 - (iteration - 1.0) / last)
 
 
@@ -1828,7 +1837,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9), auxiliary
         # loss and cloning
-        dones[-1] = 1  # from here on: has no next step in the rollout
+        dones[-1] = 1  # from here on 1 means: its next observation is not in the rollout
         bc_coef = cloning_coef(args, iteration)
         torch.set_grad_enabled(True)  # whatever an environment has set
         logs = []
@@ -1855,8 +1864,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
                 loss = args.pg_coef * pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
-                # Auxiliary losses
-                more = {}
+                more = {}  # logged name -> scalar, at first of --aux, then also of cloning
                 if args.aux == "reconstruct":
                     more["losses/reconstruct"] = reconstruct(agent, args, envs.leaves, obs, latent)
                 elif args.aux == "predict":
@@ -1880,6 +1888,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                     distance = (ratio - 1).abs()
                     clipfrac = (distance > args.clip_coef).float().mean()
                     row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
+                    # As in `names` below
                     logs.append(torch.stack([*more.values(), *row, grad_norm, distance.max()]))
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break

@@ -18,8 +18,9 @@ observation at the end of the batch, on which no result depends: nothing is padd
 code is compiled once for all sizes (dynamic shapes); a CUDA graph is captured for each size that
 occurs.
 
-What cannot be compiled, or not captured, is an error: there is no fallback. (--gnn gatv2 leaves out
-loops in the data, a number that only the device knows: on CUDA it needs --compile-mode default.)
+What cannot be compiled, or not captured, is an error: there is no fallback. (--gnn gatv2 removes
+edges from a node to itself, and only the device knows how many there are: on CUDA it needs
+--compile-mode default.)
 Flags, weights and model.pt are those of ppo_graph.py.
 """
 
@@ -1291,16 +1292,16 @@ def bucket(num: int) -> int:
 
 
 class BucketStorage(Storage):
-    """Fills batches up. Where there are ragged leaves one more observation stands at the end. Its
-    rows are repeated, at least one per group, until their number is a bucket, and at least 2:
-    torch.compile makes other code for 0 and 1."""
+    """Fills batches up. If any leaf is ragged, each batch ends with one more observation, the
+    spare one. It has one row per group, which is repeated until the batch has as many rows of the
+    group as a bucket, and at least 2: torch.compile makes other code for 0 and 1."""
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         super().__init__(leaves, device)
         self.sizes = set()  # of batches so far
         self.totals = np.zeros(2)  # rows, spare rows
         counts = {leaf.group: np.ones(1, np.int64) for leaf in leaves if leaf.group}
-        num = min(len(counts), 1)  # observations that are added
+        num = min(len(counts), 1)  # spare observations: 1 if any leaf is ragged, else 0
         rows = []  # the first category, an action that is allowed, or zeros
         for leaf in leaves:
             value = leaf.space.start if leaf.kind == "discrete" else 0
@@ -1319,8 +1320,9 @@ class BucketStorage(Storage):
         return obs
 
     def fill(self, flat: Flat, idx: np.ndarray) -> tuple[Obs, dict[str | None, Tensor]]:
-        """(the observations `idx` of a block, the last of which is spare, {group: the places of
-        their rows})"""
+        """(the observations `idx` of `flat` as a batch that is filled up, {group: the indices in
+        its leaves of the batch's rows}). The last of `idx` is the spare one, if any leaf is
+        ragged."""
         counts = {}
         places = {None: idx}  # of dense leaves
         for group, num in flat.counts.items():
@@ -1363,11 +1365,13 @@ def compiled(function: Callable, args: Any, storage: BucketStorage) -> Callable:
             "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU"
         )
     shapes.use_duck_shape = False  # sizes that are equal in the first batch may differ in the next
-    inductor.fallback_random = True  # torch's own: exponentials are > 0 and finite
+    # Random numbers by torch's own kernels, whose exponentials are > 0 and finite
+    inductor.fallback_random = True
     inductor.triton.cudagraph_or_error = mode == "reduce-overhead"
     inductor.triton.cudagraph_dynamic_shape_warn_limit = None  # sizes are few, and logged
     inductor.graph_partition = False
-    dynamic = storage.spare.size > 0 or None  # all sizes at once
+    # With ragged leaves one code for all sizes; dense batches have few: torch decides (None)
+    dynamic = storage.spare.size > 0 or None
     fast = torch.compile(function, mode=mode, fullgraph=True, dynamic=dynamic)
 
     def call(*inputs):
@@ -1389,7 +1393,7 @@ class Memory:
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
         self.agent = agent
-        self.policy = agent
+        self.policy = agent  # `train` puts its compiled form here, and a BucketStorage below
         self.storage = Storage(leaves, next(agent.parameters()).device)
 
     def begin(self) -> None:
@@ -1424,7 +1428,7 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
-        actions = torch.cat([*self.actions, torch.zeros_like(self.actions[0][:1])])
+        actions = nn.functional.pad(torch.cat(self.actions), (0, 0, 0, 1))  # one for spare rows
         flat = self.storage.whole()
         filled = join([flat, self.storage.spare], torch.cat)
         spare = np.arange(flat.size, filled.size)
@@ -1644,8 +1648,7 @@ def ppo_loss(
     B = len(rollout)
     std_floor, vf_coef = scales
     log_probs, values, mb_advantages, returns = rollout.unbind(1)
-    outputs = [output[:B] for output in agent(obs, actions)]
-    _, new_log_prob, entropy, new_value = outputs
+    _, new_log_prob, entropy, new_value = [output[:B] for output in agent(obs, actions)]
     logratio = new_log_prob - log_probs
     ratio = logratio.exp()
     if args.norm_adv and B > 1:
@@ -1657,18 +1660,17 @@ def ppo_loss(
     pg_loss = torch.max(pg_loss1, pg_loss2).mean()
     v_loss = (new_value - returns) ** 2
     if args.clip_vloss:
-        change = new_value - values
-        v_clipped = values + change.clamp(-args.clip_coef, args.clip_coef)
-        v_loss = torch.max(v_loss, (v_clipped - returns) ** 2)
+        change = (new_value - values).clamp(-args.clip_coef, args.clip_coef)
+        v_loss = torch.max(v_loss, (values + change - returns) ** 2)
     v_loss = 0.5 * v_loss.mean()
     entropy_loss = entropy.mean()
     loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
     with torch.no_grad():
         approx_kl = ((ratio - 1) - logratio).mean()
-        change = (ratio - 1.0).abs()
-        clipfrac = (change > args.clip_coef).float().mean()
-        row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac, change.max()]
-        return loss, torch.stack(row)
+        distance = (ratio - 1).abs()
+        clipfrac = (distance > args.clip_coef).float().mean()
+        row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
+        return loss, torch.stack([*row, distance.max()])  # as in LOGGED, which ends with grad_norm
 
 
 def train(args: Any, device: torch.device, run: Run) -> Agent:
@@ -1747,9 +1749,11 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             settings["std_floor"] = std_floor
         scales = to_device(np.array([std_floor, vf_coef], np.float32), device)
         advantages = to_device(advantages.reshape(-1), device)
+        # As ppo_loss takes it: [T * N, 4], the last are the returns
         rollout = torch.stack([log_probs, values, advantages, advantages + values], 1)
 
-        # Update: the optimizer gets gradients that the next call overwrites, so they are dropped
+        # Update. Gradients may lie in memory that the next call of a CUDA graph writes to, so
+        # zero_grad comes right after the optimizer's step
         torch.set_grad_enabled(True)  # whatever an environment has set
         logs = []
         for _ in range(args.update_epochs):
@@ -1773,7 +1777,8 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             check.losses(UsageError, iteration, LOGGED, logs)
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
-        scalars["debug/collection_mismatch"] = logs[0, -2]  # where the weights are those that acted
+        # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
+        scalars["debug/collection_mismatch"] = logs[0, -2]
         scalars["losses/explained_variance"] = explained_var
         scalars["charts/learning_rate"] = settings["lr"]
         scalars |= memory.storage.stats()

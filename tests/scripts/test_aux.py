@@ -426,6 +426,24 @@ def test_warm_start(tmp_path, monkeypatch):
     assert len(losses) == 53
 
 
+@pytest.mark.parametrize("bc_updates", [0, 3])
+def test_warm_start_normalises(bc_updates, tmp_path):
+    """What is cloned before the first rollout is cloned on normalised observations: with --norm-obs
+    their statistics begin with those of the demonstrations."""
+    path, env = demos_of(tmp_path)
+    args = small_args(script, **env, demos=path, norm_obs=True, bc_updates=bc_updates)
+    envs = script.Envs([partial(script.make_env, args)])
+    agent = script.Agent(envs.leaves, envs.action_space, args)
+    demos = script.Demonstrations(agent, envs.leaves, args, CPU)
+    script.clone(agent, torch.optim.Adam(agent.parameters()), demos, args)
+    (rows,) = agent.encoder.rows.values()
+    seen = demos.storage.whole().values[0].double()
+    assert rows.count == (len(seen) if bc_updates else 0)
+    if bc_updates:
+        torch.testing.assert_close(rows.mean, seen.mean(0))
+        torch.testing.assert_close(rows.var, seen.var(0, unbiased=False))
+
+
 @pytest.mark.parametrize("aux", ["none", "reconstruct", "predict"])
 def test_coefficients(aux, tmp_path, monkeypatch):
     """The loss is the sum of what is logged, each with its coefficient."""

@@ -3,6 +3,7 @@ computes."""
 
 import dataclasses
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -295,6 +296,33 @@ def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
         two.scalars["charts/compilations"][0][1]
     }
     assert two.scalars["charts/spare_rows"][-1][1] < 0.15
+
+
+class Coming(gym.Env):
+    """A set with as many elements as steps have passed, one action for each: at first none."""
+
+    observation_space = spaces.Sequence(vector(2), stack=True)
+    action_space = spaces.Sequence(spaces.Discrete(3))
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros((0, 2), np.float32), {}
+
+    def step(self, action):
+        assert len(action) == self.t
+        self.t += 1
+        return np.ones((self.t, 2), np.float32), 1.0, self.t == 4, False, {}
+
+
+gym.register("Coming-v0", entry_point=Coming)
+
+
+def test_rollout_that_begins_without_rows(tmp_path):
+    """A spare observation has an action, even if no row acts in the first step of a rollout."""
+    flags = dict(env_id="Coming-v0", num_steps=4, total_timesteps=24)
+    log = run(tmp_path, script, **NONE | flags).scalars
+    assert len(log["losses/policy_loss"]) == 2
+    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
 
 
 def test_log(tmp_path):

@@ -35,14 +35,14 @@ measure() {
 measure layout.py --repeats 7 --out $RESULTS/layout.md
 measure layout.py --tenfold --repeats 5 --out $RESULTS/layout_tenfold.md
 measure breakdown.py --scale 0.25 --out $RESULTS/breakdown.md
-measure sps.py --rounds 2 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
+measure sps.py --rounds 3 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
 measure sps.py --total-timesteps 16384 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
     --out $RESULTS/sps_2_threads.md
 measure lstm_kernels.py --repeats 3 --out $RESULTS/lstm_kernels.md
 measure attention.py --parts memory --out $RESULTS/attention
 measure attention.py --parts sps --rounds 1 --total-timesteps 8192 --peer-python "$TRXL_PYTHON" \
     --peer-script "$CLEANRL/ppo_trxl.py" --out $RESULTS/trxl
-measure cartpole_vs_cleanrl.py --rounds 2 --total-timesteps 80000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
+measure cartpole_vs_cleanrl.py --rounds 5 --total-timesteps 50000 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/cartpole.md
 measure time_to_475.py --rounds 2 --cleanrl "$CLEANRL/ppo.py" --out $RESULTS/time_to_475.md
 measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 --num-envs 16 --out $RESULTS/scaling.md
 

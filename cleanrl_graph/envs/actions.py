@@ -170,7 +170,7 @@ class NeighbourMeanEnv(StepsEnv):
 
     Observation: nodes float32 [n, 1] in [-1, 1], edge_links int64 [e, 2], n from 0 to `max_nodes`,
     e up to 3 n. Action: float32 [n, 1]. Reward 1 minus the mean squared error times 4, 1 for an
-    empty graph: the optimal return is T, answers that are all 0 earn about 0.5 T.
+    empty graph: the optimal return is T, answers that are all 0 earn about 0.37 T.
     """
 
     def __init__(self, max_nodes=8, episode_length=8):
@@ -274,7 +274,7 @@ class NodeAmountEnv(StepsEnv):
 
     def reward(self, action):
         node = action["node"]
-        wants_it = self.wants[node] == action["amount"]
+        wants_it = node < len(self.wants) and self.wants[node] == action["amount"]
         is_another = node != self.last
         self.last = node
         return wants_it and is_another

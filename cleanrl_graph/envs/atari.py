@@ -98,10 +98,10 @@ class AtariEnv(gym.Env):
         self.over = True  # the game, and not just a life
 
     def reset(self, *, seed=None, options=None):
-        """Return the first observation and info. A seed, and the end of a game, begin a new game;
-        the end of a life does not."""
+        """Return the first observation and info. A new game begins after the end of a game, with a
+        seed, and without `episodic_life`; otherwise the present game goes on."""
         super().reset(seed=seed)
-        if seed is None and not self.over:
+        if self.episodic_life and seed is None and not self.over:
             frame, info = self._press(0)
         else:
             frame, info = self._new_game(seed)

@@ -7,8 +7,8 @@ about the same duration that need no other stage than its parents, and an execut
 a time. The simulator follows the public description of Spark there and in `spark-sched-sim`; the
 jobs are synthetic, see `random_job`.
 
-Mean job completion times of the rules on 100 sets of jobs of each suite, from
-benchmark/dag_schedule.py: see benchmark/results/dag_schedule/table.md.
+Mean job completion times of the rules on the 100 sets of jobs of the suites "batch" and
+"continuous", from benchmark/dag_schedule.py: see benchmark/results/dag_schedule/table.md.
 """
 
 import bisect
@@ -24,7 +24,8 @@ from .toy import mask_space, starts_of
 
 NODE_FEATURES = [
     "is_stage: 1 for a stage",
-    "is_job: 1 for the hub of a job, whose next six columns are sums, or the longest, over the job",
+    "is_job: 1 for the hub of a job; the next four columns are sums over its stages, the three "
+    "after them the largest value of a stage",
     "tasks: log(1 + tasks not started) / 5",
     "work: log(1 + seconds of tasks not started) / 8",
     "running: executors that work on the stage / executors of the cluster",
@@ -38,9 +39,9 @@ NODE_FEATURES = [
     "job_work: log(1 + work left in the job) / 8",
     "job_share: work left in the job / in all jobs of the system",
     "job_rank: share of the jobs in the system with less work left",
-    "job_executors: those working for the job or promised to it / executors of the cluster",
-    "job_free: executors at the job that can be given now / executors of the cluster",
-    "job_idle: the idle ones of these, others finish their last task / executors of the cluster",
+    "job_executors: those on stages with tasks to start or promised to it / those of the cluster",
+    "job_free: idle or on the last task of a stage of the job / executors of the cluster",
+    "job_idle: the idle ones of these / executors of the cluster",
     "job_age: log(1 + seconds in the system) / 8",
     "job_stages: stages that are not complete / 10",
     "job_scaling: c of the job, how much longer its tasks take when all executors work for it",
@@ -177,16 +178,18 @@ class DagScheduleEnv(gym.Env):
     it.
 
     Action: {"node": a row of the graph whose `action_mask` is 1, a stage; "executors": index of
-    `limits`, the parallelism limit of its job}. The job gets free executors for this stage until as
-    many work for it or are promised to it, but at least one, and no more than there are and than
-    the stage has tasks. Idle ones come first (of the same job, then of none, then of others); the
-    others come when they finish, each to its own job if that waits.
+    `limits`, the parallelism limit of its job}. The job gets free executors for this stage until
+    its executors reach the limit: those promised to it and those at work on stages that have tasks
+    to start. It gets at least one, but no more than are free, or than the stage has tasks. Idle
+    ones come first (of the same job, then of none, then of others); the others come when they
+    finish, each to its own job if that waits.
 
     Time, in seconds. A task takes its stage's mean duration times lognormal noise of mean 1 (sigma
     `noise`) times 1 + c (n - 1) / (num_executors - 1) while n executors work for its job: the more
     there are, the more they share, and jobs do not scale equally well: c is log-uniform over the
     two numbers of `inflation`. The first task of an executor on a stage takes `first_wave` times as
-    long, and `warmup` more if it came from another job, which itself takes `moving_delay`.
+    long. An executor that was not at the job before takes `moving_delay` to come, and its first
+    task takes `warmup` more, unless it waited for a parent.
 
     Reward: minus the job-seconds since the last decision / reward_unit: the return is minus the sum
     over jobs of the time from arrival to completion. With `shaped` it is that plus the change of a
@@ -273,6 +276,7 @@ class DagScheduleEnv(gym.Env):
         self.num_jobs = num_jobs
         self.load = load
         self.num_executors = num_executors
+        self.num_limits = limits  # at most, None: no bound
         self.limits = parallelism_limits(num_executors, limits)
         self.sizes = tuple(sizes)
         self.moving_delay = moving_delay
@@ -742,7 +746,8 @@ class DagScheduleEnv(gym.Env):
                 "noise",
                 "workload",
             )
-            result |= rule_costs(**{name: getattr(self, name) for name in settings})
+            values = {name: getattr(self, name) for name in settings}
+            result |= rule_costs(limits=self.num_limits, **values)
         return {"eval": result}
 
     def render(self):

@@ -78,8 +78,8 @@ NODE_FEATURES = [
     "left: operations that are left / all, the same for all nodes",
 ]
 EDGE_FEATURES = [
-    "job_successor, 1 for this kind of edge",
-    "job_predecessor, 1 for this kind of edge",
+    "job_successor: 1 from an operation to the next one of its job",
+    "job_predecessor: 1 from an operation to the one before it in its job",
     "to_machine: 1 from an operation to a machine that can take it",
     "from_machine: 1 from a machine to an operation; what follows is the same in both directions",
     "time: processing time / mean time of the instance",
@@ -89,7 +89,8 @@ EDGE_FEATURES = [
     "wait: (start - earliest start of the operation) / mean time",
     "idle: (start - max(now, time the machine is free)) / mean time",
     "later: (completion - earliest completion of the operation) / mean time",
-    "behind: (completion - earliest completion on the machine of all next operations) / mean time",
+    "behind: (completion - earliest completion of a next operation on the machine) / mean time, "
+    "-FEATURE_LIMIT where the machine can take none of them",
     "slack: (lower bound - completion - tail) / mean time",
     "slack_rel: the same / horizon",
     "legal: 1 if this edge may be chosen",
@@ -187,11 +188,12 @@ class FlexibleJobShopEnv(DispatchEnv):
     unit is the initial bound, with "time" it is 1.
 
     Random instances draw J and M log-uniformly from `jobs` and `machines`, and the operations of
-    each job from `operations`, or from 0.8 M to 1.2 M. `flexibility` is the largest share of the
-    machines that an operation can have, `deviation` that of the times around their mean; of a pair
-    of numbers, each instance draws its own between them. `instance` fixes a benchmark name or
-    {"times": [N, M], 0 where not eligible; "operations": of each job [J]}. With `skip_forced` the
-    env dispatches by itself while only one pair is legal.
+    each job from `operations`, or from 0.8 M to 1.2 M. An operation is eligible on at most the
+    share `flexibility` of the machines. Its mean time is a uniform integer in `durations`; its time
+    on each machine is within the share `deviation` of that mean, and in `durations`. If
+    `flexibility` or `deviation` is a pair, each instance draws a number between the two. `instance`
+    fixes a benchmark name or {"times": [N, M], 0 where not eligible; "operations": of each job
+    [J]}. With `skip_forced` the env dispatches by itself while only one pair is legal.
     """
 
     eval_suites = suites()
@@ -267,7 +269,7 @@ class FlexibleJobShopEnv(DispatchEnv):
         self.operations_of = operations
         self.num_ops, self.num_machines = times.shape
         self.num_jobs = len(operations)
-        self.num_steps = int(operations.max())
+        self.max_operations = int(operations.max())
         self.num_left = self.num_ops
         self.order = []  # (job, step, machine, start, finish) of what is dispatched
         self.free = np.zeros(self.num_machines)  # time each machine is free
@@ -281,7 +283,7 @@ class FlexibleJobShopEnv(DispatchEnv):
     def _set_times(self):
         """Processing times [J, K, M], BIG on machines that are not eligible, and work along jobs
         [J, K]."""
-        self.real = np.arange(self.num_steps) < self.operations_of[:, None]
+        self.real = np.arange(self.max_operations) < self.operations_of[:, None]
         self.op_times = np.full((*self.real.shape, self.num_machines), BIG)
         self.op_times[self.real] = np.where(self.times > 0, self.times, BIG)
         self.next_times = self.op_times[:, 0].copy()
@@ -324,7 +326,7 @@ class FlexibleJobShopEnv(DispatchEnv):
         """The eligible pairs (operation, machine), and the features that do not change."""
         eligible = self.eligible.reshape(-1, self.num_machines)
         self.pair_op, self.pair_machine = eligible.nonzero()
-        self.pair_job = self.pair_op // self.num_steps
+        self.pair_job = self.pair_op // self.max_operations
         self.pair_time = self.op_times.reshape(-1, self.num_machines)[eligible]
         least = self.least.ravel()
         excess = self.pair_time - least[self.pair_op]
@@ -363,7 +365,7 @@ class FlexibleJobShopEnv(DispatchEnv):
         self.work_left -= self.least[job, step]
         if self.single_machine[job, step] >= 0:
             self.forced_work[machine] -= self.least[job, step]
-            self.forced_tail[job * self.num_steps + step] = BIG
+            self.forced_tail[job * self.max_operations + step] = BIG
         self.next[job] = step + 1
         if step + 1 < self.operations_of[job]:
             self.next_times[job] = self.op_times[job, step + 1]
@@ -422,7 +424,7 @@ class FlexibleJobShopEnv(DispatchEnv):
 
     def _job_heads(self):
         """Returns the heads [J, K]. Never kept: pickle makes a copy of a view."""
-        return self.head[:-1].reshape(self.num_jobs, self.num_steps)
+        return self.head[:-1].reshape(self.num_jobs, self.max_operations)
 
     def _bound_machines(self):
         """Sets the earliest start on each machine, its bound, and that of the mean load."""
@@ -448,8 +450,8 @@ class FlexibleJobShopEnv(DispatchEnv):
         if self.num_left == 0:
             return self._terminal()
         now = float(self.start.min())
-        next_ops = self.live * self.num_steps + self.next[self.live]
-        job_ends = self.live * self.num_steps + self.operations_of[self.live]
+        next_ops = self.live * self.max_operations + self.next[self.live]
+        job_ends = self.live * self.max_operations + self.operations_of[self.live]
         window = next_ops[:, None] + np.arange(self.window)  # [jobs, window]
         inside = window < job_ends[:, None]
         ops = window[inside]
@@ -510,7 +512,7 @@ class FlexibleJobShopEnv(DispatchEnv):
 
     def _write_operations(self, x, ops, is_next, now, per_time, per_horizon):
         """Writes the features of operations `ops` into x [features, operations]."""
-        job, step = np.divmod(ops, self.num_steps)
+        job, step = np.divmod(ops, self.max_operations)
         start = self.head[ops]
         completion = self.completion.ravel()[ops]
         tail = self.tail.ravel()[ops]
@@ -526,7 +528,7 @@ class FlexibleJobShopEnv(DispatchEnv):
         x[10] = slack * per_time  # slack
         x[11] = slack * per_horizon  # slack_rel
         x[12] = work / work.max()  # job_work
-        x[13] = (self.operations_of[job] - step) / self.num_steps  # ops_left
+        x[13] = (self.operations_of[job] - step) / self.max_operations  # ops_left
         x[14] = is_next  # candidate
         x[15] = is_next & self.legal.any(axis=1)[job]  # legal
 

@@ -186,7 +186,8 @@ class GraphExploreEnv(gym.Env):
         is_inner[parent] = True
         near = np.flatnonzero((self.hops >= low) & (self.hops <= high) & ~is_inner)
         if len(near) < self.num_colours:
-            order = np.lexsort((self.hops, self.hops < low, is_inner))
+            is_start = self.hops == 0  # the last choice
+            order = np.lexsort((self.hops, self.hops < low, is_inner, is_start))
             near = order[: self.num_colours]  # the next ones beyond
         coloured = rng.permutation(near)[: self.num_colours]
         one_hot = np.zeros((len(self.points), self.num_colours), np.float32)

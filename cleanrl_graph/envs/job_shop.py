@@ -45,7 +45,7 @@ NODE_FEATURES = [
     "time: processing time / mean time of the instance",
     "start: (earliest start - now) / mean time; machine: of its first operation",
     "start_rel: (earliest start - now) / horizon, where horizon = lower bound - now",
-    "gap: (earliest start - time the machine is free) / mean time",
+    "gap: (earliest start - max(now, time the machine is free)) / mean time",
     "tail: work of the job after this operation / horizon; machine: least tail of its operations",
     "slack: (lower bound - start - time - tail) / mean time; machine: lower bound - its bound",
     "slack_rel: the same / horizon",
@@ -277,11 +277,16 @@ class DispatchEnv(gym.Env):
         return self.check_instance(instance[first], instance[second])
 
     def reset(self, *, seed=None, options=None):
+        """Returns the first observation and {}. A seed fixes everything that follows."""
         super().reset(seed=seed)
         self._start_episode(*(self.fixed or self._random_instance()))
         return self._observe(), {}
 
     def step(self, action):
+        """Returns the next observation, the reward, terminated (all operations are dispatched),
+        False and info: {} before the end, then "eval" with the makespan ("cost"), the initial
+        bound ("lower_bound"), and for a named benchmark "best_known" and the makespans of rules.
+        Raises ValueError for an action that is not legal."""
         if self.times is None or self.num_left == 0:
             raise ValueError("step() needs an episode under way: call reset() first.")
         if not 0 <= action < len(self.mask) or not self.mask[action]:

@@ -39,6 +39,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from .toy import LinkGraph
+
 
 def graph_space(data: Any) -> spaces.Graph:
     """The space of observations like this Data or HeteroData, without bounds."""
@@ -47,7 +49,7 @@ def graph_space(data: Any) -> spaces.Graph:
     if edges is not None:
         edge_space = spaces.Box(-np.inf, np.inf, edges.shape[1:], np.float32)
     node_space = spaces.Box(-np.inf, np.inf, nodes.shape[1:], np.float32)
-    return spaces.Graph(node_space, edge_space)
+    return LinkGraph(node_space, edge_space)
 
 
 def to_graph_instance(data: Any) -> spaces.GraphInstance:

@@ -114,8 +114,7 @@ class BlockEnv(gym.Env):
 
 
 class PoissonGraphEnv(BlockEnv):
-    """Choose an allowed node with the largest number of walks of `hops` edges that start at a
-    flagged node.
+    """Choose the allowed node at which most walks of `hops` edges from flagged nodes end.
 
     With hops=1 this is the number of incoming edges from flagged nodes (parallel edges and
     self-loops count), with hops=2 the sum of that number over the in-neighbours: `hops` rounds of

@@ -53,7 +53,7 @@ NUM_ACTIONS = {"criteria": len(CRITERIA), "phases": NUM_PHASES}  # of a light
 RENDER_MODES = (None, "rgb_array")
 NUM_FIXED_SEEDS = 1000  # SUMO's seeds below are those of fixed_seed, other episodes use others
 PHASE_FEATURES = [
-    "exists: 1 for a phase, 0 for what a light with fewer phases has not",
+    "exists: 1 for a phase, 0 if the light has fewer phases",
     "current: 1 if the light shows it now",
     "vehicles_in: vehicles on the lanes that it lets go / 10, each counted with the share of the "
     "ways on from its lane that have green",
@@ -112,7 +112,7 @@ COLOURS = {  # of a drawing
 
 
 def hour(name, demand, shift, fixed_seed):
-    """TrafficLightsEnv keyword arguments of an hour of traffic, whatever those of training are."""
+    """TrafficLightsEnv keyword arguments that fix an hour of traffic, also in seed and length."""
     return {
         "map": name,
         "demand": demand,
@@ -373,7 +373,7 @@ class TrafficLightsEnv(gym.Env):
 
     Observation:
         "graph": nodes float32 [n, 8 * 15 + 6], PHASE_FEATURES of the phase that each action would
-            show (0 for actions that a light has not), then LIGHT_FEATURES;
+            show (0 for actions that a light does not have), then LIGHT_FEATURES;
             edges float32 [2 R, 5], EDGE_FEATURES; edge_links int64 [2 R, 2], each road from a light
             to a next one in both directions. Roads may pass junctions without lights. All features
             are >= 0.
@@ -381,7 +381,7 @@ class TrafficLightsEnv(gym.Env):
         "node_ids": int64 [n], the number of the light, 0 to n - 1.
     Action: int [n], one for each light. Where a light's phase changes, the signals whose green
     ends show yellow for `yellow` seconds, then the new phase begins. None instead of an action: the
-    lights follow the programs of the map. Raises ValueError for an action that a light has not.
+    lights follow the programs of the map. Raises ValueError for an action a light does not have.
 
     Reward: the mean of info["rewards"], float32 [n], which each step has, one for each light:
         "queue": minus the vehicles that halt (below 0.1 m/s) on the lanes to the light / 10.

@@ -218,6 +218,14 @@ def test_find_target_decoys_and_cue():
         assert [terminated for _, terminated in rewards] == [False] * (len(rewards) - 1) + [True]
 
 
+def test_start_has_no_colour_if_another_node_can():
+    """Where a graph has only as many nodes beside the start as colours, the target can be found."""
+    env = make(task="find", num_nodes=(5, 5), num_colours=4)
+    for seed in range(50):
+        env.reset(seed=seed)
+        assert env.start not in env.colour and env.target != env.start
+
+
 def test_colours_are_not_told_by_the_start_or_the_names():
     env = make(task="find")
     cues = []

@@ -108,6 +108,10 @@ def test_whole_games_and_rewards_as_they_are(fake):
     assert env.game.pressed == [1] * 12
     assert [terminated for _, terminated, _, _ in outcomes] == [False] * 11 + [True]
     assert sum(reward for reward, *_ in outcomes) == outcomes[-1][-1]["episode"]["r"] == 60
+    env.reset()
+    env.step(1)
+    env.reset()  # after a time limit, for instance
+    assert env.game.num_games == 3 and env.game.t == 0
 
 
 def test_game_that_ends_in_its_first_actions(fake):

@@ -552,6 +552,23 @@ def test_toy_tasks(name):
         assert total == pytest.approx(8, abs=1e-5)
 
 
+def test_any_amount_can_be_taken():
+    """Each action of the space can be taken, one with a node that is not there earns nothing."""
+    env = gym.make("cleanrl_graph.envs:NodeAmount-v0").unwrapped
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    rewards = []
+    for _ in range(50):
+        action = env.action_space.sample()
+        is_there = action["node"] < len(env.wants)
+        _, reward, ended, *_ = env.step(action)
+        rewards.append((is_there, reward))
+        if ended:
+            env.reset()
+    assert all(reward == 0 for is_there, reward in rewards if not is_there)
+    assert {is_there for is_there, _ in rewards} == {True, False}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, least, kwargs",

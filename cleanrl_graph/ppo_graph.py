@@ -130,8 +130,8 @@ class Args:
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
-    """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or flat,
-    a fixed list; auto takes it from the spaces (`infer_heads`). Of a Sequence: the rows that act"""
+    """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
+    flat, a fixed list; auto: see `infer_heads`. Of a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -160,8 +160,8 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: float | None = None
     """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
-    of the largest std of the returns so far, which decays by this factor at each update. If it is
-    above 0, Adam is AMSGrad, too. None: off"""
+    of the largest std of the returns so far, which decays by this factor at each update. If
+    above 0, it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True

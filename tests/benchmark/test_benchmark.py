@@ -261,7 +261,7 @@ def test_event_files_of_a_resumed_run_are_merged(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
     for number, (steps, ret) in enumerate([((10, 20, 30), 1.0), ((30, 40), 2.0)]):
-        writer = SummaryWriter(tmp_path, filename_suffix=str(number))
+        writer = SummaryWriter(tmp_path / "new")
         writer.add_text("hyperparameters", "", walltime=100.0 * number)
         for step in steps:
             for _ in range(2):  # two episodes end at the same step
@@ -271,6 +271,8 @@ def test_event_files_of_a_resumed_run_are_merged(tmp_path):
                 writer.add_scalar("charts/episodic_length", 5, step, walltime=100.0 * number + step)
             writer.add_scalar("charts/SPS", 7, step, walltime=100.0 * number + step)
         writer.close()
+        (path,) = (tmp_path / "new").iterdir()
+        path.rename(tmp_path / f"events.out.tfevents.{number}")  # of different seconds
     episodes, updates = run.events_of(tmp_path)
     assert [(step, ret) for step, _, ret, _ in episodes[::2]] == [
         (10, 1.0),

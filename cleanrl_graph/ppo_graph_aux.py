@@ -1456,7 +1456,7 @@ class Demonstrations:
             args.demos, leaves, agent.head.parts
         )
         self.storage = Storage(leaves, device)
-        self.obs = self.storage.append(Flat(*flat))  # of all steps
+        self.storage.append(Flat(*flat))
         self.num = args.bc_minibatch_size
 
     def sample(self, rng: np.random.Generator) -> tuple[Obs, Tensor]:
@@ -1739,7 +1739,7 @@ def clone(agent: Agent, optimizer: torch.optim.Optimizer, demos: Demonstrations,
     observations as they are would act on normalised ones from the first update on."""
     rng = np.random.default_rng(args.seed + RANK)
     if args.norm_obs and args.bc_updates:
-        agent.encoder.observe(demos.obs)
+        agent.encoder.observe(demos.storage.batch(demos.storage.whole()))
     for _ in range(args.bc_updates):
         logs = behaviour_cloning(agent, *demos.sample(rng))
         optimizer.zero_grad()

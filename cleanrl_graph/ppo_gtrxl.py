@@ -1557,9 +1557,8 @@ class Memory:
         self.storage = Storage(leaves, self.device)
         # First at the K steps before the rollout, [layers, K, N, D], then at each step with K = 1
         self.inputs = [weight.new_zeros(args.num_layers, 0, num_envs, args.dim)]
-        self.seen_action = weight.new_zeros(
-            num_envs, agent.action_dim
-        )  # embedded, of the last step
+        # The last action, embedded
+        self.seen_action = weight.new_zeros(num_envs, agent.action_dim)
         self.age = np.zeros(num_envs, np.int64)  # steps of the present episodes so far
 
     @torch.no_grad()

@@ -1529,9 +1529,8 @@ class SparseLSTM(nn.Module):
         self.dim = H + per_node  # of the readout, whose last column per node is log(1 + number)
         layer = nn.Linear(input_dim, args.gnn_dim)  # its bias keeps the input's scale visible
         norm = nn.LayerNorm(args.gnn_dim)
-        nn.init.constant_(
-            norm.weight, 0.5
-        )  # small: gates that are less saturated learn to count sooner
+        # Small: gates that are less saturated learn to count sooner
+        nn.init.constant_(norm.weight, 0.5)
         self.token = nn.Sequential(layer, norm, nn.ReLU())
         self.cell = nn.LSTM(args.gnn_dim, H) if args.cell == "lstm" else GRU(args.gnn_dim, H)
         self.state_size = 2 if args.cell == "lstm" else 1  # vectors: c and h, or h

@@ -346,6 +346,14 @@ def test_rule_action_plays_the_same_schedule(rule):
     assert np.subtract(env.completion, env.arrival).mean() == play_rule(rule, seed=5, **kwargs)
 
 
+@pytest.mark.parametrize("limits", [None, 3])
+def test_random_rule_has_the_limits_of_the_environment(limits):
+    kwargs = dict(num_jobs=4, limits=limits, workload=3)
+    _, info = play(DagScheduleEnv(**kwargs), 0, "FIFO")
+    assert info["eval"]["random"] == play_rule("random", **kwargs)
+    assert info["eval"]["random"] != play_rule("random", **kwargs | {"limits": 12})
+
+
 def test_rules_are_in_the_order_of_the_paper():
     """Mean job completion time: weighted fair is best, then fair; FIFO and random are far worse."""
     for load in (None, 0.75):

@@ -175,6 +175,14 @@ def test_another_version(tmp_path, another_version):
     assert not list(tmp_path.glob("*/*.ckpt"))
 
 
+def test_alone_each_task_is_played(tmp_path, another_version):
+    """Greedy episodes are of the entries of --env-kwargs in turn."""
+    tasks = [{"length": 3}, {"length": 6}]
+    flags = dict(FLAGS, env_id="cleanrl_graph.envs:Recall-v0", env_kwargs=tasks, eval_episodes=4)
+    lengths = [episode.length for episode in run(tmp_path, **flags).rows]
+    assert lengths[0] < lengths[1] and lengths == lengths[:2] * 2
+
+
 @pytest.mark.parametrize(
     "flag, value, named",
     [

@@ -459,6 +459,16 @@ def test_crowd():
     assert scores["straight"][0] > scores["random"][0]
 
 
+def test_steps_of_a_crowd_that_does_not_arrive(monkeypatch):
+    """Episodes in which nobody arrives are no short ones in the reference's mean."""
+
+    def random(env):  # all stay where they are
+        return np.zeros(len(env.ids), np.int64)
+
+    monkeypatch.setattr(crowd, "random", random)
+    assert np.isnan(crowd.reference_scores(1)["random"][2])
+
+
 def test_crowd_is_drawn():
     env = gym.make("cleanrl_graph.envs:Crowd-v0", render_mode="rgb_array").unwrapped
     assert env.render() is None

@@ -183,8 +183,8 @@ class Args:
     """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches; each holds whole rollouts of some of the envs"""
-    update_epochs: int = 4
-    """the K epochs to update the policy"""
+    update_epochs: int | None = None
+    """the K epochs to update the policy; None: 6 with images, else 4"""
     norm_adv: bool = True
     """toggles advantages normalization"""
     stay_solved: float | None = 0.999
@@ -1467,12 +1467,9 @@ class GTrXL(nn.Module):
 
     def __init__(self, args: Any):
         super().__init__()
-        smallest = min(args.dim, args.num_heads, args.num_layers, args.memory_length + 1)
-        if smallest < 1 or args.dim % (2 * args.num_heads):
+        if args.dim % (2 * args.num_heads):
             raise UsageError(
-                f"--dim {args.dim}, --num-heads {args.num_heads}, --num-layers {args.num_layers}: "
-                "at least 1 is needed, --dim a multiple of 2 x --num-heads; --memory-length "
-                f"{args.memory_length}: at least 0"
+                f"--dim {args.dim}: a multiple of 2 x --num-heads {args.num_heads} is needed"
             )
         has_cuda = args.cuda and torch.cuda.is_available()
         if not has_cuda and (args.bf16 or args.attention == "flex"):
@@ -1485,8 +1482,7 @@ class GTrXL(nn.Module):
         self.register_buffer("frequency", frequency.float(), persistent=False)
         self.layers = nn.ModuleList()
         for _ in range(args.num_layers):
-            layer = GTrXLLayer(args.dim, args.num_heads, args.gate)
-            self.layers.append(layer)
+            self.layers.append(GTrXLLayer(args.dim, args.num_heads, args.gate))
 
     def forward(self, x: Tensor, past: Past) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """(outputs [T, B, 2 D] of tokens x [T, B, D], the second half is what the last layer's
@@ -1626,7 +1622,8 @@ class Memory:
         past = self.past(age[None], previous, inputs)
         flat = self.storage.copy(join([step.obs, *self.finals]))
         obs = self.storage.batch(flat)
-        return self.agent.value(obs, past)
+        features, *_ = self.agent.encode(obs, past)
+        return self.agent.critic(features).squeeze(1)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The environments in `num` random parts: numbers of their steps, inputs of the agent."""
@@ -1697,6 +1694,12 @@ class Agent(nn.Module):
         super().__init__()
         self.encoder = Encoder(leaves, args)
         self.gtrxl = GTrXL(args)
+        has_images = any(leaf.kind == "image" for leaf in self.encoder.leaves)
+        # Actor and critic see the age faintly beside images: else the policy is sure of what it
+        # does by the clock before it has learned to see
+        self.age_scale = 0.1 if has_images else 1.0
+        if args.update_epochs is None:  # read by `train`; known once there is an agent
+            args.update_epochs = 6 if has_images else 4
         # They see the observation, the stream, what attention found (D each) and the age's encoding
         widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
@@ -1728,7 +1731,7 @@ class Agent(nn.Module):
         tokens = tokens + self.token_mlp(tokens)
         tokens = tokens.unflatten(0, past.age.shape)
         outputs, inputs, keys_values = self.gtrxl(tokens, past)
-        encodings = self.gtrxl.encodings(age)
+        encodings = self.age_scale * self.gtrxl.encodings(age)
         features = torch.cat([features, outputs.flatten(0, 1), encodings], 1)
         return features, elements, inputs, keys_values
 
@@ -1743,11 +1746,6 @@ class Agent(nn.Module):
         """(action [T * B, columns], log_prob [T * B], entropy [T * B], value [T * B])"""
         outputs = self.head(self.actor(features), elements, obs, action, greedy)
         return *outputs, self.critic(features).squeeze(1)
-
-    def value(self, obs: Obs, past: Past) -> Tensor:
-        """V(observation), [T * B]"""
-        features, *_ = self.encode(obs, past)
-        return self.critic(features).squeeze(1)
 
 
 # --- shared: ranks ---

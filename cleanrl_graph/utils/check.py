@@ -20,11 +20,11 @@ from cleanrl_graph.envs import wrappers
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
-    "hidden_dims lstm_dim bc_minibatch_size"
+    "hidden_dims lstm_dim dim num_heads num_layers bc_minibatch_size"
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
-    "eval_samples learning_rate target_kl max_grad_norm pg_coef "
+    "eval_samples memory_length learning_rate target_kl max_grad_norm pg_coef "
     "aux_coef bc_coef bc_anneal bc_updates"
 )
 RANGES = [

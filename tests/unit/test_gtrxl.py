@@ -35,6 +35,7 @@ class Bare(torch.nn.Module):
 
     action_dim = 0
     head = SimpleNamespace(per_row=None)
+    critic = torch.nn.Identity()
 
     def __init__(self, seed=0, dtype=torch.float64, **kwargs):
         super().__init__()
@@ -733,6 +734,35 @@ def test_resume_continues_the_memory(tmp_path):
     resumed = run(tmp_path / "parts", **flags, total_timesteps=96, resume="auto")
     for name, value in weights(whole.folder).items():
         assert torch.equal(value, weights(resumed.folder)[name]), name
+
+
+@pytest.mark.parametrize(
+    "observation, faint, epochs",
+    [("vector", 1.0, 4), ("image_hwc", 0.1, 6), ("mixed", 0.1, 6), ("graph_edges", 1.0, 4)],
+)
+def test_age_is_faint_beside_images(observation, faint, epochs, tmp_path, monkeypatch):
+    """The last inputs of actor and critic are sines and cosines of the age, times 0.1 where the
+    observation has an image; updates have 6 epochs there, else 4."""
+    seen = []
+    decide = ppo_gtrxl.Agent.decide
+    monkeypatch.setattr(
+        ppo_gtrxl.Agent,
+        "decide",
+        lambda self, features, *rest: seen.append(features) or decide(self, features, *rest),
+    )
+    run(
+        tmp_path,
+        env_id="Random-v0",
+        env_kwargs={"observation": observation},
+        num_steps=4,
+        num_minibatches=1,
+        update_epochs=None,
+        target_kl=None,
+        total_timesteps=12,
+    )
+    first = seen[0][:, -SMALL["dim"] :]  # of three environments at age 0: sin 0 and cos 0
+    assert torch.equal(first, torch.tensor([0.0] * 4 + [faint] * 4).expand(3, -1))
+    assert [len(features) for features in seen].count(12) == epochs  # one minibatch each
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ class Args:
     num_minibatches: int = 4
     """the number of mini-batches; each holds whole rollouts of some of the envs"""
     update_epochs: int | None = None
-    """the K epochs to update the policy; None: 6 with images, else 4"""
+    """the K epochs to update the policy; None: 8 with images, else 4"""
     norm_adv: bool = True
     """toggles advantages normalization"""
     stay_solved: float | None = 0.999
@@ -1699,7 +1699,7 @@ class Agent(nn.Module):
         # does by the clock before it has learned to see
         self.age_scale = 0.1 if has_images else 1.0
         if args.update_epochs is None:  # read by `train`; known once there is an agent
-            args.update_epochs = 6 if has_images else 4
+            args.update_epochs = 8 if has_images else 4
         # They see the observation, the stream, what attention found (D each) and the age's encoding
         widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)

@@ -738,11 +738,11 @@ def test_resume_continues_the_memory(tmp_path):
 
 @pytest.mark.parametrize(
     "observation, faint, epochs",
-    [("vector", 1.0, 4), ("image_hwc", 0.1, 6), ("mixed", 0.1, 6), ("graph_edges", 1.0, 4)],
+    [("vector", 1.0, 4), ("image_hwc", 0.1, 8), ("mixed", 0.1, 8), ("graph_edges", 1.0, 4)],
 )
 def test_age_is_faint_beside_images(observation, faint, epochs, tmp_path, monkeypatch):
     """The last inputs of actor and critic are sines and cosines of the age, times 0.1 where the
-    observation has an image; updates have 6 epochs there, else 4."""
+    observation has an image; updates have 8 epochs there, else 4."""
     seen = []
     decide = ppo_gtrxl.Agent.decide
     monkeypatch.setattr(

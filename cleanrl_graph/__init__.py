@@ -1,3 +1,3 @@
 """Single-file PPO for observations that are graphs, sets or anything else that changes its size."""
 
-__version__ = "1.0.0"
+__version__ = "1.1.0.dev0"

@@ -57,7 +57,7 @@ from torch.distributions import Bernoulli, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-VERSION = "1.0.0"  # of cleanrl_graph; services of another version are not used
+VERSION = "1.1.0.dev0"  # of cleanrl_graph; services of another version are not used
 
 Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 

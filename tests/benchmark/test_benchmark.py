@@ -1171,6 +1171,7 @@ def parses(command):
         "demos",
         "flexible_job_shop",
         "job_shop",
+        "minigrid_memory",
         "popgym",
         "ppo_framestack",
         "ppo_graph",

@@ -198,7 +198,7 @@ def test_flags_that_need_the_package(flag, value, named, tmp_path, another_versi
     """Where there is none of the same version each of these flags says so in a sentence."""
     with pytest.raises(ppo_graph.UsageError) as error:
         run(tmp_path, env_id="CartPole-v1", **{flag: value})
-    sentence = "needs cleanrl_graph 1.0.0: its folder, or an installed package"
+    sentence = f"needs cleanrl_graph {ppo_graph.VERSION}: its folder, or an installed package"
     assert str(error.value) == f"{named} {sentence}"
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# MiniGrid-MemoryS11-v0, one million steps with default flags: transformer and LSTM three seeds, no memory one; 100 minutes of
+# MiniGrid-MemoryS11-v0, one million steps with default flags: transformer and LSTM three seeds, no memory one; 110 minutes of
 # one core. Goes on where it was stopped; PARTS, SEEDS and --max-minutes take less at a time. Needs
 # `pip install -r benchmark/requirements-pixel-memory.txt` beside requirements.txt.
 #

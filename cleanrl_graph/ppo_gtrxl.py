@@ -197,8 +197,8 @@ class Args:
     """toggles the clipped loss of the value function"""
     norm_vloss: bool = True
     """divides the loss of the value function by 1 + the variance of the returns"""
-    ent_coef: float = 0.0
-    """coefficient of the entropy"""
+    ent_coef: float | None = None
+    """coefficient of the entropy; None: 0.01 with images, else 0"""
     vf_coef: float = 0.5
     """coefficient of the value function"""
     max_grad_norm: float = 0.5
@@ -1349,16 +1349,13 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     bias = bias.flatten(2)[..., : C * (W + C)]
     bias = bias.unflatten(2, (C, W + C))
     out = F.scaled_dot_product_attention(q, k, v, bias)  # [B, H * num, C, d]
-    out = out.unflatten(1, (H, num))
-    return out.flatten(2, 3)
+    return out.unflatten(1, (H, num)).flatten(2, 3)
 
 
 def attend_step(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """attend_in_chunks for T = 1, in few operations: it is called at each step."""
-    logits = q @ k.mT  # [B, H, 1, W + 1]
-    logits = logits / math.sqrt(q.shape[3]) + bias
-    weights = logits.softmax(3)
-    return weights @ v
+    logits = q @ k.mT / math.sqrt(q.shape[3]) + bias  # [B, H, 1, W + 1]
+    return logits.softmax(3) @ v
 
 
 @cache
@@ -1457,8 +1454,7 @@ class GTrXLLayer(nn.Module):
         y = y.permute(2, 0, 1, 3).flatten(2)
         found = self.out(y)
         x = self.gate_attention(x, found.relu())
-        y = self.mlp(x)
-        x = self.gate_mlp(x, y.relu())
+        x = self.gate_mlp(x, self.mlp(x).relu())
         return x, found, kv
 
 
@@ -1522,11 +1518,9 @@ class GTrXL(nn.Module):
         """Of each layer [2, B, H, W, d], of the last W of its inputs [layers, steps, B, D]."""
         keys_values = []
         for layer, x in zip(self.layers, inputs):
-            h = layer.norm_attention(x)
-            kv = layer.keys_values(h)
+            kv = layer.keys_values(layer.norm_attention(x))
             missing = W - len(x)  # zeros, which are out of reach; below 0 F.pad cuts
-            kv = F.pad(kv, (0, 0, missing, 0))
-            keys_values.append(kv)
+            keys_values.append(F.pad(kv, (0, 0, missing, 0)))
         return keys_values
 
 
@@ -1698,8 +1692,10 @@ class Agent(nn.Module):
         # Actor and critic see the age faintly beside images: else the policy is sure of what it
         # does by the clock before it has learned to see
         self.age_scale = 0.1 if has_images else 1.0
-        if args.update_epochs is None:  # read by `train`; known once there is an agent
+        if args.update_epochs is None:  # both are read by `train`; known once there is an agent
             args.update_epochs = 8 if has_images else 4
+        if args.ent_coef is None:
+            args.ent_coef = 0.01 if has_images else 0.0
         # They see the observation, the stream, what attention found (D each) and the age's encoding
         widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)

@@ -737,18 +737,28 @@ def test_resume_continues_the_memory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "observation, faint, epochs",
-    [("vector", 1.0, 4), ("image_hwc", 0.1, 8), ("mixed", 0.1, 8), ("graph_edges", 1.0, 4)],
+    "observation, faint, epochs, ent_coef",
+    [
+        ("vector", 1.0, 4, 0.0),
+        ("image_hwc", 0.1, 8, 0.01),
+        ("mixed", 0.1, 8, 0.01),
+        ("graph_edges", 1.0, 4, 0.0),
+    ],
 )
-def test_age_is_faint_beside_images(observation, faint, epochs, tmp_path, monkeypatch):
+def test_what_images_ask_for(observation, faint, epochs, ent_coef, tmp_path, monkeypatch):
     """The last inputs of actor and critic are sines and cosines of the age, times 0.1 where the
-    observation has an image; updates have 8 epochs there, else 4."""
-    seen = []
+    observation has an image. Updates have 8 epochs there and an entropy bonus of 0.01, else
+    4 epochs and none."""
+    seen, train_args = [], []
     decide = ppo_gtrxl.Agent.decide
     monkeypatch.setattr(
         ppo_gtrxl.Agent,
         "decide",
         lambda self, features, *rest: seen.append(features) or decide(self, features, *rest),
+    )
+    memory = ppo_gtrxl.Memory
+    monkeypatch.setattr(
+        ppo_gtrxl, "Memory", lambda *args: train_args.append(args[-1]) or memory(*args)
     )
     run(
         tmp_path,
@@ -757,12 +767,14 @@ def test_age_is_faint_beside_images(observation, faint, epochs, tmp_path, monkey
         num_steps=4,
         num_minibatches=1,
         update_epochs=None,
+        ent_coef=None,
         target_kl=None,
         total_timesteps=12,
     )
     first = seen[0][:, -SMALL["dim"] :]  # of three environments at age 0: sin 0 and cos 0
     assert torch.equal(first, torch.tensor([0.0] * 4 + [faint] * 4).expand(3, -1))
     assert [len(features) for features in seen].count(12) == epochs  # one minibatch each
+    assert train_args[0].ent_coef == ent_coef
 
 
 @pytest.mark.parametrize(

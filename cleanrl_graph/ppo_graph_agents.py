@@ -153,7 +153,8 @@ class Args:
     gamma: float = 0.99
     """the discount factor gamma"""
     gae_lambda: float = 0.95
-    """the lambda for the general advantage estimation"""
+    """the lambda for the general advantage estimation; the returns that the critic learns have at
+    least 0.95"""
     num_minibatches: int = 4
     """the number of mini-batches"""
     update_epochs: int = 4
@@ -1640,18 +1641,20 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         all_values = torch.cat([values, memory.next_values(step)]).cpu().numpy()
         V = np.append(all_values, np.float32(0))  # next_row is -1 for an agent that has ended: 0
         advantages = np.zeros_like(V)
+        errors = np.zeros_like(V)  # returns - V
         stop = len(values)
         for t in reversed(range(T)):
             rows = slice(stop - len(rewards[t]), stop)  # of step t
             after = next_row[rows]  # V and advantages are 0 at -1
             delta = rewards[t] + args.gamma * V[after] - V[rows]
             advantages[rows] = delta + args.gamma * args.gae_lambda * advantages[after]
+            errors[rows] = delta + args.gamma * max(args.gae_lambda, 0.95) * errors[after]
             stop = rows.start
-        V = V[: len(values)]
         advantages = advantages[: len(values)]
-        # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(np.concatenate(all_ranks(advantages + V)))
+        errors = errors[: len(values)]
+        returns = errors + V[: len(values)]
+        explained_var = 1 - np.var(errors) / max(np.var(returns), 1e-12)
+        returns_std = np.std(np.concatenate(all_ranks(returns)))
         vf_coef = args.vf_coef
         if args.norm_vloss:
             vf_coef /= 1 + returns_std**2
@@ -1660,7 +1663,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
             settings["std_floor"] = std_floor
         advantages = to_device(advantages, device)
-        returns = advantages + values
+        returns = to_device(returns, device)
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         torch.set_grad_enabled(True)  # whatever an environment has set
@@ -1672,9 +1675,11 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
+                ent_coef = args.ent_coef
                 if args.norm_adv and len(idx) > 1:
                     std = mb_advantages.std() + std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
+                    ent_coef *= 1 - std_floor / std  # falls as the advantages do
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
@@ -1687,7 +1692,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                     v_loss = torch.max(v_loss, (mb_values + change - mb_returns) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
+                loss = pg_loss - ent_coef * entropy_loss + vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()

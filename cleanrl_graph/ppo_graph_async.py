@@ -158,7 +158,8 @@ class Args:
     gamma: float = 0.99
     """the discount factor gamma"""
     gae_lambda: float = 0.95
-    """the lambda for the general advantage estimation"""
+    """the lambda for the general advantage estimation; the returns that the critic learns have at
+    least 0.95"""
     num_minibatches: int = 4
     """the number of mini-batches"""
     update_epochs: int = 4
@@ -1729,14 +1730,18 @@ def train(args: Any, run: Run) -> Agent:
         V = V.reshape(T, N)
         rewards[truncated] += args.gamma * final_values  # both in the order of steps, then envs
         advantages = np.zeros_like(rewards)
+        returns = np.zeros_like(rewards)
         lastgaelam = 0.0
+        last_error = 0.0
         for t in reversed(range(T)):
             nonterminal = 1.0 - dones[t]
             delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
             advantages[t] = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
-            lastgaelam = rho[t] * advantages[t]  # V-trace's target minus V
+            lastgaelam = rho[t] * advantages[t]
+            error = delta + args.gamma * max(args.gae_lambda, 0.95) * nonterminal * last_error
+            last_error = rho[t] * error  # V-trace's target minus V
+            returns[t] = V[t] + last_error
             next_value = V[t]
-        returns = V + rho * advantages
         returns_std = np.std(returns)
         explained_var = 1 - np.var(returns - V) / max(returns_std**2, 1e-12)
         vf_coef = args.vf_coef
@@ -1761,9 +1766,11 @@ def train(args: Any, run: Run) -> Agent:
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
+                ent_coef = args.ent_coef
                 if args.norm_adv and len(idx) > 1:
                     std = mb_advantages.std() + std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
+                    ent_coef *= 1 - std_floor / std  # falls as the advantages do
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
@@ -1776,7 +1783,7 @@ def train(args: Any, run: Run) -> Agent:
                     v_loss = torch.max(v_loss, (mb_values + change - mb_returns) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
+                loss = pg_loss - ent_coef * entropy_loss + vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()

@@ -162,7 +162,8 @@ class Args:
     gamma: float = 0.99
     """the discount factor gamma"""
     gae_lambda: float = 0.95
-    """the lambda for the general advantage estimation"""
+    """the lambda for the general advantage estimation; the returns that the critic learns have at
+    least 0.95"""
     num_minibatches: int = 4
     """the number of mini-batches"""
     update_epochs: int = 4
@@ -1651,9 +1652,11 @@ def ppo_loss(
     _, new_log_prob, entropy, new_value = [output[:B] for output in agent(obs, actions)]
     logratio = new_log_prob - log_probs
     ratio = logratio.exp()
+    ent_coef = args.ent_coef
     if args.norm_adv and B > 1:
         std = mb_advantages.std() + std_floor + 1e-8
         mb_advantages = (mb_advantages - mb_advantages.mean()) / std
+        ent_coef *= 1 - std_floor / std  # falls as the advantages do
     pg_loss1 = -mb_advantages * ratio
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     pg_loss2 = -mb_advantages * clipped
@@ -1664,7 +1667,7 @@ def ppo_loss(
         v_loss = torch.max(v_loss, (values + change - returns) ** 2)
     v_loss = 0.5 * v_loss.mean()
     entropy_loss = entropy.mean()
-    loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
+    loss = pg_loss - ent_coef * entropy_loss + vf_coef * v_loss
     with torch.no_grad():
         approx_kl = ((ratio - 1) - logratio).mean()
         distance = (ratio - 1).abs()
@@ -1730,16 +1733,19 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         V = V.reshape(T, N)
         rewards[truncated] += args.gamma * final_values  # both in the order of steps, then envs
         advantages = np.zeros_like(rewards)
+        returns = np.zeros_like(rewards)
         lastgaelam = 0.0
+        last_error = 0.0
         for t in reversed(range(T)):
             nonterminal = 1.0 - dones[t]
             delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
             lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
+            last_error = delta + args.gamma * max(args.gae_lambda, 0.95) * nonterminal * last_error
             advantages[t] = lastgaelam
+            returns[t] = last_error + V[t]
             next_value = V[t]
-        # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
+        returns_std = np.std(all_ranks(returns))
         vf_coef = args.vf_coef
         if args.norm_vloss:
             vf_coef /= 1 + returns_std**2
@@ -1749,8 +1755,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             settings["std_floor"] = std_floor
         scales = to_device(np.array([std_floor, vf_coef], np.float32), device)
         advantages = to_device(advantages.reshape(-1), device)
+        returns = to_device(returns.reshape(-1), device)
         # As ppo_loss takes it: [T * N, 4], the last are the returns
-        rollout = torch.stack([log_probs, values, advantages, advantages + values], 1)
+        rollout = torch.stack([log_probs, values, advantages, returns], 1)
 
         # Update. Gradients may lie in memory that the next call of a CUDA graph writes to, so
         # zero_grad comes right after the optimizer's step

@@ -179,8 +179,9 @@ class Args:
     """toggles learning rate annealing"""
     gamma: float = 0.99
     """the discount factor gamma"""
-    gae_lambda: float = 0.95
-    """the lambda for the general advantage estimation"""
+    gae_lambda: float | None = None
+    """the lambda for the general advantage estimation; None: 0.95 with images, else 0.8. The
+    returns that the critic learns have at least 0.95"""
     num_minibatches: int = 4
     """the number of mini-batches; each holds whole rollouts of some of the envs"""
     update_epochs: int | None = None
@@ -197,8 +198,8 @@ class Args:
     """toggles the clipped loss of the value function"""
     norm_vloss: bool = True
     """divides the loss of the value function by 1 + the variance of the returns"""
-    ent_coef: float | None = None
-    """coefficient of the entropy; None: 0.01 with images, else 0"""
+    ent_coef: float = 0.01
+    """coefficient of the entropy"""
     vf_coef: float = 0.5
     """coefficient of the value function"""
     max_grad_norm: float = 0.5
@@ -1694,8 +1695,8 @@ class Agent(nn.Module):
         self.age_scale = 0.1 if has_images else 1.0
         if args.update_epochs is None:  # both are read by `train`; known once there is an agent
             args.update_epochs = 8 if has_images else 4
-        if args.ent_coef is None:
-            args.ent_coef = 0.01 if has_images else 0.0
+        if args.gae_lambda is None:
+            args.gae_lambda = 0.95 if has_images else 0.8
         # They see the observation, the stream, what attention found (D each) and the age's encoding
         widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
@@ -1958,16 +1959,19 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         V = V.reshape(T, N)
         rewards[truncated] += args.gamma * final_values  # both in the order of steps, then envs
         advantages = np.zeros_like(rewards)
+        returns = np.zeros_like(rewards)
         lastgaelam = 0.0
+        last_error = 0.0
         for t in reversed(range(T)):
             nonterminal = 1.0 - dones[t]
             delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
             lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
+            last_error = delta + args.gamma * max(args.gae_lambda, 0.95) * nonterminal * last_error
             advantages[t] = lastgaelam
+            returns[t] = last_error + V[t]
             next_value = V[t]
-        # The returns are advantages + V, so advantages are the errors of V
-        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
-        returns_std = np.std(all_ranks(advantages + V))
+        explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
+        returns_std = np.std(all_ranks(returns))
         vf_coef = args.vf_coef
         if args.norm_vloss:
             vf_coef /= 1 + returns_std**2
@@ -1976,7 +1980,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
             settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
-        returns = advantages + values
+        returns = to_device(returns.reshape(-1), device)
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         torch.set_grad_enabled(True)  # whatever an environment has set
@@ -1988,9 +1992,11 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
+                ent_coef = args.ent_coef
                 if args.norm_adv and len(idx) > 1:
                     std = mb_advantages.std() + std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
+                    ent_coef *= 1 - std_floor / std  # falls as the advantages do
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
@@ -2003,7 +2009,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                     v_loss = torch.max(v_loss, (mb_values + change - mb_returns) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
+                loss = pg_loss - ent_coef * entropy_loss + vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()

@@ -174,18 +174,21 @@ def reference_run(seen: Record, network, leaves, args):
             for name in ("terminated", "truncated", "reward")
         )
         V = old_value.view(T, N).numpy()
-        advantages = reference_advantages(
-            rewards.astype(np.float64),
-            V,
-            terminated,
-            truncated,
-            next_values,
-            final_values,
-            args.gamma,
-            args.gae_lambda,
-        )
+        advantages, errors = [
+            reference_advantages(
+                rewards.astype(np.float64),
+                V,
+                terminated,
+                truncated,
+                next_values,
+                final_values,
+                args.gamma,
+                lam,
+            )
+            for lam in (args.gae_lambda, max(args.gae_lambda, 0.95))
+        ]
         advantages, clips = torch.tensor(advantages).flatten(), []
-        returns = advantages + old_value
+        returns = torch.tensor(errors).flatten() + old_value
         spread = returns.std(correction=0)
         vf_coef = args.vf_coef / (1 + spread**2 * args.norm_vloss)
         floor = 0.0
@@ -206,7 +209,11 @@ def reference_run(seen: Record, network, leaves, args):
                         torch.minimum(value, old_value[idx] + eps), old_value[idx] - eps
                     )
                     error = torch.maximum(error, (near - returns[idx]) ** 2)
-                loss = policy_loss + vf_coef * error.mean() / 2 - args.ent_coef * entropy.mean()
+                bonus = args.ent_coef * entropy.mean()
+                if args.norm_adv:  # both are divided by a number that the floor makes larger
+                    std = advantages[idx].std()
+                    bonus *= std / (std + floor)
+                loss = policy_loss + vf_coef * error.mean() / 2 - bonus
                 optimizer.zero_grad()
                 loss.backward()
                 norm = sum(

@@ -227,7 +227,7 @@ def test_help_shows_every_flag(name, capsys):
 BY_OBSERVATION = [  # None by default: as the observations ask for
     ("ppo_lstm_sparse", "update_epochs"),
     ("ppo_gtrxl", "update_epochs"),
-    ("ppo_gtrxl", "ent_coef"),
+    ("ppo_gtrxl", "gae_lambda"),
 ]
 
 

@@ -182,15 +182,12 @@ def test_gradients_of_the_paper(observation, flags, tmp_path):
         columns = (
             x.reshape(T, N) for x in (happened.rewards, V[: T * N], following, ~happened.dones, rho)
         )
-        target = np.stack(
-            [
-                targets(*column, args.gamma, args.gae_lambda)
-                for column in zip(*(x.T for x in columns))
-            ],
-            1,
-        )
-        target, rho = (torch.tensor(x.reshape(-1), dtype=torch.float32) for x in (target, rho))
-        advantage = (target - value.detach()) / rho
+        columns = list(zip(*(x.T for x in columns)))
+        found = []  # by the lambda of the actor, then by that of the critic
+        for lam in (args.gae_lambda, max(args.gae_lambda, 0.95)):
+            found.append(np.stack([targets(*column, args.gamma, lam) for column in columns], 1))
+        own, target, rho = (torch.tensor(x.reshape(-1), dtype=torch.float32) for x in (*found, rho))
+        advantage = (own - value.detach()) / rho
         policy = -(rho * advantage * (log_prob - log_prob.detach()).exp()).mean()
         loss = (
             policy

@@ -188,8 +188,8 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: float | None = 0.0
     """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
-    of the largest std of the returns so far, which decays by this factor at each update. If
-    above 0, it also makes Adam AMSGrad. None: off"""
+    of the largest std of the returns so far, which decays by this factor at each update, and the
+    coefficient of the entropy falls as much. If above 0, it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False

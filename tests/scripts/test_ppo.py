@@ -260,6 +260,7 @@ BASE = dict(
     update_epochs=2,
     learning_rate=1e-3,
     clip_coef=0.01,
+    ent_coef=0.1,
 )
 FLAGS = {
     "base": {},

@@ -218,6 +218,9 @@ def test_no_lag_is_ppo_graph(observation, tmp_path):
         env_id="Random-v0",
         env_kwargs={"observation": observation},
         norm_obs=True,
+        gae_lambda=0.5,
+        stay_solved=0.9,
+        ent_coef=0.5,
         total_timesteps=120,
         save_model=True,
     )

@@ -243,7 +243,7 @@ def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
     """G11: the gradients of the first update. Agents leave and come back, observations are empty,
     episodes are terminated and truncated within the rollout."""
     flags = FLAGS | dict(env_id="Herd-v0", env_kwargs={"with_ids": with_ids}, update_epochs=1)
-    flags["gae_lambda"] = 0.5  # the critic's is 0.95
+    flags |= dict(gae_lambda=0.5, stay_solved=0.0, ent_coef=0.5)  # the critic's lambda is 0.95
     if workers:
         script_run = run(tmp_path / "w", script, num_workers=2, save_model=True, **flags)
         here = run(tmp_path / "h", script, save_model=True, **flags)
@@ -288,14 +288,16 @@ def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
         idx = np.concatenate([np.arange(starts[b], ends[b]) for b in steps_of])
         _, log_prob, entropy, value = agent(storage.gather(steps_of), acts[idx])
         A = advantages[idx]
-        A = (A - A.mean()) / (A.std() + 1e-8)
+        std = A.std() + 0.1 * returns.std(correction=0) + 1e-8
+        bonus = args.ent_coef * A.std() / std * entropy.mean()
+        A = (A - A.mean()) / std
         ratio = (log_prob.double() - old_log_prob[idx]).exp()
         clipped = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
         error = (value - returns[idx]) ** 2
         near = old_value[idx] + (value - old_value[idx]).clip(-args.clip_coef, args.clip_coef)
         error = torch.maximum(error, (near - returns[idx]) ** 2)
         loss = -torch.min(ratio * A, clipped * A).mean() + args.vf_coef * error.mean() / 2
-        loss = loss - args.ent_coef * entropy.mean()
+        loss = loss - bonus
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)

@@ -163,8 +163,8 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: float | None = None
     """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
-    of the largest std of the returns so far, which decays by this factor at each update, and the
-    coefficient of the entropy falls as much. If above 0, it also makes Adam AMSGrad. None: off"""
+    of the largest std of the returns so far, which decays by this factor at each update. If
+    above 0, it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1667,11 +1667,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
-                ent_coef = args.ent_coef
                 if args.norm_adv and len(idx) > 1:
                     std = mb_advantages.std() + std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
-                    ent_coef *= 1 - std_floor / std  # falls as the advantages do
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
@@ -1684,7 +1682,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                     v_loss = torch.max(v_loss, (mb_values + change - mb_returns) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - ent_coef * entropy_loss + vf_coef * v_loss
+                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()

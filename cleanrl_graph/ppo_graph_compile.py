@@ -172,8 +172,8 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: float | None = None
     """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
-    of the largest std of the returns so far, which decays by this factor at each update, and the
-    coefficient of the entropy falls as much. If above 0, it also makes Adam AMSGrad. None: off"""
+    of the largest std of the returns so far, which decays by this factor at each update. If
+    above 0, it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
@@ -1644,11 +1644,9 @@ def ppo_loss(
     _, new_log_prob, entropy, new_value = [output[:B] for output in agent(obs, actions)]
     logratio = new_log_prob - log_probs
     ratio = logratio.exp()
-    ent_coef = args.ent_coef
     if args.norm_adv and B > 1:
         std = mb_advantages.std() + std_floor + 1e-8
         mb_advantages = (mb_advantages - mb_advantages.mean()) / std
-        ent_coef *= 1 - std_floor / std  # falls as the advantages do
     pg_loss1 = -mb_advantages * ratio
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     pg_loss2 = -mb_advantages * clipped
@@ -1659,7 +1657,7 @@ def ppo_loss(
         v_loss = torch.max(v_loss, (values + change - returns) ** 2)
     v_loss = 0.5 * v_loss.mean()
     entropy_loss = entropy.mean()
-    loss = pg_loss - ent_coef * entropy_loss + vf_coef * v_loss
+    loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
     with torch.no_grad():
         approx_kl = ((ratio - 1) - logratio).mean()
         distance = (ratio - 1).abs()

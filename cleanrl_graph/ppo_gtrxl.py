@@ -179,9 +179,9 @@ class Args:
     """toggles learning rate annealing"""
     gamma: float = 0.99
     """the discount factor gamma"""
-    gae_lambda: float | None = None
-    """the lambda for the general advantage estimation; None: 0.95 with images, else 0.8. The
-    returns that the critic learns have at least 0.95"""
+    gae_lambda: float = 0.95
+    """the lambda for the general advantage estimation; the returns that the critic learns have at
+    least 0.95"""
     num_minibatches: int = 4
     """the number of mini-batches; each holds whole rollouts of some of the envs"""
     update_epochs: int | None = None
@@ -190,16 +190,16 @@ class Args:
     """toggles advantages normalization"""
     stay_solved: float | None = 0.999
     """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
-    of the largest std of the returns so far, which decays by this factor at each update, and the
-    coefficient of the entropy falls as much. If above 0, it also makes Adam AMSGrad. None: off"""
+    of the largest std of the returns so far, which decays by this factor at each update. If
+    above 0, it also makes Adam AMSGrad. None: off"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
     """toggles the clipped loss of the value function"""
     norm_vloss: bool = True
     """divides the loss of the value function by 1 + the variance of the returns"""
-    ent_coef: float = 0.01
-    """coefficient of the entropy"""
+    ent_coef: float | None = None
+    """coefficient of the entropy; None: 0.01 with images, else 0"""
     vf_coef: float = 0.5
     """coefficient of the value function"""
     max_grad_norm: float = 0.5
@@ -1687,8 +1687,8 @@ class Agent(nn.Module):
         self.age_scale = 0.1 if has_images else 1.0
         if args.update_epochs is None:  # both are read by `train`; known once there is an agent
             args.update_epochs = 8 if has_images else 4
-        if args.gae_lambda is None:
-            args.gae_lambda = 0.95 if has_images else 0.8
+        if args.ent_coef is None:
+            args.ent_coef = 0.01 if has_images else 0.0
         # They see the observation, the stream, what attention found (D each) and the age's encoding
         widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
@@ -1986,11 +1986,9 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
-                ent_coef = args.ent_coef
                 if args.norm_adv and len(idx) > 1:
                     std = mb_advantages.std() + std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
-                    ent_coef *= 1 - std_floor / std  # falls as the advantages do
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
@@ -2003,7 +2001,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                     v_loss = torch.max(v_loss, (mb_values + change - mb_returns) ** 2)
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
-                loss = pg_loss - ent_coef * entropy_loss + vf_coef * v_loss
+                loss = pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()

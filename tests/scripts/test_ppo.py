@@ -209,11 +209,7 @@ def reference_run(seen: Record, network, leaves, args):
                         torch.minimum(value, old_value[idx] + eps), old_value[idx] - eps
                     )
                     error = torch.maximum(error, (near - returns[idx]) ** 2)
-                bonus = args.ent_coef * entropy.mean()
-                if args.norm_adv:  # both are divided by a number that the floor makes larger
-                    std = advantages[idx].std()
-                    bonus *= std / (std + floor)
-                loss = policy_loss + vf_coef * error.mean() / 2 - bonus
+                loss = policy_loss + vf_coef * error.mean() / 2 - args.ent_coef * entropy.mean()
                 optimizer.zero_grad()
                 loss.backward()
                 norm = sum(

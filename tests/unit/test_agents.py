@@ -288,16 +288,14 @@ def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
         idx = np.concatenate([np.arange(starts[b], ends[b]) for b in steps_of])
         _, log_prob, entropy, value = agent(storage.gather(steps_of), acts[idx])
         A = advantages[idx]
-        std = A.std() + 0.1 * returns.std(correction=0) + 1e-8
-        bonus = args.ent_coef * A.std() / std * entropy.mean()
-        A = (A - A.mean()) / std
+        A = (A - A.mean()) / (A.std() + 0.1 * returns.std(correction=0) + 1e-8)
         ratio = (log_prob.double() - old_log_prob[idx]).exp()
         clipped = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
         error = (value - returns[idx]) ** 2
         near = old_value[idx] + (value - old_value[idx]).clip(-args.clip_coef, args.clip_coef)
         error = torch.maximum(error, (near - returns[idx]) ** 2)
         loss = -torch.min(ratio * A, clipped * A).mean() + args.vf_coef * error.mean() / 2
-        loss = loss - bonus
+        loss = loss - args.ent_coef * entropy.mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)

@@ -52,7 +52,6 @@ TUNED = {  # flags with other defaults where there is a memory
     "update_epochs",
     "clip_vloss",
     "ent_coef",
-    "gae_lambda",
     "target_kl",
     "norm_vloss",
     "stay_solved",
@@ -228,7 +227,7 @@ def test_help_shows_every_flag(name, capsys):
 BY_OBSERVATION = [  # None by default: as the observations ask for
     ("ppo_lstm_sparse", "update_epochs"),
     ("ppo_gtrxl", "update_epochs"),
-    ("ppo_gtrxl", "gae_lambda"),
+    ("ppo_gtrxl", "ent_coef"),
 ]
 
 

@@ -737,18 +737,18 @@ def test_resume_continues_the_memory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "observation, faint, epochs, gae_lambda",
+    "observation, faint, epochs, ent_coef",
     [
-        ("vector", 1.0, 4, 0.8),
-        ("image_hwc", 0.1, 8, 0.95),
-        ("mixed", 0.1, 8, 0.95),
-        ("graph_edges", 1.0, 4, 0.8),
+        ("vector", 1.0, 4, 0.0),
+        ("image_hwc", 0.1, 8, 0.01),
+        ("mixed", 0.1, 8, 0.01),
+        ("graph_edges", 1.0, 4, 0.0),
     ],
 )
-def test_what_images_ask_for(observation, faint, epochs, gae_lambda, tmp_path, monkeypatch):
+def test_what_images_ask_for(observation, faint, epochs, ent_coef, tmp_path, monkeypatch):
     """The last inputs of actor and critic are sines and cosines of the age, times 0.1 where the
-    observation has an image. Updates have 8 epochs there and a lambda of 0.95, else 4 epochs and
-    0.8."""
+    observation has an image. Updates have 8 epochs there and an entropy bonus of 0.01, else
+    4 epochs and none."""
     seen, train_args = [], []
     decide = ppo_gtrxl.Agent.decide
     monkeypatch.setattr(
@@ -767,14 +767,14 @@ def test_what_images_ask_for(observation, faint, epochs, gae_lambda, tmp_path, m
         num_steps=4,
         num_minibatches=1,
         update_epochs=None,
-        gae_lambda=None,
+        ent_coef=None,
         target_kl=None,
         total_timesteps=12,
     )
     first = seen[0][:, -SMALL["dim"] :]  # of three environments at age 0: sin 0 and cos 0
     assert torch.equal(first, torch.tensor([0.0] * 4 + [faint] * 4).expand(3, -1))
     assert [len(features) for features in seen].count(12) == epochs  # one minibatch each
-    assert train_args[0].gae_lambda == gae_lambda
+    assert train_args[0].ent_coef == ent_coef
 
 
 @pytest.mark.parametrize(

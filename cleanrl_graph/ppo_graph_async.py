@@ -158,8 +158,7 @@ class Args:
     gamma: float = 0.99
     """the discount factor gamma"""
     gae_lambda: float = 0.95
-    """the lambda for the general advantage estimation; the returns that the critic learns have at
-    least 0.95"""
+    """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches"""
     update_epochs: int = 4
@@ -406,7 +405,10 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
     """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
     A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
-    first ones if none act."""
+    first ones if none act. UsageError if two leaves have the same name or none is an input."""
+    paths = [leaf.path.replace("/", ".") for leaf in leaves]
+    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
+        raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
     acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
     # The group that acts; if none of these acts, max returns the first
@@ -454,8 +456,13 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        if self.check:
-            self.check.spaces_fit(UsageError, self.envs, self.parts, leaves)
+        # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
+        meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
+        if len(meanings) > 1:
+            raise UsageError(
+                f"--env-kwargs: not all entries have the action space {self.action_space}: "
+                f"{[env.action_space for env in self.envs]}"
+            )
         self.leaves = aligned(leaves, self.parts[0])
         self.returns = np.zeros(len(makers))  # of the present episodes
         self.lengths = np.zeros(len(makers), np.int64)
@@ -1662,18 +1669,6 @@ LOGGED = (
 )
 
 
-def vtrace(deltas: np.ndarray, dones: np.ndarray, rho: np.ndarray, decay: float) -> np.ndarray:
-    """Advantages [T, N]: A[t] = delta[t] + decay rho[t + 1] A[t + 1], cut where an episode ends. It
-    is GAE with the next A times its rho, and without lag, where rho is 1, just GAE. V + rho A are
-    the targets of V-trace (Espeholt et al. 2018, eq. 1, remark 2) with one bound for rho and c."""
-    advantages = np.zeros_like(deltas)
-    lastgaelam = 0.0
-    for t in reversed(range(len(deltas))):
-        advantages[t] = deltas[t] + decay * (1.0 - dones[t]) * lastgaelam
-        lastgaelam = rho[t] * advantages[t]
-    return advantages
-
-
 def train(args: Any, run: Run) -> Agent:
     """The trained agent."""
     T = args.num_steps
@@ -1728,13 +1723,20 @@ def train(args: Any, run: Run) -> Agent:
         whole_rho = np.exp(logrho)
         rho = whole_rho.clip(max=args.max_rho).reshape(T, N)
 
+        # Advantages: A[t] = delta[t] + gamma lambda rho[t + 1] A[t + 1], cut as in ppo_graph.py:
+        # GAE with the next A times its rho. V + rho A are the targets of V-trace (Espeholt et al.
+        # 2018, eq. 1, remark 2) with one bound for rho and c. Without lag rho = 1: it is GAE
         V = V.reshape(T, N)
         rewards[truncated] += args.gamma * final_values  # both in the order of steps, then envs
-        following = np.concatenate([V[1:], next_value[None]])
-        deltas = rewards + args.gamma * following * (1.0 - dones) - V
-        advantages = vtrace(deltas, dones, rho, args.gamma * args.gae_lambda)
-        # The returns that the critic learns look further ahead, if lambda is below 0.95
-        returns = V + rho * vtrace(deltas, dones, rho, args.gamma * max(args.gae_lambda, 0.95))
+        advantages = np.zeros_like(rewards)
+        lastgaelam = 0.0
+        for t in reversed(range(T)):
+            nonterminal = 1.0 - dones[t]
+            delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
+            advantages[t] = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
+            lastgaelam = rho[t] * advantages[t]  # V-trace's target minus V
+            next_value = V[t]
+        returns = V + rho * advantages
         returns_std = np.std(returns)
         explained_var = 1 - np.var(returns - V) / max(returns_std**2, 1e-12)
         vf_coef = args.vf_coef

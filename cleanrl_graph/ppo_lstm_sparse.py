@@ -178,8 +178,7 @@ class Args:
     gamma: float = 0.99
     """the discount factor gamma"""
     gae_lambda: float = 0.95
-    """the lambda for the general advantage estimation; the returns that the critic learns have at
-    least 0.95"""
+    """the lambda for the general advantage estimation"""
     num_minibatches: int = 4
     """the number of mini-batches"""
     update_epochs: int | None = None
@@ -420,7 +419,10 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
     """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
     A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
-    first ones if none act."""
+    first ones if none act. UsageError if two leaves have the same name or none is an input."""
+    paths = [leaf.path.replace("/", ".") for leaf in leaves]
+    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
+        raise UsageError(f"leaves {paths} need different names, and one must be an input")
     groups = {part.mask: part.group for part in parts}
     acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
     # The group that acts; if none of these acts, max returns the first
@@ -468,8 +470,13 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        if self.check:
-            self.check.spaces_fit(UsageError, self.envs, self.parts, leaves)
+        # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
+        meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
+        if len(meanings) > 1:
+            raise UsageError(
+                f"--env-kwargs: not all entries have the action space {self.action_space}: "
+                f"{[env.action_space for env in self.envs]}"
+            )
         self.leaves = aligned(leaves, self.parts[0])
         self.returns = np.zeros(len(makers))  # of the present episodes
         self.lengths = np.zeros(len(makers), np.int64)
@@ -2055,22 +2062,17 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         V, next_value, final_values = np.split(all_values, [T * N, T * N + N])
         V = V.reshape(T, N)
         rewards[truncated] += args.gamma * final_values  # both in the order of steps, then envs
-        # The returns that the critic learns look further ahead than the advantages, if lambda is
-        # below 0.95: decoupled GAE (Yuan et al. 2025, arXiv:2503.01491)
         advantages = np.zeros_like(rewards)
-        returns = np.zeros_like(rewards)
         lastgaelam = 0.0
-        last_error = 0.0
         for t in reversed(range(T)):
             nonterminal = 1.0 - dones[t]
             delta = rewards[t] + args.gamma * next_value * nonterminal - V[t]
             lastgaelam = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
-            last_error = delta + args.gamma * max(args.gae_lambda, 0.95) * nonterminal * last_error
             advantages[t] = lastgaelam
-            returns[t] = last_error + V[t]
             next_value = V[t]
-        explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
-        returns_std = np.std(all_ranks(returns))
+        # The returns are advantages + V, so advantages are the errors of V
+        explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
+        returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef
         if args.norm_vloss:
             vf_coef /= 1 + returns_std**2
@@ -2079,7 +2081,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
             settings["std_floor"] = std_floor
         advantages = to_device(advantages.reshape(-1), device)
-        returns = to_device(returns.reshape(-1), device)
+        returns = advantages + values
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         torch.set_grad_enabled(True)  # whatever an environment has set

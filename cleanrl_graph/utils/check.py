@@ -121,19 +121,6 @@ def close(env: gym.Env) -> None:
         print(f"close() of {env}: {text_of(problem)}", file=sys.stderr)
 
 
-# ---- Spaces ----
-def spaces_fit(error: type, envs: list[gym.Env], parts: list[list], leaves: list) -> None:
-    """`error` if the actions of the environments, whose `parts` these are, do not mean the same, if
-    two leaves have the same name, or if none is an input."""
-    # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
-    if len({str([part[:-1] for part in own]) for own in parts}) > 1:
-        found = [env.action_space for env in envs]
-        raise error(f"--env-kwargs: not all entries have the action space {found[0]}: {found}")
-    paths = [leaf.path.replace("/", ".") for leaf in leaves]
-    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
-        raise error(f"leaves {paths} need different names, and one must be an input")
-
-
 # ---- Actions and rewards ----
 def parts(
     error: type,
@@ -358,8 +345,12 @@ def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) ->
     """What is wrong with ids, with the number of rows to choose from, or with a mask."""
     shown = values if leaf.group else values[0]
     if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
-        ids, times = np.unique(values, return_counts=True)
-        return f"the id {ids[times > 1][0]} occurs twice"
+        sentence = f"an id occurs twice: {shown.tolist()}"
+        if leaf.group:
+            _, first = np.unique(shown, return_index=True)
+            again = np.delete(np.arange(shown.size), first)
+            sentence += f", in row {again[0]} again"
+        return sentence
     for k, part in enumerate(parts[0]):
         if part.kind == "choice" and part.group == leaf.group:
             most = np.array([own[k].size for own in parts])

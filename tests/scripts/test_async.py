@@ -182,12 +182,15 @@ def test_gradients_of_the_paper(observation, flags, tmp_path):
         columns = (
             x.reshape(T, N) for x in (happened.rewards, V[: T * N], following, ~happened.dones, rho)
         )
-        columns = list(zip(*(x.T for x in columns)))
-        found = []  # by the lambda of the actor, then by that of the critic
-        for lam in (args.gae_lambda, max(args.gae_lambda, 0.95)):
-            found.append(np.stack([targets(*column, args.gamma, lam) for column in columns], 1))
-        own, target, rho = (torch.tensor(x.reshape(-1), dtype=torch.float32) for x in (*found, rho))
-        advantage = (own - value.detach()) / rho
+        target = np.stack(
+            [
+                targets(*column, args.gamma, args.gae_lambda)
+                for column in zip(*(x.T for x in columns))
+            ],
+            1,
+        )
+        target, rho = (torch.tensor(x.reshape(-1), dtype=torch.float32) for x in (target, rho))
+        advantage = (target - value.detach()) / rho
         policy = -(rho * advantage * (log_prob - log_prob.detach()).exp()).mean()
         loss = (
             policy
@@ -218,9 +221,6 @@ def test_no_lag_is_ppo_graph(observation, tmp_path):
         env_id="Random-v0",
         env_kwargs={"observation": observation},
         norm_obs=True,
-        gae_lambda=0.5,
-        stay_solved=0.9,
-        ent_coef=0.5,
         total_timesteps=120,
         save_model=True,
     )

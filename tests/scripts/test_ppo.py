@@ -174,21 +174,18 @@ def reference_run(seen: Record, network, leaves, args):
             for name in ("terminated", "truncated", "reward")
         )
         V = old_value.view(T, N).numpy()
-        advantages, errors = [
-            reference_advantages(
-                rewards.astype(np.float64),
-                V,
-                terminated,
-                truncated,
-                next_values,
-                final_values,
-                args.gamma,
-                lam,
-            )
-            for lam in (args.gae_lambda, max(args.gae_lambda, 0.95))
-        ]
+        advantages = reference_advantages(
+            rewards.astype(np.float64),
+            V,
+            terminated,
+            truncated,
+            next_values,
+            final_values,
+            args.gamma,
+            args.gae_lambda,
+        )
         advantages, clips = torch.tensor(advantages).flatten(), []
-        returns = torch.tensor(errors).flatten() + old_value
+        returns = advantages + old_value
         spread = returns.std(correction=0)
         vf_coef = args.vf_coef / (1 + spread**2 * args.norm_vloss)
         floor = 0.0
@@ -256,7 +253,6 @@ BASE = dict(
     update_epochs=2,
     learning_rate=1e-3,
     clip_coef=0.01,
-    ent_coef=0.1,
 )
 FLAGS = {
     "base": {},

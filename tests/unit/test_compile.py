@@ -32,7 +32,7 @@ from cleanrl_graph import ppo_graph_compile as script
 CPU = torch.device("cpu")
 NONE = {"compile_mode": "none"}
 TASKS = {  # of every kind of head, with leaves that are empty now and then
-    "vector": dict(env_id="CartPole-v1", gae_lambda=0.5),
+    "vector": dict(env_id="CartPole-v1"),
     "graph": dict(env_id="envs:PoissonGraph-v0", gnn_layers=1),
     "nodes": dict(
         env_id="Random-v0", env_kwargs={"observation": "graph", "head": "nodes"}, norm_obs=True
@@ -45,11 +45,7 @@ TASKS = {  # of every kind of head, with leaves that are empty now and then
         env_id="Random-v0", env_kwargs={"observation": "graph_categories", "head": "mask"}
     ),
     "mixed": dict(
-        env_id="Random-v0",
-        env_kwargs={"observation": "mixed", "action": "mixed"},
-        norm_obs=True,
-        stay_solved=0.9,
-        ent_coef=0.5,
+        env_id="Random-v0", env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True
     ),
     "job_shop": dict(
         env_id="envs:JobShop-v0", env_kwargs={"jobs": [2, 4], "machines": 3}, num_minibatches=5

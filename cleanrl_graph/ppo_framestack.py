@@ -1820,7 +1820,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef
         if args.norm_vloss:
-            vf_coef /= 1 + returns_std**2
+            vf_coef /= args.norm_vloss + returns_std**2  # True counts as 1
         std_floor = 0.0
         if args.stay_solved is not None:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
@@ -1861,7 +1861,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
                 optimizer.step()
                 with torch.no_grad():
-                    approx_kl = ((ratio - 1) - logratio).mean()
+                    approx_kl = (ratio - 1 - logratio).mean()
                     distance = (ratio - 1).abs()
                     clipfrac = (distance > args.clip_coef).float().mean()
                     row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]

@@ -1654,7 +1654,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns_std = np.std(np.concatenate(all_ranks(advantages + V)))
         vf_coef = args.vf_coef
         if args.norm_vloss:
-            vf_coef /= 1 + returns_std**2
+            vf_coef /= args.norm_vloss + returns_std**2  # True counts as 1
         std_floor = 0.0
         if args.stay_solved is not None:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))

@@ -193,8 +193,8 @@ class Args:
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
     """toggles the clipped loss of the value function"""
-    norm_vloss: bool = True
-    """divides the loss of the value function by 1 + the variance of the returns"""
+    norm_vloss: float = 0.01
+    """divides the loss of the value function by this + the variance of the returns; 0: by 1"""
     ent_coef: float = 0.0
     """coefficient of the entropy"""
     vf_coef: float = 0.5
@@ -2075,7 +2075,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef
         if args.norm_vloss:
-            vf_coef /= 1 + returns_std**2
+            vf_coef /= args.norm_vloss + returns_std**2  # True counts as 1
         std_floor = 0.0
         if args.stay_solved is not None:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))

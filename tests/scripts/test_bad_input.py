@@ -1021,6 +1021,7 @@ FLAGS = {
         (float("nan"), "--max-grad-norm nan"),
         (-1.0, "--max-grad-norm -1.0: a number from 0"),
     ],
+    "norm_vloss": [(-1.0, "--norm-vloss -1.0: a number from 0")],
     "target_kl": [(float("nan"), "--target-kl nan: a number from 0"), (-1.0, "--target-kl -1.0")],
     "num_workers": [(-1, "--num-workers -1: a number from 0")],
     "env_timeout": [

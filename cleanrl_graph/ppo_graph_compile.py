@@ -407,10 +407,7 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
 def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
     """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
     A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
-    first ones if none act. UsageError if two leaves have the same name or none is an input."""
-    paths = [leaf.path.replace("/", ".") for leaf in leaves]
-    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
-        raise UsageError(f"leaves {paths} need different names, and one must be an input")
+    first ones if none act."""
     groups = {part.mask: part.group for part in parts}
     acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
     # The group that acts; if none of these acts, max returns the first
@@ -458,13 +455,8 @@ class Envs:
         self.action_space = self.envs[0].action_space
         leaves = leaves_of(self.envs[0].observation_space)
         self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
-        meanings = {str([part[:-1] for part in parts]) for parts in self.parts}
-        if len(meanings) > 1:
-            raise UsageError(
-                f"--env-kwargs: not all entries have the action space {self.action_space}: "
-                f"{[env.action_space for env in self.envs]}"
-            )
+        if self.check:
+            self.check.spaces_fit(UsageError, self.envs, self.parts, leaves)
         self.leaves = aligned(leaves, self.parts[0])
         self.returns = np.zeros(len(makers))  # of the present episodes
         self.lengths = np.zeros(len(makers), np.int64)
@@ -1742,7 +1734,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         returns_std = np.std(all_ranks(advantages + V))
         vf_coef = args.vf_coef
         if args.norm_vloss:
-            vf_coef /= 1 + returns_std**2
+            vf_coef /= args.norm_vloss + returns_std**2  # True counts as 1
         std_floor = 0.0
         if args.stay_solved is not None:
             std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))

@@ -25,7 +25,7 @@ POSITIVE = (
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
     "eval_samples memory_length learning_rate target_kl max_grad_norm pg_coef "
-    "aux_coef bc_coef bc_anneal bc_updates"
+    "aux_coef bc_coef bc_anneal bc_updates norm_vloss"
 )
 RANGES = [
     (POSITIVE, 1, math.inf),
@@ -119,6 +119,19 @@ def close(env: gym.Env) -> None:
         env.close()
     except (Exception, SystemExit) as problem:  # of many kinds
         print(f"close() of {env}: {text_of(problem)}", file=sys.stderr)
+
+
+# ---- Spaces ----
+def spaces_fit(error: type, envs: list[gym.Env], parts: list[list], leaves: list) -> None:
+    """`error` if the actions of the environments, whose `parts` these are, do not mean the same, if
+    two leaves have the same name, or if none is an input."""
+    # All but the size must be equal. As text: before Python 3.12 slices cannot be hashed
+    if len({str([part[:-1] for part in own]) for own in parts}) > 1:
+        found = [env.action_space for env in envs]
+        raise error(f"--env-kwargs: not all entries have the action space {found[0]}: {found}")
+    paths = [leaf.path.replace("/", ".") for leaf in leaves]
+    if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
+        raise error(f"leaves {paths} need different names, and one must be an input")
 
 
 # ---- Actions and rewards ----
@@ -345,12 +358,9 @@ def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) ->
     """What is wrong with ids, with the number of rows to choose from, or with a mask."""
     shown = values if leaf.group else values[0]
     if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
-        sentence = f"an id occurs twice: {shown.tolist()}"
-        if leaf.group:
-            _, first = np.unique(shown, return_index=True)
-            again = np.delete(np.arange(shown.size), first)
-            sentence += f", in row {again[0]} again"
-        return sentence
+        _, first = np.unique(values, return_index=True)
+        again = np.delete(np.arange(values.size), first)
+        return f"the id {values.flat[again[0]]} occurs twice, at index {again[0]} again"
     for k, part in enumerate(parts[0]):
         if part.kind == "choice" and part.group == leaf.group:
             most = np.array([own[k].size for own in parts])
@@ -367,7 +377,7 @@ def occurs_twice(leaf: Any, ids: np.ndarray, num: np.ndarray) -> bool:
     env = np.arange(len(num)).repeat(num * math.prod(leaf.shape))
     order = np.lexsort([ids, env])
     is_same = (np.diff(ids[order]) == 0) & (np.diff(env[order]) == 0)
-    return bool(is_same.any())
+    return is_same.any()
 
 
 def is_all_masked(leaf: Any, mask: np.ndarray, num: np.ndarray, part: Any) -> bool:
@@ -377,7 +387,7 @@ def is_all_masked(leaf: Any, mask: np.ndarray, num: np.ndarray, part: Any) -> bo
         return not allowed.any(1).all()
     num_allowed = np.append(0, allowed[:, 0].cumsum())  # in the rows so far
     ends = num.cumsum()
-    return bool((num_allowed[ends] == num_allowed[ends - num]).any())
+    return (num_allowed[ends] == num_allowed[ends - num]).any()
 
 
 def wrong_value(leaf: Any, values: np.ndarray, counts: dict) -> str | None:

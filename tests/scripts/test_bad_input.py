@@ -299,7 +299,7 @@ FAULTS = {
         graph() | {"node_ids": np.array([4, 5, 6])},
         graph() | {"node_ids": np.array([4, 5, 4])},
         "node_ids",
-        ["an id occurs twice: [4, 5, 4]"],
+        ["the id 4 occurs twice, at index 2 again"],
     ),
     "an id occurs twice in a vector": (
         spaces.Dict(x=vector(2), node_ids=spaces.Box(0, 9, (2,), np.int64)),
@@ -307,7 +307,7 @@ FAULTS = {
         {"x": np.zeros(2), "node_ids": np.array([4, 5])},
         {"x": np.zeros(2), "node_ids": np.array([5, 5])},
         "node_ids",
-        ["an id occurs twice: [5, 5]"],
+        ["the id 5 occurs twice, at index 1 again"],
     ),
     "too large for float32": (
         vector(2),
@@ -1021,6 +1021,7 @@ FLAGS = {
         (float("nan"), "--max-grad-norm nan"),
         (-1.0, "--max-grad-norm -1.0: a number from 0"),
     ],
+    "norm_vloss": [(-1.0, "--norm-vloss -1.0: a number from 0")],
     "target_kl": [(float("nan"), "--target-kl nan: a number from 0"), (-1.0, "--target-kl -1.0")],
     "num_workers": [(-1, "--num-workers -1: a number from 0")],
     "env_timeout": [

@@ -187,7 +187,9 @@ def reference_run(seen: Record, network, leaves, args):
         advantages, clips = torch.tensor(advantages).flatten(), []
         returns = advantages + old_value
         spread = returns.std(correction=0)
-        vf_coef = args.vf_coef / (1 + spread**2 * args.norm_vloss)
+        vf_coef = args.vf_coef
+        if args.norm_vloss:
+            vf_coef = vf_coef / (args.norm_vloss + spread**2)
         floor = 0.0
         if args.stay_solved is not None:
             floor = largest = max(0.1 * spread, args.stay_solved * largest)
@@ -266,7 +268,7 @@ FLAGS = {
     "stay_solved": 0.9,
     "clip_coef": 0.2,
     "clip_vloss": False,
-    "norm_vloss": True,
+    "norm_vloss": 0.2,  # in ppo_lstm_sparse.py, whose block this is too; a toggle, or 1, here
     "ent_coef": 0.5,
     "vf_coef": 0.1,
     "max_grad_norm": 0.01,

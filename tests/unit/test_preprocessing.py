@@ -294,7 +294,7 @@ def test_ids_of_any_integer_type(kind):
     [
         (
             {"node_ids": (5, 5, 8)},
-            r"env 0, leaf 'node_ids', step 0: an id occurs twice: \[5, 5, 8\]",
+            r"env 0, leaf 'node_ids', step 0: the id 5 occurs twice, at index 1",
         ),
         ({"node_ids": (5, 8)}, "env 0, leaf 'node_ids', step 0: 2 rows where 'graph.nodes' has 3"),
         ({"ids_space": spaces.Box(0, 9, (3,), np.int64)}, "leaf 'node_ids'"),

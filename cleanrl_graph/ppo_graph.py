@@ -1233,8 +1233,9 @@ class Run:
 
     def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
         """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
-        torch.manual_seed(self.args.seed + RANK)
-        if RANK == 0:
+        if RANK > 0:
+            torch.manual_seed(self.args.seed + RANK)
+        else:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
             self.bar = tqdm(total=self.args.total_timesteps, unit_scale=True)
@@ -1467,7 +1468,9 @@ if __name__ == "__main__":
     sys.path.append(os.getcwd())
     try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
         from cleanrl_graph import services
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "cleanrl_graph":
+            raise
         main(tyro.cli(Args))
     else:
         services.main(sys.modules[__name__], version=1)

@@ -25,7 +25,7 @@ import os
 import random
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -524,10 +524,9 @@ class Rows(nn.Module):
     def observe(self, values: Tensor) -> None:
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
         2.1)."""
-        values = values.reshape(len(values), self.dim).double()
-        num_rows = max(len(values), 1)
-        mean = values.sum(0) / num_rows
-        var = ((values - mean) ** 2).sum(0) / num_rows
+        values = values[..., None].flatten(1).double()
+        mean = values.mean(0).cpu()
+        var = ((values - values.mean(0)) ** 2).mean(0).cpu()
         for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
                 share = num / (self.count + num)
@@ -537,7 +536,7 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.flatten(1) if values.ndim > 1 else values[:, None]
+        values = values[..., None].flatten(1)
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
             std = (self.var + 1e-8).sqrt()
             return ((values - self.mean) / std).float().clamp(-10, 10)
@@ -562,16 +561,17 @@ class CNN(nn.Module):
         shape = leaf.space.shape
         self.channels_last = shape[2] < shape[0]
         channels, height, width = np.roll(shape, self.channels_last).tolist()  # HWC to CHW
+        num_in = channels * num_frames
+        example = torch.zeros(1, num_in, height, width)
         spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
         if min(height, width) >= 36:
             spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
         layers = []
-        num_in = channels * num_frames
         for num_out, kernel, stride in spec:
             layers += [layer_init(nn.Conv2d(num_in, num_out, kernel, stride)), nn.ReLU()]
             num_in = num_out
         self.net = nn.Sequential(*layers, nn.Flatten())
-        num_features = self.net(torch.zeros(1, channels * num_frames, height, width)).shape[1]
+        num_features = self.net(example).shape[1]
         self.net.append(layer_init(nn.Linear(num_features, self.dim))).append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -658,7 +658,7 @@ class Encoder(nn.Module):
         dim = args.gnn_dim
         self.nets = nn.ModuleDict()  # key(group of nodes, or of a set) -> GNN or MLP
         self.dim = widths.pop("", 0)  # of the features
-        self.element_dims = {}  # group -> width of `at`
+        self.element_dims = {}  # group -> width of `Project.inputs`
         edge_dims = {nodes: widths.pop(links) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
@@ -681,19 +681,17 @@ class Encoder(nn.Module):
                 own = torch.cat([rows[leaf.group].values, own], 1)
             rows[leaf.group] = Ragged(own, ptr, batch)
         features = [rows.pop("").values] if "" in rows else []
-        elements = dict(rows)
-        for group, (x, ptr, batch) in rows.items():
+        for group, (x, ptr, batch) in list(rows.items()):
             if key(group) not in self.nets:  # edges
                 continue
-            net = self.nets[key(group)]
+            inputs = [x]
             if group in self.links:
                 links = self.links[group]
-                h = net(x, obs[links].values.t().contiguous(), rows[links].values)
-            else:
-                h = net(x)
-            elements[group] = Ragged(h, ptr, batch)
+                inputs += [obs[links].values.t().contiguous(), rows[links].values]
+            h = self.nets[key(group)](*inputs)
+            rows[group] = Ragged(h, ptr, batch)
             features.append(self.pool(h, ptr))
-        return torch.cat(features, 1), elements
+        return torch.cat(features, 1), rows
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
@@ -720,7 +718,6 @@ def key(path: str) -> str:
 
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space ----
-DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 LOWEST = torch.finfo(torch.float32).min  # for -inf in an entropy: 0 * -inf would be nan
 
 
@@ -791,7 +788,6 @@ class Part(NamedTuple):
     path: str  # in the action space: "action.amount"
     columns: slice  # the part's own in the action [B, columns]
     group: str
-    nodes: str  # of a choice of an edge: the group of the nodes
     mask: str  # path of the mask's leaf, or ""
     entries: slice  # the part's own in a row of the mask
     k: int
@@ -799,89 +795,71 @@ class Part(NamedTuple):
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
-    """The group of rows that a name means, as --action-head or as a key of a Dict of actions:
-    "nodes" (of the graph, or the elements of the set), "edges", or a set's name; "" for others.
-    UsageError if it can mean several."""
-    inputs = [leaf for leaf in leaves if leaf.is_input]
-    groups = {leaf.group for leaf in inputs} - {""}
-    edges = {leaf.group: leaf.nodes for leaf in inputs if leaf.is_links}
+    """The group of rows that a name means, --action-head or a key of a Dict of actions: "nodes" of
+    the graph, or elements of the set; "edges"; the name of a group; "" for others. "auto" means
+    avail_actions or, if the mask has rows, nodes. UsageError for a name that can mean several."""
+    groups = {leaf.group for leaf in leaves if leaf.group and leaf.is_input}
+    links = {leaf.path: leaf.nodes for leaf in leaves if leaf.is_links}
+    if name == "auto" and "avail_actions" in groups:
+        name = "avail_actions"
+    elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
+        name = "nodes"
     found = groups & {name}
-    if name in ("edge", "edges"):
-        found = set(edges)
-    elif name in ("node", "nodes"):
-        found = set(edges.values()) or groups - {"avail_actions"}
+    if name in ("node", "nodes"):
+        found = set(links.values()) or groups - {"avail_actions"}
+    elif name in ("edge", "edges"):
+        found = set(links)
     if len(found) > 1:
-        raise UsageError(f"'{name}' needs one graph or set, not {sorted(found)}: name one of these")
+        raise UsageError(f"'{name}' can mean each of {sorted(found)}: give one as --action-head")
     return min(found, default="")
 
 
 def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str:
-    """The group whose rows act, each on its own, in a Sequence; "" for other action spaces."""
+    """In a Sequence the group whose rows act, each on its own; "" for other action spaces."""
     if not isinstance(space, spaces.Sequence):
         return ""
     group = group_of("nodes" if head == "auto" else head, leaves)
     if not group:
-        raise UsageError(f"--action-head {head}: {space} needs a graph or set whose rows act")
+        raise UsageError(f"--action-head {head}: there are no such rows to act in {space}")
     return group
 
 
-def choices(space: gym.Space, factors: list[Leaf], leaves: list[Leaf], head: str) -> list[str]:
-    """The groups from whose rows the factors of an action choose, "" for no choice. auto: in a Dict
-    a Discrete named node, edge, or like a set, chooses one. If none is named so, and all factors
-    are Discrete, they choose from avail_actions or, if the mask has a row for each, from the
-    nodes."""
-    if isinstance(space, spaces.Sequence):
-        return [""] * len(factors)
-    names = [head] * len(factors)
-    if head == "auto":
-        is_dict = isinstance(space, spaces.Dict)
-        names = [factor.path.removeprefix("action.") if is_dict else "" for factor in factors]
-    is_discrete = [isinstance(factor.space, DISCRETE) for factor in factors]
-    groups = [group_of(name, leaves) if fits else "" for name, fits in zip(names, is_discrete)]
-    if head == "auto" and all(is_discrete) and not any(groups):
-        has_rows = any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves)
-        nodes = group_of("nodes", leaves) if has_rows else ""
-        groups = [group_of("avail_actions", leaves) or nodes] * len(factors)
-    if head not in ("auto", "flat") and not any(groups):
-        raise UsageError(f"--action-head {head} needs Discrete actions and such rows, not {space}")
-    return groups
-
-
-def mask_of(factor: Leaf, has_rows: bool, leaves: list[Leaf]) -> Leaf | None:
-    """The mask of a factor: that of the whole action, or of its name."""
+def mask_of(factor: Leaf, rows: str, leaves: list[Leaf]) -> str:
+    """The path of a factor's mask, that of the whole action or of its name, "" without one. If it
+    chooses from `rows`, or these act, the mask has rows, too."""
     own = factor.path.replace("action", "action_mask", 1)
     for leaf in leaves:
-        if leaf.path in ("action_mask", own) and (leaf.group != "") == has_rows:
-            return leaf if isinstance(factor.space, DISCRETE) else None
-    return None
+        if leaf.path in ("action_mask", own) and (leaf.group == "") == (rows == ""):
+            return leaf.path
+    return ""
 
 
 def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
-    """The factors of an action space, or of each row of a Sequence, in order."""
+    """The factors of an action space, or of each row of a Sequence, in order. All Discrete ones
+    choose from what --action-head says, but with auto those of a Dict from what their names say."""
     factors = leaves_of(space, "action")
     acting = acting_group(space, leaves, args.action_head)
-    nodes = {leaf.group: leaf.nodes for leaf in leaves}
+    has_names = args.action_head == "auto" and isinstance(space, spaces.Dict)
     parts = []
     column = 0  # the first one that belongs to no part yet
     entry = Counter()  # path of a mask -> its first entry that belongs to no part yet
-    for factor, group in zip(factors, choices(space, factors, leaves, args.action_head)):
-        mask = mask_of(factor, bool(group or acting), leaves)
-        mask_path = mask.path if mask else ""
+    for factor in factors:
+        name = factor.path.removeprefix("action.") if has_names else args.action_head
         options = num_options(factor.space)
-        in_sequence = args.autoregressive and isinstance(factor.space, DISCRETE)
+        is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
+        group = group_of(name, leaves) if is_discrete and not acting else ""
+        mask = mask_of(factor, group or acting, leaves) if is_discrete else ""
         sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
         if not options:
             sizes = [(math.prod(factor.space.shape), 0)]
-        elif len(set(options)) == 1 and not group and not in_sequence:
+        elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
             sizes = [(len(options), options[0])]
         for k, n in sizes:
             columns = slice(column, column + k)
-            entries = slice(entry[mask_path], entry[mask_path] + (1 if group else k * n))
-            ends = nodes.get(group, "")
-            parts.append(Part(factor.path, columns, group, ends, mask_path, entries, k, n))
+            entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
+            parts.append(Part(factor.path, columns, group, mask, entries, k, n))
             column = columns.stop
-            if mask and mask.space.shape:  # a mask of one number per row is for all parts
-                entry[mask_path] = entries.stop
+            entry[mask] = entries.stop
     return parts
 
 
@@ -910,17 +888,49 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
 
 
+class Project(nn.Linear):
+    """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
+
+    def __init__(self, group: str, leaves: list[Leaf], dims: dict[str, int], dim: int):
+        super().__init__(dims[group], dim)
+        self.group = group
+        self.nodes = {leaf.group: leaf.nodes for leaf in leaves}[group]  # which edges connect
+
+    def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        rows = elements[self.group].values
+        if not self.nodes:
+            return super().forward(rows)
+        # Nodes are multiplied before they are selected: once per node, not once per edge
+        h = elements[self.nodes].values
+        *weights, weight = self.weight.tensor_split([h.shape[1], 2 * h.shape[1]], 1)
+        projected = F.linear(rows, weight, self.bias)
+        for own, end in zip(weights, obs[self.group].values.unbind(1)):  # source, target
+            projected = projected + select_rows(h @ own.t(), end)
+        return projected.relu()
+
+    def inputs(self, rows: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        """What the layer sees of these rows, [len(rows), dims[group]]: of edges source, target and
+        features side by side."""
+        chosen = elements[self.group].values[rows]
+        if not self.nodes:
+            return chosen
+        ends = obs[self.group].values[rows]
+        return torch.cat([elements[self.nodes].values[ends].flatten(1), chosen], 1)
+
+
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims: group -> width of `at`."""
+    Sequence). `dims` are the encoder's element_dims."""
 
-    def __init__(self, part: Part, dim: int, dims: dict[str, int], args: Any):
+    def __init__(self, part: Part, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
         num_outputs = part.k * part.n
         if part.group:  # the width of an embedding, for edges that of their nodes
-            num_outputs = dims[part.nodes or part.group]
+            num_outputs = min(
+                dims[leaf.nodes or part.group] for leaf in leaves if leaf.group == part.group
+            )
         elif part.n == 0 and args.state_dependent_std:
             num_outputs = 2 * part.k
         elif part.n == 0:
@@ -929,7 +939,7 @@ class PartHead(nn.Module):
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
         if part.group:
             self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
-            self.key = nn.Linear(dims[part.group], num_outputs)
+            self.key = Project(part.group, leaves, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
@@ -939,7 +949,7 @@ class PartHead(nn.Module):
         output = self.output(latent)
         if self.part.group:
             options = elements[self.part.group]
-            keys = project(self.key, self.part.group, self.part.nodes, elements, obs)
+            keys = self.key(elements, obs)
             query = select_rows(output, options.batch)
             logits = self.score(torch.tanh(keys + query)).squeeze(1)
             logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
@@ -955,8 +965,9 @@ class PartHead(nn.Module):
         """-inf where the mask is 0."""
         if not self.part.mask:
             return logits
-        mask = obs[self.part.mask].values
-        mask = mask[..., None].flatten(1)[:, self.part.entries]  # [B, or rows, entries]
+        mask = obs[self.part.mask].values[..., None].flatten(1)  # [B, or rows, entries]
+        if mask.shape[1] > 1:  # else one number per row is for all parts
+            mask = mask[:, self.part.entries]
         return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
@@ -964,7 +975,7 @@ class PartHead(nn.Module):
         row, one-hot vectors, or the numbers themselves."""
         if self.part.group:
             rows = elements[self.part.group].ptr[:-1] + action.long().squeeze(1)
-            return at(rows, self.part.group, self.part.nodes, elements, obs)
+            return self.key.inputs(rows, elements, obs)
         if self.part.n:
             action = F.one_hot(action.long(), self.part.n).flatten(1)
         return action.float()
@@ -973,32 +984,6 @@ class PartHead(nn.Module):
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
     """The width of `PartHead.embed` of these parts together."""
     return sum(dims[part.group] if part.group else part.k * max(part.n, 1) for part in parts)
-
-
-def at(rows: Tensor, group: str, nodes: str, elements: dict[str, Ragged], obs: Obs) -> Tensor:
-    """Vectors [len(rows), dim] of these rows of a group; of edges (`nodes` is set) source, target
-    and features side by side."""
-    chosen = elements[group].values[rows]
-    if not nodes:
-        return chosen
-    ends = obs[group].values[rows]
-    return torch.cat([elements[nodes].values[ends].flatten(1), chosen], 1)
-
-
-def project(
-    linear: nn.Linear, group: str, nodes: str, elements: dict[str, Ragged], obs: Obs
-) -> Tensor:
-    """`linear` of each row of a group; of edges relu(linear(source, target, features)). Nodes are
-    multiplied before they are selected: that is once per node, not once per edge."""
-    rows = elements[group].values
-    if not nodes:
-        return linear(rows)
-    h = elements[nodes].values
-    *end_weights, weight = linear.weight.tensor_split([h.shape[1], 2 * h.shape[1]], 1)
-    projected = F.linear(rows, weight, linear.bias)
-    for end_weight, end in zip(end_weights, obs[group].values.unbind(1)):  # source, target
-        projected = projected + select_rows(h @ end_weight.t(), end)
-    return projected.relu()
 
 
 # --- end shared: action heads ---
@@ -1022,15 +1007,13 @@ class ActionHead(nn.Module):
         self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
         for k, part in enumerate(parts):
-            head = PartHead(part, dim, dims, args)
+            head = PartHead(part, leaves, dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
         self.acting = acting_group(space, leaves, args.action_head)
         if self.acting:
-            nodes = {leaf.group: leaf.nodes for leaf in leaves}
-            self.acting_nodes = nodes[self.acting]  # of acting edges
-            self.row = nn.Linear(dims[self.acting], dim)  # embedding of a row -> its latent
+            self.row = Project(self.acting, leaves, dims, dim)  # a row's embedding -> its latent
 
     def forward(
         self,
@@ -1045,8 +1028,7 @@ class ActionHead(nn.Module):
         Sequence action is [rows, columns]. `obs` has masks and links."""
         if self.acting:
             acting = elements[self.acting]
-            own = project(self.row, self.acting, self.acting_nodes, elements, obs)
-            latent = torch.tanh(select_rows(latent, acting.batch) + own)
+            latent = torch.tanh(select_rows(latent, acting.batch) + self.row(elements, obs))
         log_prob = 0.0
         entropy = latent.new_zeros(len(latent))
         columns = [None] * len(self.heads)
@@ -1204,16 +1186,6 @@ def start(args: Any) -> torch.device:
     return device
 
 
-def make_agent(args: Any, envs: Any, device: torch.device) -> "Agent":
-    """The agent, with the same weights on all ranks."""
-    seed(args)  # environments may have drawn from the generators
-    agent = Agent(envs.leaves, envs.action_space, args).to(device)
-    if WORLD_SIZE > 1:
-        for values in agent.state_dict().values():
-            dist.broadcast(values, 0)
-    return agent
-
-
 # --- end shared: ranks ---
 
 
@@ -1239,8 +1211,6 @@ class Run:
             print(f"writes to {self.folder}")
             self.writer = SummaryWriter(self.folder)
             self.bar = tqdm(total=self.args.total_timesteps, unit_scale=True)
-        self.returns = deque(maxlen=100)  # of the last episodes
-        self.start_time = time.time()
         return envs.reset(self.args.seed + RANK * self.args.num_envs)
 
     def log(self, global_step: int, scalars: dict, episodes: list) -> None:
@@ -1250,16 +1220,16 @@ class Run:
         if RANK > 0:
             return
         for step, _, info in episodes:
-            self.returns.append(float(info["episode"]["r"]))
-            self.writer.add_scalar("charts/episodic_return", self.returns[-1], step)
+            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], step)
             self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], step)
         self.bar.update(global_step - self.bar.n)
         num_steps = global_step - self.bar.initial
-        scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
+        scalars["charts/SPS"] = int(num_steps / self.bar.format_dict["elapsed"])
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, global_step)
-        mean = f"{np.mean(self.returns):.4g}" if self.returns else "-"
-        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
+        if episodes:
+            mean = np.mean([info["episode"]["r"] for _, _, info in episodes])
+            self.bar.set_postfix(ret=f"{mean:.4g}")
 
     def end_update(self, iteration: int, step: Step) -> None:
         """Called after each update, with the Step that the next one begins with."""
@@ -1293,7 +1263,10 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
     N = args.num_envs
     device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    agent = make_agent(args, envs, device)
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
+    agent.to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(
@@ -1431,10 +1404,9 @@ def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
         infos = dict(step.infos) | infos
         if len(infos) == N:
             break
-    for i, env in enumerate(envs.envs):
-        num = env.get_wrapper_attr("episode_lengths")
-        episode = {"r": env.get_wrapper_attr("episode_returns"), "l": num}
-        infos.setdefault(i, {"episode": episode, "cut": True})
+    for i in set(range(N)) - set(infos):
+        ret = envs.envs[i].get_wrapper_attr("episode_returns")
+        infos[i] = {"episode": {"r": ret, "l": args.eval_max_steps}, "cut": True}
     return [infos[i] for i in range(N)]
 
 
@@ -1463,9 +1435,7 @@ def main(args: Any) -> None:
 
 
 if __name__ == "__main__":
-    if Path(sys.path[0], "__init__.py").exists():  # the package's folder: its `envs` hides yours
-        sys.path[0] = str(Path(sys.path[0]).parent)
-    sys.path.append(os.getcwd())
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the package, if in its folder
     try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
         from cleanrl_graph import services
     except ModuleNotFoundError as error:

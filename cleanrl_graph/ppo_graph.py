@@ -590,25 +590,16 @@ def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if edge_dim and kind == "gine":
+    if edge_dim == 0:
+        return pyg.GINConv(net, aggr=aggr)
+    if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
-    conv = pyg.GINConv(net, aggr=aggr)
-    return GINWithEdges(conv, dim, edge_dim) if edge_dim else conv
 
+    class GINWithEdges(pyg.GINEConv):  # without its ReLU
+        def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+            return x_j + self.lin(edge_attr)
 
-class GINWithEdges(nn.Module):
-    """GIN (Xu et al. 2019, arXiv:1810.00826) whose nodes also see a linear layer of the sum of
-    their incoming edges' features."""
-
-    def __init__(self, conv: nn.Module, dim: int, edge_dim: int):
-        super().__init__()
-        self.conv = conv
-        self.lin = nn.Linear(edge_dim, dim)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        sums = edge_attr.new_zeros(len(x), edge_attr.shape[1])
-        own = x + self.lin(sums.index_add(0, edge_index[1], edge_attr))
-        return self.conv((x, own), edge_index)  # neighbors send x
+    return GINWithEdges(net, edge_dim=edge_dim, aggr=aggr)
 
 
 class GNN(nn.Module):

@@ -184,10 +184,10 @@ class Leaf(NamedTuple):
     @property
     def is_image(self) -> bool:
         """HWC if the last side is smaller than the first, else CHW; at least 8 x 8 pixels."""
-        shape = self.space.shape
-        if not isinstance(self.space, spaces.Box) or len(shape) != 3:
+        if not isinstance(self.space, spaces.Box) or len(self.space.shape) != 3:
             return False
-        return min(shape[:2] if shape[2] < shape[0] else shape[1:]) >= 8
+        first, middle, last = self.space.shape
+        return min(middle, max(first, last)) >= 8
 
     @property
     def dtype(self) -> np.dtype:
@@ -525,8 +525,8 @@ class Rows(nn.Module):
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
         2.1)."""
         values = values[..., None].flatten(1).double()
-        mean = values.mean(0).cpu()
-        var = ((values - values.mean(0)) ** 2).mean(0).cpu()
+        mean = values.mean(0)
+        var = ((values - mean) ** 2).mean(0)
         for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
                 share = num / (self.count + num)

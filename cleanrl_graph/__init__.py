@@ -1,3 +1,14 @@
-"""Single-file PPO for observations that are graphs, sets or anything else that changes its size."""
+"""Single-file PPO for observations whose size changes: graphs, sets, ..."""
+
+from typing import Any
 
 __version__ = "1.1.0.dev0"
+
+
+def __getattr__(name: str) -> Any:
+    """`load_policy`, which is imported when it is asked for: it needs torch."""
+    if name != "load_policy":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from cleanrl_graph.services.policy import load_policy
+
+    return load_policy

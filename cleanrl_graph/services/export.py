@@ -1,6 +1,6 @@
 """cleanrl_graph, model.pt: a trained policy as a .pt2 file, which runs where torch is installed.
 
-    python -m cleanrl_graph.utils.export model.pt policy.pt2
+    python -m cleanrl_graph.services.export model.pt policy.pt2
 
 writes the program by torch.export, and policy.json, which lists what it takes. It does what the
 script's own `play` does, with the statistics of --norm-obs. Neither this package nor PyG is needed
@@ -85,7 +85,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.export import Dim
 
-from cleanrl_graph.utils.policy import Policy, load_policy
+from cleanrl_graph.services.policy import Policy, load_policy
 
 Tensors = dict[str, Tensor]
 

@@ -39,8 +39,8 @@ import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
-from cleanrl_graph.utils import import_first
-from cleanrl_graph.utils.check import out_of_range
+from cleanrl_graph.services import import_first
+from cleanrl_graph.services.check import out_of_range
 
 FORMAT = "cleanrl_graph-demos-1"
 Policy = Callable[[gym.Env, Any, np.random.Generator], Any]

@@ -9,23 +9,24 @@ equal to those of the evaluation. The script that saved the file is imported by 
 not given: from this package, or from wherever Python finds modules.
 """
 
-import inspect
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from types import ModuleType, SimpleNamespace
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-from cleanrl_graph.utils import checkpoint, import_first
-from cleanrl_graph.utils.check import MOST, close
+from cleanrl_graph.services import checkpoint, import_first
+from cleanrl_graph.services.arguments import args_of
+from cleanrl_graph.services.check import MOST, Checked, checked, close, make_env
+from cleanrl_graph.services.process import fast_layers
 
-ROOMS = ("Network", "Memory")  # of Args, whose flags make the network
-OTHERS = ("norm_obs", "aux")  # flags of other rooms that do so, too
+OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
 FREE = {"memory_length", "attention", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
 OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
@@ -69,14 +70,13 @@ def load_policy(
             f"{path}: it was saved by {saved['script']}.py, which Python does not find: add its "
             "folder to sys.path, or give load_policy the module as `script`"
         )
-    known = {field.name for field in fields(script.Args)}
-    unknown = sorted(set(saved["args"]) - known)
+    unknown = sorted(set(saved["args"]) - set(vars(args_of(script))))
     if unknown:
         raise ValueError(
             f"{path}: it has the flags {unknown}, {script.Args.exp_name} does not; it is of "
             f"{saved['script']}, of this or another version"
         )
-    args = script.Args(**saved["args"])
+    args = args_of(script, **saved["args"])
     if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # both are for CUDA
         args.bf16 = False
         args.attention = "auto"
@@ -96,17 +96,12 @@ def flag(name: str, value: Any) -> str:
 
 
 def network_flags(args: Any) -> list[str]:
-    """The names of the flags that make the network. In the class of `args` a comment such as
-    "# Network" stands above each room of flags."""
-    names = []
-    room = ""
-    for line in inspect.getsource(type(args)).splitlines():
-        name = line.strip().partition(":")[0]
-        if line.startswith("    # "):
-            room = line.removeprefix("    # ")
-        elif name in vars(args) and (room in ROOMS or name in OTHERS):
-            names.append(name)
-    return names
+    """The names of the flags that make network and memory: those from --hidden-dims on, up to
+    --total-timesteps, and OTHERS."""
+    names = [field.name for field in fields(args)]
+    first = names.index("hidden_dims")
+    last = names.index("total_timesteps")
+    return names[first:last] + [name for name in OTHERS if name in names]
 
 
 def given_flags(args: Any) -> set[str]:
@@ -206,6 +201,7 @@ class Policy:
         self.args = args
         self.num_envs = num_envs
         self.greedy = greedy
+        self.num_steps = 0
         most = 0
         if env is None:
             env = self.make_env()
@@ -213,22 +209,21 @@ class Policy:
             most = MOST  # rows to choose from: other entries of --env-kwargs may have more
         self.observation_space = env.observation_space
         size = num_envs or 1
-        like = SimpleNamespace(
-            observation_space=env.observation_space, action_space=env.action_space
-        )
-        self.envs = script.Envs([lambda: like] * size, args.action_head)  # reads and checks
+        self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
         for parts in self.envs.parts:
-            for k, part in enumerate(parts):
-                if part.kind == "choice":
-                    parts[k] = part._replace(size=max(part.size, most))
-        self.agent = script.Agent(self.envs.leaves, env.action_space, args).to(device).eval()
+            parts[:] = [
+                part._replace(n=max(part.n, most)) if part.group else part for part in parts
+            ]
+        with fast_layers(script):
+            agent = script.Agent(self.envs.leaves, env.action_space, args)
+        self.agent = agent.to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
         self.reset()
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more
         keyword arguments."""
-        return self.script.make_env(self.args, i, **kwargs)
+        return make_env(self.script, self.args, i, **kwargs)
 
     def reset(self) -> None:
         """Begins an episode, in all environments: what was remembered is forgotten."""
@@ -242,15 +237,28 @@ class Policy:
         size = len(self.envs.envs)
         if N > size or (N < size and self.memory.state() is not None):
             raise ValueError(f"{N} observations for a policy with num_envs={self.num_envs}")
-        if self.envs.num_steps % self.args.num_steps == 0:
+        if self.num_steps % self.args.num_steps == 0:
             self.memory.begin()
-        self.envs.num_steps += 1
-        arrays = [self.envs.read(i, obs) for i, obs in enumerate(observations)]
-        flat = self.envs.collate(arrays, range(N))
-        rewards = np.full(N, reward, np.float32)
+        self.num_steps += 1
+        rows = []
+        for env, obs in zip(self.envs.envs, observations):
+            env.num_steps = self.num_steps
+            Checked.latest = env
+            rows.append(self.envs.read(obs))
+        flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
         self.begins = False
-        step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), [], [])
-        action, _, _ = self.memory.act(step, self.greedy)
+        values = dict.fromkeys(self.script.Step._fields, [])
+        values |= {"obs": flat, "reward": np.full(N, reward, np.float32)}
+        values |= {"terminated": begins, "truncated": np.zeros(N, bool)}
+        action, _, _ = self.memory.act(self.script.Step(**values), self.greedy)
         actions = self.agent.head.env_actions(action, flat.counts)
         return actions[0] if self.num_envs is None else actions
+
+
+class Spaces(gym.Env):
+    """Has the spaces of something that need not be an environment."""
+
+    def __init__(self, env: Any):
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space

@@ -2,9 +2,9 @@
 steps of their originals. It has nothing of the run: not what environments keep in their classes or
 modules.
 
-utils/checkpoint.py starts it. It reads two pickles from stdin, sys.path and trials, and writes to
-stdout why copies are not like their originals, in JSON, a line for each. It does not import torch,
-which takes longer than the trials.
+checkpoint.py starts it. It reads two pickles from stdin, sys.path and trials, and writes to stdout
+why copies are not like their originals, in JSON, a line for each. It does not import torch, which
+takes longer than the trials.
 """
 
 import faulthandler

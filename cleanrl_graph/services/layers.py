@@ -6,10 +6,10 @@ sorted by target and by source, once per batch for all layers. A node's sum is o
 its rows and adds them. Messages that have a ReLU are made in chunks that stay in the cache, and
 once more for the gradient, so nothing of the size edges x dim is kept.
 
-The layers and their parameters stay those of PyG: `faster` says how to call them.
+The layers and their parameters stay those of PyG: `accelerate` gives them another `forward`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric import nn as pyg
 from torch_geometric.index import index2ptr
-from torch_geometric.utils import scatter
 
 CHUNK = 2048  # edges, whose messages of 64 numbers fit into the cache of a core
 
@@ -59,9 +58,19 @@ class SortedEdges(NamedTuple):
 class Edges:
     """A batch's edge_index [2, edges], sorted when it is first asked for."""
 
+    latest = None  # of the layers before, which have the same edges
+
     def __init__(self, edge_index: Tensor, num_nodes: int):
+        self.edge_index = edge_index
         self.source, self.target = edge_index
         self.num_nodes = num_nodes
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int) -> "Edges":
+        edges = cls.latest
+        if edges is None or edges.edge_index is not edge_index or edges.num_nodes != num_nodes:
+            edges = cls.latest = Edges(edge_index, num_nodes)
+        return edges
 
     @cached_property
     def places(self) -> Tensor:
@@ -141,53 +150,44 @@ def joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class GINWithEdges(nn.Module):
-    """PyG's GINConv (Xu et al. 2019, arXiv:1810.00826), where each node also gets a linear layer of
-    the sum of its incoming edges' features."""
-
-    def __init__(self, net: nn.Module, dim: int, edge_dim: int, aggr: str):
-        super().__init__()
-        self.nn = net
-        self.lin = nn.Linear(edge_dim, dim)
-        self.aggr = aggr
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        source, target = edge_index
-        neighbors = scatter(x.index_select(0, source), target, 0, len(x), self.aggr)
-        return self.nn(self.own(x, target, edge_attr) + neighbors)
-
-    def own(self, x: Tensor, target: Tensor, edge_attr: Tensor) -> Tensor:
-        """All but the sum of the neighbors."""
-        sums = edge_attr.new_zeros(len(x), edge_attr.shape[1])
-        return x + self.lin(sums.index_add(0, target, edge_attr))
-
-
-def is_usual(conv: nn.Module) -> bool:
-    """Whether a GINConv or GINEConv has the options that make_conv of ppo_graph.py gives it. A user
-    may have written another there, with an epsilon for instance: `faster` has no such sum."""
+def is_usual(conv: nn.Module, edge_index: Tensor) -> bool:
+    """Whether a layer has the options of the scripts' make_conv: a user may have written another
+    one there. torch.compile merges PyG's operations itself."""
     has_eps = conv.initial_eps != 0 or isinstance(conv.eps, nn.Parameter)
-    has_lin = type(conv) is pyg.GINConv or conv.lin is not None
-    return has_lin and not has_eps and conv.flow == "source_to_target"
+    is_sum = conv.aggr in ("sum", "add") and conv.flow == "source_to_target"
+    is_plain = isinstance(edge_index, Tensor) and not torch.compiler.is_compiling()
+    return is_sum and is_plain and not has_eps
 
 
-def faster(
-    conv: nn.Module, edge_index: Tensor, edge_attr: Tensor, num_nodes: int
-) -> Callable[[nn.Module, Tensor], Tensor] | None:
-    """A function of (layer, x) that returns what layers like `conv` return for these edges; None if
-    there is no faster one. torch.compile merges PyG's operations itself."""
-    if torch.compiler.is_compiling() or getattr(conv, "aggr", None) not in ("sum", "add"):
-        return None
-    if type(conv) in (pyg.GINConv, pyg.GINEConv) and not is_usual(conv):
-        return None
-    edges = Edges(edge_index, num_nodes)
-    if type(conv) is pyg.GINEConv:
-        return lambda conv, x: conv.nn(
-            x + MessageSum.apply(x, edge_attr, conv.lin.weight, conv.lin.bias, edges)
-        )
-    if type(conv) is pyg.GINConv:
-        return lambda conv, x: conv.nn(x + NeighborSum.apply(x, edges))
-    if type(conv) is GINWithEdges:
-        return lambda conv, x: conv.nn(
-            conv.own(x, edges.target, edge_attr) + NeighborSum.apply(x, edges)
-        )
-    return None
+class FastGIN(pyg.GINConv):
+    def forward(self, x: Tensor | tuple, edge_index: Tensor, size: tuple | None = None) -> Tensor:
+        """`x` may be a pair: what neighbors send, and what a node has of its own."""
+        if size or not is_usual(self, edge_index):
+            return super().forward(x, edge_index, size)
+        sent, own = (x, x) if isinstance(x, Tensor) else x
+        sums = NeighborSum.apply(sent, Edges.of(edge_index, len(sent)))
+        return self.nn(own + sums)
+
+
+class FastGINE(pyg.GINEConv):
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_attr: Tensor | None = None,
+        size: tuple | None = None,
+    ) -> Tensor:
+        is_plain = isinstance(x, Tensor) and edge_attr is not None and self.lin is not None
+        if size or not is_plain or not is_usual(self, edge_index):
+            return super().forward(x, edge_index, edge_attr, size)
+        edges = Edges.of(edge_index, len(x))
+        return self.nn(x + MessageSum.apply(x, edge_attr, self.lin.weight, self.lin.bias, edges))
+
+
+def accelerate(conv: nn.Module) -> None:
+    """Makes layers of PyG faster, `conv` and those in it; what they are is the same."""
+    for module in conv.modules():
+        if type(module) is pyg.GINConv:
+            module.__class__ = FastGIN
+        elif type(module) is pyg.GINEConv:
+            module.__class__ = FastGINE

@@ -6,20 +6,26 @@ does nothing but answer requests.
 """
 
 import contextlib
+import copyreg
 import ctypes
+import importlib
 import multiprocessing as mp
 import os
 import random
 import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import methodcaller
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+# where processes are spawned a script is handed over by its name
+copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
 
 
 def obey(parent: int) -> None:
@@ -81,22 +87,23 @@ class WorkerEnvs:
     """N environments spread over --num-workers processes. What a worker raises is raised here;
     ChildProcessError for one that died or did not answer within --env-timeout."""
 
-    def __init__(self, Envs: type, makers: list[Callable], args: Any, first_env: int):
+    def __init__(self, make_envs: Callable, makers: list[Callable], args: Any, first: int):
+        """`make_envs(makers, first=number)` makes the Envs of a worker. `first` is the number of
+        the first environment over all ranks."""
         tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
-        with contextlib.closing(Envs(makers[:tasks], args.action_head, first_env)) as probe:
-            probe.reset()  # one of each entry of --env-kwargs: do they fit together?
-            self.leaves = probe.leaves
-            self.action_space = probe.action_space
+        with contextlib.closing(make_envs(makers[:tasks])) as probe:  # do the entries fit together?
+            for name in ("space", "action_space", "leaves", "meaning"):
+                setattr(self, name, getattr(probe, name))
         self.num_steps = 0
-        self.first_env = first_env
+        self.first = first
         self.timeout = args.env_timeout or None
         self.workers: list[Worker] = []
         num_workers = min(args.num_workers, len(makers))
         for idx in np.array_split(np.arange(len(makers)), num_workers):
             span = slice(int(idx[0]), int(idx[-1]) + 1)
-            first = first_env + span.start
-            seed = (args.seed + first) % 2**32
-            self.start(span, seed, partial(Envs, makers[span], args.action_head, first))
+            number = first + span.start
+            seed = (args.seed + number) % 2**32
+            self.start(span, seed, partial(make_envs, makers[span], first=number))
 
     def start(self, span: slice, seed: int, make_envs: Callable) -> None:
         """Starts a worker for the environments `span`."""
@@ -124,7 +131,7 @@ class WorkerEnvs:
     def answer(self, worker: Worker) -> Any:
         """What a worker sends, unless it is an error."""
         process, pipe, span = worker
-        envs = f"envs {self.first_env + span.start} to {self.first_env + span.stop - 1}"
+        envs = f"envs {self.first + span.start} to {self.first + span.stop - 1}"
         name = f"step {self.num_steps}: the worker of {envs}"
         try:
             if not pipe.poll(self.timeout):
@@ -141,19 +148,17 @@ class WorkerEnvs:
             raise answer
         return answer
 
-    def reset(self, seed: int | None = None) -> tuple:
-        return self.joined([methodcaller("reset", seed)] * len(self.workers))
+    def reset(self, seed: int) -> tuple:
+        seeds = [seed + worker.span.start for worker in self.workers]
+        return joined(self.ask([methodcaller("reset", own) for own in seeds]))
 
     def step(self, actions: list) -> tuple:
         self.num_steps += 1
         requests = [methodcaller("step", actions[worker.span]) for worker in self.workers]
-        return self.joined(requests)
-
-    def joined(self, requests: list[Callable]) -> tuple:
-        """The script's Step of all environments, from those that the requests return."""
         steps = self.ask(requests)
-        fields = [joined_field(values) for values in zip(*steps)]
-        return type(steps[0])(*fields)
+        for (_, _, span), step in zip(self.workers, steps):
+            step.infos[:] = [(span.start + i, info) for i, info in step.infos]
+        return joined(steps)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -166,19 +171,15 @@ class WorkerEnvs:
             pipe.close()
 
 
-def joined_field(values: tuple) -> Any:
-    """A field of a Step of all environments: Flats, arrays or lists one after the other."""
-    if isinstance(values[0], np.ndarray):
+def joined(values: Sequence) -> Any:
+    """Steps, Flats, dicts, lists or arrays of all environments, from those of some each."""
+    first = values[0]
+    if isinstance(first, np.ndarray):
         return np.concatenate(values)
-    if isinstance(values[0], list):
-        return sum(values, [])
-    return join(values)
-
-
-def join(flats: tuple[tuple, ...]) -> tuple:
-    """The script's Flat of all observations of `flats`."""
-    values, counts = zip(*flats)
-    joined = {}
-    for group in counts[0]:
-        joined[group] = np.concatenate([num[group] for num in counts])
-    return type(flats[0])([np.concatenate(arrays) for arrays in zip(*values)], joined)
+    if isinstance(first, dict):
+        return {key: joined([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        return type(first)(*map(joined, zip(*values)))
+    if first and isinstance(first[0], np.ndarray):  # those of all leaves
+        return list(map(joined, zip(*values)))
+    return sum(values, [])

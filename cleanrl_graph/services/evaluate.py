@@ -1,7 +1,7 @@
 """cleanrl_graph, what a trained agent is worth: suites of instances, tables, a video.
 
-The functions are handed a script's `play(makers, greedy)`, which returns the first episode of each
-environment, and its `make(more)`, which makes the environment of the flags with more keyword
+The functions are handed `play(makers, greedy)`, which returns the last info of the first episode in
+each environment, and `make(**more)`, which makes the environment of the flags with more keyword
 arguments.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from cleanrl_graph.utils.check import close
+from cleanrl_graph.services.check import close, entries
 
 NAMES = ("instance", "episode", "group", "best_known", "lower_bound")  # columns without a mean
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
@@ -58,9 +58,12 @@ def batches(
         yield batch
 
 
-def cost(episode: Any) -> float | None:
-    """info["eval"]["cost"], else minus the return; None of an episode that did not end."""
-    return np.ravel(episode.eval.get("cost", -episode.ret)).item()
+def cost(info: dict) -> float | None:
+    """info["eval"]["cost"], else minus the return; None for an episode that was cut off."""
+    if "cut" in info:
+        return None
+    value = info.get("eval", {}).get("cost", -info["episode"]["r"])
+    return np.ravel(value).item()
 
 
 def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
@@ -71,16 +74,15 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterat
     bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
     for batch in batches(make, entries):
         greedy = play([partial(make, **entry) for entry in batch], True)
-        for entry, episode in zip(batch, greedy):
-            row = {"instance": " ".join(map(str, entry.values())), "greedy": cost(episode)}
-            episodes = [episode]
+        for entry, info in zip(batch, greedy):
+            row = {"instance": " ".join(map(str, entry.values())), "greedy": cost(info)}
+            infos = [info]
             if args.eval_samples:
-                sampled = play([partial(make, **entry)] * args.eval_samples, False)
-                costs = [cost(episode) for episode in sampled if cost(episode) is not None]
+                infos += play([partial(make, **entry)] * args.eval_samples, False)
+                costs = [cost(info) for info in infos[1:] if "cut" not in info]
                 row[f"best of {args.eval_samples}"] = min(costs, default=None)
-                episodes += sampled
-            for episode in episodes:
-                for name, value in episode.eval.items():
+            for info in infos:
+                for name, value in info.get("eval", {}).items():
                     if name != "cost":
                         row.setdefault(name, value)
             yield row
@@ -258,7 +260,7 @@ def check(make: Callable[..., gym.Env], args: Any) -> None:
 
 
 def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:
-    """Plays what the flags of a script's Run say, --eval-suite or --eval-episodes of each entry of
+    """Plays what the flags of a Run say, --eval-suite or --eval-episodes of each entry of
     --env-kwargs, saves table and video. Returns the rows of the table. After an error the table has
     the rows before it."""
     args = run.args
@@ -275,7 +277,7 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
             for row in rows:
                 row.pop("group", None)
         if rows:
-            save_table(rows, run.folder, run.writer, args.num_iterations * run.steps)
+            save_table(rows, run.folder, run.writer, run.global_step)
     if args.capture_video:
         save_video(str(Path(run.folder, "episode.gif")), play, partial(make, args, 0))
     return rows
@@ -284,14 +286,13 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
 def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "group" is
     info["group"] at the episode's end or, if there are several entries, "task_k" of entry k."""
-    num_tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
+    num_tasks = len(entries(args))
     for k in range(num_tasks):
-        episodes = []
+        infos = []
         if args.eval_episodes:
-            episodes = play([partial(make, args, k)] * args.eval_episodes, True)
-        for i, episode in enumerate(episodes):
-            row = {"episode": i, "group": episode.group}
+            infos = play([partial(make, args, k)] * args.eval_episodes, True)
+        for i, info in enumerate(infos):
+            row = {"episode": i, "group": info.get("group")}
             if num_tasks > 1:
                 row["group"] = f"task_{k}"
-            row |= {"length": episode.length, "return": episode.ret}
-            yield row
+            yield row | {"length": info["episode"]["l"], "return": info["episode"]["r"]}

@@ -10,12 +10,8 @@ import io
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,22 +23,22 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
-from cleanrl_graph.utils import trial
-from cleanrl_graph.utils.check import close
-from cleanrl_graph.utils.trial import noted, random_state, set_random_state
+from cleanrl_graph.services import trial
+from cleanrl_graph.services.check import close, identify
+from cleanrl_graph.services.trial import noted, random_state, set_random_state
+from cleanrl_graph.services.workers import joined
 
-FORMAT = "cleanrl_graph-checkpoint-3"
+FORMAT = "cleanrl_graph-checkpoint-4"
 SAME = set(
     "script env_id env_kwargs wrap num_envs num_workers world_size obs_shifts action_shifts "
-    "reward_shifts memory_length stay_solved".split()
-)  # the saved environments, memory or optimizer (stay_solved: AMSGrad or not) fit no other values
+    "reward_shifts memory_length amsgrad".split()
+)  # the saved environments, memory or optimizer fit no other values
 FREE = set(
     "run_dir track wandb_project_name wandb_entity capture_video save_model load_model "
     "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
-    "eval_max_steps env_timeout cuda exp_name batch_size "
-    "num_iterations".split()
+    "eval_max_steps env_timeout cuda exp_name num_iterations".split()
 )  # all others shape the training
-OF_ENVS = "num_steps observations returns lengths outcome agent_returns agents".split()
+FIXED = set("envs space action_space leaves first parts acting named meaning".split())  # of Envs
 load_env = cloudpickle.loads  # of what dump_envs returned
 inexact = set()  # kinds of environments whose copies do not go on as they do
 
@@ -113,8 +109,8 @@ def compare(args: Any, script: str, path: str, state: dict) -> None:
     """Compares the flags with those of the run in `state`. SystemExit if one of SAME differs or,
     with --resume auto, any that is not in FREE, but for --total-timesteps. Prints the others that
     differ."""
-    now = {**vars(args), "script": script}
-    then = {**state["args"], "script": state["script"]}
+    now = {**vars(args), "script": script, "world_size": world_size()}
+    then = {**state["args"], "script": state["script"], "world_size": len(state["ranks"])}
     changed = {}
     for name in now | then:
         if name not in FREE and now.get(name) != then.get(name):
@@ -314,41 +310,46 @@ def try_copies(trials: list[tuple]) -> list[str | None]:
 
 
 def env_state(envs: Any) -> dict:
-    """What `restore_env` continues a script's Envs from, in the process that steps them."""
-    state = {name: getattr(envs, name) for name in OF_ENVS if hasattr(envs, name)}
-    return {**state, "envs": dump_envs(envs.envs), "random": random_state()}
+    """What `restore_envs` continues a script's Envs from, in the process that steps them."""
+    own = {name: value for name, value in vars(envs).items() if name not in FIXED}
+    num_steps = envs.envs[0].get_wrapper_attr("num_steps")
+    dumps = dump_envs(envs.envs)
+    return {"own": own, "num_steps": num_steps, "envs": dumps, "random": random_state()}
 
 
-def restore_env(state: dict, seed: int, failures: int, envs: Any) -> tuple:
-    """The last Step of the environments that were saved. One without a pickle begins a new episode,
-    and after `failures` exceptions all do, with other seeds, lest the same exception comes
-    again."""
-    for name in OF_ENVS:  # not all scripts have all
-        if name in state:
-            setattr(envs, name, state[name])
+def restore_envs(state: dict, seed: int, envs: Any) -> tuple[tuple, np.ndarray]:
+    """(the Flat of the environments that were saved, bool [N] where an episode begins). One without
+    a pickle begins a new one."""
+    vars(envs).update(state["own"])
+    begins = np.zeros(len(envs.envs), bool)
     for i, data in enumerate(state["envs"]):
-        if data is not None and not failures:
+        if data is not None:
             close(envs.envs[i])
             envs.envs[i] = load_env(data)
         else:
-            shift = 1_000_003 * (envs.num_steps + failures + 1)
-            envs.begin(i, (seed + envs.first_env + i + shift) % 2**32)
-            envs.outcome[:, i] = 0, 1, 0  # reward, terminated, truncated
+            number = envs.first + i
+            identify(envs.envs[i], number, state["num_steps"])
+            obs, _ = envs.envs[i].reset(seed=(seed + number) % 2**32)
+            envs.rows[i] = envs.read(obs)
+            begins[i] = True
     set_random_state(state["random"])
-    return envs.latest([], [])
+    return envs.collate(envs.rows), begins
 
 
 # ---- Ranks ----
 def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    return int(os.environ.get("RANK", 0))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def all_ranks(value: Any) -> list:
     """The value of every rank, on every rank."""
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = [value] * world_size()
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -360,78 +361,10 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
-@contextlib.contextmanager
-def lost_ranks() -> Iterator[None]:
-    """What gloo or nccl raises where another rank has ended becomes a sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "gloo" in str(error) or "NCCL" in str(error):
-            problem = f"another rank has ended and says why, or cannot be reached: {error}"
-            raise SystemExit(f"rank {rank()}: {problem}") from None
-        raise
-
-
-# ---- A run ----
-def run_name(args: Any) -> str:
-    """What the names of run folders begin with; the environment's kwargs and wrappers enter as a
-    digest."""
-    name = args.env_id.split(":")[-1].replace("/", "-")
-    if args.env_kwargs or args.wrap:
-        variant = json.dumps([args.env_kwargs, args.wrap])
-        name += "-" + hashlib.sha1(variant.encode()).hexdigest()[:6]
-    return f"{name}__{args.exp_name}__{args.seed}__"
-
-
-@contextlib.contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """The numbers of the SIGINT and SIGTERM received within, for the loop to stop after its update;
-    the second one leaves at once."""
-    received = []
-
-    def note(number: int, frame: Any) -> None:
-        if received:
-            os._exit(128 + number)
-        received.append(number)
-        name = signal.Signals(number).name
-        os.write(2, f"\n{name}: stops after this update; once more leaves at once\n".encode())
-
-    handlers = {}  # as they were
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def open_run(run: Any) -> None:
-    """Finds the folder of a script's Run and the checkpoint to resume from, locks the folder, and
-    notes signals from now on."""
-    args = run.args
-    run.enter_context(lost_ranks())  # first: what is entered later sees the error itself
-    found = None
-    if rank() == 0:
-        name = run_name(args)
-        if args.resume:
-            found = find(args, run.script, name)
-        if found is None:
-            found = os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None
-    folder, run.saved = broadcast(found)
-    run.folder = os.path.abspath(folder)  # an environment may change the current one
-    if run.saved:
-        run.first = run.saved["iteration"]
-    if rank() == 0:
-        run.locked_folder = run.enter_context(Folder(run.folder))
-        print(f"writes to {run.folder}")
-    run.signals = run.enter_context(noted_signals())
-    run.saved_at = time.monotonic()
-
-
-def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
-    """What one rank has: its environments, where they can be asked, random states and memory."""
+# ---- The state of a run ----
+def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> dict:
+    """What one rank has: its environments, where they can be asked, and what they returned last,
+    random states and memory."""
     states = []
     if hasattr(envs, "workers"):
         states = envs.ask([env_state] * len(envs.workers))
@@ -441,8 +374,10 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
     for state in states:
         num = len(state["envs"])
         state["envs"], dumps = dumps[:num], dumps[num:]
+    arrays = {k: v for k, v in step._asdict().items() if isinstance(v, np.ndarray)}
     return {
         "envs": states,
+        "step": arrays,  # without the observations, which the environments' rows are
         "minibatches": rng.bit_generator.state,
         "random": random_state(),
         # a rank need not have the others' devices
@@ -450,55 +385,30 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any) -> dict:
     }
 
 
-def after_update(
-    run: Any,
-    iteration: int,
-    agent: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    memory: Any,
-    envs: Any,
-    rng: np.random.Generator,
-) -> None:
-    """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a signal.
-    After the first update environments are pickled in any case: when the next checkpoint is due,
-    trial.py tries these copies."""
-    args = run.args
-    minutes = (time.monotonic() - run.saved_at) / 60
-    is_late = 0 < args.checkpoint_minutes <= minutes
-    found = all_ranks((max(run.signals, default=0), is_late))
-    stop, _ = max(found)
-    _, is_late = found[0]
-    is_due = is_late or iteration % max(args.checkpoint_every, 1) == 0
-    is_due = is_due or stop > 0 or iteration == args.num_iterations
-    if args.checkpoint_every and (is_due or iteration == run.first + 1):
-        ranks = all_ranks(state_of(envs, rng, memory))
-        if is_due:
-            run.saved_at = time.monotonic()
-        if is_due and rank() == 0:
-            run.writer.flush()
-            state = {
-                "script": run.script,
-                "args": run.flags,
-                "iteration": iteration,
-                "model": agent.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "ranks": ranks,
-            }
-            run.locked_folder.save(iteration * run.steps, state)
-    if stop:
-        raise SystemExit(128 + stop)
+def save(run: Any, step: tuple, is_kept: bool) -> None:
+    """Writes a checkpoint if it is to be kept. The environments are pickled in any case: when the
+    next one is due, trial.py tries these copies."""
+    agent, optimizer, memory, envs, rng = run.trained
+    ranks = all_ranks(state_of(envs, rng, memory, step))
+    if is_kept and rank() == 0:
+        run.writer.flush()
+        state = {
+            "script": Path(run.script.__file__).stem,
+            "args": run.flags,
+            "global_step": run.global_step,
+            "std_floor": run.std_floor,
+            "model": agent.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "ranks": ranks,
+        }
+        run.locked_folder.save(run.global_step, state)
 
 
-def restore(
-    run: Any,
-    agent: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    memory: Any,
-    envs: Any,
-    rng: np.random.Generator,
-) -> tuple:
-    """The last Step of a rank; agent, optimizer, memory, rng and the random states are put back.
+def restore(run: Any, failures: int) -> tuple:
+    """The last Step of a rank; what `save` wrote is put back. After `failures` exceptions all
+    environments begin new episodes, with other seeds, lest the same exception comes again.
     SystemExit if the network is another."""
+    agent, optimizer, memory, envs, rng = run.trained
     try:
         agent.load_state_dict(run.saved["model"])
         optimizer.load_state_dict(run.saved["optimizer"])
@@ -508,18 +418,29 @@ def restore(
         ) from None
     for group in optimizer.param_groups:
         group["lr"] = run.args.learning_rate  # another one may have been given
-    failures = broadcast(run.locked_folder.failures if rank() == 0 else 0)
+    run.std_floor = run.saved["std_floor"]
     mine = run.saved["ranks"][rank()]
-    seed = run.args.seed
-    if hasattr(envs, "workers"):
-        envs.num_steps = mine["envs"][0]["num_steps"]
-        restores = [partial(restore_env, state, seed, failures) for state in mine["envs"]]
-        step = envs.joined(restores)
-    elif not mine["envs"]:
+    seed = run.args.seed + 1_000_003 * (run.first + failures + 1)
+    if not mine["envs"]:
         print("--resume: the environments begin new episodes", file=sys.stderr)
-        step = envs.reset((seed + 1_000_003 * (run.first + failures)) % 2**32)
+        step = envs.reset(seed % 2**32)
     else:
-        step = restore_env(mine["envs"][0], seed, failures, envs)
+        if failures:
+            for state in mine["envs"]:
+                state["envs"] = [None] * len(state["envs"])
+        restores = [partial(restore_envs, state, seed) for state in mine["envs"]]
+        if hasattr(envs, "workers"):
+            envs.num_steps = mine["envs"][0]["num_steps"]
+            answers = envs.ask(restores)
+        else:
+            answers = [restores[0](envs)]
+        flats, begins = zip(*answers)
+        begins = np.concatenate(begins)
+        arrays = mine["step"]
+        arrays["reward"][begins] = 0
+        arrays["terminated"][begins] = True
+        arrays["truncated"][begins] = False
+        step = run.script.Step(obs=joined(flats), finals=[], infos=[], **arrays)
     memory.restore(mine["memory"])
     rng.bit_generator.state = mine["minibatches"]
     set_random_state(mine["random"])

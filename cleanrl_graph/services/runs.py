@@ -1,0 +1,230 @@
+"""cleanrl_graph, a script's Run with services: a locked folder, checkpoints from which it resumes,
+an end after the update in which a signal comes, and a log with flags, groups and sizes, for
+Weights and Biases, too."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+from cleanrl_graph.services import checkpoint, policy
+from cleanrl_graph.services.check import UsageError, entries
+from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
+
+
+def run_name(args: Any) -> str:
+    """What the names of run folders begin with; the environment's kwargs and wrappers enter as a
+    digest."""
+    name = args.env_id.split(":")[-1].replace("/", "-")
+    if args.env_kwargs or args.wrap:
+        variant = json.dumps([args.env_kwargs, args.wrap])
+        name += "-" + hashlib.sha1(variant.encode()).hexdigest()[:6]
+    return f"{name}__{args.exp_name}__{args.seed}__"
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """The numbers of the SIGINT and SIGTERM received within, for the loop to stop after its update;
+    the second one leaves at once."""
+    received = []
+
+    def note(number: int, frame: Any) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        name = signal.Signals(number).name
+        os.write(2, f"\n{name}: stops after this update; once more leaves at once\n".encode())
+
+    handlers = {}  # as they were
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ranks() -> Iterator[None]:
+    """What gloo or nccl raises where another rank has ended becomes a sentence. At the end the
+    ranks part: threads of torch.distributed may abort a process that ends."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "gloo" in str(error) or "NCCL" in str(error):
+            problem = f"another rank has ended and says why, or cannot be reached: {error}"
+            raise SystemExit(f"rank {rank()}: {problem}") from None
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Services:
+    """What a script's Run gets, which is the class after this one."""
+
+    script: ModuleType
+
+    def __init__(self, args: Any, stack: contextlib.ExitStack):
+        """Finds the folder and the checkpoint to resume from, locks the folder, and notes signals
+        from now on. At the end `stack` is closed."""
+        super().__init__(args)
+        self.stack = stack
+        self.flags = dict(vars(args))  # before the training changes any
+        self.steps = args.num_envs * args.num_steps * world_size()  # of all ranks, per update
+        self.global_step = 0
+        found = None
+        if rank() == 0:
+            name = run_name(args)
+            if args.resume:
+                found = checkpoint.find(args, script_name(self.script), name)
+            if found is None:
+                found = os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None
+        folder, self.saved = broadcast(found)
+        self.folder = Path(folder).absolute()  # an environment may change the current one
+        if rank() == 0:
+            self.locked_folder = stack.enter_context(checkpoint.Folder(str(self.folder)))
+        self.signals = stack.enter_context(noted_signals())
+        self.saved_at = time.monotonic()
+
+    def begin(self, agent: torch.nn.Module, optimizer, memory, envs, rng) -> tuple:
+        """The Step to begin with. Loads --load-model's weights, or what a checkpoint holds."""
+        args = self.args
+        self.trained = (agent, optimizer, memory, envs, rng)
+        if args.load_model:
+            policy.load_weights(agent, args)
+        if args.track and rank() == 0:
+            self.track()
+        begun = envs
+        if self.saved:
+            self.global_step = self.saved["global_step"]
+            self.first = self.global_step // self.steps
+            num_left = max(args.total_timesteps - self.global_step, 0) // self.steps
+            args.num_iterations = self.first + num_left
+            failures = broadcast(self.locked_folder.failures if rank() == 0 else 0)
+            begun = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
+        # of other --num-steps than now
+        self.offset = self.global_step - self.first * self.steps
+        step = super().begin(agent, optimizer, memory, begun, rng)
+        if rank() == 0:
+            self.stack.callback(self.close)
+            self.bar.initial = self.bar.n = self.global_step
+            if self.saved:  # what was logged after the checkpoint does not count
+                writer = self.writer.file_writer
+                start = SessionLog(status=SessionLog.START)
+                writer.add_event(Event(step=self.global_step + 1, session_log=start))
+            rows = [f"|{name}|{value}|" for name, value in vars(args).items()]
+            table = "\n".join(["|param|value|", "|-|-|", *rows])
+            self.writer.add_text("hyperparameters", table, self.global_step)
+        return step
+
+    def track(self) -> None:
+        """--track: Weights and Biases reads the TensorBoard log that is opened after this."""
+        import wandb
+
+        wandb.init(
+            project=self.args.wandb_project_name,
+            entity=self.args.wandb_entity,
+            sync_tensorboard=True,
+            config=vars(self.args),
+            name=self.folder.name,
+            id=self.folder.name,
+            resume="allow",
+            save_code=True,
+        )
+
+    def log(self, global_step: int, scalars: dict, episodes: list) -> None:
+        """As the script's, with the groups of episodes and the sizes of observations. UsageError
+        for a loss that is not finite."""
+        for name, value in scalars.items():
+            if not math.isfinite(value):
+                iteration = global_step // self.steps
+                advice = "look at their size, the network and --learning-rate"
+                raise UsageError(
+                    f"update {iteration}: {name} is {value}; rewards and observations are finite, "
+                    f"so {advice}"
+                )
+        self.global_step = global_step + self.offset
+        episodes = [(step + self.offset, i, info) for step, i, info in episodes]
+        _, _, memory, _, _ = self.trained
+        scalars |= sizes(memory.storage)
+        super().log(self.global_step, scalars, episodes)
+        tasks = entries(self.args)
+        named = []  # (name of a group, global step, return and length)
+        for step, i, info in episodes:
+            if info.get("group") is not None:
+                named.append((info["group"], step, info["episode"]))
+            if len(tasks) > 1:
+                k = (rank() * self.args.num_envs + i) % len(tasks)
+                named.append((f"task_{k}", step, info["episode"]))
+        named = sum(all_ranks(named), [])
+        if rank() == 0:
+            for name, step, episode in named:
+                self.writer.add_scalar(f"charts/episodic_return/{name}", episode["r"], step)
+                self.writer.add_scalar(f"charts/episodic_length/{name}", episode["l"], step)
+
+    def end_update(self, iteration: int, step: tuple) -> None:
+        """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a
+        signal."""
+        args = self.args
+        minutes = (time.monotonic() - self.saved_at) / 60
+        is_late = 0 < args.checkpoint_minutes <= minutes
+        found = all_ranks((max(self.signals, default=0), is_late))
+        stop, _ = max(found)
+        _, is_late = found[0]
+        is_due = is_late or iteration % max(args.checkpoint_every, 1) == 0
+        is_due = is_due or stop > 0 or iteration == args.num_iterations
+        if args.checkpoint_every and (is_due or iteration == self.first + 1):
+            checkpoint.save(self, step, is_due)
+            if is_due:
+                self.saved_at = time.monotonic()
+        if stop:
+            raise SystemExit(128 + stop)
+
+    def save_model(self, agent: torch.nn.Module) -> None:
+        """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
+        path = self.folder / "model.pt"
+        unfinished = self.folder / "unfinished.tmp"
+        name = script_name(self.script)
+        model = {"script": name, "args": self.flags, "model": agent.state_dict()}
+        try:
+            torch.save(model, unfinished)
+            os.replace(unfinished, path)  # whole or not at all
+        except (OSError, RuntimeError) as problem:  # of torch for a full disk
+            raise SystemExit(f"--save-model {path}: {problem}") from None
+
+
+def script_name(script: ModuleType) -> str:
+    return Path(script.__file__).stem
+
+
+def sizes(storage: Any) -> dict[str, float]:
+    """Of stored observations: bytes of each, the share that padding would waste, rows per group."""
+    flat = storage.whole()
+    scalars = {}
+    used = 0
+    padded = 0
+    for leaf in storage.leaves:
+        num = flat.counts[leaf.group]
+        row_bytes = leaf.dtype.itemsize * math.prod(leaf.space.shape)
+        used += int(num.sum()) * row_bytes
+        padded += int(num.max()) * len(num) * row_bytes
+        if leaf.group and leaf.is_input:
+            scalars[f"charts/rows/{leaf.group}"] = num.mean()
+    scalars["charts/obs_bytes_per_step"] = used / len(num)
+    scalars["charts/padding_avoided"] = (padded - used) / (padded or 1)
+    return scalars

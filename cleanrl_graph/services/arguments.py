@@ -1,0 +1,75 @@
+"""cleanrl_graph, the flags of a script and those of its services, in one object."""
+
+from dataclasses import dataclass, fields, make_dataclass
+from types import ModuleType
+from typing import Any
+
+import tyro
+
+
+@dataclass
+class Flags:
+    """Of the services: checkpoints, evaluation, wrappers, worker processes, wandb."""
+
+    track: bool = False
+    """tracks this experiment with Weights and Biases"""
+    wandb_project_name: str = "cleanrl_graph"
+    """the wandb's project name"""
+    wandb_entity: str | None = None
+    """the entity (team) of wandb's project"""
+    capture_video: bool = False
+    """saves three greedy episodes to {run_dir}/{run_name}/episode.gif when training ends"""
+    load_model: str | None = None
+    """model.pt to start from; the flags of network and environment that are not given are taken
+    from it"""
+    checkpoint_every: int = 100
+    """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
+    checkpoint_minutes: float = 5.0
+    """a checkpoint is also written after this many minutes without one; 0: only by updates"""
+    resume: str | None = None
+    """resumes from this checkpoint, or from the newest one in this folder; `auto`: from the newest
+    one of this environment, exp_name and seed, if there is any"""
+    eval_suite: str | None = None
+    """name of a list of env kwargs in the env's `eval_suites`, each played at the end instead of
+    eval_episodes"""
+    eval_samples: int = 16
+    """sampled episodes per entry of the eval_suite, beside the greedy one; the best is reported"""
+    wrap: tuple[str, ...] = ()
+    """wrappers, innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py),
+    `module:wrapper`"""
+    num_workers: int = 0
+    """worker processes that step the environments; 0 steps them in this process"""
+    env_timeout: float = 300.0
+    """seconds after which a worker that does not answer has failed; 0 waits forever"""
+
+
+@dataclass
+class DemoFlags(Flags):
+    """Of the services: checkpoints, evaluation, wrappers, worker processes, wandb, and files of
+    demonstrations."""
+
+    record: str | None = None
+    """`module:policy` that plays the episodes of a new --demos file, instead of training"""
+    record_episodes: int = 200
+    """the number of episodes that --record plays"""
+
+
+def flags_of(script: ModuleType) -> type:
+    """The services' flags that a script gets."""
+    has_demos = any(field.name == "demos" for field in fields(script.Args))
+    return DemoFlags if has_demos else Flags
+
+
+def args_of(script: ModuleType, **values) -> Any:
+    """An object with all flags, which is an Args of the script, too. TypeError for an unknown
+    one."""
+    return make_dataclass("Args", [], bases=(flags_of(script), script.Args))(**values)
+
+
+def parse(script: ModuleType) -> Any:
+    """The flags of the command line."""
+    groups = [("script", script.Args), ("services", flags_of(script))]
+    parsed = tyro.cli(
+        tyro.conf.OmitArgPrefixes[make_dataclass("Args", groups)], description=script.__doc__
+    )
+    return args_of(script, **vars(parsed.script), **vars(parsed.services))

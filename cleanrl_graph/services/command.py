@@ -1,0 +1,102 @@
+"""cleanrl_graph, a script from its command line to the table of its evaluation."""
+
+import contextlib
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+
+from cleanrl_graph.services import check, demos, evaluate, policy, process, runs
+from cleanrl_graph.services.arguments import args_of, parse
+from cleanrl_graph.services.check import UsageError
+from cleanrl_graph.services.checkpoint import all_ranks, rank
+from cleanrl_graph.services.workers import WorkerEnvs
+
+VERSION = 1  # of the names that services need of a script
+NAMES = (
+    "Args UsageError Leaf Flat Step Envs Part Run Agent Memory make_env leaves_of arrays_of "
+    "parts_of group_of acting_group make_conv seed start train play"
+).split()
+
+
+def main(script: ModuleType, version: int) -> None:
+    """Runs the script by the flags of the command line. What is wrong is a sentence; the exit code
+    is 1, and 130 or 143 after a signal."""
+    missing = [name for name in NAMES if not hasattr(script, name)]
+    if missing or version != VERSION:
+        sys.exit(
+            f"{script.__file__} is for services of version {version}, these have version {VERSION};"
+            f" it lacks {' '.join(missing) or 'nothing'}. Install the version of cleanrl_graph "
+            "that it comes from, or copy the script into a folder of its own and uninstall it"
+        )
+    folder = Path(script.__file__).resolve().parent
+    if sys.path[0] == str(folder) and (folder / "__init__.py").exists():
+        del sys.path[0]  # the package's: its `envs` would hide the user's
+    sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
+    try:
+        run(script, parse(script))
+    except (script.UsageError, UsageError, gym.error.Error, OSError) as problem:
+        sys.exit(str(problem))
+    if rank() > 0:  # at once: threads of torch.distributed may abort a process that ends
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def run(script: ModuleType, args: Any, **more) -> list[dict]:
+    """Trains, saves and evaluates by the script's Args, and by `more` flags of the services.
+    Returns the rows of the evaluation's table; none on ranks above 0."""
+    args = args_of(script, **vars(args) | more)
+    process.tune()
+    if args.load_model:
+        policy.take_flags(args)
+    check.flags(args)
+    make = partial(check.make_env, script)
+    Envs = check.checked(script)
+    if getattr(args, "record", None):
+        demos.record_file(Envs, make, args)
+        return []
+    evaluate.check(make, args)  # what cannot be evaluated is an error now
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(runs.ranks())
+        stack.enter_context(process.fast_layers(script))
+        if not hasattr(script, "Collector"):  # which forks a process first
+            script.start(args)
+        run = type("Run", (runs.Services, script.Run), {"script": script})(args, stack)
+        script.seed(args)
+        envs = stack.enter_context(contextlib.closing(envs_of(script, args)))
+        check.same_meaning(all_ranks(envs.meaning))
+        if getattr(args, "demos", None):
+            demos.check(args.demos, envs)
+        agent = script.train(args, run, envs)
+        if rank() > 0:
+            return []
+        if args.save_model:
+            run.save_model(agent)
+        run.bar.close()
+        run.signals.append(0)  # as if one had come: the next one ends the process at once
+
+        def play(makers: list, greedy: bool) -> list[dict]:
+            with contextlib.closing(Envs(makers, args)) as played:
+                return script.play(agent, args, played, greedy)
+
+        return evaluate.evaluate(run, play, make)
+
+
+def envs_of(script: ModuleType, args: Any) -> Any:
+    """The environments of this rank, in worker processes if --num-workers says so; for a script
+    that has one its Collector."""
+    first = rank() * args.num_envs
+    plain = SimpleNamespace(**vars(args))  # can be pickled
+    makers = [partial(check.make_env, script, plain, first + i) for i in range(args.num_envs)]
+    make_envs = partial(check.make_envs, script, plain)
+    if args.num_workers:
+        make_envs = partial(WorkerEnvs, make_envs, args=plain)
+    make_envs = partial(make_envs, makers, first=first)
+    if hasattr(script, "Collector"):
+        return script.Collector(args, make_envs)
+    return make_envs()

@@ -49,6 +49,7 @@ SCRIPTS = (
     "ppo_graph_aux",
     "ppo_graph_compile",
 )
+AGENTS = ("ppo_graph_agents",)  # for environments with info["rewards"] alone
 SCRIPT_FLAGS = {"ppo_graph_compile": "--compile-mode none"}
 SMALL = (
     "--num-envs 4 --num-steps 32 --num-minibatches 2 --update-epochs 2 --total-timesteps 1024 "
@@ -121,6 +122,14 @@ CASES = {
         "--env-id equal_updates_envs:Mixed-v0 --aux reconstruct", ("ppo_graph_aux",)
     ),
     "predict": Case("--env-id envs:GraphExplore-v0 --aux predict", ("ppo_graph_aux",)),
+    "crowd": Case(
+        """--env-id envs:Crowd-v0 --norm-obs --env-kwargs '{"episode_length": 20}'""", AGENTS
+    ),
+    # pip install -r benchmark/traffic/requirements.txt
+    "traffic": Case(
+        """--env-id envs:TrafficLights-v0 --env-kwargs '{"seconds": 200, "map": "grid4x4"}'""",
+        AGENTS,
+    ),
     "demos": Case(
         "--env-id envs:GraphExplore-v0 --demos demos.npz --bc-updates 2",
         ("ppo_graph_aux",),
@@ -136,7 +145,7 @@ class Args:
     """the checkout that is compared with"""
     new: str = str(ROOT)
     """this one"""
-    scripts: tuple[str, ...] = SCRIPTS
+    scripts: tuple[str, ...] = (*SCRIPTS, *AGENTS)
     """names of scripts"""
     cases: tuple[str, ...] = tuple(CASES)
     """names of cases"""

@@ -4,8 +4,9 @@
     python tests/shared_blocks.py --write
     python tests/shared_blocks.py --write ppo_gtrxl.py
 
-The first command lists the blocks that differ from ppo_graph.py, and its exit code is then 1. The
-second one copies ppo_graph.py's blocks into the other scripts, the third one into this one alone.
+The first command lists the blocks that differ from their source, and its exit code is then 1. The
+second one copies the source's blocks into the other scripts, the third one into this one alone. The
+source of a block is ppo_graph.py or, where it lacks the block, the first script that has it.
 
 A block stands between the lines `# --- shared: NAME ---` and `# --- end shared: NAME ---`. Scripts
 without the one that is named observations are left out.
@@ -34,29 +35,27 @@ def blocks(text: str) -> dict[str, str]:
 
 
 def scripts(folder: Path = SCRIPTS) -> list[Path]:
-    """The scripts that have the blocks, ppo_graph.py among them."""
-    return [
+    """The scripts that have the blocks, ppo_graph.py first, the others in alphabetical order."""
+    found = [
         path
-        for path in sorted(folder.glob("ppo_*.py"))
+        for path in folder.glob("ppo_*.py")
         if "# --- shared: observations ---\n" in path.read_text()
     ]
+    return sorted(found, key=lambda path: (path.name != "ppo_graph.py", path.name))
 
 
 def compare(folder: Path, write: bool = False, names: list[str] = ()) -> list[str]:
-    """One line per block of a script (of `names` if there are any) that differs from
-    ppo_graph.py's; with `write` the block is replaced."""
-    source = blocks((folder / "ppo_graph.py").read_text())
+    """One line per block of a script (of `names` if there are any) that differs from its source's;
+    with `write` the block is replaced."""
+    source = {}  # name of a block -> (name of the first script that has it, text)
     differences = []
     for script in scripts(folder):
-        if names and script.name not in names:
-            continue
         text = script.read_text()
         for name, block in blocks(text).items():
-            if name not in source:
-                differences.append(f"{script.name}: block '{name}' does not exist in ppo_graph.py")
-            elif block != source[name]:
-                differences.append(f"{script.name}: block '{name}' differs from ppo_graph.py")
-                text = text.replace(block, source[name])
+            first, expected = source.setdefault(name, (script.name, block))
+            if block != expected and (not names or script.name in names):
+                differences.append(f"{script.name}: block '{name}' differs from {first}")
+                text = text.replace(block, expected)
         if write:
             script.write_text(text)
     return differences

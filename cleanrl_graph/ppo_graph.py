@@ -457,11 +457,14 @@ class Storage:
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        numbers = np.arange(flat.size + 1)
+        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
+        groups = ["", *(group for group in flat.counts if group)]
+        for group in groups[1:]:
+            num = flat.counts[group]
+            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]

@@ -3,8 +3,8 @@
     python cleanrl_graph/ppo_graph_compile.py --env-id envs:PoissonGraph-v0 --num-envs 64
     python cleanrl_graph/ppo_graph_compile.py --env-id CartPole-v1 --compile-mode none
 
-`diff ppo_graph.py ppo_graph_compile.py` shows the idea: a room "buckets", a storage that fills
-batches up, and the loss as a function.
+Read ppo_graph.py first; `diff ppo_graph.py ppo_graph_compile.py` shows the idea: a room "buckets",
+a memory that fills batches up, and the loss as a function.
 
 Compiled are a step of the policy (encoder, heads, sampling) and the loss of a minibatch with its
 gradients, each as one graph without breaks. On CUDA both are captured (mode reduce-overhead): one
@@ -20,13 +20,9 @@ occurs.
 
 What cannot be compiled, or not captured, is an error: there is no fallback. (--gnn gatv2 removes
 edges from a node to itself, and only the device knows how many there are: on CUDA it needs
---compile-mode default.)
-Flags, weights and model.pt are those of ppo_graph.py.
+--compile-mode default.) Flags, weights and model.pt are those of ppo_graph.py.
 """
 
-import atexit
-import contextlib
-import importlib
 import inspect
 import json
 import math
@@ -34,11 +30,10 @@ import os
 import random
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
-from operator import attrgetter, itemgetter
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -50,20 +45,17 @@ import torch._inductor.config as inductor
 import torch.distributed as dist
 import torch.fx.experimental._config as shapes
 import torch.nn as nn
+import torch.nn.functional as F
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Normal
+from torch.distributions import Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
-VERSION = "1.1.0.dev0"  # of cleanrl_graph; services of another version are not used
 
 Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
-# --load-model reads this class: the network's flags are those below the comment line "# Network",
-# up to the next such line. So add no other comment lines of their own inside of it
 @dataclass
 class Args:
     """Flags of the experiment, then of the environment (from --env-id on), of the network (from
@@ -77,61 +69,30 @@ class Args:
     """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
     """uses CUDA when it is available"""
-    track: bool = False
-    """tracks this experiment with Weights and Biases"""
-    wandb_project_name: str = "cleanrl_graph"
-    """the wandb's project name"""
-    wandb_entity: str | None = None
-    """the entity (team) of wandb's project"""
-    capture_video: bool = False
-    """saves three greedy episodes to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
-    """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
+    """folder of the runs' folders: TensorBoard log, model"""
     save_model: bool = False
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
-    load_model: str | None = None
-    """model.pt to start from; the flags of network and environment that are not given are taken
-    from it"""
-    checkpoint_every: int = 100
-    """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
-    checkpoint_minutes: float = 5.0
-    """a checkpoint is also written after this many minutes without one; 0: only by updates"""
-    resume: str | None = None
-    """resumes from this checkpoint, or from the newest one in this folder; `auto`: from the newest
-    one of this environment, exp_name and seed, if there is any"""
-    eval_suite: str | None = None
-    """name of a list of env kwargs in the env's `eval_suites`, each played at the end"""
     eval_episodes: int = 10
-    """greedy episodes played when training ends if there is no eval_suite; 0 for none"""
-    eval_samples: int = 16
-    """sampled episodes per entry of the eval_suite, beside the greedy one; the best is reported"""
+    """greedy episodes played when training ends; 0 for none"""
     eval_max_steps: int = 10_000
-    """steps after which an evaluation's episode is cut off"""
+    """steps after which an episode of the evaluation is cut off"""
 
-    # Environment
     env_id: str = "envs:JobShop-v0"
     """the environment's id, `module:Name-v0` imports the module first"""
     env_kwargs: Json = field(default_factory=dict)
     """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo
     their number"""
-    wrap: tuple[str, ...] = ()
-    """wrappers, innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py),
-    `module:wrapper`"""
     norm_obs: bool = False
     """normalises vectors and the columns of graphs and sets by their running mean and std"""
-    num_workers: int = 0
-    """worker processes that step the environments; 0 steps them in this process"""
-    env_timeout: float = 300.0
-    """seconds after which a worker that does not answer has failed; 0 waits forever"""
 
-    # Network
     hidden_dims: tuple[int, ...] = (256, 256)
     """widths of the actor's and of the critic's MLP"""
     activation: Literal["tanh", "relu", "elu", "gelu"] = "tanh"
     """activation of all MLPs"""
     gnn: Literal["gine", "gin", "gatv2", "transformer", "sage"] = "gine"
-    """message passing layer of graph observations. gin is faster, but sums the neighbors of a node
-    and its edges apart: it does not know which neighbor is behind which edge"""
+    """message passing layer of graph observations. gin is faster, but sums neighbors and edge
+    features separately, so it cannot match them"""
     gnn_layers: int = 3
     """number of message passing layers"""
     gnn_dim: int = 64
@@ -142,13 +103,12 @@ class Args:
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
-    flat, a fixed list; auto: see `infer_heads`. Of a Sequence: the rows that act"""
+    flat, a fixed list; auto: see `choices`. In a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
     """makes the log-std of Box actions an output of the network instead of a parameter"""
 
-    # Algorithm
     total_timesteps: int = 500000
     """total timesteps"""
     learning_rate: float = 2.5e-4
@@ -169,16 +129,20 @@ class Args:
     """the K epochs to update the policy"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    stay_solved: float | None = None
-    """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
-    of the largest std of the returns so far, which decays by this factor at each update. If
-    above 0, it also makes Adam AMSGrad. None: off"""
+    adv_floor: float = 0.0
+    """keeps updates small where a task is solved: norm_adv adds this share of the returns' std to
+    the advantages' std"""
+    adv_floor_decay: float = 0.0
+    """if above 0, adv_floor takes the largest std of the returns so far, which decays by this
+    factor at each update"""
+    amsgrad: bool = False
+    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = True
     """toggles the clipped loss of the value function"""
-    norm_vloss: bool = False
-    """divides the loss of the value function by 1 + the variance of the returns"""
+    norm_vloss: float = 0.0
+    """if above 0, divides the loss of the value function by this + the variance of the returns"""
     ent_coef: float = 0.01
     """coefficient of the entropy"""
     vf_coef: float = 0.5
@@ -189,167 +153,132 @@ class Args:
     """the target KL divergence threshold"""
 
     compile_mode: Literal["auto", "default", "reduce-overhead", "none"] = "auto"
-    """mode of torch.compile, auto: reduce-overhead (CUDA graphs) on CUDA, else default; none
+    """mode of torch.compile; auto: reduce-overhead (CUDA graphs) on CUDA, else default; none
     compiles nothing"""
 
-    batch_size: tyro.conf.Suppress[int] = 0
-    """the number of steps of a rollout, on each rank; these three are set at run time"""
-    world_size: tyro.conf.Suppress[int] = 1
-    """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
-    """the number of rollouts, each followed by an update"""
+    """the number of rollouts, each followed by an update (computed in runtime)"""
+
+
+def complete(args: Args, leaves: list["Leaf"]) -> None:
+    """Sets the flags that are computed in runtime."""
+    args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
 
 
 class UsageError(ValueError):
-    """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
+    """A sentence that says what was wrong, where, and what to do."""
 
 
 # --- shared: observations ---
-# ---- Observations: the leaves of a space, and N observations as flat arrays ----
+# ---- Observations: a space is a list of leaves, N observations are rows one after the other ----
 NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
 
 
 class Leaf(NamedTuple):
-    """One array of an observation. A ragged leaf (`group` is not None) has any number of rows per
-    step; all leaves of a group have the same number. `shape` and `dtype` are those of one row
-    (ragged) or of one step (dense), and so is `space`, but that of links is the graph's."""
+    """One array of an observation, as rows of `space`. All leaves of a group have the same number
+    of rows: one per step in the group "", any number in the others, which are named after a set, or
+    are the nodes or the edges of a graph. A mask and node_ids are groups of their own."""
 
     path: str  # "graph.nodes", "position"
-    kind: str  # "vector", "image", "discrete" or "links" (pairs of node indices)
-    shape: tuple[int, ...]
-    dtype: np.dtype
     space: gym.Space
-    getters: tuple[Callable, ...]  # called one after the other: observation -> array
-    group: str | None = None
-    nodes: str | None = None  # of links and edges: the group whose rows they connect
+    group: str
+    nodes: str = ""  # of links and edges: the group of the nodes that they connect
 
     @property
     def is_input(self) -> bool:
         return self.path.split(".")[0] not in NOT_INPUT
 
-    def read(self, obs: Any) -> Any:
-        """The array in an observation, or None, which means no rows."""
-        for get in self.getters:
-            obs = get(obs)
-        return obs
+    @property
+    def is_links(self) -> bool:
+        """Whether its rows are pairs of node indices, source and target."""
+        return self.nodes != "" and self.path == self.group
+
+    @property
+    def is_image(self) -> bool:
+        """HWC if the last side is smaller than the first, else CHW; at least 8 x 8 pixels."""
+        if not isinstance(self.space, spaces.Box) or len(self.space.shape) != 3:
+            return False
+        first, middle, last = self.space.shape
+        return min(middle, max(first, last)) >= 8
+
+    @property
+    def dtype(self) -> np.dtype:
+        dtype = np.dtype(self.space.dtype).newbyteorder("=")
+        if dtype.kind == "f":
+            return np.dtype(np.float64 if dtype.itemsize > 4 else np.float32)
+        if dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
+            return np.dtype(np.int64)
+        return dtype
 
 
-def leaves_of(space: gym.Space, path: str = "") -> list[Leaf]:
-    """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
-    name = path or "obs"  # of a space that is not inside another
+def children_of(space: gym.Space) -> list[tuple]:
+    """(key, space) of the children of a Dict or Tuple."""
+    return list(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
+
+
+def leaves_of(space: gym.Space, path: str = "", group: str = "") -> list[Leaf]:
+    """The leaves of `space` in a fixed order. UsageError names a space that is not supported."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        leaves = []
+        for k, child in children_of(space):
+            leaves += leaves_of(child, f"{path}.{k}".removeprefix("."), group)
+        return leaves
+    path = path or "obs"  # of a space that is not inside another
+    if isinstance(space, spaces.Sequence) and not group:
+        return leaves_of(space.feature_space, path, path)
+    if isinstance(space, spaces.Graph) and not group:
+        nodes = f"{path}.nodes"
+        links = f"{path}.edge_links"
+        pair = spaces.MultiDiscrete([2**31 - 1] * 2, np.int32)
+        leaves = leaves_of(space.node_space, nodes, nodes)
+        leaves.append(Leaf(links, pair, links, nodes))
+        if space.edge_space is not None:
+            leaves.append(Leaf(f"{path}.edges", space.edge_space, links, nodes))
+        return leaves
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return [Leaf(path, space, group)]
+    raise UsageError(
+        f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Dict "
+        "and Tuple are; Graph and Sequence, too, but not inside a Sequence)"
+    )
+
+
+def arrays_of(space: gym.Space, obs: Any) -> list:
+    """The arrays in an observation, in the order of `leaves_of`; None means no rows."""
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, name)
+        return [obs.nodes, obs.edge_links, obs.edges][: 2 if space.edge_space is None else 3]
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, name)
+        row = space.feature_space
+        if not space.stack:  # a tuple of rows
+            empty = gym.vector.utils.create_empty_array(row, len(obs))
+            obs = gym.vector.utils.concatenate(row, obs, empty)
+        return arrays_of(row, obs)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return [array_leaf(space, name)]
-    leaves = []
-    children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-    for k, child in children:
-        for leaf in leaves_of(child, f"{path}.{k}".removeprefix(".")):
-            leaves.append(leaf._replace(getters=(itemgetter(k), *leaf.getters)))
-    return leaves
+        return [obs]
+    arrays = []
+    for k, child in children_of(space):
+        arrays += arrays_of(child, obs[k])
+    return arrays
 
 
-def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
-    """Nodes, edge_links and, if they have features, edges."""
-    nodes = f"{path}.nodes"
-    links = f"{path}.edge_links"
-    get_links = (attrgetter("edge_links"),)
-    leaves = [
-        array_leaf(space.node_space, nodes, attrgetter("nodes"))._replace(group=nodes),
-        Leaf(links, "links", (2,), np.dtype(np.int32), space, get_links, links, nodes),
-    ]
-    if space.edge_space is not None:
-        edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
-        leaves.append(edges._replace(group=links, nodes=nodes))
-    return leaves
-
-
-def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
-    """The leaves of a row, as ragged ones. With `stack` they are arrays of all rows; without it an
-    observation is a tuple of rows, and each row is read on its own."""
-    leaves = []
-    for leaf in leaves_of(space.feature_space, path):
-        if leaf.group:
-            raise UsageError(
-                f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
-            )
-        getters = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=getters))
-    return leaves
-
-
-def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
-    """The arrays of a leaf, one for each row of a Sequence that is a tuple; None if it is empty."""
-    return [leaf.read(row) for row in rows] or None
-
-
-def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
-    """The leaf of a space whose elements are arrays or numbers."""
-    kind = "vector"
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        kind = "discrete"
-    elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        raise UsageError(
-            f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
-            "Graph, Sequence, Dict and Tuple are)"
-        )
-    elif isinstance(space, spaces.Box) and len(space.shape) == 3:
-        # (height, width) of HWC or CHW; an image has at least 8 x 8 pixels
-        pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
-        kind = "image" if min(pixels) >= 8 else "vector"
-    dtype = space.dtype.newbyteorder("=")
-    if dtype.kind == "f":
-        dtype = np.dtype(np.float32)
-    elif dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
-        dtype = np.dtype(np.int64)
-    return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
-
-
-def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each entry of a discrete leaf, int64 [entries]."""
-    num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
-    return np.ravel(num).astype(np.int64)
-
-
-class Group(NamedTuple):
-    """The paths of the leaves of a graph, or of a set, which has no edges."""
-
-    nodes: list[str]  # leaves with a row per node of the graph, or per element of the set
-    edges: list[str]  # leaves with a row per edge; the first, edge_links, names their group
-
-
-def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
-    """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    groups = {}
-    for leaf in leaves:
-        if leaf.group and leaf.is_input:
-            group = groups.setdefault(leaf.nodes or leaf.group, Group([], []))
-            paths = group.edges if leaf.nodes else group.nodes
-            paths.append(leaf.path)
-    return groups
-
-
-def element_groups(leaves: list[Leaf]) -> list[str]:
-    """The groups that "nodes" can mean, as an action head or in node_ids: the nodes of all graphs;
-    without a graph all sets but avail_actions."""
-    groups = groups_of(leaves)
-    graphs = [name for name, group in groups.items() if group.edges]
-    return graphs or [name for name in groups if name != "avail_actions"]
+def num_options(space: gym.Space) -> list[int]:
+    """The number of values of each entry of a space of categories; of a Box none."""
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape)
+    return np.ravel(getattr(space, "nvec", getattr(space, "n", []))).tolist()
 
 
 class Flat(NamedTuple):
-    """N observations. Observation i has counts[leaf.group][i] rows of a ragged leaf, one of a dense
-    leaf. The values are on the host, in a Storage they are tensors on the device."""
+    """N observations: per leaf the rows of all N one after the other. The values are on the host;
+    in a Storage they are tensors on the device."""
 
-    values: list[np.ndarray]  # per leaf [N, ...] (dense) or the rows of all N one after the other
-    counts: dict[str, np.ndarray]  # group of ragged leaves -> int64 [N]
+    values: list[np.ndarray]
+    counts: dict[str, np.ndarray]  # group -> rows of each observation, int64 [N]
 
     @property
     def size(self) -> int:
-        """N: the length of any count or, if all leaves are dense, of any leaf."""
-        return len(next(iter(self.counts.values()), self.values[0]))
+        """N"""
+        return len(self.counts[""])
 
 
 def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
@@ -364,72 +293,20 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
-@cache
-def service(name: str, flag: str | None = None):
-    """The module cleanrl_graph.NAME; None if this script was copied alone, or another version of
-    the package is installed. `flag`, if set, is a flag that needs it: UsageError, not None."""
-    try:
-        package = importlib.import_module("cleanrl_graph")
-    except ModuleNotFoundError:
-        package = None
-    if getattr(package, "__version__", None) == VERSION:
-        return importlib.import_module(f"cleanrl_graph.{name}")
-    if flag:
-        raise UsageError(
-            f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
-        )
-
-
-def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). With utils/check.py an exception becomes a UsageError that reads
-    "{doing}{args}: {exception}". Bind by `partial` what it should not show. If `doing` ends with
-    " step" or " reset", the result is checked too."""
-    check = service("utils.check")
-    if check:
-        return check.guarded(UsageError, doing, function, *args, **kwargs)
-    return function(*args, **kwargs)
-
-
 def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
-    """Environment i of all ranks in its wrappers, with `more` keyword arguments. `envs:NAME` is one
-    of cleanrl_graph unless the current folder has a module `envs`."""
+    """Environment i of all ranks, with `more` keyword arguments."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
-    env_id = args.env_id
-    hint = ""  # for the error's sentence; without the package there is none
-    wrappers = service("envs.wrappers", args.wrap and "--wrap")
-    if wrappers:
-        env_id, hint = wrappers.full_id(env_id)
-    env = guarded(f"--env-id {args.env_id} ({hint})", partial(gym.make, env_id, **kwargs))
-    return wrappers.wrap_all(env, args.wrap) if wrappers else env
-
-
-def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
-    A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
-    first ones if none act."""
-    groups = {part.mask: part.group for part in parts}
-    acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
-    # The group that acts; if none of these acts, max returns the first
-    groups["node_ids"] = max(element_groups(leaves), key=acting.count, default=None)
-    leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
-    return sorted(leaves, key=lambda leaf: not leaf.is_input)
+    env = gym.make(args.env_id, **kwargs)
+    if env.has_wrapper_attr("episode_returns"):  # it is recorded already
+        return env
+    return gym.wrappers.RecordEpisodeStatistics(env)
 
 
 # --- end shared: environments ---
 
 
 # --- shared: steps ---
-class Episode(NamedTuple):
-    """An episode that ended, or that `play` cut off."""
-
-    env: int  # counted over all ranks
-    ret: float  # sum of the rewards
-    length: int  # steps
-    group: str | None  # info["group"]
-    eval: dict  # info["eval"]
-
-
 class Step(NamedTuple):
     """What N environments returned. Where one is `terminated` or `truncated`, as all are at first,
     a new episode begins."""
@@ -439,129 +316,69 @@ class Step(NamedTuple):
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
-    episodes: list[Episode]
+    infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
 
 
 class Envs:
     """N environments stepped one after the other. Autoreset in the same step: the observation after
-    an episode's last step is the first of the next one. UsageError names env, step and action, or
-    leaf and value, of what goes wrong."""
+    an episode's last step is the first of the next one."""
 
-    def __init__(self, makers: list[Callable], action_head: str = "auto", first_env: int = 0):
-        self.first_env = first_env
-        self.num_steps = 0
-        self.check = service("utils.check")
-        self.envs = [guarded(f"env {first_env + i}", make) for i, make in enumerate(makers)]
+    def __init__(self, makers: list[Callable]):
+        self.envs = [make() for make in makers]
+        self.space = self.envs[0].observation_space
         self.action_space = self.envs[0].action_space
-        leaves = leaves_of(self.envs[0].observation_space)
-        self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        if self.check:
-            self.check.spaces_fit(UsageError, self.envs, self.parts, leaves)
-        self.leaves = aligned(leaves, self.parts[0])
-        self.returns = np.zeros(len(makers))  # of the present episodes
-        self.lengths = np.zeros(len(makers), np.int64)
-        self.observations = [None] * len(makers)  # leaf arrays of the last step
+        self.leaves = leaves_of(self.space)
 
-    def reset(self, seed: int | None = None) -> Step:
-        """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
-        # Rows: reward, terminated (1 or 0), truncated (1 or 0). At first all count as terminated
-        self.outcome = np.zeros((3, len(self.envs)), np.float32)
-        self.outcome[1] = 1
-        for i in range(len(self.envs)):
-            self.begin(i, None if seed is None else seed + self.first_env + i)
-        return self.latest([], [])
-
-    def begin(self, i: int, seed: int | None = None) -> None:
-        """Starts an episode of env i."""
-        obs, _ = self.call(i, "reset", seed=seed)
-        self.observations[i] = self.read(i, obs)
-        self.returns[i] = 0.0
-        self.lengths[i] = 0
-
-    def latest(self, finals: list[Flat], episodes: list[Episode]) -> Step:
-        """The Step made of the last observations and outcomes."""
-        obs = self.collate(self.observations, range(len(self.envs)))
-        reward, terminated, truncated = self.outcome
-        return Step(obs, reward, terminated > 0, truncated > 0, finals, episodes)
+    def reset(self, seed: int) -> Step:
+        """Starts new episodes; env i is seeded with seed + i."""
+        N = len(self.envs)
+        self.rows = [self.read(env.reset(seed=seed + i)[0]) for i, env in enumerate(self.envs)]
+        begins = np.ones(N, bool)
+        return Step(self.collate(self.rows), np.zeros(N, np.float32), begins, ~begins, [], [])
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
-        self.num_steps += 1
-        self.outcome = np.zeros(self.outcome.shape, np.float32)
+        N = len(actions)
+        reward = np.zeros(N, np.float32)
+        terminated = np.zeros(N, bool)
+        truncated = np.zeros(N, bool)
         finals = []
-        episodes = []
-        for i, action in enumerate(actions):
-            obs, reward, terminated, truncated, info = self.call(i, "step", action)
-            info = info or {}
-            if self.check:
-                self.check.outcome(self.error, i, reward, info, self.parts[i])
-            self.outcome[0, i] = reward
-            self.returns[i] += reward
-            self.lengths[i] += 1
-            if not terminated:
-                self.observations[i] = self.read(i, obs)
-            if terminated or truncated:
-                self.outcome[1 if terminated else 2, i] = 1  # what is both counts as terminated
-                if not terminated:
-                    finals.append(self.collate([self.observations[i]], [i]))
-                if info.get("episode", {}) is not None:  # None: only a life ended (envs/atari.py)
-                    episodes.append(self.episode(i, info))
-                self.begin(i)
-        return self.latest(finals, episodes)
+        infos = []
+        for i, env in enumerate(self.envs):
+            obs, reward[i], terminated[i], truncated[i], info = env.step(actions[i])
+            if terminated[i] or truncated[i]:
+                if not terminated[i]:
+                    finals.append(self.collate([self.read(obs)]))
+                if "episode" in info:  # not where only a life of a game ended
+                    infos.append((i, info))
+                obs, _ = env.reset()
+            self.rows[i] = self.read(obs)
+        truncated &= ~terminated  # what is both counts as terminated
+        return Step(self.collate(self.rows), reward, terminated, truncated, finals, infos)
 
-    def episode(self, i: int, info: dict) -> Episode:
-        """The present episode of env i; return and length are those of RecordEpisodeStatistics if
-        the environment is wrapped in it."""
-        stats = {"r": self.returns[i], "l": self.lengths[i]}
-        if isinstance(info.get("episode"), dict):
-            stats |= info["episode"]
-        ret = float(np.sum(stats["r"]))  # older gymnasium's are arrays of one number
-        length = int(np.sum(stats["l"]))
-        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
+    def read(self, obs: Any) -> list[np.ndarray]:
+        """The rows of each leaf, copied: the environment may write into its arrays."""
+        rows = []
+        for leaf, array in zip(self.leaves, arrays_of(self.space, obs)):
+            if leaf.group == "":
+                array = [array]
+            elif array is None:
+                array = np.zeros((0, *leaf.space.shape), leaf.dtype)
+            rows.append(np.array(array))
+        return rows
 
-    def call(self, i: int, method: str, *args, **kwargs) -> tuple:
-        """What `reset` or `step` of env i returns."""
-        doing = f"env {self.first_env + i}, step {self.num_steps}, {method}"
-        return guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
-
-    def read(self, i: int, obs: Any) -> list[np.ndarray]:
-        """The arrays of one observation of env i, in the order of `leaves`."""
-        arrays = []
-        for leaf in self.leaves:
-            try:
-                array = leaf.read(obs)
-                if array is None and leaf.group:
-                    array = np.zeros((0, *leaf.shape), leaf.dtype)
-                arrays.append(np.array(array))  # a copy: the environment may write into it
-            except Exception as error:
-                problem = f"cannot be read: {type(error).__name__} {error} in {str(obs)[:100]}"
-                raise self.error(i, problem, leaf) from None
-        return arrays
-
-    def collate(self, observations: list[list[np.ndarray]], envs: Iterable[int]) -> Flat:
-        """A Flat of observations, copied; observations[b] is what `read` returned for envs[b]."""
-        if self.check:
-            self.check.observations(self.error, self.leaves, self.parts, observations, list(envs))
+    def collate(self, observations: list[list[np.ndarray]]) -> Flat:
+        """A Flat of what `read` returned."""
         values = []
-        counts = {}
-        for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group:  # cast one by one: int64 with uint64 would become float64
-                counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
-                values.append(np.concatenate(arrays, dtype=leaf.dtype, casting="unsafe"))
-            else:
-                values.append(np.array(arrays, leaf.dtype))
+        counts = {"": np.ones(len(observations), np.int64)}
+        for leaf, rows in zip(self.leaves, zip(*observations)):
+            counts[leaf.group] = np.fromiter(map(len, rows), np.int64)
+            values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
         return Flat(values, counts)
-
-    def error(self, i: int, problem: str, leaf: Leaf | None = None) -> UsageError:
-        of_leaf = f", leaf '{leaf.path}'" if leaf else ""
-        return UsageError(f"env {self.first_env + i}{of_leaf}, step {self.num_steps}: {problem}")
 
     def close(self) -> None:
         for env in self.envs:
-            if self.check:
-                self.check.close(env)
-            else:
-                env.close()
+            env.close()
 
 
 # --- end shared: steps ---
@@ -578,7 +395,7 @@ class Ragged(NamedTuple):
     batch: Tensor  # int64 [rows], the observation that a row belongs to
 
 
-Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
+Obs = dict[str, Ragged]  # leaf path -> its rows; in the group "" row b is that of observation b
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -596,8 +413,6 @@ def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def pack(arrays: list[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
     """Each array on the device, all by one copy."""
-    if not arrays:
-        return ()
     lengths = [len(array) for array in arrays]
     return to_device(np.concatenate(arrays), device).split(lengths)
 
@@ -619,7 +434,7 @@ class Storage:
 
     def copy(self, flat: Flat) -> Flat:
         """The same observations with tensors on the device as values, by one copy per leaf."""
-        return Flat([to_device(array, self.device) for array in flat.values], flat.counts)
+        return Flat([to_device(rows, self.device) for rows in flat.values], flat.counts)
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations and returns them as a batch."""
@@ -632,27 +447,24 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
-        values, counts = self.whole()
-        groups = [None, *counts]  # None: of dense leaves
-        indices = pack([self.places(idx, group) for group in groups], self.device)
-        places = dict(zip(groups, indices))  # group -> int64 [rows of the minibatch]
-        rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
-
-    def places(self, idx: np.ndarray, group: str | None) -> np.ndarray:
-        """The indices in a group's leaves of all rows of the observations `idx`, one observation
-        after the other, int64; of dense leaves (None) `idx` itself."""
-        if group is None:
-            return idx
+    def places(self, idx: np.ndarray, group: str) -> np.ndarray:
+        """The numbers of a group's rows, int64, of the observations `idx` (int64 [B], repeats
+        allowed), one observation after the other."""
         num = self.whole().counts[group]
         return ranges((num.cumsum() - num)[idx], num[idx])
 
-    def select(self, actions: Tensor, idx: np.ndarray, group: str | None) -> Tensor:
-        """The rows of `actions` that belong to the observations `idx`. `actions` has one row per
-        stored observation (`group` None) or, for a Sequence, one per stored row of `group`."""
+    def select(self, actions: Tensor, idx: np.ndarray, group: str) -> Tensor:
+        """The rows of `actions`, one for each row of a group, that belong to the observations
+        `idx`."""
         return actions[to_device(self.places(idx, group), self.device)]
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx`: one selection of rows per leaf."""
+        values, counts = self.whole()
+        places = pack([self.places(idx, group) for group in counts], self.device)
+        places = dict(zip(counts, places))  # group -> int64 [rows of the minibatch]
+        rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
+        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
@@ -664,10 +476,11 @@ class Storage:
         index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
-            if leaf.kind == "links":  # node indices of each graph become those of the batch
-                first_node = select_rows(index[leaf.nodes][0], index[leaf.group][1])
-                rows = rows + first_node[:, None]
-            obs[leaf.path] = Ragged(rows, *index[leaf.group]) if leaf.group else rows
+            ptr, batch = index[leaf.group]
+            if leaf.is_links:  # node indices of each graph become those of the batch
+                first_node, _ = index[leaf.nodes]
+                rows = rows + select_rows(first_node, batch)[:, None]
+            obs[leaf.path] = Ragged(rows, ptr, batch)
         return obs
 
 
@@ -675,7 +488,7 @@ class Storage:
 
 
 # --- shared: encoder ---
-# ---- Encoder: one small network per leaf kind, concatenated ----
+# ---- Encoder: one small network per leaf, concatenated ----
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
 
@@ -693,26 +506,17 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
-    """Sums, means or maxima ("max") of values[ptr[b]:ptr[b + 1]], [B, ...]. An empty segment has
-    the sum and mean 0 and the maximum -inf."""
-    initial = None if reduce == "max" else 0
-    return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
-
-
 class Rows(nn.Module):
-    """A leaf's rows as floats [rows, dim], one row per observation if it is dense. Vectors are
-    flattened. Categories are one-hot, or embedded if there are more than 64. Links have dim 0. With
-    `norm_obs` a Box is normalised by mean and std of all rows that `observe` was given, and clipped
-    to -10..10."""
+    """A leaf's rows as floats [rows, dim]. Numbers are flattened. Categories are one-hot, or
+    embedded if there are more than 64. With `norm_obs` a Box is normalised by mean and std of all
+    rows that `observe` was given, and clipped to -10..10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool):
         super().__init__()
-        self.entries = math.prod(leaf.shape)
-        self.dim = 0 if leaf.kind == "links" else self.entries
-        self.num = 0  # categories of all entries together, 0 if the leaf is not discrete
-        if leaf.kind == "discrete":
-            num = num_options(leaf)
+        self.num = 0  # categories of all entries together
+        self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box)
+        if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
+            num = np.array(num_options(leaf.space))
             # Value v of entry k is category v + shift[k]
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
             self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
@@ -720,7 +524,8 @@ class Rows(nn.Module):
             self.dim = min(self.num, 64)
             if self.num > 64:
                 self.embedding = nn.EmbeddingBag(self.num, self.dim, mode="sum")
-        self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box)
+        else:
+            self.dim = math.prod(leaf.space.shape)
         if self.norm_obs:
             zeros = torch.zeros(self.dim, dtype=torch.float64)
             self.register_buffer("count", zeros.sum())
@@ -732,9 +537,8 @@ class Rows(nn.Module):
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
         2.1)."""
         values = values[..., None].flatten(1).double()
-        num_rows = max(len(values), 1)
-        mean = values.sum(0) / num_rows
-        var = ((values - mean) ** 2).sum(0) / num_rows
+        mean = values.mean(0)
+        var = ((values - mean) ** 2).mean(0)
         for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
                 share = num / (self.count + num)
@@ -744,12 +548,12 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.reshape(len(values), self.entries)
-        if self.norm_obs:
-            std = (self.var + 1e-8).sqrt().float()
-            return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
+        values = values[..., None].flatten(1)
+        if self.norm_obs:  # float32 would lose the digits of a small change to a large number
+            std = (self.var + 1e-8).sqrt()
+            return ((values - self.mean) / std).float().clamp(-10, 10)
         if self.num == 0:
-            return values[:, : self.dim].float()  # no columns of links
+            return values.float()
         if self.num > 64:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
@@ -766,18 +570,20 @@ class CNN(nn.Module):
         self.dim = 512
         self.norm_obs = False  # read by Encoder.observe; images are not normalised
         self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
-        self.channels_last = leaf.shape[2] < leaf.shape[0]
-        channels, height, width = np.roll(leaf.shape, self.channels_last).tolist()  # HWC to CHW
+        shape = leaf.space.shape
+        self.channels_last = shape[2] < shape[0]
+        channels, height, width = np.roll(shape, self.channels_last).tolist()  # HWC to CHW
+        num_in = channels * num_frames
+        example = torch.zeros(1, num_in, height, width)
         spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
         if min(height, width) >= 36:
             spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
         layers = []
-        num_in = channels * num_frames
         for num_out, kernel, stride in spec:
             layers += [layer_init(nn.Conv2d(num_in, num_out, kernel, stride)), nn.ReLU()]
             num_in = num_out
         self.net = nn.Sequential(*layers, nn.Flatten())
-        num_features = self.net(torch.zeros(1, channels * num_frames, height, width)).shape[1]
+        num_features = self.net(example).shape[1]
         self.net.append(layer_init(nn.Linear(num_features, self.dim))).append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -786,30 +592,33 @@ class CNN(nn.Module):
         return self.net(images.flatten(1, -3).float() * self.scale)
 
 
-def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
+def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
-    if kind not in ("gine", "gin"):
-        raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if not edge_dim:
+    if edge_dim == 0:
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
-    return service("utils.layers", "--gnn gin").GINWithEdges(net, dim, edge_dim, aggr)
+
+    class GINWithEdges(pyg.GINEConv):  # without its ReLU
+        def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+            return x_j + self.lin(edge_attr)
+
+    return GINWithEdges(net, edge_dim=edge_dim, aggr=aggr)
 
 
 class GNN(nn.Module):
     """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention. Residual layers with
     pre-norm: h + relu(conv(norm(h)))."""
 
-    def __init__(self, node_dim: int, edge_dim: int | None, args: Any):
+    def __init__(self, node_dim: int, edge_dim: int, args: Any):
         super().__init__()
         dim = args.gnn_dim
         self.embed = nn.Linear(node_dim, dim)
@@ -819,113 +628,87 @@ class GNN(nn.Module):
             self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = edge_dim and "edge_attr" in inputs
-        layers = service("utils.layers")
-        self.faster = layers and layers.faster
+        self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        # A function (conv, h) -> conv's output that writes no row per edge, or None
-        call = self.faster and self.faster(self.convs[0], edge_index, edge_attr, len(x))
         for conv, norm in zip(self.convs, self.norms):
-            messages = call(conv, norm(h)) if call else conv(norm(h), *edges)
-            h = h + messages.relu()
+            h = h + conv(norm(h), *edges).relu()
         return h
 
 
-class Elements(NamedTuple):
-    """Rows of B observations that an action can choose, or that each have an action: nodes or set
-    elements with their embeddings, or edges with their features and both ends."""
-
-    values: Tensor  # [rows, dim]
-    ptr: Tensor  # int64 [B + 1]
-    batch: Tensor  # int64 [rows]
-    ends: Tensor | None = None  # of edges: int64 [edges, 2], rows of `nodes`: source and target
-    nodes: Tensor | None = None  # of edges: embeddings [nodes, dim]
-
-    def at(self, rows: Tensor) -> Tensor:
-        """Vectors [len(rows), dim] of these rows; of edges source, target and features side by
-        side."""
-        chosen = self.values[rows]
-        if self.ends is None:
-            return chosen
-        return torch.cat([self.nodes[self.ends[rows]].flatten(1), chosen], 1)
-
-
 class Encoder(nn.Module):
-    """Observation -> (features [B, dim], elements {group: Elements}). Dense leaves enter as they
-    are, images through a CNN, graphs through a GNN, sets through an MLP per row; a readout makes
-    one vector of each graph or set."""
+    """Observation -> (features [B, dim], elements {group: Ragged}). The group "" enters as it is,
+    images through a CNN, graphs through a GNN, sets through an MLP per row; a readout makes one
+    vector of each graph or set. Elements are embedded nodes, embedded rows of a set, and the
+    features of edges."""
 
     def __init__(self, leaves: list[Leaf], args: Any):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
-        self.dense = [leaf.path for leaf in self.leaves if leaf.group is None]
-        self.groups = groups_of(leaves)
+        self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
         self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
+        widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
-            is_image = leaf.kind == "image"
-            self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
+            if leaf.is_links:
+                widths[leaf.group] += 0
+                continue
+            net = CNN(leaf) if leaf.is_image else Rows(leaf, args.norm_obs)
+            self.rows[key(leaf.path)] = net
+            widths[leaf.group] += net.dim
         dim = args.gnn_dim
-        self.nets = nn.ModuleDict()  # key(name of a group) -> GNN or MLP
-        self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
-        self.dim = self.dim_of(self.dense)  # of the features
-        for name, group in self.groups.items():
-            node_dim = self.dim_of(group.nodes)
-            if group.edges:
-                edge_dim = self.dim_of(group.edges)
-                self.nets[key(name)] = GNN(node_dim, edge_dim or None, args)
-                self.element_dims[group.edges[0]] = 2 * dim + edge_dim
-            else:
-                self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
+        self.nets = nn.ModuleDict()  # key(group of nodes, or of a set) -> GNN or MLP
+        self.dim = widths.pop("", 0)  # of the features
+        self.element_dims = {}  # group -> width of `Project.inputs`
+        edge_dims = {nodes: widths.pop(links) for nodes, links in self.links.items()}
+        for group, width in widths.items():
+            self.element_dims[group] = dim
             self.dim += len(self.readouts) * dim + 1  # as `pool` returns
-
-    def dim_of(self, paths: list[str]) -> int:
-        return sum(self.rows[key(path)].dim for path in paths)
-
-    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Elements]]:
-        features = [self.rows[key(path)](obs[path]) for path in self.dense]
-        elements = {}
-        for name, group in self.groups.items():
-            _, ptr, batch = obs[group.nodes[0]]
-            x = self.features_of(group.nodes, obs)  # [nodes or elements of the set, any]
-            if group.edges:
-                links, edge_ptr, edge_batch = obs[group.edges[0]]  # links [edges, 2]
-                edge_attr = self.features_of(group.edges, obs)
-                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
-                edges = Elements(edge_attr, edge_ptr, edge_batch, links, x)
-                elements[group.edges[0]] = edges
+            if group in edge_dims:
+                self.nets[key(group)] = GNN(width, edge_dims[group], args)
+                self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
             else:
-                x = self.nets[key(name)](x)
-            elements[name] = Elements(x, ptr, batch)
-            features.append(self.pool(x, ptr, batch))
-        return torch.cat(features, 1), elements
+                self.nets[key(group)] = mlp([width, dim, dim], args.activation)
 
-    def features_of(self, paths: list[str], obs: Obs) -> Tensor:
-        """The leaves of a group side by side, [rows, dim]."""
-        return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Ragged]]:
+        rows = {}  # group -> its leaves side by side, [rows, width]
+        for leaf in self.leaves:
+            values, ptr, batch = obs[leaf.path]
+            if leaf.is_links:
+                own = values.new_zeros(len(values), 0, dtype=torch.float32)  # no columns
+            else:
+                own = self.rows[key(leaf.path)](values)
+            if leaf.group in rows:
+                own = torch.cat([rows[leaf.group].values, own], 1)
+            rows[leaf.group] = Ragged(own, ptr, batch)
+        features = [rows.pop("").values] if "" in rows else []
+        for group, (x, ptr, batch) in list(rows.items()):
+            if key(group) not in self.nets:  # edges
+                continue
+            inputs = [x]
+            if group in self.links:
+                links = self.links[group]
+                inputs += [obs[links].values.t().contiguous(), rows[links].values]
+            h = self.nets[key(group)](*inputs)
+            rows[group] = Ragged(h, ptr, batch)
+            features.append(self.pool(h, ptr))
+        return torch.cat(features, 1), rows
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for leaf in self.leaves:
-            net = self.rows[key(leaf.path)]
-            if net.norm_obs:
-                rows = obs[leaf.path]
-                net.observe(rows.values if leaf.group else rows)
+            if not leaf.is_links and self.rows[key(leaf.path)].norm_obs:
+                self.rows[key(leaf.path)].observe(obs[leaf.path].values)
 
-    def pool(self, rows: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
+    def pool(self, h: Tensor, ptr: Tensor) -> Tensor:
         """Rows [rows, dim] to [B, len(readouts) * dim + 1]; the last is log(1 + number of rows)."""
-        counts = ptr.diff()[:, None]
-        sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, batch, rows)
-        pooled = {"sum": sums, "mean": sums / counts.clamp(min=1)}
-        if "max" in self.readouts:  # zero where there are no rows; faster than `segment`
-            numbers = torch.arange(len(rows), device=rows.device)
-            pooled["max"] = nn.functional.embedding_bag(
-                numbers, rows, ptr, mode="max", include_last_offset=True
-            )
-        return torch.cat([*map(pooled.get, self.readouts), counts.log1p()], 1)
+        numbers = torch.arange(len(h), device=h.device)
+        pooled = []
+        for mode in self.readouts:  # zero where there are no rows
+            pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
+        return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
 def key(path: str) -> str:
@@ -937,14 +720,21 @@ def key(path: str) -> str:
 
 
 # --- shared: action heads ---
-# ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
+# ---- Action heads: sample, log-probability and entropy over any action space ----
 LOWEST = torch.finfo(torch.float32).min  # for -inf in an entropy: 0 * -inf would be nan
 
 
+def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
+    """Sums, means or maxima ("max") of values[ptr[b]:ptr[b + 1]], [B, ...]. An empty segment has
+    the sum and mean 0 and the maximum -inf."""
+    initial = None if reduce == "max" else 0
+    return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
+
+
 class Categorical:
-    """One of n options, logits [B, n], -inf for those that are masked. Unlike torch's Categorical
-    its actions, log-probabilities and entropies are [B, 1]. `best` and `total` reduce over the
-    options; `Choice` has its own."""
+    """One of n options for each of k entries, logits [B, k, n], -inf for those that are masked.
+    Actions, log-probabilities and entropies are [B, k]. Unlike torch's Categorical it samples
+    without waiting for the device."""
 
     def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
@@ -958,34 +748,34 @@ class Categorical:
         return self.best(self.log_probs - noise)
 
     def best(self, score: Tensor) -> Tensor:
-        return score.argmax(-1, keepdim=True)
+        return score.argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, action.long())
+        return self.log_probs.gather(-1, action.long()[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
         return self.total(-self.log_probs.exp() * self.log_probs.clamp(min=LOWEST))
 
     def total(self, terms: Tensor) -> Tensor:
-        return terms.sum(-1, keepdim=True)
+        return terms.sum(-1)
 
 
 class Choice(Categorical):
-    """One of the rows of each observation; logits [rows], those of what is not allowed -inf."""
+    """One of the rows of each observation, logits [rows]. Actions and the rest are [B, 1]."""
 
-    def __init__(self, logits: Tensor, elements: Elements):
-        self.ptr = elements.ptr
-        self.batch = elements.batch
-        logits = logits - segment(logits.detach(), self.ptr, "max")[self.batch]
+    def __init__(self, logits: Tensor, options: Ragged):
+        self.ptr = options.ptr
+        logits = logits - segment(logits.detach(), self.ptr, "max")[options.batch]
         log_total = segment(logits.exp(), self.ptr).log()
-        self.log_probs = logits - select_rows(log_total, self.batch)
+        self.log_probs = logits - select_rows(log_total, options.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        is_best = score == segment(score, self.ptr, "max")[self.batch]
-        # double: float32 cannot tell the numbers of rows above 2**24 apart
-        rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        best = segment(rows * is_best, self.ptr, "max").long()  # of equal ones the last
-        return (best - self.ptr[:-1])[:, None]  # counted within each observation
+        rows = torch.arange(len(score), device=score.device)
+        # With mode 2, the maximum, the last output is the number of the largest row
+        *_, best = torch.embedding_bag(
+            score[:, None], rows, self.ptr, mode=2, include_last_offset=True
+        )
+        return best - self.ptr[:-1, None]  # counted within each observation
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1, None] + action.long()]
@@ -995,113 +785,105 @@ class Choice(Categorical):
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
-    "bits" or "normal"."""
+    """One factor of the action: a choice of a row of `group`; or, without a group, k entries with n
+    options each; or, if n is 0, k numbers."""
 
     path: str  # in the action space: "action.amount"
-    kind: str
     columns: slice  # the part's own in the action [B, columns]
-    group: str | None  # a choice is one of its rows; in a Sequence each of its rows has an action
-    mask: str | None  # path of the mask's leaf
+    group: str
+    mask: str  # path of the mask's leaf, or ""
     entries: slice  # the part's own in a row of the mask
-    space: str  # to compare environments; only `start` of a choice, whose size may differ
-    size: int  # number of options, bits or dimensions; of a choice, the most rows allowed
+    k: int
+    n: int  # of a choice: the most rows allowed
 
 
-def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
-    """The factors of an action space, or of each row of a Sequence, in order. UsageError for what
-    does not fit."""
-    per_row = isinstance(space, spaces.Sequence)
-    factors = leaves_of(space.feature_space if per_row else space, "action")
-    heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
-    choices = [groups_named(head, leaves) for head in heads]  # several groups are refused below
+def group_of(name: str, leaves: list[Leaf]) -> str:
+    """The group of rows that a name means, --action-head or a key of a Dict of actions: "nodes" of
+    the graph, or elements of the set; "edges"; the name of a group; "" for others. "auto" means
+    avail_actions or, if the mask has rows, nodes. UsageError for a name that can mean several."""
+    groups = {leaf.group for leaf in leaves if leaf.group and leaf.is_input}
+    links = {leaf.path: leaf.nodes for leaf in leaves if leaf.is_links}
+    if name == "auto" and "avail_actions" in groups:
+        name = "avail_actions"
+    elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
+        name = "nodes"
+    found = groups & {name}
+    if name in ("node", "nodes"):
+        found = set(links.values()) or groups - {"avail_actions"}
+    elif name in ("edge", "edges"):
+        found = set(links)
+    if len(found) > 1:
+        raise UsageError(f"'{name}' can mean each of {sorted(found)}: give one as --action-head")
+    return min(found, default="")
+
+
+def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str:
+    """In a Sequence the group whose rows act, each on its own; "" for other action spaces."""
+    if not isinstance(space, spaces.Sequence):
+        return ""
+    group = group_of("nodes" if head == "auto" else head, leaves)
+    if not group:
+        raise UsageError(f"--action-head {head}: there are no such rows to act in {space}")
+    return group
+
+
+def mask_of(factor: Leaf, rows: str, leaves: list[Leaf]) -> str:
+    """The path of a factor's mask, that of the whole action or of its name, "" without one. If it
+    chooses from `rows`, or these act, the mask has rows, too."""
+    own = factor.path.replace("action", "action_mask", 1)
+    for leaf in leaves:
+        if leaf.path in ("action_mask", own) and (leaf.group == "") == (rows == ""):
+            return leaf.path
+    return ""
+
+
+def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+    """The factors of an action space, or of each row of a Sequence, in order. All Discrete ones
+    choose from what --action-head says, but with auto those of a Dict from what their names say."""
+    factors = leaves_of(space, "action")
+    acting = acting_group(space, leaves, args.action_head)
+    has_names = args.action_head == "auto" and isinstance(space, spaces.Dict)
     parts = []
     column = 0  # the first one that belongs to no part yet
     entry = Counter()  # path of a mask -> its first entry that belongs to no part yet
-    for factor, groups in zip(factors, choices):
-        group = groups[0] if groups else None
-        kind, sizes = kind_of(factor, group and not per_row)
-        mask = mask_of(factor, group, leaves)
-        mask_path = mask.path if mask else None
-        text = str(factor.space.start if kind == "choice" else factor.space)
-        for size in sizes:
-            columns = slice(column, column + (1 if factor.kind == "discrete" else size))
-            entries = slice(entry[mask_path], entry[mask_path] + (1 if kind == "choice" else size))
-            parts.append(Part(factor.path, kind, columns, group, mask_path, entries, text, size))
+    for factor in factors:
+        name = factor.path.removeprefix("action.") if has_names else args.action_head
+        options = num_options(factor.space)
+        is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
+        group = group_of(name, leaves) if is_discrete and not acting else ""
+        mask = mask_of(factor, group or acting, leaves) if is_discrete else ""
+        sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
+        if not options:
+            sizes = [(math.prod(factor.space.shape), 0)]
+        elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
+            sizes = [(len(options), options[0])]
+        for k, n in sizes:
+            columns = slice(column, column + k)
+            entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
+            parts.append(Part(factor.path, columns, group, mask, entries, k, n))
             column = columns.stop
-            if mask and mask.shape:  # a mask of one number per row is for all parts
-                entry[mask_path] = entries.stop
-    check = service("utils.check")
-    if check:
-        check.parts(UsageError, space, factors, parts, leaves, heads, choices)
+            entry[mask] = entries.stop
     return parts
 
 
-def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
-    """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
-    if factor.kind == "discrete":
-        kind = "choice" if is_choice else "categorical"
-        return kind, num_options(factor).tolist()
-    kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
-    return kind, [math.prod(factor.shape)]
-
-
-def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
-    """The mask of a factor: that of the whole action, or of its name."""
-    own = factor.path.replace("action", "action_mask", 1)
-    for leaf in leaves:
-        fits = factor.kind == "discrete" and bool(leaf.group) == bool(group)
-        if leaf.path in ("action_mask", own) and fits:
-            return leaf
-
-
-def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
-    """What --action-head auto means for each factor. A Sequence has an action for each node. In a
-    Dict a Discrete named node, edge, or like a set, chooses one. If all factors are Discrete and
-    none is named so, they choose from avail_actions if the observation has these, from the nodes if
-    the action_mask has a row for each. All others are flat."""
-    if isinstance(space, spaces.Sequence):
-        return ["nodes"] * len(factors)
-    heads = []
-    for factor in factors:
-        name = factor.path.removeprefix("action.")
-        is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
-        heads.append(name if is_named and factor.kind == "discrete" else "flat")
-    if set(heads) == {"flat"} and all(factor.kind == "discrete" for factor in factors):
-        if groups_named("avail_actions", leaves):
-            return ["avail_actions"] * len(factors)
-        if any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
-            return ["nodes"] * len(factors)
-    return heads
-
-
-def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
-    """The groups of rows that a name, an --action-head or a key of a Dict of actions, can mean. If
-    they are none or several, utils/check.py refuses the name as an action head."""
-    if name in ("node", "nodes"):
-        return element_groups(leaves)
-    if name in ("edge", "edges"):
-        return [leaf.path for leaf in leaves if leaf.kind == "links"]
-    is_group = name != "flat" and any(leaf.group == name and leaf.is_input for leaf in leaves)
-    return [name] if is_group else []
-
-
 def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
-    """B elements of `space` from actions [B, columns]; those of a Box are clipped to it. A Sequence
-    has actions [rows, columns]: element b is made of the next counts[b] rows."""
+    """Elements of `space` from actions [rows, columns]; those of a Box are clipped to it. Each row
+    makes one, but element b of a Sequence is made of the next counts[b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        rows = np.split(actions, counts.cumsum()[:-1])
-        elements = [tuple(to_env_actions(each, own)) for own in rows]
+        rows = to_env_actions(each, actions)
+        elements = [tuple(rows[stop - num : stop]) for stop, num in zip(counts.cumsum(), counts)]
         if space.stack:
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
-    if isinstance(space, spaces.Dict):
-        rows = to_env_actions(spaces.Tuple(space.values()), actions)
-        return [dict(zip(space, row)) for row in rows]
-    if isinstance(space, spaces.Tuple):
-        stops = np.cumsum([num_columns(child) for child in space])  # map drops the empty last piece
-        return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        columns = []  # of each child
+        for _, child in children_of(space):
+            num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
+            columns.append(to_env_actions(child, actions[:, :num]))
+            actions = actions[:, num:]
+        rows = list(zip(*columns))
+        return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         return list(values.clip(space.low, space.high).astype(space.dtype))
@@ -1109,75 +891,102 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
 
 
-def num_columns(space: gym.Space) -> int:
-    """The number of columns that actions of this space have in [B, columns]."""
-    return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
+class Project(nn.Linear):
+    """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
+
+    def __init__(self, group: str, leaves: list[Leaf], dims: dict[str, int], dim: int):
+        super().__init__(dims[group], dim)
+        self.group = group
+        self.nodes = {leaf.group: leaf.nodes for leaf in leaves}[group]  # which edges connect
+
+    def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        rows = elements[self.group].values
+        if not self.nodes:
+            return super().forward(rows)
+        # Nodes are multiplied before they are selected: once per node, not once per edge
+        h = elements[self.nodes].values
+        *weights, weight = self.weight.tensor_split([h.shape[1], 2 * h.shape[1]], 1)
+        projected = F.linear(rows, weight, self.bias)
+        for own, end in zip(weights, obs[self.group].values.unbind(1)):  # source, target
+            projected = projected + select_rows(h @ own.t(), end)
+        return projected.relu()
+
+    def inputs(self, rows: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        """What the layer sees of these rows, [len(rows), dims[group]]: of edges source, target and
+        features side by side."""
+        chosen = elements[self.group].values[rows]
+        if not self.nodes:
+            return chosen
+        ends = obs[self.group].values[rows]
+        return torch.cat([elements[self.nodes].values[ends].flatten(1), chosen], 1)
 
 
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims: group -> width of `Elements.at`."""
+    Sequence). `dims` are the encoder's element_dims."""
 
-    def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
+    def __init__(self, part: Part, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
-        num_outputs = part.size
-        if part.kind == "choice":
-            num_outputs = query_dim
-        elif part.kind == "normal" and args.state_dependent_std:
-            num_outputs = 2 * part.size
-        elif part.kind == "normal":
-            self.log_std = nn.Parameter(torch.zeros(part.size))
+        num_outputs = part.k * part.n
+        if part.group:  # the width of an embedding, for edges that of their nodes
+            num_outputs = min(
+                dims[leaf.nodes or part.group] for leaf in leaves if leaf.group == part.group
+            )
+        elif part.n == 0 and args.state_dependent_std:
+            num_outputs = 2 * part.k
+        elif part.n == 0:
+            num_outputs = part.k
+            self.log_std = nn.Parameter(torch.zeros(part.k))
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
-        if part.kind == "choice":
-            self.score = layer_init(nn.Linear(query_dim, 1), 0.01)
-            self.key = nn.Linear(dims[part.group], query_dim)
+        if part.group:
+            self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
+            self.key = Project(part.group, leaves, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Elements], obs: Obs
-    ) -> Categorical | Bernoulli | Normal:
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs
+    ) -> Categorical | Normal:
         """Its log_prob and entropy are [B, columns of the part]."""
         output = self.output(latent)
-        if self.part.kind == "bits":
-            return Bernoulli(logits=output, validate_args=False)
-        if self.part.kind == "normal":
-            log_std = self.log_std
-            if log_std is None:
-                output, log_std = output.chunk(2, 1)
-            return Normal(output, log_std.exp(), validate_args=False)
-        if self.part.kind == "categorical":
-            return Categorical(self.masked(output, obs))
-        options = elements[self.part.group]
-        keys = project(self.key, options)
-        query = select_rows(output, options.batch)
-        logits = self.score(torch.tanh(keys + query)).squeeze(1)
-        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-        return Choice(self.masked(logits, obs), options)
+        if self.part.group:
+            options = elements[self.part.group]
+            keys = self.key(elements, obs)
+            query = select_rows(output, options.batch)
+            logits = self.score(torch.tanh(keys + query)).squeeze(1)
+            logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
+            return Choice(self.masked(logits, obs), options)
+        if self.part.n:
+            return Categorical(self.masked(output.unflatten(1, (self.part.k, -1)), obs))
+        log_std = self.log_std
+        if log_std is None:
+            output, log_std = output.chunk(2, 1)
+        return Normal(output, log_std.exp(), validate_args=False)
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
         """-inf where the mask is 0."""
-        mask = obs.get(self.part.mask)
-        if mask is None:
+        if not self.part.mask:
             return logits
-        if self.part.group:
-            mask = mask.values
-        mask = mask[..., None].flatten(1)[:, self.part.entries]  # [B, or rows, entries]
+        mask = obs[self.part.mask].values[..., None].flatten(1)  # [B, or rows, entries]
+        if mask.shape[1] > 1:  # else one number per row is for all parts
+            mask = mask[:, self.part.entries]
         return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
+    def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
+        row, one-hot vectors, or the numbers themselves."""
+        if self.part.group:
+            rows = elements[self.part.group].ptr[:-1] + action.long().squeeze(1)
+            return self.key.inputs(rows, elements, obs)
+        if self.part.n:
+            action = F.one_hot(action.long(), self.part.n).flatten(1)
+        return action.float()
 
-def project(linear: nn.Linear, elements: Elements) -> Tensor:
-    """`linear` of each row; of edges relu(linear(source, target, features)). Nodes are multiplied
-    before they are selected: that is once per node, not once per edge."""
-    if elements.ends is None:
-        return linear(elements.values)
-    dim = elements.nodes.shape[1]
-    *end_weights, edge_weight = linear.weight.tensor_split([dim, 2 * dim], 1)
-    projected = nn.functional.linear(elements.values, edge_weight, linear.bias)
-    for weight, end in zip(end_weights, elements.ends.unbind(1)):  # source, target
-        projected = projected + select_rows(elements.nodes @ weight.t(), end)
-    return projected.relu()
+
+def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
+    """The width of `PartHead.embed` of these parts together."""
+    return sum(dims[part.group] if part.group else part.k * max(part.n, 1) for part in parts)
 
 
 # --- end shared: action heads ---
@@ -1188,88 +997,67 @@ class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the
     elements. A choice scores row e by w . tanh(k + q) + k . q / sqrt(d) with key k = W e and query
     q = U latent: the score of a pointer network plus that of dot-product attention (Vaswani et al.
-    2017). Of an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
+    2017). For an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
     drawn in sequence, choices first. Each updates the latent of the next; the entropy is the sum of
-    theirs, each given the parts drawn before it. In a Sequence each row has its own latent and
-    action; log-probability and entropy are sums over the rows."""
+    theirs, each given the parts drawn before it. In a Sequence each row of the group `acting` has
+    its own latent and action; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
         self.space = space
-        self.parts = parts_of(space, leaves, args.action_head)
+        parts = parts_of(space, leaves, args)
         # Numbers of the parts, choices first
-        self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
-        nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # edges' group -> nodes'
+        self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
-        for k, part in enumerate(self.parts):
-            # The width of an embedding, for edges that of their nodes; None without a group
-            query_dim = dims.get(nodes.get(part.group, part.group))
-            head = PartHead(part, dim, query_dim, dims, args)
+        for k, part in enumerate(parts):
+            head = PartHead(part, leaves, dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
-        self.per_row = None  # of a Sequence: the group whose rows have an action each
-        if isinstance(space, spaces.Sequence):
-            self.per_row = self.parts[0].group
-            self.row = nn.Linear(dims[self.per_row], dim)  # embedding of a row -> its latent
+        self.acting = acting_group(space, leaves, args.action_head)
+        if self.acting:
+            self.row = Project(self.acting, leaves, dims, dim)  # a row's embedding -> its latent
 
     def forward(
         self,
         latent: Tensor,
-        elements: dict[str, Elements],
+        elements: dict[str, Ragged],
         obs: Obs,
         action: Tensor | None = None,
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
-        `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. Of a
-        Sequence action is [rows, columns]. `obs` has the masks."""
-        if self.per_row:
-            acting = elements[self.per_row]
-            latent = select_rows(latent, acting.batch) + project(self.row, acting)
-            latent = torch.tanh(latent)
+        `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. For a
+        Sequence action is [rows, columns]. `obs` has masks and links."""
+        if self.acting:
+            acting = elements[self.acting]
+            latent = torch.tanh(select_rows(latent, acting.batch) + self.row(elements, obs))
         log_prob = 0.0
         entropy = latent.new_zeros(len(latent))
-        columns = [None] * len(self.parts)
+        columns = [None] * len(self.heads)
         for k in self.order:
-            part = self.parts[k]
             head = self.heads[k]
             probs = head(latent, elements, obs)
             if action is not None:
-                columns[k] = action[:, part.columns].float()  # bits may be stored as integers
+                own = action[:, head.part.columns]
                 entropy = entropy + probs.entropy().sum(1)
             elif greedy:
-                columns[k] = probs.mode.nan_to_num()  # bits have nan at 0.5
+                own = probs.mode
             else:  # Normal.sample would wait for the device
-                columns[k] = probs.rsample() if part.kind == "normal" else probs.sample()
-            log_prob = log_prob + probs.log_prob(columns[k]).sum(1)
+                own = probs.sample() if head.part.n else probs.rsample()
+            log_prob = log_prob + probs.log_prob(own).sum(1)
+            columns[k] = own.float()
             if head.condition:
-                before = self.embed(part, columns[k], elements)
-                latent = torch.tanh(latent + head.condition(before))
-        if self.per_row:
+                latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
+        if self.acting:
             # float32 would lose digits of the ratio in a sum over many rows
             log_prob = segment(log_prob.double(), acting.ptr)
             entropy = segment(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
-    def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """One part of an action as a network's input, [B, seen_dim([part], dims)]: vector of the
-        chosen row, a one-hot vector, or the numbers themselves."""
-        if part.kind == "choice":
-            options = elements[part.group]
-            return options.at(options.ptr[:-1] + action.long().squeeze(1))
-        if part.kind == "categorical":
-            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
-        return action.float()
-
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
-
-
-def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
-    """The width of `ActionHead.embed` of these parts together."""
-    return sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
+        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.acting))
 
 
 # --- end shared: action head ---
@@ -1284,53 +1072,49 @@ def bucket(num: int) -> int:
 
 
 class BucketStorage(Storage):
-    """Fills batches up. If any leaf is ragged, each batch ends with one more observation, the
-    spare one. It has one row per group, which is repeated until the batch has as many rows of the
-    group as a bucket, and at least 2: torch.compile makes other code for 0 and 1."""
+    """Fills batches up. If any group is ragged, each batch ends with one more observation, the
+    spare one. Its row of each group is repeated until the batch has as many rows of the group as a
+    bucket."""
+
+    exact = Storage.batch  # a batch that is not filled up
 
     def __init__(self, leaves: list[Leaf], device: torch.device):
         super().__init__(leaves, device)
+        self.is_ragged = any(leaf.group for leaf in leaves)
         self.sizes = set()  # of batches so far
         self.totals = np.zeros(2)  # rows, spare rows
-        counts = {leaf.group: np.ones(1, np.int64) for leaf in leaves if leaf.group}
-        num = min(len(counts), 1)  # spare observations: 1 if any leaf is ragged, else 0
-        rows = []  # the first category, an action that is allowed, or zeros
+        self.spare = []  # of each leaf a row: the first category, allowed actions, or zeros
         for leaf in leaves:
-            value = leaf.space.start if leaf.kind == "discrete" else 0
+            value = getattr(leaf.space, "start", 0)
             if leaf.path.startswith("action_mask"):
                 value = 1
-            rows.append(np.full((num, *leaf.shape), value, leaf.dtype))
-        self.spare = self.copy(Flat(rows, counts))
+            row = np.full((1, *leaf.space.shape), value, leaf.dtype)
+            self.spare.append(to_device(row, device))
 
-    def append(self, flat: Flat) -> Obs:
-        """Adds observations and returns them as a batch that is filled up."""
-        if not flat.counts:
-            return super().append(flat)
-        self.blocks.append(self.copy(flat))
-        block = join([self.blocks[-1], self.spare], torch.cat)
-        obs, _ = self.fill(block, np.arange(block.size))
-        return obs
+    def num_spare(self, group: str, num: int) -> int:
+        """How many rows fill up `num` rows of a group. The batch then has at least 2: torch.compile
+        makes other code for 0 and 1."""
+        if group == "":
+            return int(self.is_ragged)
+        return bucket(max(num, 1) + 1) - num
 
-    def fill(self, flat: Flat, idx: np.ndarray) -> tuple[Obs, dict[str | None, Tensor]]:
-        """(the observations `idx` of `flat` as a batch that is filled up, {group: the indices in
-        its leaves of the batch's rows}). The last of `idx` is the spare one, if any leaf is
-        ragged."""
+    def batch(self, flat: Flat) -> Obs:
+        """As in Storage, but filled up."""
+        if not self.is_ragged:
+            return self.exact(flat)
         counts = {}
-        places = {None: idx}  # of dense leaves
+        more = {}  # group -> spare rows
         for group, num in flat.counts.items():
-            rows = ranges((num.cumsum() - num)[idx], num[idx])
-            size = bucket(max(len(rows), 2))
-            more = size - len(rows)
-            counts[group] = num[idx]
-            counts[group][-1] += more
-            places[group] = np.append(rows, np.full(more, rows[-1]))
-            self.totals += (size, more + 1)
-        self.sizes.add(tuple(map(len, places.values())))
-        places = dict(zip(places, pack(list(places.values()), self.device)))
+            more[group] = self.num_spare(group, int(num.sum()))
+            counts[group] = np.append(num, more[group])
         values = []
-        for leaf, rows in zip(self.leaves, flat.values):
-            values.append(select_rows(rows, places[leaf.group]))
-        return self.batch(Flat(values, counts)), places
+        for leaf, rows, spare in zip(self.leaves, flat.values, self.spare):
+            filling = spare.expand(more[leaf.group], *leaf.space.shape)
+            values.append(torch.cat([rows, filling]))
+        sizes = [num.sum() for num in counts.values()]
+        self.sizes.add(tuple(sizes))
+        self.totals += (sum(sizes), sum(more.values()))
+        return self.exact(Flat(values, counts))
 
     def stats(self) -> dict[str, float]:
         """Sizes of batches so far, each of which CUDA captures once, the share of spare rows, and
@@ -1343,7 +1127,7 @@ class BucketStorage(Storage):
         }
 
 
-def compiled(function: Callable, args: Any, storage: BucketStorage) -> Callable:
+def compiled(function: Callable, args: Args, storage: BucketStorage) -> Callable:
     """The function by torch.compile as one graph, for all sizes of batches. Its outputs may be
     overwritten by the next call."""
     mode = args.compile_mode
@@ -1357,13 +1141,15 @@ def compiled(function: Callable, args: Any, storage: BucketStorage) -> Callable:
             "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU"
         )
     shapes.use_duck_shape = False  # sizes that are equal in the first batch may differ in the next
+    # Flags are constants: as inputs they would be on the CPU, which CUDA graphs refuse
+    dynamo.config.specialize_float = True
     # Random numbers by torch's own kernels, whose exponentials are > 0 and finite
     inductor.fallback_random = True
     inductor.triton.cudagraph_or_error = mode == "reduce-overhead"
     inductor.triton.cudagraph_dynamic_shape_warn_limit = None  # sizes are few, and logged
     inductor.graph_partition = False
     # With ragged leaves one code for all sizes; dense batches have few: torch decides (None)
-    dynamic = storage.spare.size > 0 or None
+    dynamic = storage.is_ragged or None
     fast = torch.compile(function, mode=mode, fullgraph=True, dynamic=dynamic)
 
     def call(*inputs):
@@ -1383,10 +1169,14 @@ def compiled(function: Callable, args: Any, storage: BucketStorage) -> Callable:
 class Memory:
     """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
-    def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
+    def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
-        self.policy = agent  # `train` puts its compiled form here, and a BucketStorage below
-        self.storage = Storage(leaves, next(agent.parameters()).device)
+        self.storage = BucketStorage(leaves, next(agent.parameters()).device)
+        self.policy = agent  # see compile
+
+    def compile(self, args: Args) -> None:
+        """Compiles what `act` does: for training alone, where it pays."""
+        self.policy = compiled(self.agent, args, self.storage)
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go."""
@@ -1400,11 +1190,10 @@ class Memory:
         stored. What a compiled policy returns is copied: its next call overwrites it."""
         obs = self.storage.append(step.obs)
         action, log_prob, _, value = self.policy(obs, None, greedy)
-        N = step.obs.size
-        per_row = self.agent.head.per_row
-        num = step.obs.counts[per_row].sum() if per_row else N  # actions that are not spare
-        action = action[:num].clone()
+        num_actions = step.obs.counts[self.agent.head.acting].sum()  # those that are not spare
+        action = action[:num_actions].clone()
         self.actions.append(action)
+        N = step.obs.size
         return action, log_prob[:N].clone(), value[:N].clone()
 
     def keep(self, step: Step) -> None:
@@ -1415,23 +1204,22 @@ class Memory:
     def next_values(self, step: Step) -> Tensor:
         """V [N + truncations]: of `step.obs`, which the last actions led to, then of `finals`."""
         flat = self.storage.copy(join([step.obs, *self.finals]))
-        return self.agent.value(self.storage.batch(flat))
+        return self.agent.value(self.storage.exact(flat))
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
-        actions = nn.functional.pad(torch.cat(self.actions), (0, 0, 0, 1))  # one for spare rows
-        flat = self.storage.whole()
-        filled = join([flat, self.storage.spare], torch.cat)
-        spare = np.arange(flat.size, filled.size)
-        for idx in np.array_split(rng.permutation(flat.size), num):
-            numbers = np.append(idx, spare)
-            obs, places = self.storage.fill(filled, numbers)
-            yield idx, (obs, actions[places[self.agent.head.per_row]])
+        acting = self.agent.head.acting
+        actions = torch.cat(self.actions)
+        num_steps = self.storage.whole().size
+        for idx in np.array_split(rng.permutation(num_steps), num):
+            own = self.storage.select(actions, idx, acting)
+            more = self.storage.num_spare(acting, len(own))
+            yield idx, (self.storage.gather(idx), F.pad(own, (0, 0, 0, more)))
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
-        return self.storage.batch(self.storage.whole())
+        return self.storage.exact(self.storage.whole())
 
     def state(self) -> None:
         """What a checkpoint keeps: nothing."""
@@ -1440,16 +1228,11 @@ class Memory:
         pass
 
 
-def max_minibatches(args: Any) -> int:
-    """The largest --num-minibatches: one for each step of a rollout."""
-    return args.num_envs * args.num_steps
-
-
 # ---- Agent: the networks ----
 class Agent(nn.Module):
     """One encoder, from whose features `actor` makes the action head's latent and `critic` V."""
 
-    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Any):
+    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
         self.encoder = Encoder(leaves, args)
         widths = [self.encoder.dim, *args.hidden_dims]
@@ -1474,7 +1257,6 @@ class Agent(nn.Module):
 # --- shared: ranks ---
 # ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK = int(os.environ.get("RANK", 0))
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -1489,129 +1271,87 @@ def all_ranks(value: Any) -> list:
 def average_gradients(agent: nn.Module) -> None:
     """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
-        grads = [param.grad for param in agent.parameters() if param.grad is not None]
+        for param in agent.parameters():
+            if param.grad is None:  # a network without rows, on this rank
+                param.grad = torch.zeros_like(param)
+        grads = [param.grad for param in agent.parameters()]
         total = nn.utils.parameters_to_vector(grads)  # of this rank, of all after all_reduce
         dist.all_reduce(total)
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
 
+def seed(args: Any) -> None:
+    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
+    random.seed(args.seed + RANK)
+    np.random.seed((args.seed + RANK) % 2**32)
+    torch.manual_seed(args.seed)
+
+
 def start(args: Any) -> torch.device:
-    """The device of this rank. Connects the ranks, and sets torch's threads and all seeds."""
+    """The device of this rank. Connects the ranks and sets torch's threads."""
     device = torch.device("cpu")
     if torch.cuda.is_available() and args.cuda:
-        device = torch.device(f"cuda:{LOCAL_RANK}")
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-        atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)  # more are slower on busy cores
-    process = service("utils.process")
-    if process:
-        process.tune()
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    random.seed(args.seed + RANK)
-    np.random.seed(args.seed + RANK)
-    torch.manual_seed(args.seed)  # for the same weights on all ranks
     return device
-
-
-def make_envs(args: Any) -> Any:
-    """The environments of this rank, in worker processes if --num-workers says so."""
-    first_env = RANK * args.num_envs
-    makers = [partial(make_env, args, first_env + i) for i in range(args.num_envs)]
-    if args.num_workers:
-        workers = service("utils.workers", "--num-workers")
-        return workers.WorkerEnvs(Envs, makers, args, first_env)
-    return Envs(makers, args.action_head, first_env)
 
 
 # --- end shared: ranks ---
 
 
 # --- shared: run ---
-# ---- Run: its folder, log and model ----
-class Run(contextlib.ExitStack):
-    """The folder of a run, its log and its progress bar. With utils/checkpoint.py it also has a
-    lock and checkpoints, from which it resumes, and it ends after an update when a signal came."""
+# ---- Run: its folder and its log ----
+class Run:
+    """The folder of a run, its log and its progress bar."""
+
+    first = 0  # updates made before, if the run was resumed
+    std_floor = 0.0  # the largest std of the returns so far, see --adv-floor
 
     def __init__(self, args: Any):
-        super().__init__()
         self.args = args
-        self.flags = dict(vars(args))  # for model.pt, before a memory changes any
-        self.script = type(args).exp_name  # the default, which is the name of this file
-        self.steps = args.batch_size * WORLD_SIZE  # of all ranks, per update
-        self.first = 0  # updates made before the run was resumed
-        self.signals = []  # received so far; utils/checkpoint.py puts its own list here
-        self.recent = deque(maxlen=100)  # returns of the last episodes
-        self.extras = service("utils.log", args.track and "--track")
-        self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
-        if self.checkpoints:
-            self.checkpoints.open_run(self)
-        elif RANK == 0:
-            env_name = args.env_id.split(":")[-1]
-            name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
-            self.folder = os.path.abspath(os.path.join(args.run_dir, name))
-            print(
-                f"writes to {self.folder}\nruns alone: without cleanrl_graph {VERSION} there are "
-                "no checkpoints, workers or evaluation tables"
-            )
+        env_name = args.env_id.split(":")[-1].replace("/", "-")
+        name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+        self.folder = Path(args.run_dir, name).absolute()
 
-    def begin(self, agent, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Loads --load-model's weights, gives each rank random numbers of
-        its own, puts back what a checkpoint holds and opens the log."""
-        args = self.args
-        self.trained = (agent, optimizer, memory, envs, rng)
-        if args.load_model:
-            service("utils.policy", "--load-model").load_weights(agent, args)
-        if RANK > 0:  # the weights are made: from here on ranks draw different actions
-            torch.manual_seed(args.seed + RANK)
-        if self.first:
-            step = self.checkpoints.restore(self, *self.trained)
+    def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
+        if RANK > 0:
+            torch.manual_seed(self.args.seed + RANK)
         else:
-            step = envs.reset(args.seed)
-        if RANK == 0:
-            done = self.first * self.steps
-            if self.extras:
-                self.extras.begin(self)
-            self.writer = SummaryWriter(self.folder, purge_step=done + 1)
-            self.callback(self.writer.close)
-            self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
-            self.callback(self.bar.close)
-        self.start_time = time.time()
-        return step
+            print(f"writes to {self.folder}")
+            self.writer = SummaryWriter(self.folder)
+            self.bar = tqdm(total=self.args.total_timesteps, unit_scale=True)
+        return envs.reset(self.args.seed + RANK * self.args.num_envs)
 
-    def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
-        """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
+    def log(self, global_step: int, scalars: dict, episodes: list) -> None:
+        """Writes the episodes of all ranks, (global step, env, last info) each, and the scalars of
+        rank 0."""
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        if self.extras:
-            scalars |= self.extras.log(self, iteration, episodes, storage)
-        num_steps = (iteration - self.first) * self.steps
-        scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
+        for step, _, info in episodes:
+            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], step)
+            self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], step)
+        self.bar.update(global_step - self.bar.n)
+        num_steps = global_step - self.bar.initial
+        scalars["charts/SPS"] = int(num_steps / self.bar.format_dict["elapsed"])
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, iteration * self.steps)
-        for global_step, episode in episodes:
-            self.recent.append(episode.ret)
-            self.writer.add_scalar("charts/episodic_return", episode.ret, global_step)
-            self.writer.add_scalar("charts/episodic_length", episode.length, global_step)
-        mean = f"{np.mean(self.recent):.4g}" if self.recent else "-"
-        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
-        self.bar.update(self.steps)
+            self.writer.add_scalar(name, value, global_step)
+        if episodes:
+            mean = np.mean([info["episode"]["r"] for _, _, info in episodes])
+            self.bar.set_postfix(ret=f"{mean:.4g}")
 
-    def checkpoint(self, iteration: int) -> None:
-        """Writes a checkpoint where one is due. SystemExit when a signal came."""
-        if self.checkpoints:
-            self.checkpoints.after_update(self, iteration, *self.trained)
+    def end_update(self, iteration: int, step: Step) -> None:
+        """Called after each update, with the Step that the next one begins with."""
 
-    def save_model(self, agent: nn.Module) -> None:
-        """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
-        path = os.path.join(self.folder, "model.pt")
-        unfinished = os.path.join(self.folder, "unfinished.tmp")
-        model = {"script": self.script, "args": self.flags, "model": agent.state_dict()}
-        guarded(f"--save-model {path}", partial(torch.save, model, unfinished))
-        os.replace(unfinished, path)  # whole or not at all
+    def close(self) -> None:
+        self.bar.close()
+        self.writer.close()
 
 
 # --- end shared: run ---
@@ -1625,18 +1365,19 @@ LOGGED = (
     "losses/old_approx_kl",
     "losses/approx_kl",
     "losses/clipfrac",
-    "debug/collection_mismatch",
     "losses/grad_norm",
+    "debug/collection_mismatch",
 )
 
 
 def ppo_loss(
-    agent: Agent, args: Any, obs: Obs, actions: Tensor, rollout: Tensor, scales: Tensor
+    agent: Agent, args: Args, obs: Obs, actions: Tensor, rollout: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) of B observations, and
-    what is logged of it, [7]. `rollout` [B, 4] has log-probabilities, values, advantages and
-    returns; `scales` [2] are std_floor and vf_coef. What spare observations at the end give is cut
-    off, so their gradient is zero."""
+    what is logged of it, [7], as in LOGGED without grad_norm. `rollout` [B, 4] has
+    log-probabilities, values, advantages and returns; `scales` [2] are what is added to the
+    advantages' std, and vf_coef. What spare observations at the end give is cut off, so their
+    gradient is zero."""
     B = len(rollout)
     std_floor, vf_coef = scales
     log_probs, values, mb_advantages, returns = rollout.unbind(1)
@@ -1662,34 +1403,33 @@ def ppo_loss(
         distance = (ratio - 1).abs()
         clipfrac = (distance > args.clip_coef).float().mean()
         row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
-        return loss, torch.stack([*row, distance.max()])  # as in LOGGED, which ends with grad_norm
+        return loss, torch.stack([*row, distance.max()])
 
 
-def train(args: Any, device: torch.device, run: Run) -> Agent:
+def train(args: Any, run: Run, envs: Envs) -> Agent:
     """The trained agent."""
+    complete(args, envs.leaves)
     T = args.num_steps
     N = args.num_envs
+    device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    envs = make_envs(args)
-    run.callback(envs.close)
-    agent = Agent(envs.leaves, envs.action_space, args).to(device)
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
+    agent.to(device)
     memory = Memory(agent, envs.leaves, N, args)
-    memory.storage = BucketStorage(envs.leaves, device)
-    memory.policy = compiled(agent, args, memory.storage)
+    memory.compile(args)
     loss_of = compiled(partial(ppo_loss, agent, args), args, memory.storage)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(
-        params, lr=args.learning_rate, eps=1e-5, amsgrad=bool(args.stay_solved), fused=True
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    # lr, and our std_floor, so that checkpoints keep it. Read after run.begin: resuming replaces it
-    settings = optimizer.param_groups[0]
-    check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            settings["lr"] = frac * args.learning_rate
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1709,7 +1449,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             dones[t] = step.terminated | step.truncated
             truncated[t] = step.truncated
             global_step = ((iteration - 1) * T + t + 1) * N * WORLD_SIZE
-            episodes += [(global_step, episode) for episode in step.episodes]
+            episodes += [(global_step, i, info) for i, info in step.infos]
         log_probs = torch.cat(log_probs)  # [T * N]
         values = torch.cat(values)
 
@@ -1732,21 +1472,18 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
+        run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef
         if args.norm_vloss:
-            vf_coef /= args.norm_vloss + returns_std**2  # True counts as 1
-        std_floor = 0.0
-        if args.stay_solved is not None:
-            std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
-            settings["std_floor"] = std_floor
-        scales = to_device(np.array([std_floor, vf_coef], np.float32), device)
+            vf_coef /= args.norm_vloss + returns_std**2
+        scales = np.array([args.adv_floor * run.std_floor, vf_coef], np.float32)
+        scales = to_device(scales, device)
         advantages = to_device(advantages.reshape(-1), device)
         # As ppo_loss takes it: [T * N, 4], the last are the returns
         rollout = torch.stack([log_probs, values, advantages, advantages + values], 1)
 
         # Update. Gradients may lie in memory that the next call of a CUDA graph writes to, so
         # zero_grad comes right after the optimizer's step
-        torch.set_grad_enabled(True)  # whatever an environment has set
         logs = []
         for _ in range(args.update_epochs):
             for idx, inputs in memory.minibatches(rng, args.num_minibatches):
@@ -1757,7 +1494,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
-                logs.append(torch.cat([stats, grad_norm[None]]))
+                logs.append(torch.cat([stats[:-1], grad_norm[None], stats[-1:]]))  # as in LOGGED
             approx_kl = stats[LOGGED.index("losses/approx_kl")]
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
@@ -1765,85 +1502,75 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             agent.encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
-        if check:
-            check.losses(UsageError, iteration, LOGGED, logs)
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
-        scalars["debug/collection_mismatch"] = logs[0, -2]
+        scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = settings["lr"]
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         scalars |= memory.storage.stats()
-        run.log(iteration, scalars, episodes, memory.storage)
-        run.checkpoint(iteration)
+        run.log(global_step, scalars, episodes)
+        run.end_update(iteration, step)
+    if WORLD_SIZE > 1:  # together: NCCL needs all ranks for it
+        dist.barrier()
+        dist.destroy_process_group()
     return agent
 
 
 # --- shared: play ---
 @torch.no_grad()
-def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[Episode]:
-    """The first episode of each environment. One that has not ended after --eval-max-steps is
-    returned as it is then, without a cost."""
-    N = len(makers)
-    found = {}
-    with contextlib.closing(Envs(makers, args.action_head)) as envs:
-        memory = Memory(agent, envs.leaves, N, args)
-        step = envs.reset(args.seed + 10_000)
-        while len(found) < N and envs.num_steps < args.eval_max_steps:
-            if envs.num_steps % args.num_steps == 0:
-                memory.begin()
-            action, _, _ = memory.act(step, greedy)
-            step = envs.step(agent.head.env_actions(action, step.obs.counts))
-            for episode in step.episodes:
-                found.setdefault(episode.env, episode)
-        return [found.get(i) or envs.episode(i, {"eval": {"cost": None}}) for i in range(N)]
+def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
+    """The last info of the first episode of each environment. One that has not ended after
+    --eval-max-steps is cut off, which its info says by "cut"."""
+    N = len(envs.envs)
+    memory = Memory(agent, envs.leaves, N, args)
+    step = envs.reset(args.seed + 10_000)
+    infos = {}
+    for t in range(args.eval_max_steps):
+        if t % args.num_steps == 0:
+            memory.begin()
+        action, _, _ = memory.act(step, greedy)
+        step = envs.step(agent.head.env_actions(action, step.obs.counts))
+        infos = dict(step.infos) | infos
+        if len(infos) == N:
+            break
+    for i in set(range(N)) - set(infos):
+        ret = envs.envs[i].get_wrapper_attr("episode_returns")
+        infos[i] = {"episode": {"r": ret, "l": args.eval_max_steps}, "cut": True}
+    return [infos[i] for i in range(N)]
 
 
-def main(args: Any) -> list:
-    """Trains, saves and evaluates. Returns the rows of the evaluation's table; without the package
-    the greedy Episodes, of the entries of --env-kwargs in turn; nothing on ranks above 0."""
-    if args.load_model:
-        service("utils.policy", "--load-model").take_flags(args)
-    check = service("utils.check")
-    if check:
-        check.flags(UsageError, args, max_minibatches(args), WORLD_SIZE)
-    args.world_size = WORLD_SIZE
-    args.batch_size = args.num_envs * args.num_steps
-    args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
-    evaluation = service("utils.evaluate", args.eval_suite and "--eval-suite")
-    service("utils.evaluate", args.capture_video and "--capture-video")  # an error without it
-    if evaluation:
-        evaluation.check(make_env, args)  # what cannot be evaluated is an error now
-    device = start(args)
-    with Run(args) as run:
-        agent = train(args, device, run)
-        if RANK > 0:
-            return []
-        if args.save_model:
-            run.save_model(agent)
-        run.bar.close()
-        run.signals.append(0)  # as if one had come: the next one ends the process at once
-        playing = partial(play, agent, args)
-        if evaluation:
-            return evaluation.evaluate(run, playing, make_env)
-        if args.eval_episodes == 0:
-            return []
-        episodes = playing([partial(make_env, args, i) for i in range(args.eval_episodes)], True)
-        print("returns of greedy episodes:", *[episode.ret for episode in episodes])
-        return episodes
+def main(args: Any) -> None:
+    """Trains, saves and plays."""
+    seed(args)
+    run = Run(args)
+    first = RANK * args.num_envs
+    envs = Envs([partial(make_env, args, first + i) for i in range(args.num_envs)])
+    agent = train(args, run, envs)
+    envs.close()
+    if RANK > 0:
+        return
+    run.close()
+    if args.save_model:
+        model = {"script": Path(__file__).stem, "args": vars(args), "model": agent.state_dict()}
+        torch.save(model, run.folder / "model.pt")
+    if args.eval_episodes:
+        envs = Envs([partial(make_env, args, i) for i in range(args.eval_episodes)])
+        infos = play(agent, args, envs, greedy=True)
+        envs.close()
+        print("returns of greedy episodes:", *[float(info["episode"]["r"]) for info in infos])
 
 
 # --- end shared: play ---
 
 
 if __name__ == "__main__":
-    folder = Path(__file__).resolve().parent
-    if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
-        sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's
-    sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
-    try:
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the package, if in its folder
+    try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
+        from cleanrl_graph import services
+    except ModuleNotFoundError as error:
+        if error.name != "cleanrl_graph":
+            raise
         main(tyro.cli(Args))
-        if RANK > 0:  # at once: threads of torch.distributed may abort a process that ends
-            os._exit(0)
-    except (UsageError, gym.error.Error, OSError) as problem:
-        sys.exit(str(problem))
+    else:
+        services.main(sys.modules[__name__], version=1)

@@ -164,7 +164,9 @@ class Args:
 
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
-    """Sets the flags that are computed in runtime."""
+    """Sets the flags that are computed in runtime. UsageError for views of nothing."""
+    if not args.obs_shifts + args.action_shifts + args.reward_shifts:
+        raise UsageError("--obs-shifts, --action-shifts, --reward-shifts: not all can be empty")
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
 
 
@@ -472,11 +474,14 @@ class Storage:
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        numbers = np.arange(flat.size + 1)
+        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
+        groups = ["", *(group for group in flat.counts if group)]
+        for group in groups[1:]:
+            num = flat.counts[group]
+            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -1099,26 +1104,6 @@ def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
     return shifts.astype(np.int64)
 
 
-def shifts_of(args: Args) -> list[np.ndarray]:
-    """Those of views on observations, actions and rewards. UsageError if there are none."""
-    shifts = [
-        parse_shifts(args.obs_shifts, 0, "--obs-shifts"),
-        parse_shifts(args.action_shifts, -1, "--action-shifts"),
-        parse_shifts(args.reward_shifts, -1, "--reward-shifts"),
-    ]
-    if not any(map(len, shifts)):
-        raise UsageError("--obs-shifts, --action-shifts, --reward-shifts: not all can be empty")
-    return shifts
-
-
-class View(NamedTuple):
-    """What the policy sees of each of several steps, given relative to the present one."""
-
-    shifts: np.ndarray  # int64
-    shape: tuple  # of what it sees of one step
-    dtype: np.dtype = np.float32
-
-
 class Memory:
     """The steps of N environments, each stored once: number t * N + i is step t of env i. From
     number `start` on they are the rollout's, after as many older ones as views reach back to.
@@ -1141,10 +1126,10 @@ class Memory:
         self.num_envs = num_envs
         self.device = next(agent.parameters()).device
         self.storage = Storage(leaves, self.device)
-        views = agent.views.values()
-        self.num_views = [len(view.shifts) for view in views]
-        self.shifts = np.concatenate([view.shifts for view in views])
-        names = np.repeat(list(agent.views), self.num_views)  # [views], the table of each
+        shifts = agent.shifts.values()
+        self.shifts = np.concatenate(list(shifts))  # [views]
+        self.num_views = list(map(len, shifts))
+        names = np.repeat(list(agent.shifts), self.num_views)  # the table that each view reads
         later = names == "rewards"  # which come with the next observation
         self.offsets = (self.shifts + later) * num_envs  # in rows from the step's own row
         learned = []  # tables whose rows change with the weights
@@ -1156,11 +1141,9 @@ class Memory:
         depth = -int(self.shifts.min())
         self.recent = deque(maxlen=depth)  # (observations, rewards, actions) of the last steps
         self.age = np.zeros(num_envs, np.int64)  # of the last step, 0 where an episode begins
-        num_rows = 1 + (depth + args.num_steps + 1) * num_envs
-        self.tables = {}
-        for name, view in agent.views.items():
-            table = np.zeros((num_rows, *view.shape), view.dtype)
-            self.tables[name] = to_device(table, self.device)
+        self.num_rows = 1 + (depth + args.num_steps + 1) * num_envs
+        actions = torch.zeros(self.num_rows, agent.action_dim, device=self.device)
+        self.tables = {"actions": actions}  # the others are made when they are written to
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -1195,24 +1178,25 @@ class Memory:
         return action, log_prob, value
 
     def see(self, obs: Obs, reward: np.ndarray) -> dict[str, Ragged]:
-        """Encodes the next observations into the tables, with the rewards that came with them.
+        """Writes the next observations into the tables, with the rewards that came with them.
         Returns their elements."""
         shown, elements = self.agent.encode(obs)
-        self.write(shown)
-        self.write({"rewards": to_device(reward, self.device)[:, None]})
+        self.write(rewards=to_device(reward, self.device)[:, None], **shown)
         return elements
 
     def remember(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> None:
-        """Stores the actions that were taken there: the steps are complete."""
+        """Writes the actions that were taken there: the steps are complete."""
         seen = embed_action(self.agent.head, action, elements, obs)
-        self.write({"actions": seen})
+        self.write(actions=seen)
         self.actions.append(action)
         self.size += len(seen)
 
-    def write(self, shown: dict[str, Tensor]) -> None:
+    def write(self, **shown: Tensor) -> None:
         """Writes what views show of the next steps into the tables, [steps, ...] each."""
         first = 1 + self.size
         for name, values in shown.items():
+            if name not in self.tables:
+                self.tables[name] = values.new_zeros(self.num_rows, *values.shape[1:])
             self.tables[name][first : first + len(values)] = values
 
     def keep(self, step: Step) -> None:
@@ -1243,7 +1227,8 @@ class Memory:
         all_reads = np.concatenate(self.reads)
         for idx in np.array_split(rng.permutation(len(all_reads)), num):
             reads = all_reads[idx]
-            # Each step is encoded once, however many views read it
+            # The steps that views read are encoded anew, each of them once: first those outside of
+            # the minibatch, then its own, whose elements the head needs
             own = 1 + self.start + idx
             others = np.setdiff1d(reads[:, self.learned], np.append(0, own))
             tables = dict(self.tables)
@@ -1268,13 +1253,15 @@ class Memory:
         exists = age[:, None] >= -self.shifts
         return np.where(exists, rows, 0)
 
-    def views(self, reads: np.ndarray, tables: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the views show, of each table [B, its views, ...]."""
-        rows = to_device(reads, self.device).split(self.num_views, 1)
-        views = {}
-        for own, (name, table) in zip(rows, tables.items()):
-            views[name] = select_rows(table, own.flatten()).unflatten(0, own.shape)
-        return views
+    def views(self, reads: np.ndarray, tables: dict[str, Tensor]) -> Tensor:
+        """All views side by side, [B, dim]; those of an image through its CNN."""
+        all_rows = to_device(reads, self.device).split(self.num_views, 1)
+        views = []
+        for name, rows in zip(self.agent.shifts, all_rows):
+            shown = select_rows(tables[name], rows.flatten()).unflatten(0, rows.shape)
+            net = self.agent.cnns[name] if name in self.agent.cnns else nn.Flatten()
+            views.append(net(shown))
+        return torch.cat(views, 1)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1295,29 +1282,26 @@ class Agent(nn.Module):
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
-        obs_shifts, action_shifts, reward_shifts = shifts_of(args)
-        encoded = []
+        obs_shifts = parse_shifts(args.obs_shifts, 0, "--obs-shifts")
+        action_shifts = parse_shifts(args.action_shifts, -1, "--action-shifts")
+        reward_shifts = parse_shifts(args.reward_shifts, -1, "--reward-shifts")
         self.images = []  # leaves whose views are channels
+        if args.image_views == "channels" and len(obs_shifts):
+            self.images = [leaf for leaf in leaves if leaf.is_image and leaf.group == ""]
         self.cnns = nn.ModuleDict()
-        for leaf in leaves:
-            if not leaf.is_image or leaf.group or args.image_views == "encodings":
-                encoded.append(leaf)
-            elif len(obs_shifts):
-                self.images.append(leaf)
-                self.cnns[key(leaf.path)] = CNN(leaf, len(obs_shifts))
-        self.encoder = Encoder(encoded, args)
-        dims = self.encoder.element_dims
-        parts = parts_of(action_space, leaves, args)
-        self.views = {}
-        if self.encoder.dim:
-            self.views["obs"] = View(obs_shifts, (self.encoder.dim,))
-        self.views["actions"] = View(action_shifts, (seen_dim(parts, dims),))
-        self.views["rewards"] = View(reward_shifts, (1,))
-        dim = sum(cnn.dim for cnn in self.cnns.values())
-        for shifts, (num,), _ in self.views.values():
-            dim += len(shifts) * num
         for leaf in self.images:
-            self.views[key(leaf.path)] = View(obs_shifts, leaf.space.shape, leaf.dtype)
+            self.cnns[key(leaf.path)] = CNN(leaf, len(obs_shifts))
+        self.encoder = Encoder([leaf for leaf in leaves if leaf not in self.images], args)
+        dims = self.encoder.element_dims
+        self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
+        # What views show, also the name of its table -> their shifts
+        self.shifts = {"obs": obs_shifts} if self.encoder.dim else {}
+        self.shifts |= {"actions": action_shifts, "rewards": reward_shifts}
+        dim = self.encoder.dim * len(obs_shifts)
+        dim += self.action_dim * len(action_shifts) + len(reward_shifts)
+        for name, cnn in self.cnns.items():
+            self.shifts[name] = obs_shifts
+            dim += cnn.dim
         widths = [dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
@@ -1332,30 +1316,14 @@ class Agent(nn.Module):
         shown["obs"], elements = self.encoder(obs)
         return shown, elements
 
-    def features(self, views: dict[str, Tensor]) -> Tensor:
-        """All views side by side, [B, dim]."""
-        shown = []
-        for name, values in views.items():
-            net = self.cnns[name] if name in self.cnns else nn.Flatten()
-            shown.append(net(values))
-        return torch.cat(shown, 1)
+    def forward(self, views: Tensor, elements: dict, obs: Obs, action=None, greedy: bool = False):
+        """(action [B, columns], log_prob [B], entropy [B], value [B]) given all views, [B, dim]."""
+        outputs = self.head(self.actor(views), elements, obs, action, greedy)
+        return *outputs, self.value(views)
 
-    def forward(
-        self,
-        views: dict[str, Tensor],
-        elements: dict[str, Ragged],
-        obs: Obs,
-        action: Tensor | None = None,
-        greedy: bool = False,
-    ):
-        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
-        features = self.features(views)
-        outputs = self.head(self.actor(features), elements, obs, action, greedy)
-        return *outputs, self.critic(features).squeeze(1)
-
-    def value(self, views: dict[str, Tensor]) -> Tensor:
+    def value(self, views: Tensor) -> Tensor:
         """V(views), [B]"""
-        return self.critic(self.features(views)).squeeze(1)
+        return self.critic(views).squeeze(1)
 
 
 # --- shared: ranks ---

@@ -8,7 +8,9 @@ import os
 import runpy
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -20,8 +22,9 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils.workers import WorkerEnvs
+from cleanrl_graph import ppo_graph, services
+from cleanrl_graph.services import arguments, check
+from cleanrl_graph.services.workers import WorkerEnvs
 
 
 def vector(*shape, low=-1.0, high=1.0):
@@ -29,8 +32,8 @@ def vector(*shape, low=-1.0, high=1.0):
 
 
 def small_args(script=ppo_graph, **kwargs):
-    """Args of `script` for a network and a run of two updates that take milliseconds, without
-    checkpoints."""
+    """The flags of `script` and of its services for a network and a run of two updates that take
+    milliseconds, without checkpoints."""
     small = dict(
         hidden_dims=(16,),
         gnn_dim=8,
@@ -47,7 +50,7 @@ def small_args(script=ppo_graph, **kwargs):
     small |= (
         {"compile_mode": "none"} if hasattr(script.Args, "compile_mode") else {}
     )  # compiling takes long
-    return script.Args(**small | kwargs)
+    return arguments.args_of(script, **small | kwargs)
 
 
 # what every run of a graph observation logs, beside episodes
@@ -85,12 +88,13 @@ class Run(NamedTuple):
 
 
 def run(run_dir, script=ppo_graph, **kwargs) -> Run:
-    """`script.main` of small_args, quietly, with a run_dir that has no other run."""
+    """A run of `script` with its services and small_args, quietly, with a run_dir that has no other
+    run."""
     with (
         contextlib.redirect_stdout(io.StringIO()) as text,
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        rows = script.main(small_args(script, run_dir=str(run_dir), **kwargs))
+        rows = services.run(script, small_args(script, run_dir=str(run_dir), **kwargs))
     return Run(rows, train_events(run_dir), run_folder(run_dir), text.getvalue())
 
 
@@ -246,29 +250,34 @@ class ListEnv(gym.Env):
 
 
 def make_envs(makers, num_workers=0, script=ppo_graph, action_head="auto"):
-    """The Envs of a script, or WorkerEnvs with that number of workers."""
+    """The Envs of a script as its services have them, which check; WorkerEnvs with that number of
+    workers."""
     args = small_args(
         script, num_envs=len(makers), num_workers=num_workers, action_head=action_head
     )
-    return (
-        WorkerEnvs(script.Envs, makers, args, 0)
-        if num_workers
-        else script.Envs(makers, action_head)
-    )
+    plain = SimpleNamespace(**vars(args))  # can be pickled
+    make = partial(check.make_envs, script, plain)
+    return WorkerEnvs(make, makers, plain, 0) if num_workers else make(makers)
+
+
+def list_envs(observation_space, observations, script=ppo_graph, **kwargs):
+    """A script's own Envs, without services, that return observations[t][i] of step t and
+    environment i; `kwargs` are those of ListEnv."""
+    makers = [
+        lambda i=i: ListEnv(observation_space, [row[i] for row in observations], **kwargs)
+        for i in range(len(observations[0]))
+    ]
+    return script.Envs(makers)
 
 
 def stored(observation_space, observations, device="cpu", **kwargs):
     """(Storage, leaves) that hold observations[t][i] of step t and environment i, sent through
     Envs; `kwargs` are those of ListEnv."""
-    makers = [
-        lambda i=i: ListEnv(observation_space, [row[i] for row in observations], **kwargs)
-        for i in range(len(observations[0]))
-    ]
-    envs = ppo_graph.Envs(makers)
+    envs = list_envs(observation_space, observations, **kwargs)
     storage = ppo_graph.Storage(envs.leaves, torch.device(device))
-    storage.append(envs.reset().obs)
+    storage.append(envs.reset(0).obs)
     for _ in observations[1:]:
-        storage.append(envs.step([0] * len(makers)).obs)
+        storage.append(envs.step([0] * len(envs.envs)).obs)
     return storage, envs.leaves
 
 
@@ -315,6 +324,15 @@ ACTIONS = {
 }
 
 
+def options_of(action_space):
+    """The number of options of each entry that a mask of one row has, in order."""
+    factors = [leaf.space for leaf in ppo_graph.leaves_of(action_space)]
+    kinds = (spaces.Discrete, spaces.MultiDiscrete)
+    return [
+        n for space in factors if isinstance(space, kinds) for n in ppo_graph.num_options(space)
+    ]
+
+
 class RandomEnv(gym.Env):
     """Random observations of a named space with a long tail of sizes. Reward 1 for an action of the
     action space; episodes of 2 to 6 steps, of which every other is truncated. `head`: "flat";
@@ -328,9 +346,7 @@ class RandomEnv(gym.Env):
             "pair": spaces.Tuple([spaces.Discrete(1000)] * 2),
         }.get(head, ACTIONS.get(action))
         if head == "mask":
-            self.num_options = [
-                part.size for part in ppo_graph.parts_of(self.action_space, [], "flat")
-            ]
+            self.num_options = options_of(self.action_space)
             space = spaces.Dict(obs=space, action_mask=spaces.MultiBinary(sum(self.num_options)))
         if head in ("nodes", "pair"):
             shape = (2,) if head == "pair" else ()
@@ -390,7 +406,7 @@ gym.register("Random-v0", entry_point=RandomEnv)
 
 # ---- A run of a script, and what it saw ----
 class Record(NamedTuple):
-    """A run of main, without evaluation."""
+    """A run of a script with its services, without evaluation."""
 
     agent: torch.nn.Module  # a copy from before the first step
     leaves: list

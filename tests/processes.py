@@ -16,6 +16,8 @@ from helpers import small_args
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from cleanrl_graph import services
+
 FORK = mp.get_context("fork")  # a process that has torch already
 HERE = {path.stem for path in shared_blocks.scripts()}
 SCRIPTS = [
@@ -29,7 +31,7 @@ SMALL = {
 
 
 def args_of(run_dir, script="ppo_graph", **flags):
-    """The script and its Args for 6 updates with a checkpoint after every other one."""
+    """The script and the flags for 6 updates with a checkpoint after every other one."""
     module = importlib.import_module(f"cleanrl_graph.{script}")
     defaults = dict(run_dir=str(run_dir), total_timesteps=144, checkpoint_every=2, save_model=True)
     return module, small_args(module, **SMALL.get(script, {}) | defaults | flags)
@@ -37,8 +39,7 @@ def args_of(run_dir, script="ppo_graph", **flags):
 
 def train(run_dir, script="ppo_graph", **flags):
     """The folder of the run."""
-    module, args = args_of(run_dir, script, **flags)
-    module.main(args)
+    services.run(*args_of(run_dir, script, **flags))
     return folder_of(run_dir)
 
 
@@ -55,7 +56,7 @@ def start(run_dir, script="ppo_graph", patch=lambda module: None, stderr=None, *
             os.dup2(os.open(stderr, os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
             sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         patch(module)
-        module.main(args)
+        services.run(module, args)
 
     process = FORK.Process(target=target)
     process.start()
@@ -175,9 +176,9 @@ def start_ranks(run_dir, script="ppo_graph", patch=lambda module: None, num_rank
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        module.RANK, module.LOCAL_RANK, module.WORLD_SIZE = rank, rank, num_ranks
+        module.RANK, module.WORLD_SIZE = rank, num_ranks
         patch(module)
-        module.main(args)
+        services.run(module, args)
 
     processes = [FORK.Process(target=target, args=(rank,)) for rank in range(num_ranks)]
     for process in processes:

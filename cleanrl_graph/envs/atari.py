@@ -54,9 +54,9 @@ class AtariEnv(gym.Env):
     Observation: uint8 [84, 84, frames], the newest frame last; an episode begins with copies of its
     first one. Action: the buttons that the game uses. Reward: its sign, or as it is without
     `clip_reward`. Episode end: terminated where the game or (with `episodic_life`) a life ends;
-    truncated after 108,000 frames. info["episode"]: where the game ends, its return "r" with
-    rewards as they are and its length "l" in steps, of all its lives, as gymnasium's
-    RecordEpisodeStatistics; None where only a life does. This is what the scripts log.
+    truncated after 108,000 frames. info["lives"]: the lives that are left. info["episode"]: where
+    the game ends, what gymnasium's RecordEpisodeStatistics says of all its lives with rewards as
+    they are; not where only a life does. This is what the scripts log.
 
     Args:
         game: the name in ale-py, such as "Breakout", "Pong" or "SpaceInvaders".
@@ -83,7 +83,8 @@ class AtariEnv(gym.Env):
     ):
         if frames < 1:
             raise ValueError(f"frames {frames} must be at least 1")
-        self.env = make_game(game, repeat_action_probability, render_mode)
+        game = make_game(game, repeat_action_probability, render_mode)
+        self.env = gym.wrappers.RecordEpisodeStatistics(game)
         self.game = self.env.unwrapped
         self.render_mode = render_mode
         self.episodic_life = episodic_life
@@ -96,6 +97,15 @@ class AtariEnv(gym.Env):
             self.first_actions = [1, 2]
         self.sticky = repeat_action_probability > 0
         self.over = True  # the game, and not just a life
+
+    @property
+    def episode_returns(self):
+        """The score of the present game; the scripts need no RecordEpisodeStatistics around it."""
+        return self.env.episode_returns
+
+    @property
+    def episode_lengths(self):
+        return self.env.episode_lengths
 
     def reset(self, *, seed=None, options=None):
         """Return the first observation and info. A new game begins after the end of a game, with a
@@ -111,16 +121,13 @@ class AtariEnv(gym.Env):
         return self._observation(), info
 
     def step(self, action):
-        """Return the observation, the reward, terminated, truncated and info, which may hold
-        "episode"."""
+        """Return the observation, the reward, terminated, truncated and info."""
         lives = self.lives
         frame, reward, terminated, truncated, info = self._play(action)
         self.frames.append(frame)
-        if self.over:
-            info["episode"] = {"r": self.score, "l": self.num_steps}
-        elif self.episodic_life and 0 < self.lives < lives:
+        info["lives"] = self.lives
+        if not self.over and self.episodic_life and 0 < self.lives < lives:
             terminated = True
-            info["episode"] = None
         if self.clip_reward:
             reward = float(np.sign(reward))
         return self._observation(), reward, terminated, truncated, info
@@ -128,8 +135,6 @@ class AtariEnv(gym.Env):
     def _new_game(self, seed=None):
         frame, info = self.env.reset(seed=seed)
         self.over = False
-        self.score = 0.0
-        self.num_steps = 0
         self.lives = self.game.ale.lives()
         return frame, info
 
@@ -144,8 +149,6 @@ class AtariEnv(gym.Env):
         frame, reward, terminated, truncated, info = self.env.step(action)
         self.over = terminated or truncated
         self.lives = self.game.ale.lives()
-        self.score += reward
-        self.num_steps += 1
         return frame, reward, terminated, truncated, info
 
     def _observation(self):

@@ -888,7 +888,7 @@ def rule_action(env, rule, rng=None, alpha=ALPHA):
     return {"node": int(env.stages.searchsorted(stage)), "executors": index}
 
 
-# Policies for utils/demos.py: policy(env, obs, rng) -> action
+# Policies for services/demos.py: policy(env, obs, rng) -> action
 def rule_policy(rule, env, obs, rng):
     return rule_action(env, rule, rng)
 

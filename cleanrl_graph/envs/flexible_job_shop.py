@@ -654,7 +654,7 @@ def dispatch_rule(env, name):
     return int(edges[is_chosen.argmax()])
 
 
-# Policies for utils/demos.py: policy(env, obs, rng) -> action
+# Policies for services/demos.py: policy(env, obs, rng) -> action
 def rule_policy(rule, env, obs, rng):
     return dispatch_rule(env, rule)
 

@@ -810,7 +810,7 @@ def dispatch_rule(env, name):
     return int(np.searchsorted(env.nodes, env.next_op[job]))
 
 
-# Policies for utils/demos.py: policy(env, obs, rng) -> action
+# Policies for services/demos.py: policy(env, obs, rng) -> action
 def rule_policy(rule, env, obs, rng):
     return dispatch_rule(env, rule)
 

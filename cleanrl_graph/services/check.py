@@ -9,12 +9,13 @@ import contextlib
 import math
 import os
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -40,7 +41,6 @@ RANGES = [
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 MOST = 10_000_000  # categories: a network has a row of weights for each
-KEPT = ("episode", "group", "eval", "rewards")  # of the info at an episode's end
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 
 
@@ -54,7 +54,9 @@ def flags(args: Any) -> None:
     for names, least, most in RANGES:
         for name in names.split():
             for value in np.ravel(getattr(args, name, None)):  # not all scripts have all
-                if value is not None and not in_range(name, value, least, most):
+                if value is None or least <= value <= most and not math.isinf(value):
+                    continue
+                if name != "max_grad_norm" or value != math.inf:
                     flag = f"--{name.replace('_', '-')} {value}"
                     raise UsageError(f"{flag}: a number from {least} to {most} is needed")
     if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
@@ -64,21 +66,13 @@ def flags(args: Any) -> None:
         needed = "an object, or a list of at least one, is needed"
         raise UsageError(f"--env-kwargs {args.env_kwargs}: {needed}")
     batch_size = args.num_envs * args.num_steps
-    limits = [(batch_size, f"the {batch_size} steps of a rollout")]
-    if hasattr(args, "lstm_dim") or hasattr(args, "num_heads"):  # which train on sequences
-        limits.append((args.num_envs, f"--num-envs {args.num_envs}, which it shares out"))
-    for most, parts in limits:
-        if args.num_minibatches > most:
-            raise UsageError(f"--num-minibatches {args.num_minibatches} exceeds {parts}")
+    if args.num_minibatches > batch_size:
+        problem = f"exceeds the {batch_size} steps of a rollout"
+        raise UsageError(f"--num-minibatches {args.num_minibatches} {problem}")
     num_steps = batch_size * int(os.environ.get("WORLD_SIZE", 1))
     if 0 < args.total_timesteps < num_steps:
         problem = f"is less than a rollout of {num_steps} steps"
         raise UsageError(f"--total-timesteps {args.total_timesteps} {problem}")
-
-
-def in_range(name: str, value: float, least: float, most: float) -> bool:
-    """Whether a flag may have a value; only --max-grad-norm may be infinite."""
-    return least <= value <= most and (name == "max_grad_norm" or not math.isinf(value))
 
 
 def entries(args: Any) -> list[dict]:
@@ -107,15 +101,16 @@ def text_of(problem: BaseException) -> str:
 
 
 def frames(problem: BaseException) -> str:
-    """The traceback below the frames of this file, of the script, whose `make_env` it called, and
-    of --wrap; none of errors that say enough."""
+    """The traceback below the frames of this file, of a script's make_env and of --wrap; none of
+    errors that say enough."""
     if isinstance(problem, (gym.error.Error, OSError, ModuleNotFoundError)):
         return ""
     trace = problem.__traceback__
-    ours = (__file__, wrappers.__file__)
-    while trace and (
-        trace.tb_frame.f_code.co_filename in ours or trace.tb_frame.f_code.co_name == "make_env"
-    ):
+    while trace:
+        code = trace.tb_frame.f_code
+        is_ours = code.co_filename in (__file__, wrappers.__file__)
+        if not is_ours and code.co_name != "make_env":
+            break
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(problem), problem, trace))
 
@@ -123,100 +118,76 @@ def frames(problem: BaseException) -> str:
 # ---- Environments: what they return ----
 class Checked(gym.Wrapper):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
-    for what is not as gymnasium's return it. At an episode's end the outermost one lets go what no
-    script reads in info, and adds "episode" where a wrapper around RecordEpisodeStatistics ended
-    it."""
+    for what is not as gymnasium's return it. It does what RecordEpisodeStatistics does, unless one
+    is inside. At an episode's end the outermost one, which has a number, lets go what no script
+    reads in info, and adds "episode" where a wrapper around the record ended it."""
 
-    latest = None  # the one in this process that was called last
-    number = 0  # over all ranks; that of the class is the one that is made
+    latest = None  # the outermost one that was called last in this process
+    place = ""  # its number and step
+    number = None  # over all ranks
     num_steps = 0
     num_acted = None  # rows that acted before the present observation, if its episode goes on
-    is_outermost = False
     has_agents = False  # which need info["rewards"]
 
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.records = not env.has_wrapper_attr("episode_returns")
+        self.has_mask = True  # of a wrapper outside
+
     def reset(self, **kwargs) -> tuple:
-        self.num_acted = None
         obs, info = self.call(2, "reset", **kwargs)
+        self.num_acted = None
+        if self.records:
+            self.episode_returns = 0.0
+            self.episode_lengths = 0
         return obs, info or {}
 
     def step(self, action: Any) -> tuple:
         self.num_steps += 1
         obs, reward, terminated, truncated, info = self.call(5, "step", action)
         info = info or {}
-        if isinstance(self.action_space, spaces.Sequence):
+        problem = wrong_outcome(reward, terminated, truncated, info)
+        if "action_mask" in info and not self.has_mask:
+            problem = "info has an action_mask, the first reset had none"
+        if self.has_agents:
             self.num_acted = None if terminated else len(action)
-        if self.is_outermost:
-            problem = self.has_agents and wrong_rewards(info, len(action))
-            if "action_mask" in info and "action_mask" not in dict_of(self.observation_space):
-                problem = "info has an action_mask, the first reset had none"
-            if problem:
-                raise UsageError(f"{self.place()}: {problem}")
+            problem = problem or wrong_rewards(info, len(action))
+        if problem:
+            raise UsageError(f"{self.place}: {problem}")
+        reward = number_of(reward)
+        if self.records:
+            self.episode_returns += reward
+            self.episode_lengths += 1
         if terminated or truncated:
             info = self.last_info(info, terminated)
-        return obs, reward, terminated, truncated, info
+        return obs, reward, bool(terminated), bool(truncated), info
 
     def call(self, length: int, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` returns."""
-        Checked.latest = self
-        doing = f"{self.place()}, {method}"
-        result = guarded(f"{doing}{args or ''}", getattr(self.env, method), *args, **kwargs)
+        if self.number is not None:
+            Checked.latest = self
+            Checked.place = f"env {self.number}, step {self.num_steps}"
+        doing = f"{self.place}, {method}{args or ''}"
+        result = guarded(doing, getattr(self.env, method), *args, **kwargs)
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
             raise UsageError(f"{doing}: {needed}")
-        problem = wrong_outcome(*result[1:]) if method == "step" else None
-        if problem:
-            raise UsageError(f"{self.place()}: {problem}")
         return result
 
     def last_info(self, info: dict, terminated: bool) -> dict:
         """That of a step which ends an episode. Where only a life of a game ended it has no
         "episode"."""
-        is_life = type(self) is Checked and terminated and info.get("lives", 0) > 0
         episode = {}
-        if self.has_wrapper_attr("episode_returns") and not is_life:
+        if self.records or not terminated or info.get("lives", 0) == 0:
             episode["r"] = self.get_wrapper_attr("episode_returns")
             episode["l"] = self.get_wrapper_attr("episode_lengths")
-        info = dict(info)
-        own = info.pop("episode", None)
-        if isinstance(own, dict):
-            episode |= own
-        if "r" in episode and "l" in episode:  # older gymnasium's are arrays of one number
-            ret, length = np.ravel([episode["r"], episode["l"]]).tolist()
-            info["episode"] = {"r": ret, "l": int(length)}
-        if self.is_outermost:
-            info = {key: info[key] for key in KEPT if key in info}
+        if isinstance(info.get("episode"), dict):
+            episode |= info["episode"]
+        if self.number is not None:
+            info = {key: info[key] for key in ("group", "eval", "rewards") if key in info}
+        if "r" in episode:
+            info = info | {"episode": {name: number_of(episode[name]) for name in ("r", "l")}}
         return info
-
-    def place(self) -> str:
-        return f"env {self.number}, step {self.num_steps}"
-
-
-class Recorded(Checked):
-    """Stands for the RecordEpisodeStatistics of a script's make_env: that fails where info is None
-    or has an "episode" of the environment's own."""
-
-    def call(self, length: int, method: str, *args, **kwargs) -> tuple:
-        result = super().call(length, method, *args, **kwargs)
-        if method == "reset":
-            self.episode_returns = 0.0
-            self.episode_lengths = 0
-        else:
-            self.episode_returns += result[1]
-            self.episode_lengths += 1
-        return result
-
-
-def identify(env: gym.Env, number: int, num_steps: int = 0) -> None:
-    """Tells each Checked around an environment its number, and how many steps were made."""
-    while isinstance(env, gym.Wrapper):
-        env.number = number
-        env.num_steps = num_steps
-        env = env.env
-
-
-def dict_of(space: gym.Space) -> dict:
-    """The children of a Dict space, else {}."""
-    return space.spaces if isinstance(space, spaces.Dict) else {}
 
 
 def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
@@ -225,8 +196,8 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     env_id, hint = wrappers.full_id(args.env_id)
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     env = guarded(f"--env-id {args.env_id} ({hint})", script.make_env, full, i, **more)
-    if type(env) is gym.wrappers.RecordEpisodeStatistics:
-        env = Recorded(env.env)
+    if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
+        env = Checked(env.env)
     return wrappers.wrap_all(env, args.wrap)
 
 
@@ -240,54 +211,44 @@ def close(env: gym.Env) -> None:
 
 def wrong_outcome(reward: Any, terminated: Any, truncated: Any, info: Any) -> str | None:
     """What is wrong with what a step returns beside the observation."""
-    for name, value in (("terminated", terminated), ("truncated", truncated)):
-        is_bool = isinstance(value, (bool, np.bool_))
-        if not is_bool and not (is_number(value) and value in (0, 1)):
-            return f"{name} is {value!r}, not True or False"
-    if info is not None and not isinstance(info, dict):
+    if not isinstance(info, dict):
         return f"info is {info!r}, not a dict"
-    if getattr(reward, "requires_grad", False):
-        return f"reward {reward} requires gradients, which must be detached"
-    try:
-        is_finite = math.fabs(reward + 0.0) < LARGEST  # + 0.0: it is added to a float
-    except Exception:  # of many kinds
-        return f"reward {reward!r} is not a number"
-    if not is_finite:
-        return f"reward {reward} is not finite"
-    return wrong_report(info) if info and (terminated or truncated) else None
+    for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+        if number_of(value) is None:
+            return f"{name} is {value!r}, not a finite number"
+    return wrong_report(info) if terminated or truncated else None
 
 
 def wrong_report(info: dict) -> str | None:
     """What is wrong with what `info` says about an episode that ends."""
     group = info.get("group")
     report = info.get("eval", {})
-    if not isinstance(report, dict):
-        return f"info['eval'] is {report!r}, not a dict"
-    for name in report:
-        if name in ("instance", "greedy") or str(name).startswith("best of "):
-            return f"info['eval'] has the name {name!r}, a column of the evaluation's own"
-    numbers = [report.get("cost", 0)]
     episode = info.get("episode")
-    if isinstance(episode, dict):
-        numbers += [episode.get("r", 0), episode.get("l", 0)]
-    for value in numbers:
-        if not is_number(value):
-            return f"{value!r} in info['episode'] or info['eval'] is not a finite number"
     try:
         hash(group)
         pickle.dumps((group, report))
-        "".join(report)  # its names
+        numbers = [report.get("cost", 0)]
+        for name in report:
+            if name in ("instance", "greedy") or name.startswith("best of "):
+                return f"info['eval'] has the name {name!r}, a column of the evaluation's own"
     except Exception as problem:  # of many kinds
         return f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"
+    if isinstance(episode, dict):
+        numbers += [episode.get("r", 0), episode.get("l", 0)]
+    for value in numbers:
+        if number_of(value) is None:
+            return f"{value!r} in info['episode'] or info['eval'] is not a finite number"
     return None
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number, or an array of one."""
+def number_of(value: Any) -> float | None:
+    """A finite number, or an array of one, of any kind; None for anything else."""
     try:
-        return math.isfinite(np.ravel(value).item())
+        if not isinstance(value, (bool, int, float)):
+            value = np.ravel(value).item()
+        return value if math.fabs(value + 0.0) < LARGEST else None
     except Exception:  # of many kinds
-        return False
+        return None
 
 
 def wrong_rewards(info: dict, num_agents: int) -> str | None:
@@ -304,47 +265,6 @@ def wrong_rewards(info: dict, num_agents: int) -> str | None:
 
 
 # ---- Spaces ----
-class Meaning(NamedTuple):
-    """What observations and actions of an environment are, as far as it must be the same for all.
-    As text: before Python 3.12 slices cannot be hashed."""
-
-    observation: str
-    action: str
-    spaces: tuple[str, str]
-
-
-def same_meaning(found: list[Meaning]) -> None:
-    """UsageError if the entries of --env-kwargs are not for one network."""
-    for k, name in enumerate(("observation", "action")):
-        if len({own[k] for own in found}) > 1:
-            shown = [own.spaces[k] for own in found]
-            raise UsageError(
-                f"--env-kwargs: not all entries have the {name} space {shown[0]}: {shown}"
-            )
-
-
-def meaning(script: ModuleType, env: gym.Env, parts: list) -> Meaning:
-    """Of a choice the number of rows may be another."""
-    observed = []
-    for leaf in script.leaves_of(env.observation_space):
-        space = leaf.space
-        values = None
-        if leaf.is_input and isinstance(space, DISCRETE):
-            values = num_options(space), space.start
-        observed.append((leaf.path, leaf.group, leaf.nodes, leaf.dtype, space.shape, values))
-    factors = {leaf.path: leaf.space for leaf in script.leaves_of(env.action_space, "action")}
-    done = []
-    for part in parts:
-        space = factors[part.path]
-        done.append((part._replace(n=0), space.start) if part.group else (part, space))
-    return Meaning(str(observed), str(done), (str(env.observation_space), str(env.action_space)))
-
-
-def num_options(space: gym.Space) -> np.ndarray:
-    """The number of values of each entry of a Discrete or MultiDiscrete space."""
-    return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-
-
 def leaves_fit(leaves: list) -> None:
     """UsageError if two leaves have the same name, if none is an input, for more than MOST
     categories in an input, or for node_ids that are no integers."""
@@ -352,39 +272,45 @@ def leaves_fit(leaves: list) -> None:
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         raise UsageError(f"leaves {paths} need different names, and one must be an input")
     for leaf in leaves:
-        is_discrete = isinstance(leaf.space, DISCRETE) and not leaf.is_links
-        if is_discrete and leaf.is_input and num_options(leaf.space).sum() > MOST:
+        is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
+        if is_discrete and num_options(leaf.space).sum() > MOST:
             problem = f"{leaf.space} has over {MOST} values; a Box has numbers"
             raise UsageError(f"leaf '{leaf.path}': {problem}")
         if leaf.path == "node_ids" and leaf.dtype.kind not in "iu":
             raise UsageError(f"leaf 'node_ids': {leaf.space} must be integers")
 
 
+def num_options(space: gym.Space) -> np.ndarray:
+    """The number of values of each entry of a Discrete or MultiDiscrete space."""
+    return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
 def parts_of(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> list:
     """The script's parts of an action space. UsageError for one without a rule, for an action head
     or a mask that does not fit, for nothing to choose, or for more than MOST options."""
-    known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
-    is_sequence = isinstance(space, spaces.Sequence)
+    acting = isinstance(space, spaces.Sequence)
     for factor in script.leaves_of(space, "action"):
-        is_known = factor.group == ("action" if is_sequence else "")
-        if isinstance(factor.space, spaces.Box):
-            is_known = is_known and factor.dtype.kind == "f"
-        if getattr(space, "stack", False):
-            is_known = is_known and factor.path == "action"
-        if not is_known:
-            raise UsageError(f"action space {space} is not supported ({known})")
+        is_integer = isinstance(factor.space, spaces.Box) and factor.dtype.kind != "f"
+        is_stacked = acting and space.stack and factor.path != "action"
+        if is_integer or is_stacked or factor.group != ("action" if acting else ""):
+            known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence"
+            raise UsageError(f"action space {space} is not supported ({known} of these are)")
     parts = script.parts_of(space, leaves, args)
     if min([part.k for part in parts], default=0) < 1:
         raise UsageError(f"action space {space} is not supported, there is nothing to choose")
-    head = args.action_head
-    for part in parts:
-        if part.group == "" and part.k * part.n > MOST:
-            raise UsageError(f"action space {space} has over {MOST} options")
-        if head not in ("auto", "flat") and not is_sequence and part.group == "":
-            groups = sorted({leaf.group for leaf in leaves if leaf.group and leaf.is_input})
-            needed = "needs Discrete actions or a Sequence, and one graph or set"
-            raise UsageError(f"--action-head {head} {needed}, not {space} and {groups}")
-    masks_fit(space, parts, script.acting_group(space, leaves, head), leaves)
+    groups = sorted({leaf.group for leaf in leaves if leaf.group and leaf.is_input})
+    chosen = {part.group for part in parts}
+    if sum(part.k * part.n for part in parts if part.group == "") > MOST:
+        raise UsageError(f"action space {space} has over {MOST} options")
+    if args.action_head not in ("auto", "flat") and "" in chosen and not acting:
+        needed = "needs Discrete actions or a Sequence, and one graph or set"
+        raise UsageError(f"--action-head {args.action_head} {needed}, not {space} and {groups}")
+    if "avail_actions" in set(groups) - chosen and args.action_head == "auto" and not acting:
+        needed = "none of these is chosen: give --action-head avail_actions, or flat"
+        raise UsageError(
+            f"avail_actions in the observation, and the action space {space}: {needed}"
+        )
+    masks_fit(space, parts, script.acting_group(space, leaves, args.action_head), leaves)
     return parts
 
 
@@ -394,8 +320,8 @@ def masks_fit(space: gym.Space, parts: list, acting: str, leaves: list) -> None:
         if mask.path.split(".")[0] != "action_mask":
             continue
         masked = [part for part in parts if part.mask == mask.path]
-        num_entries = max((part.entries.stop for part in masked), default=0)
         groups = {part.group for part in masked}
+        num_entries = max((part.entries.stop for part in masked), default=0)
         width = math.prod(mask.space.shape)
         if width == 1 and groups != {""}:  # one number per row is for all choices
             num_entries = min(num_entries, 1)
@@ -405,12 +331,27 @@ def masks_fit(space: gym.Space, parts: list, acting: str, leaves: list) -> None:
             raise UsageError(f"leaf '{mask.path}': {problem}")
 
 
-def named_groups(script: ModuleType, parts: list, acting: str, leaves: list) -> dict[str, str]:
-    """Path of a ragged mask, or node_ids -> the group that it has as many rows as."""
-    groups = {part.mask: part.group or acting for part in parts}
-    with contextlib.suppress(script.UsageError):  # there are several graphs
-        groups["node_ids"] = acting or script.group_of("nodes", leaves)
-    return {leaf.path: groups.get(leaf.path, "") for leaf in leaves if leaf.group == leaf.path}
+def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
+    """What must be the same for all environments, of observations and of actions, and both spaces:
+    all but the bounds of what is observed, and the number of rows to choose from."""
+    inputs = []
+    for leaf in script.leaves_of(env.observation_space):
+        if leaf.is_input:
+            inputs.append((leaf.path, leaf.group, re.sub(r"Box\([^(]*", "", str(leaf.space))))
+    done = [part._replace(n=0) if part.group else part for part in parts]
+    action = str(env.action_space)
+    if {part.group for part in parts} != {""}:
+        action = re.sub(r"Discrete\([^,)]*", "", action)
+    return f"{inputs}", f"{done} {action}", str(env.observation_space), str(env.action_space)
+
+
+def same_meaning(found: list[tuple[str, ...]]) -> None:
+    """UsageError if the entries of --env-kwargs are not for one network."""
+    texts = list(zip(*found))
+    for name, meanings, shown in zip(("observation", "action"), texts, texts[2:]):
+        if len(set(meanings)) > 1:
+            problem = f"not all entries have the {name} space {shown[0]}: {list(shown)}"
+            raise UsageError(f"--env-kwargs: {problem}")
 
 
 # ---- Observations ----
@@ -420,29 +361,30 @@ def checked(script: ModuleType) -> type:
     class Envs(script.Envs):
         def __init__(self, makers: list[Callable], args: Any, first: int = 0):
             """`first` is the number of the first environment over all ranks."""
-            self.first = first
             super().__init__([partial(made, make, first + i) for i, make in enumerate(makers)])
+            self.first = first
             leaves_fit(self.leaves)
             self.parts = [
                 parts_of(script, env.action_space, self.leaves, args) for env in self.envs
             ]
-            found = [meaning(script, *pair) for pair in zip(self.envs, self.parts)]
-            same_meaning(found)
-            self.meaning = found[0]
+            meanings = [meaning(script, *pair) for pair in zip(self.envs, self.parts)]
+            same_meaning(meanings)
+            self.meaning = meanings[0]
             self.acting = script.acting_group(self.action_space, self.leaves, args.action_head)
             self.named = named_groups(script, self.parts[0], self.acting, self.leaves)
             for env in self.envs:
                 env.has_agents = "rewards" in script.Step._fields
 
         def read(self, obs: Any) -> list[np.ndarray]:
+            latest = Checked.latest
             try:
                 rows = super().read(obs)
             except Exception as problem:  # of many kinds
-                path = unreadable(script, self.space, lambda: obs) or "obs"
+                path = unreadable(script, self.space, lambda: obs)
                 text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
-                raise wrong(Checked.latest, path, text) from None
-            if Checked.latest.has_agents:
-                same_agents(self, rows)
+                raise UsageError(f"{self.place(latest.number, path)}: {text}") from None
+            if latest.num_acted is not None:
+                same_agents(self, rows, latest)
             return rows
 
         def collate(self, observations: list[list[np.ndarray]]) -> Any:
@@ -452,14 +394,18 @@ def checked(script: ModuleType) -> type:
                 problem = wrong_values(self, flat, observations, self.parts)
                 if not problem:
                     return flat
-            envs = self.envs if len(observations) > 1 else [Checked.latest]
-            for env, own in zip(envs, observations):
+            first = self.first if len(observations) > 1 else Checked.latest.number
+            for number, own in enumerate(observations, first):
+                parts = self.parts[(number - self.first) % len(self.parts)]
                 problem = wrong_form(self, [own])
-                if not problem:
-                    parts = self.parts[env.get_wrapper_attr("number") - self.first]
-                    problem = wrong_values(self, super().collate([own]), [own], [parts])
+                problem = problem or wrong_values(self, super().collate([own]), [own], [parts])
                 if problem:
-                    raise wrong(env, *problem)
+                    path, sentence = problem
+                    raise UsageError(f"{self.place(number, path)}: {sentence}")
+
+        def place(self, number: int, path: str) -> str:
+            """What begins an error."""
+            return f"env {number}, leaf '{path}', step {Checked.latest.num_steps}"
 
         def close(self) -> None:
             for env in self.envs:
@@ -475,99 +421,111 @@ def make_envs(script: ModuleType, args: Any, makers: list[Callable], first: int 
 
 def made(make: Callable, number: int) -> Checked:
     """The environment, the number of which is that over all ranks."""
-    Checked.number = number
+    Checked.place = f"env {number}, step 0"
     env = guarded(f"env {number}", make)
     if not isinstance(env, Checked):
         env = Checked(env)
-    env.is_outermost = True
-    identify(env, number)
+    env.number = number
+    Checked.latest = env
+    env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
     return env
 
 
-def wrong(env: gym.Env, path: str, sentence: str) -> UsageError:
-    place = env.get_wrapper_attr("place")()
-    return UsageError(place.replace(",", f", leaf '{path}',", 1) + f": {sentence}")
+def named_groups(script: ModuleType, parts: list, acting: str, leaves: list) -> dict[str, str]:
+    """Path of a ragged mask, or node_ids -> the group that it has as many rows as."""
+    groups = {part.mask: part.group or acting for part in parts}
+    with contextlib.suppress(script.UsageError):  # there are several graphs
+        groups["node_ids"] = acting or script.group_of("nodes", leaves)
+    own = [leaf.path for leaf in leaves if leaf.group == leaf.path]
+    return {path: groups[path] for path in own if groups.get(path)}
 
 
 def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
     """The first leaf of what `get` returns that cannot be read."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        for k, child in script.children_of(space):
-            own = f"{path}.{k}".removeprefix(".")
-            found = unreadable(script, child, lambda k=k: get()[k], own)
-            if found:
-                return found
-        return None
     try:
         for array in script.arrays_of(space, get()):
             np.array(array)
+        return None
     except Exception:  # of many kinds
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            for k, child in script.children_of(space):
+                name = f"{path}.{k}".removeprefix(".")
+                found = unreadable(script, child, lambda k=k: get()[k], name)
+                if found:
+                    return found
         return script.leaves_of(space, path)[0].path
-    return None
 
 
-def same_agents(envs: Any, rows: list[np.ndarray]) -> None:
+def same_agents(envs: Any, rows: list[np.ndarray], env: Checked) -> None:
     """UsageError if rows without ids, whose places tell which is which, are now more or fewer than
     those that acted."""
-    env = Checked.latest
-    num = {leaf.group: len(np.atleast_1d(own)) for leaf, own in zip(envs.leaves, rows)}
-    num = num[envs.acting]  # what is no row at all is found later
-    has_ids = envs.named.get("node_ids") == envs.acting
-    if env.num_acted not in (None, num) and not has_ids:
-        needed = "without node_ids an episode keeps their number"
-        problem = f"{num} rows of '{envs.acting}' where {env.num_acted} acted; {needed}"
-        raise UsageError(f"{env.place()}: {problem}")
+    num = {leaf.group: np.size(own, 0) for leaf, own in zip(envs.leaves, rows) if own.ndim}
+    num = num.get(envs.acting, env.num_acted)  # what is no row at all is found later
+    if num != env.num_acted and envs.named.get("node_ids") != envs.acting:
+        acted = f"where {env.num_acted} acted; without node_ids an episode keeps their number"
+        raise UsageError(f"{env.place}: {num} rows of '{envs.acting}' {acted}")
 
 
-Problem = tuple[str, str] | None  # path of a leaf, and what is wrong with it: its numbers are right
-# for one observation, with several they may be another's
+Problem = tuple[str, str] | None  # path of a leaf, and what is wrong with it. Its numbers are right
+# for one observation; where there are several they may be another's
 
 
 def wrong_form(envs: Any, observations: list[list[np.ndarray]]) -> Problem:
     """Of dtypes, shapes and the numbers of rows, which all leaves of a group share."""
     counts = {}  # group -> rows of each observation
     for leaf, rows in zip(envs.leaves, zip(*observations)):
-        allowed = "biu" if leaf.dtype.kind in "iu" else "biuf"
+        allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
         shape = leaf.space.shape
         for array in rows:
-            if array.dtype.kind not in allowed:
-                return leaf.path, f"dtype {array.dtype} where {leaf.space.dtype} is declared"
-            if array.ndim != 1 + len(shape) or array.shape[1:] != shape:
-                found = array.shape
-                if leaf.group == "":
-                    found = found[1:]
-                else:
-                    shape = ("rows", *shape)
-                return leaf.path, f"shape {found} where {shape} is declared"
+            is_whole = array.ndim == 1 + len(shape) and array.shape[1:] == shape
+            if not is_whole or array.dtype.kind not in allowed:
+                found = form(array.dtype, array.shape, leaf)
+                needed = form(leaf.space.dtype, ("rows", *shape), leaf)
+                return leaf.path, f"{found} where {needed} is declared"
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
         if (num != expected).any():
             return leaf.path, f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
     for path, group in envs.named.items():
         num = counts[path]
-        if group and (num != counts[group]).any():
+        if (num != counts[group]).any():
             problem = f"{num[0]} rows where '{group}' has {counts[group][0]}"
-            edges = [leaf.group for leaf in envs.leaves if leaf.is_links]
-            if path == "action_mask" and num[0] in [counts[links][0] for links in edges]:
+            links = [leaf.group for leaf in envs.leaves if leaf.is_links]
+            if path == "action_mask" and num[0] in [counts[edges][0] for edges in links]:
                 problem += ": for a mask of edges give --action-head edges"
             return path, problem
     return None
 
 
+def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
+    """Of the rows of a leaf, in words; in the group "" there is one."""
+    return f"dtype {dtype}, shape {shape if leaf.group else shape[1:]}"
+
+
 def wrong_values(envs: Any, flat: Any, observations: list, parts: list[list]) -> Problem:
     """Of values, ids, masks, and the numbers of rows to choose from."""
     for leaf, values, rows in zip(envs.leaves, flat.values, zip(*observations)):
-        if leaf.dtype.kind in "biu" and any(array.dtype != leaf.dtype for array in rows):
+        if leaf.dtype.kind != "f" and any(array.dtype != leaf.dtype for array in rows):
             values = np.concatenate(rows)  # as they were before they got the leaf's dtype
         bad = out_of_range(leaf, values, flat.counts)
         if bad.any():
-            where = "" if leaf.group == "" else f" in row {np.argwhere(bad)[0][0]}"
+            where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
             if leaf.is_links:
                 where += f" of a graph with {flat.counts[leaf.nodes][0]} nodes"
             return leaf.path, f"value {values[bad][0]}{where}"
-        sentence = wrong_choice(leaf, values, flat.counts[leaf.group], parts)
-        if sentence:
-            return leaf.path, sentence
+        num = flat.counts[leaf.group]
+        env = np.arange(len(num)).repeat(num)  # of each row
+        if leaf.path == "node_ids":
+            sentence = wrong_ids(values, env)
+            if sentence:
+                return leaf.path, sentence
+        for k, part in enumerate(parts[0]):
+            most = np.array([own[k].n for own in parts])
+            if part.group and part.group == leaf.group and ((num == 0) | (num > most)).any():
+                return leaf.path, f"{num[0]} rows to choose from, the action space has {most[0]}"
+            if part.mask == leaf.path and is_all_masked(values, env, len(num), part):
+                shown = values if leaf.group else values[0]
+                return leaf.path, f"all actions are masked: {shown.tolist()}"
     return None
 
 
@@ -576,52 +534,37 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     dtype, in which they would become others."""
     if leaf.dtype.kind == "f":
         return ~np.isfinite(values)
+    low = 0
     if leaf.is_links:
-        num_nodes = counts[leaf.nodes].repeat(counts[leaf.group])
-        return (values < 0) | (values >= num_nodes[:, None])
-    if isinstance(leaf.space, DISCRETE):
-        num = num_options(leaf.space)
-        return (values < leaf.space.start) | (values >= leaf.space.start + num)
-    bad = np.zeros(values.shape, bool)
-    for dtype in (leaf.dtype, leaf.space.dtype):  # uint16 is kept as int64
-        if values.dtype != dtype:
-            bad |= values.astype(dtype) != values
-    return bad
+        high = counts[leaf.nodes].repeat(counts[leaf.group])[:, None]
+    elif isinstance(leaf.space, DISCRETE):
+        low = leaf.space.start
+        high = low + num_options(leaf.space)
+    else:
+        bad = np.zeros(values.shape, bool)
+        for dtype in (leaf.dtype, leaf.space.dtype):  # uint16 is kept as int64
+            if values.dtype != dtype:
+                bad |= values.astype(dtype) != values
+        return bad
+    return (values < low) | (values >= high)
 
 
-def wrong_choice(leaf: Any, values: np.ndarray, num: np.ndarray, parts: list) -> str | None:
-    """What is wrong with ids, with the number of rows to choose from, or with a mask."""
-    if leaf.path == "node_ids" and occurs_twice(leaf, values, num):
-        _, first = np.unique(values, return_index=True)
-        again = np.delete(np.arange(values.size), first)
-        return f"the id {values.flat[again[0]]} occurs twice, at index {again[0]} again"
-    for k, part in enumerate(parts[0]):
-        if part.group and part.group == leaf.group:
-            most = np.array([own[k].n for own in parts])
-            if ((num == 0) | (num > most)).any():
-                return f"{num[0]} rows to choose from, the action space has {most[0]}"
-        if part.mask == leaf.path and is_all_masked(values, num, part):
-            shown = values if leaf.group else values[0]
-            return f"all actions are masked: {shown.tolist()}"
+def wrong_ids(ids: np.ndarray, env: np.ndarray) -> str | None:
+    """Whether an id occurs twice in an observation; `env` are the numbers of the rows'."""
+    _, numbers = np.unique(ids, return_inverse=True)
+    numbers = numbers.reshape(len(ids), math.prod(ids.shape[1:]))
+    keys = (numbers + numbers.size * env[:, None]).ravel()
+    again = np.delete(np.arange(len(keys)), np.unique(keys, return_index=True)[1])
+    if len(again):
+        return f"the id {ids.flat[again[0]]} occurs twice, at index {again[0]} again"
     return None
 
 
-def occurs_twice(leaf: Any, ids: np.ndarray, num: np.ndarray) -> bool:
-    """Whether an id does so in one of the observations."""
-    ids = ids.ravel()
-    env = np.arange(len(num)).repeat(num * math.prod(leaf.space.shape))
-    order = np.lexsort([ids, env])
-    is_same = (np.diff(ids[order]) == 0) & (np.diff(env[order]) == 0)
-    return is_same.any()
-
-
-def is_all_masked(mask: np.ndarray, num: np.ndarray, part: Any) -> bool:
+def is_all_masked(mask: np.ndarray, env: np.ndarray, num_envs: int, part: Any) -> bool:
     """Whether an observation, or a row that acts, allows no option of an entry."""
     allowed = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
     if allowed.shape[1] > 1:  # else one number per row is for all parts
         allowed = allowed[:, part.entries]
     if part.group == "":
         return not allowed.reshape(len(mask), part.k, part.n).any(2).all()
-    num_allowed = np.append(0, allowed[:, 0].cumsum())  # in the rows so far
-    ends = num.cumsum()
-    return (num_allowed[ends] == num_allowed[ends - num]).any()
+    return (np.bincount(env, allowed[:, 0], num_envs) == 0).any()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from cleanrl_graph.services import trial
-from cleanrl_graph.services.check import close, identify
+from cleanrl_graph.services.check import close
 from cleanrl_graph.services.trial import noted, random_state, set_random_state
 from cleanrl_graph.services.workers import joined
 
@@ -327,10 +327,11 @@ def restore_envs(state: dict, seed: int, envs: Any) -> tuple[tuple, np.ndarray]:
             close(envs.envs[i])
             envs.envs[i] = load_env(data)
         else:
-            number = envs.first + i
-            identify(envs.envs[i], number, state["num_steps"])
-            obs, _ = envs.envs[i].reset(seed=(seed + number) % 2**32)
+            envs.envs[i].num_steps = state["num_steps"]
+            obs, _ = envs.envs[i].reset(seed=(seed + envs.first + i) % 2**32)
             envs.rows[i] = envs.read(obs)
+            if hasattr(envs, "returns"):  # of agents
+                envs.returns[i].clear()
             begins[i] = True
     set_random_state(state["random"])
     return envs.collate(envs.rows), begins

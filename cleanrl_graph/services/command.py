@@ -13,7 +13,7 @@ import gymnasium as gym
 from cleanrl_graph.services import check, demos, evaluate, policy, process, runs
 from cleanrl_graph.services.arguments import args_of, parse
 from cleanrl_graph.services.check import UsageError
-from cleanrl_graph.services.checkpoint import all_ranks, rank
+from cleanrl_graph.services.checkpoint import all_ranks, rank, world_size
 from cleanrl_graph.services.workers import WorkerEnvs
 
 VERSION = 1  # of the names that services need of a script
@@ -39,7 +39,7 @@ def main(script: ModuleType, version: int) -> None:
     sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
     try:
         run(script, parse(script))
-    except (script.UsageError, UsageError, gym.error.Error, OSError) as problem:
+    except (UsageError, gym.error.Error, OSError) as problem:
         sys.exit(str(problem))
     if rank() > 0:  # at once: threads of torch.distributed may abort a process that ends
         sys.stdout.flush()
@@ -60,18 +60,20 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
     if getattr(args, "record", None):
         demos.record_file(Envs, make, args)
         return []
+    if getattr(args, "demos", None):
+        with contextlib.closing(Envs([partial(make, args)], args)) as probe:
+            demos.check(args.demos, probe)
     evaluate.check(make, args)  # what cannot be evaluated is an error now
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.ranks())
-        stack.enter_context(process.fast_layers(script))
+        stack.enter_context(process.patched(script))
         if not hasattr(script, "Collector"):  # which forks a process first
             script.start(args)
         run = type("Run", (runs.Services, script.Run), {"script": script})(args, stack)
         script.seed(args)
         envs = stack.enter_context(contextlib.closing(envs_of(script, args)))
-        check.same_meaning(all_ranks(envs.meaning))
-        if getattr(args, "demos", None):
-            demos.check(args.demos, envs)
+        if world_size() > 1:
+            check.same_meaning(all_ranks(envs.meaning))
         agent = script.train(args, run, envs)
         if rank() > 0:
             return []

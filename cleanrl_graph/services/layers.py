@@ -150,44 +150,50 @@ def joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def is_usual(conv: nn.Module, edge_index: Tensor) -> bool:
-    """Whether a layer has the options of the scripts' make_conv: a user may have written another
-    one there. torch.compile merges PyG's operations itself."""
-    has_eps = conv.initial_eps != 0 or isinstance(conv.eps, nn.Parameter)
-    is_sum = conv.aggr in ("sum", "add") and conv.flow == "source_to_target"
-    is_plain = isinstance(edge_index, Tensor) and not torch.compiler.is_compiling()
-    return is_sum and is_plain and not has_eps
+class Faster:
+    """What a layer's `forward` becomes. It stays PyG's under torch.compile, which merges PyG's
+    operations itself, and for options that make_conv of ppo_graph.py does not give: a user may have
+    written another one there."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, **kwargs):
+        has_eps = self.initial_eps != 0 or isinstance(self.eps, nn.Parameter)
+        is_sum = self.aggr in ("sum", "add") and self.flow == "source_to_target"
+        has_lin = getattr(self, "lin", "") is not None
+        is_plain = isinstance(x, Tensor) and isinstance(edge_index, Tensor) and not kwargs
+        if has_eps or not (is_sum and has_lin and is_plain) or torch.compiler.is_compiling():
+            inputs = (edge_index,) if edge_attr is None else (edge_index, edge_attr)
+            return super().forward(x, *inputs, **kwargs)
+        return self.nn(x + self.sums(x, edge_attr, Edges.of(edge_index, len(x))))
 
 
-class FastGIN(pyg.GINConv):
-    def forward(self, x: Tensor | tuple, edge_index: Tensor, size: tuple | None = None) -> Tensor:
-        """`x` may be a pair: what neighbors send, and what a node has of its own."""
-        if size or not is_usual(self, edge_index):
-            return super().forward(x, edge_index, size)
-        sent, own = (x, x) if isinstance(x, Tensor) else x
-        sums = NeighborSum.apply(sent, Edges.of(edge_index, len(sent)))
-        return self.nn(own + sums)
+class GINConv(Faster):
+    def forward(self, x: Tensor, edge_index: Tensor, **kwargs) -> Tensor:
+        return super().forward(x, edge_index, **kwargs)
+
+    def sums(self, x: Tensor, edge_attr: None, edges: Edges) -> Tensor:
+        """Of the messages that each node gets, [nodes, dim]."""
+        return NeighborSum.apply(x, edges)
 
 
-class FastGINE(pyg.GINEConv):
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        edge_attr: Tensor | None = None,
-        size: tuple | None = None,
-    ) -> Tensor:
-        is_plain = isinstance(x, Tensor) and edge_attr is not None and self.lin is not None
-        if size or not is_plain or not is_usual(self, edge_index):
-            return super().forward(x, edge_index, edge_attr, size)
-        edges = Edges.of(edge_index, len(x))
-        return self.nn(x + MessageSum.apply(x, edge_attr, self.lin.weight, self.lin.bias, edges))
+class GINEConv(Faster):
+    def sums(self, x: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
+        return MessageSum.apply(x, edge_attr, self.lin.weight, self.lin.bias, edges)
+
+
+class GINWithEdges(Faster):
+    """Messages x + lin(edge_attr), without a ReLU: a linear layer of a sum of features."""
+
+    def sums(self, x: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
+        incoming = edges.incoming
+        attr = segment_sum(edge_attr, incoming.edges, incoming.ptr)
+        biases = incoming.ptr.diff()[:, None] * self.lin.bias
+        return NeighborSum.apply(x, edges) + nn.functional.linear(attr, self.lin.weight) + biases
 
 
 def accelerate(conv: nn.Module) -> None:
-    """Makes layers of PyG faster, `conv` and those in it; what they are is the same."""
-    for module in conv.modules():
-        if type(module) is pyg.GINConv:
-            module.__class__ = FastGIN
-        elif type(module) is pyg.GINEConv:
-            module.__class__ = FastGINE
+    """Makes a layer faster that the scripts' make_conv made; what it is stays the same."""
+    kind = type(conv)
+    faster = {"GINConv": GINConv, "GINEConv": GINEConv, "GINWithEdges": GINWithEdges}
+    is_known = kind in (pyg.GINConv, pyg.GINEConv) or pyg.GINEConv in kind.__bases__
+    if is_known and kind.__name__ in faster:
+        conv.__class__ = type(kind.__name__, (faster[kind.__name__], kind), {})

@@ -24,7 +24,7 @@ import torch
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import MOST, Checked, checked, close, make_env
-from cleanrl_graph.services.process import fast_layers
+from cleanrl_graph.services.process import patched
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
 FREE = {"memory_length", "attention", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
@@ -214,7 +214,7 @@ class Policy:
             parts[:] = [
                 part._replace(n=max(part.n, most)) if part.group else part for part in parts
             ]
-        with fast_layers(script):
+        with patched(script):
             agent = script.Agent(self.envs.leaves, env.action_space, args)
         self.agent = agent.to(device).eval()
         self.memory = script.Memory(self.agent, self.envs.leaves, size, args)
@@ -248,10 +248,9 @@ class Policy:
         flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
         self.begins = False
-        values = dict.fromkeys(self.script.Step._fields, [])
-        values |= {"obs": flat, "reward": np.full(N, reward, np.float32)}
-        values |= {"terminated": begins, "truncated": np.zeros(N, bool)}
-        action, _, _ = self.memory.act(self.script.Step(**values), self.greedy)
+        rewards = np.full(N, reward, np.float32)
+        step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), [], [])
+        action, _, _ = self.memory.act(step, self.greedy)
         actions = self.agent.head.env_actions(action, flat.counts)
         return actions[0] if self.num_envs is None else actions
 

@@ -9,6 +9,8 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from cleanrl_graph.services.check import UsageError
+
 M_TRIM_THRESHOLD = -1  # numbers of mallopt's parameters in glibc's malloc.h
 M_MMAP_THRESHOLD = -3
 
@@ -25,19 +27,20 @@ def tune() -> None:
 
 
 @contextlib.contextmanager
-def fast_layers(script: ModuleType) -> Iterator[None]:
-    """The script's make_conv makes faster layers meanwhile, where there are any."""
-    make_conv = script.make_conv
+def patched(script: ModuleType) -> Iterator[None]:
+    """Meanwhile the script's make_conv makes faster layers, where there are any, and its UsageError
+    is that of the services: it catches theirs, too."""
+    before = {name: getattr(script, name) for name in ("make_conv", "UsageError")}
 
     def make_faster(*args) -> Any:
-        conv = make_conv(*args)
+        conv = before["make_conv"](*args)
         from cleanrl_graph.services import layers  # imports PyG: two seconds, for graphs only
 
         layers.accelerate(conv)
         return conv
 
-    script.make_conv = make_faster
+    vars(script).update(make_conv=make_faster, UsageError=UsageError)
     try:
         yield
     finally:
-        script.make_conv = make_conv
+        vars(script).update(before)

@@ -116,9 +116,9 @@ def test_gnn_flags_change_the_network():
 LAYERS = {
     "GCN": lambda dim, edge_dim: pyg.GCNConv(dim, dim),
     "Graph": lambda dim, edge_dim: pyg.GraphConv(dim, dim),
-    "GATv2": lambda dim, edge_dim: pyg.GATv2Conv(dim, dim, edge_dim=edge_dim),
-    "Transformer": lambda dim, edge_dim: pyg.TransformerConv(dim, dim, edge_dim=edge_dim),
-    "ResGated": lambda dim, edge_dim: pyg.ResGatedGraphConv(dim, dim, edge_dim=edge_dim),
+    "GATv2": lambda dim, edge_dim: pyg.GATv2Conv(dim, dim, edge_dim=edge_dim or None),
+    "Transformer": lambda dim, edge_dim: pyg.TransformerConv(dim, dim, edge_dim=edge_dim or None),
+    "ResGated": lambda dim, edge_dim: pyg.ResGatedGraphConv(dim, dim, edge_dim=edge_dim or None),
     "SAGE": lambda dim, edge_dim: pyg.SAGEConv(dim, dim),
 }
 
@@ -139,11 +139,7 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
     encoder(obs)[0].sum().backward()
     assert all(p.grad is not None for p in encoder.parameters())
 
-    net = (
-        encoder.nets["obs/nodes"]
-        if "obs/nodes" in encoder.nets
-        else next(iter(encoder.nets.values()))
-    )
+    net = encoder.nets[ppo_graph.key("obs.nodes")]
     _, elements = encoder(obs)
     takes_edges = edges and layer in ("GATv2", "Transformer", "ResGated")
     for i in range(10):

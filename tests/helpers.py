@@ -27,6 +27,10 @@ from cleanrl_graph.services import arguments, check
 from cleanrl_graph.services.workers import WorkerEnvs
 
 
+# of a script alone, and of its services: a sentence that says what was wrong
+UsageErrors = ppo_graph.UsageError, check.UsageError
+
+
 def vector(*shape, low=-1.0, high=1.0):
     return spaces.Box(low, high, shape, np.float32)
 
@@ -249,12 +253,10 @@ class ListEnv(gym.Env):
         return self.observations[self.t], 0.0, False, False, {}
 
 
-def make_envs(makers, num_workers=0, script=ppo_graph, action_head="auto"):
+def make_envs(makers, num_workers=0, script=ppo_graph, **flags):
     """The Envs of a script as its services have them, which check; WorkerEnvs with that number of
     workers."""
-    args = small_args(
-        script, num_envs=len(makers), num_workers=num_workers, action_head=action_head
-    )
+    args = small_args(script, num_envs=len(makers), num_workers=num_workers, **flags)
     plain = SimpleNamespace(**vars(args))  # can be pickled
     make = partial(check.make_envs, script, plain)
     return WorkerEnvs(make, makers, plain, 0) if num_workers else make(makers)

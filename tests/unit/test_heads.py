@@ -7,11 +7,22 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, ListEnv, graph_space, sample, small_args, vector
+from helpers import (
+    MASK,
+    ListEnv,
+    UsageErrors,
+    graph_space,
+    make_envs,
+    options_of,
+    sample,
+    small_args,
+    vector,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import check
 
 NUM = 3  # observations of a case
 MASK2 = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
@@ -88,24 +99,20 @@ def setup(space, extra, flags, chain, num=NUM, seed=0):
             mask[rng.integers(len(rows))] = 1
             obs["action_mask"] = mask
         elif "action_mask" in obs:
-            sizes = [
-                part.size
-                for part in ppo_graph.parts_of(space, [], "flat")
-                if part.kind == "categorical"
-            ]
             mask = [
-                np.isin(np.arange(n), rng.permutation(n)[: rng.integers(1, n + 1)]) for n in sizes
+                np.isin(np.arange(n), rng.permutation(n)[: rng.integers(1, n + 1)])
+                for n in options_of(space)
             ]
             obs["action_mask"] = (
                 np.concatenate(mask).astype(np.int8).reshape(obs["action_mask"].shape)
             )
         observations.append(obs)
-    args = small_args(autoregressive=chain, **flags)
-    envs = ppo_graph.Envs(
-        [lambda o=o: ListEnv(observation_space, [o], space) for o in observations], args.action_head
-    )
+    flags = {"autoregressive": chain} | flags
+    args = small_args(**flags)
+    makers = [lambda o=o: ListEnv(observation_space, [o], space) for o in observations]
+    envs = make_envs(makers, **flags)
     storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
-    storage.append(envs.reset().obs)
+    storage.append(envs.reset(0).obs)
     torch.manual_seed(seed)
     agent = ppo_graph.Agent(envs.leaves, space, args)
     for parameter in agent.head.parameters():
@@ -117,14 +124,17 @@ def repeat(storage, i, num):
     return storage.gather(np.full(num, i))
 
 
+def parts_of(agent):
+    return [head.part for head in agent.head.heads]
+
+
 def enumerate_actions(agent, storage, i):
     """Every action [K, columns] that observation i could have without its mask."""
     _, elements = agent.encoder(storage.gather(np.array([i])))
     options = []
-    for part in agent.head.parts:
-        num_rows = len(elements[part.group].batch) if part.group else None
-        num = {"categorical": part.size, "choice": num_rows, "bits": 2}[part.kind]
-        options += [range(num)] * (part.size if part.kind == "bits" else 1)
+    for part in parts_of(agent):
+        num = len(elements[part.group].batch) if part.group else part.n
+        options += [range(num)] * part.k
     return torch.tensor(list(itertools.product(*options)))
 
 
@@ -133,18 +143,19 @@ def masked(agent, storage, i, actions):
     obs = storage.gather(np.array([i]))
     if "action_mask" not in obs:
         return torch.zeros(len(actions), dtype=torch.bool)
-    mask = obs["action_mask"]
+    mask = obs["action_mask"].values
     columns = []
-    if isinstance(mask, ppo_graph.Ragged):
-        values = mask.values.view(len(mask.values), -1)
+    if any(part.group for part in parts_of(agent)):
+        values = mask.view(len(mask), -1)
         columns = [values[actions[:, k], k] for k in range(values.shape[1])]
     else:
         flat, first, column = mask.flatten(), 0, 0
-        for part in agent.head.parts:
-            if part.kind == "categorical":
-                columns.append(flat[first + actions[:, column]])
-                first += part.size
-            column += part.size if part.kind in ("bits", "normal") else 1
+        for leaf in ppo_graph.leaves_of(agent.head.space):
+            if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
+                for k, n in enumerate(ppo_graph.num_options(leaf.space)):
+                    columns.append(flat[first + actions[:, column + k]])
+                    first += n
+            column += int(np.prod(leaf.space.shape))
     return (torch.stack(columns) == 0).any(0)
 
 
@@ -209,18 +220,16 @@ def test_greedy_is_the_mode(case):
         if not case[-1]:
             assert torch.equal(action[i], actions[p.argmax()])
             continue
-        column = 0
-        for part in agent.head.parts:
-            width = part.size if part.kind == "bits" else 1
-            values = actions[:, column : column + width]
+        for part in parts_of(agent):
+            values = actions[:, part.columns]
             marginal = [
                 (p[(values == value).all(1)].sum().item(), value.tolist())
                 for value in values.unique(dim=0)
             ]
             best = max(marginal)[1]
-            assert action[i, column : column + width].tolist() == best
+            assert action[i, part.columns].tolist() == best
             keep = (values == torch.tensor(best)).all(1)
-            actions, p, column = actions[keep], p[keep], column + width
+            actions, p = actions[keep], p[keep]
 
 
 def score_of_row(agent, k, latent, row):
@@ -250,9 +259,9 @@ def test_score_of_a_choice(name):
         obs = repeat(storage, i, 1)
         features, elements = agent.encoder(obs)
         latent = agent.actor(features)[0].detach().double().numpy()
-        rows = elements[agent.head.parts[0].group].values.detach().double()
+        rows = elements[parts_of(agent)[0].group].values.detach().double()
         actions, expected = enumerate_actions(agent, storage, i), 0.0
-        for k in range(len(agent.head.parts)):
+        for k in range(len(parts_of(agent))):
             p = np.exp([score_of_row(agent, k, latent, row) for row in rows.numpy()])
             if "action_mask" in obs:
                 p *= obs["action_mask"].values.view(len(p), -1).numpy()[:, k] > 0
@@ -274,7 +283,7 @@ def test_a_choice_begins_nearly_uniform(name, scale):
     for path in set(obs) & {"graph.nodes", "set", "avail_actions"}:
         obs[path] = obs[path]._replace(values=obs[path].values * scale)
     agent = ppo_graph.Agent(envs.leaves, HEADS[name][0], ppo_graph.Args(**HEADS[name][2]))
-    rows, num = agent.encoder(obs)[1][agent.head.parts[0].group], len(agent.head.parts)
+    rows, num = agent.encoder(obs)[1][parts_of(agent)[0].group], len(parts_of(agent))
     mask = torch.ones(len(rows.values), num)
     if "action_mask" in obs:
         mask = obs["action_mask"].values.view(-1, num).float()
@@ -300,7 +309,7 @@ def test_bits_that_are_equally_probable():
     """Logits of 0: the greedy bits are numbers, and so is their log-probability."""
     leaves = ppo_graph.leaves_of(vector(2))
     agent = ppo_graph.Agent(leaves, spaces.MultiBinary(3), small_args())
-    obs = {"obs": torch.zeros(2, 2)}
+    obs = {"obs": ppo_graph.Ragged(torch.zeros(2, 2), torch.arange(3), torch.arange(2))}
     action, log_prob, _, _ = agent(obs, greedy=True)
     assert action.tolist() == [[0, 0, 0]] * 2
     assert torch.allclose(log_prob, torch.full((2,), 3 * np.log(0.5), dtype=log_prob.dtype))
@@ -309,8 +318,24 @@ def test_bits_that_are_equally_probable():
 def test_a_set_named_flat_is_no_head():
     """A Discrete action beside it stays one of a fixed list."""
     space = spaces.Dict(flat=spaces.Sequence(vector(2), stack=True), x=vector(1))
-    parts = ppo_graph.parts_of(spaces.Discrete(3), ppo_graph.leaves_of(space), "auto")
-    assert [(part.kind, part.group) for part in parts] == [("categorical", None)]
+    (part,) = ppo_graph.parts_of(spaces.Discrete(3), ppo_graph.leaves_of(space), small_args())
+    assert (part.k, part.n, part.group) == (1, 3, "")
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 700])
+def test_ties(num):
+    """Of rows, or options, that are equally probable and no other is more so, the greedy action is
+    the first one, masked ones left out, however many observations there are."""
+    ptr = torch.tensor([0, 3, 3 + num, 7 + num])
+    batch = torch.arange(3).repeat_interleave(ptr.diff())
+    rows = ppo_graph.Ragged(torch.zeros(7 + num), ptr, batch)
+    logits = torch.full((7 + num,), 0.3)
+    assert ppo_graph.Choice(logits, rows).mode.tolist() == [[0], [0], [0]]
+    logits[[0, 3 + num, 4 + num]] = -torch.inf
+    logits[1] = 0.2
+    assert ppo_graph.Choice(logits, rows).mode.tolist() == [[2], [0], [2]]
+    logits = torch.tensor([[[0.1, 0.1, -0.2], [-torch.inf, 0.0, 0.0]]]).expand(num, 2, 3)
+    assert ppo_graph.Categorical(logits).mode.tolist() == [[0, 1]] * num
 
 
 @pytest.mark.parametrize("dependent", [False, True])
@@ -439,11 +464,11 @@ def test_cost_of_a_choice_is_its_rows():
 @pytest.mark.parametrize(
     "extra, head, expected",
     [
-        ({}, "auto", None),
-        (GRAPH, "auto", None),
+        ({}, "auto", ""),
+        (GRAPH, "auto", ""),
         (GRAPH, "nodes", "graph.nodes"),
         (GRAPH | {"action_mask": MASK}, "auto", "graph.nodes"),
-        (GRAPH | {"action_mask": spaces.MultiBinary(50)}, "auto", None),
+        (GRAPH | {"action_mask": spaces.MultiBinary(50)}, "auto", ""),
         (
             GRAPH | {"avail_actions": spaces.Sequence(vector(2), stack=True)},
             "auto",
@@ -455,7 +480,8 @@ def test_cost_of_a_choice_is_its_rows():
 def test_what_an_action_indexes(extra, head, expected):
     """The head is found from the observation space, or named by --action-head."""
     leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
-    assert ppo_graph.parts_of(spaces.Discrete(50), leaves, head)[0].group == expected
+    args = small_args(action_head=head)
+    assert ppo_graph.parts_of(spaces.Discrete(50), leaves, args)[0].group == expected
 
 
 @pytest.mark.parametrize(
@@ -472,8 +498,9 @@ def test_what_an_action_indexes(extra, head, expected):
 def test_head_that_does_not_fit(space, extra, head):
     """A head that the spaces cannot have is an error that names the flag."""
     leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
-    with pytest.raises(ppo_graph.UsageError, match=f"--action-head {head}"):
-        ppo_graph.parts_of(space, leaves, head)
+    sentence = rf"--action-head (graph\.)?{head}|'{head}' can mean each of .* as --action-head"
+    with pytest.raises(UsageErrors, match=sentence):
+        check.parts_of(ppo_graph, space, leaves, small_args(action_head=head))
 
 
 @pytest.mark.parametrize(
@@ -491,7 +518,5 @@ def test_head_that_does_not_fit(space, extra, head):
 def test_unsupported_action_space_is_named(space):
     """An action space without a rule is an error that names it, and says that it is one of
     actions."""
-    with pytest.raises(
-        ppo_graph.UsageError, match=r"action.* (Box|Text|Sequence|Dict)\(.*not supported"
-    ):
-        ppo_graph.parts_of(space, ppo_graph.leaves_of(graph_space()), "auto")
+    with pytest.raises(UsageErrors, match=r"action.* (Box|Text|Sequence|Dict)\(.*not supported"):
+        check.parts_of(ppo_graph, space, ppo_graph.leaves_of(graph_space()), small_args())

@@ -11,6 +11,7 @@ from helpers import (
     observation_spaces,
     run,
     sample,
+    small_args,
     stored,
     vector,
     weights,
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils import log
+from cleanrl_graph.services import runs
 
 SIZES = [
     (5, 8),
@@ -100,8 +101,8 @@ def test_missing_edges_are_zero_edges():
 
 
 def reference(space, obs, path="obs"):
-    """[(path, array, group, name of the nodes that the rows index)] of one observation; group None:
-    dense."""
+    """[(path, rows, group, name of the nodes that the rows index)] of one observation; in the group
+    "" there is one row."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         items = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
         prefix = "" if path == "obs" else path + "."
@@ -125,24 +126,17 @@ def reference(space, obs, path="obs"):
             }
             return [(f"{path}.{k}", column, path, None) for k, column in columns.items()]
         return [(path, obs if space.stack else np.array(obs).reshape(-1, *inner.shape), path, None)]
-    return [(path, np.asarray(obs), None, None)]
+    return [(path, np.asarray(obs)[None], "", None)]
 
 
 def assert_is_reference(batch, space, observations):
     """`batch` holds the observations, one after the other."""
     columns = list(zip(*[reference(space, obs) for obs in observations]))
     assert set(batch) == {column[0][0] for column in columns}
-    sizes = {
-        column[0][0]: [len(array) for _, array, _, _ in column]
-        for column in columns
-        if column[0][2]
-    }
+    sizes = {column[0][0]: [len(array) for _, array, _, _ in column] for column in columns}
     for column in columns:
-        path, _, group, nodes = column[0]
+        path, _, _, nodes = column[0]
         arrays = [array for _, array, _, _ in column]
-        if group is None:
-            assert np.array_equal(batch[path].numpy(), np.stack(arrays))
-            continue
         first = (
             np.concatenate([[0], np.cumsum(sizes[nodes])])
             if nodes
@@ -177,11 +171,12 @@ def test_gather_equals_reference(space, seed, num_steps, num_envs):
     valid = padded = 0
     columns = zip(*[sorted(reference(space, obs), key=lambda leaf: leaf[0]) for obs in flat])
     for leaf, column in zip(sorted(leaves, key=lambda leaf: leaf.path), columns):
-        row = leaf.dtype.itemsize * int(np.prod(leaf.shape))
-        sizes = [len(array) if group else 1 for _, array, group, _ in column]
+        row = leaf.dtype.itemsize * int(np.prod(leaf.space.shape))
+        sizes = [len(array) for _, array, _, _ in column]
+        assert {leaf.group} == {group for _, _, group, _ in column}
         valid, padded = valid + row * sum(sizes), padded + row * max(sizes) * len(flat)
     assert sum(values.nbytes for values in storage.whole().values) == valid
-    stats = log.sizes(leaves, storage.whole())
+    stats = runs.sizes(storage)
     assert stats["charts/obs_bytes_per_step"] == pytest.approx(valid / len(flat))
     if padded:
         assert stats["charts/padding_avoided"] == pytest.approx(1 - valid / padded)
@@ -217,9 +212,9 @@ def test_stats_of_known_sizes():
         spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
         for n, e in [(1, 0), (3, 4)]
     ]
-    storage, leaves = stored(graph_space(), [zeros])
+    storage, _ = stored(graph_space(), [zeros])
     valid, padded = 4 * 12 + 4 * 8, 6 * 12 + 8 * 8
-    assert log.sizes(leaves, storage.whole()) == pytest.approx(
+    assert runs.sizes(storage) == pytest.approx(
         {
             "charts/obs_bytes_per_step": valid / 2,
             "charts/padding_avoided": 1 - valid / padded,
@@ -232,8 +227,8 @@ def test_stats_of_known_sizes():
 def test_stats_of_nothing():
     """Where there are no bytes no padding is avoided."""
     empty = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
-    storage, leaves = stored(graph_space(), [[empty, empty]])
-    assert set(log.sizes(leaves, storage.whole()).values()) == {0}
+    storage, _ = stored(graph_space(), [[empty, empty]])
+    assert set(runs.sizes(storage).values()) == {0}
 
 
 def test_one_copy_per_leaf(monkeypatch):
@@ -247,14 +242,19 @@ def test_one_copy_per_leaf(monkeypatch):
     instances = graphs(np.random.default_rng(0))
     storage, leaves = stored(graph_space(vector(2)), [instances])
     num_nodes, num_edges = map(sum, zip(*SIZES))
+
+    def index_bytes(num, num_rows):
+        """Of ptr and batch of single rows, of nodes and of edges."""
+        return 8 * (3 * (num + 1) + num + num_rows)
+
     assert copied[:3] == [12 * num_nodes, 8 * num_edges, 8 * num_edges]
-    assert copied[3:] == [8 * (2 * (len(SIZES) + 1) + num_nodes + num_edges)]
+    assert copied[3:] == [index_bytes(len(SIZES), num_nodes + num_edges)]
     copied.clear()
     idx = np.array([3, 0, 6])
     storage.gather(idx)
     num_rows = sum(sum(SIZES[i]) for i in idx)
     places = 8 * (num_rows + len(idx))
-    assert copied == [places, 8 * (2 * (len(idx) + 1) + num_rows)]
+    assert copied == [places, index_bytes(len(idx), num_rows)]
 
 
 def test_what_was_let_go_is_gone():
@@ -292,26 +292,27 @@ def test_declared_maximum_costs_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "space, leaf",
+    "space, leaf, name",
     [
-        (spaces.Text(5), "obs"),
-        (spaces.OneOf([spaces.Discrete(2), vector(2)]), "obs"),
-        (spaces.Dict(a=spaces.Tuple((vector(2), spaces.Text(5)))), "a.1"),
-        (spaces.Sequence(spaces.Text(5)), "obs"),
-        (spaces.Dict(many=spaces.Sequence(graph_space())), "many"),
-        (spaces.Dict(many=spaces.Sequence(spaces.Sequence(vector(2)), stack=False)), "many"),
+        (spaces.Text(5), "obs", "Text"),
+        (spaces.OneOf([spaces.Discrete(2), vector(2)]), "obs", "OneOf"),
+        (spaces.Dict(a=spaces.Tuple((vector(2), spaces.Text(5)))), "a.1", "Text"),
+        (spaces.Sequence(spaces.Text(5)), "obs", "Text"),
+        (spaces.Dict(many=spaces.Sequence(graph_space())), "many", "Graph"),
+        (
+            spaces.Dict(many=spaces.Sequence(spaces.Sequence(vector(2)), stack=False)),
+            "many",
+            "Sequence",
+        ),
+        (spaces.Sequence(spaces.Dict(a=vector(2), b=graph_space())), "obs.b", "Graph"),
+        (spaces.Graph(spaces.Text(3), None), "obs.nodes", "Text"),
     ],
 )
-def test_unsupported_space_is_named(space, leaf):
+def test_unsupported_space_is_named(space, leaf, name):
     """A space without a rule is an error with the space's name and the leaf's path."""
     with pytest.raises(ppo_graph.UsageError, match="is not supported") as error:
         ppo_graph.leaves_of(space)
-    assert f"'{leaf}'" in str(error.value)
-    assert type(space).__name__ in ("Dict",) or type(space).__name__ in str(error.value)
-    assert any(
-        name in str(error.value)
-        for name in ("Text", "OneOf", "Sequence(Graph", "Sequence(Sequence")
-    )
+    assert str(error.value).startswith(f"leaf '{leaf}': {name}(")
 
 
 def test_subclasses_of_spaces():
@@ -325,8 +326,57 @@ def test_subclasses_of_spaces():
         pass
 
     leaves = ppo_graph.leaves_of(spaces.Tuple((Flat(3), Levels([2, 4]))))
-    assert [leaf.kind for leaf in leaves] == ["discrete", "discrete"]
-    assert [part.size for part in ppo_graph.parts_of(Flat(3), leaves, "auto")] == [3]
-    assert [part.size for part in ppo_graph.parts_of(Levels([2, 4]), leaves, "flat")] == [2, 4]
+    assert [ppo_graph.num_options(leaf.space) for leaf in leaves] == [[3], [2, 4]]
+    assert [ppo_graph.Rows(leaf, False).dim for leaf in leaves] == [3, 6]
+    args = small_args()
+    assert [part.n for part in ppo_graph.parts_of(Flat(3), leaves, args)] == [3]
+    args = small_args(action_head="flat")
+    assert [part.n for part in ppo_graph.parts_of(Levels([2, 4]), leaves, args)] == [2, 4]
     (action,) = ppo_graph.to_env_actions(Flat(3), np.array([[2]]))
     assert action == 2 and type(action) is int  # some environments refuse NumPy's
+
+
+@pytest.mark.parametrize("space", [vector(2), graph_space(), spaces.Sequence(vector(2))])
+def test_single_rows(space):
+    """The group "" is always there, with one row per observation: it says how many these are, also
+    where all else is empty, and where nothing is in it."""
+    rng = np.random.default_rng(0)
+    empty = [[sample(space, rng, lambda rng: 0) for _ in range(4)] for _ in range(3)]
+    storage, leaves = stored(space, empty)
+    assert storage.whole().size == 12 and storage.whole().counts[""].tolist() == [1] * 12
+    assert list(storage.whole().counts) == [
+        "",
+        *dict.fromkeys(leaf.group for leaf in leaves if leaf.group),
+    ]
+    obs = storage.gather(np.array([7, 2, 2]))
+    for leaf in leaves:
+        num = int(leaf.group == "")
+        assert obs[leaf.path].ptr.tolist() == (num * np.arange(4)).tolist()
+        assert obs[leaf.path].batch.tolist() == list(range(3 * num))
+        assert obs[leaf.path].values.shape == (3 * num, *leaf.space.shape)
+
+
+def test_groups_of_leaves():
+    """Leaves with equally many rows share a group: all that is not ragged the one without a name,
+    columns of a set its path, links and edges theirs; masks and ids are of their own."""
+    ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
+    space = spaces.Dict(
+        action_mask=spaces.Dict(node=ids, x=spaces.MultiBinary(2)),
+        graph=graph_space(vector(2)),
+        node_ids=ids,
+        rows=spaces.Sequence(spaces.Dict(a=vector(2), b=spaces.Tuple((vector(), vector())))),
+        x=spaces.Tuple((vector(1), spaces.Discrete(2))),
+    )
+    assert {leaf.path: (leaf.group, leaf.nodes) for leaf in ppo_graph.leaves_of(space)} == {
+        "action_mask.node": ("action_mask.node", ""),
+        "action_mask.x": ("", ""),
+        "graph.nodes": ("graph.nodes", ""),
+        "graph.edge_links": ("graph.edge_links", "graph.nodes"),
+        "graph.edges": ("graph.edge_links", "graph.nodes"),
+        "node_ids": ("node_ids", ""),
+        "rows.a": ("rows", ""),
+        "rows.b.0": ("rows", ""),
+        "rows.b.1": ("rows", ""),
+        "x.0": ("", ""),
+        "x.1": ("", ""),
+    }

@@ -239,10 +239,10 @@ def arrays_of(space: gym.Space, obs: Any) -> list:
         return [obs.nodes, obs.edge_links, obs.edges][: 2 if space.edge_space is None else 3]
     if isinstance(space, spaces.Sequence):
         row = space.feature_space
-        if not space.stack:  # a tuple of rows
-            empty = gym.vector.utils.create_empty_array(row, len(obs))
-            obs = gym.vector.utils.concatenate(row, obs, empty)
-        return arrays_of(row, obs)
+        if space.stack:
+            return arrays_of(row, obs)
+        columns = list(zip(*[arrays_of(row, each) for each in obs]))  # of a tuple of rows
+        return columns or [None] * len(leaves_of(row, group="rows"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [obs]
     arrays = []
@@ -492,11 +492,14 @@ class Storage:
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        numbers = np.arange(flat.size + 1)
+        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
+        groups = ["", *(group for group in flat.counts if group)]
+        for group in groups[1:]:
+            num = flat.counts[group]
+            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -884,7 +887,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             columns = slice(column, column + k)
             entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
             parts.append(Part(factor.path, columns, group, mask, entries, k, n))
-            column = columns.stop
+            column += k
             entry[mask] = entries.stop
     return parts
 
@@ -900,12 +903,12 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        columns = []  # of each child
+        children = []
         for _, child in children_of(space):
             num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
-            columns.append(to_env_actions(child, actions[:, :num]))
+            children.append(to_env_actions(child, actions[:, :num]))
             actions = actions[:, num:]
-        rows = list(zip(*columns))
+        rows = list(zip(*children))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
@@ -917,10 +920,10 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
 class Project(nn.Linear):
     """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
 
-    def __init__(self, group: str, leaves: list[Leaf], dims: dict[str, int], dim: int):
+    def __init__(self, group: str, nodes: str, dims: dict[str, int], dim: int):
         super().__init__(dims[group], dim)
         self.group = group
-        self.nodes = {leaf.group: leaf.nodes for leaf in leaves}[group]  # which edges connect
+        self.nodes = nodes  # of edges: the group of the nodes
 
     def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         rows = elements[self.group].values
@@ -946,17 +949,16 @@ class Project(nn.Linear):
 
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims."""
+    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
+    of its ends."""
 
-    def __init__(self, part: Part, leaves: list[Leaf], dim: int, dims: dict, args: Any):
+    def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
         num_outputs = part.k * part.n
-        if part.group:  # the width of an embedding, for edges that of their nodes
-            num_outputs = min(
-                dims[leaf.nodes or part.group] for leaf in leaves if leaf.group == part.group
-            )
+        if part.group:  # the width of an embedding
+            num_outputs = dims[nodes or part.group]
         elif part.n == 0 and args.state_dependent_std:
             num_outputs = 2 * part.k
         elif part.n == 0:
@@ -965,7 +967,7 @@ class PartHead(nn.Module):
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
         if part.group:
             self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
-            self.key = Project(part.group, leaves, dims, num_outputs)
+            self.key = Project(part.group, nodes, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
@@ -1028,18 +1030,20 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
+        nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
         # Numbers of the parts, choices first
         self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
         for k, part in enumerate(parts):
-            head = PartHead(part, leaves, dim, dims, args)
+            head = PartHead(part, nodes[part.group], dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
         self.acting = acting_group(space, leaves, args.action_head)
         if not self.acting:
             raise UsageError(f"{space}: a Sequence of actions is needed, one for each agent")
-        self.row = Project(self.acting, leaves, dims, dim)  # a row's embedding -> its latent
+        # A row's embedding -> its latent
+        self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
     def forward(
         self,
@@ -1168,7 +1172,9 @@ class Agent(nn.Module):
         self.critic = mlp(widths, args.activation)
         dims = self.encoder.element_dims
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
-        self.row = Project(self.head.acting, leaves, dims, widths[-1])  # as in the head
+        self.row = Project(
+            self.head.acting, self.head.row.nodes, dims, widths[-1]
+        )  # as in the head
         self.output = layer_init(nn.Linear(widths[-1], 1), 1.0)
 
     def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):

@@ -254,10 +254,10 @@ def arrays_of(space: gym.Space, obs: Any) -> list:
         return [obs.nodes, obs.edge_links, obs.edges][: 2 if space.edge_space is None else 3]
     if isinstance(space, spaces.Sequence):
         row = space.feature_space
-        if not space.stack:  # a tuple of rows
-            empty = gym.vector.utils.create_empty_array(row, len(obs))
-            obs = gym.vector.utils.concatenate(row, obs, empty)
-        return arrays_of(row, obs)
+        if space.stack:
+            return arrays_of(row, obs)
+        columns = list(zip(*[arrays_of(row, each) for each in obs]))  # of a tuple of rows
+        return columns or [None] * len(leaves_of(row, group="rows"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [obs]
     arrays = []
@@ -474,11 +474,14 @@ class Storage:
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        numbers = np.arange(flat.size + 1)
+        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
+        groups = ["", *(group for group in flat.counts if group)]
+        for group in groups[1:]:
+            num = flat.counts[group]
+            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -866,7 +869,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             columns = slice(column, column + k)
             entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
             parts.append(Part(factor.path, columns, group, mask, entries, k, n))
-            column = columns.stop
+            column += k
             entry[mask] = entries.stop
     return parts
 
@@ -882,12 +885,12 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        columns = []  # of each child
+        children = []
         for _, child in children_of(space):
             num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
-            columns.append(to_env_actions(child, actions[:, :num]))
+            children.append(to_env_actions(child, actions[:, :num]))
             actions = actions[:, num:]
-        rows = list(zip(*columns))
+        rows = list(zip(*children))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
@@ -899,10 +902,10 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
 class Project(nn.Linear):
     """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
 
-    def __init__(self, group: str, leaves: list[Leaf], dims: dict[str, int], dim: int):
+    def __init__(self, group: str, nodes: str, dims: dict[str, int], dim: int):
         super().__init__(dims[group], dim)
         self.group = group
-        self.nodes = {leaf.group: leaf.nodes for leaf in leaves}[group]  # which edges connect
+        self.nodes = nodes  # of edges: the group of the nodes
 
     def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         rows = elements[self.group].values
@@ -928,17 +931,16 @@ class Project(nn.Linear):
 
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims."""
+    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
+    of its ends."""
 
-    def __init__(self, part: Part, leaves: list[Leaf], dim: int, dims: dict, args: Any):
+    def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
         num_outputs = part.k * part.n
-        if part.group:  # the width of an embedding, for edges that of their nodes
-            num_outputs = min(
-                dims[leaf.nodes or part.group] for leaf in leaves if leaf.group == part.group
-            )
+        if part.group:  # the width of an embedding
+            num_outputs = dims[nodes or part.group]
         elif part.n == 0 and args.state_dependent_std:
             num_outputs = 2 * part.k
         elif part.n == 0:
@@ -947,7 +949,7 @@ class PartHead(nn.Module):
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
         if part.group:
             self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
-            self.key = Project(part.group, leaves, dims, num_outputs)
+            self.key = Project(part.group, nodes, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
@@ -1011,17 +1013,19 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
+        nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
         # Numbers of the parts, choices first
         self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
         for k, part in enumerate(parts):
-            head = PartHead(part, leaves, dim, dims, args)
+            head = PartHead(part, nodes[part.group], dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
         self.acting = acting_group(space, leaves, args.action_head)
         if self.acting:
-            self.row = Project(self.acting, leaves, dims, dim)  # a row's embedding -> its latent
+            # A row's embedding -> its latent
+            self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
     def forward(
         self,
@@ -1090,120 +1094,109 @@ def standardised(values: Tensor) -> Tensor:
     return torch.where(var > 1e-10 * mean**2, centred * var.rsqrt(), 0.0)
 
 
-class Decoder(nn.Module):
-    """How well the rows of a leaf can be told from vectors [rows, dim]."""
-
-    def __init__(self, leaf: Leaf, dim: int, args: Any):
-        super().__init__()
-        self.leaf = leaf
-        shape = leaf.space.shape
-        if not leaf.is_image:
-            width = args.gnn_dim if leaf.group else dim
-            num = math.prod(shape)  # numbers, or logits of all categories
-            if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
-                num = sum(num_options(leaf.space))
-            self.net = mlp([dim, width], args.activation).append(nn.Linear(width, num))
-            return
-        self.channels_last = shape[2] < shape[0]
-        channels, height, width = np.roll(shape, self.channels_last).tolist()  # HWC to CHW
-        small = (64, -(-height // 8), -(-width // 8))
-        twice = partial(nn.ConvTranspose2d, kernel_size=4, stride=2, padding=1)
-        self.net = nn.Sequential(
-            nn.Linear(dim, math.prod(small)),
-            nn.ReLU(),
-            nn.Unflatten(1, small),
-            twice(64, 64),
-            nn.ReLU(),
-            twice(64, 32),
-            nn.ReLU(),
-            twice(32, channels),  # height and width rounded up to multiples of 8
-        )
-
-    def forward(self, vectors: Tensor, values: Tensor) -> Tensor:
-        """Errors [rows]: cross-entropies of categories, squared errors of numbers, mean over the
-        entries of a row. The numbers are standardised per column over the minibatch (an image as
-        one column), so an error of 1 is no better than a constant."""
-        told = self.net(vectors)
-        space = self.leaf.space
-        if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-            options = values[..., None].flatten(1).long().unbind(1)
-            logits = told.split(num_options(space), 1)
-            errors = []
-            for own, option, start in zip(logits, options, np.ravel(space.start).tolist()):
-                errors.append(F.cross_entropy(own, option - start, reduction="none"))
-            return torch.stack(errors).mean(0)
-        values = values.float()[..., None].flatten(1, -1)
-        if self.leaf.is_image:
-            images = values.unflatten(1, space.shape)
-            if self.channels_last:
-                images = images.movedim(-1, 1)
-            told = told[..., : images.shape[2], : images.shape[3]]
-            values = images.reshape(-1, 1)
-        target = standardised(values).view(told.shape)
-        return ((told - target) ** 2).flatten(1).mean(1)
+def categories(leaf: Leaf) -> list[int]:
+    """The number of values of each entry if they are categories, [] if they are numbers."""
+    if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return num_options(leaf.space)
+    return []
 
 
-def decoders(leaves: list[Leaf], dims: dict[str, int], dim: int, args: Any) -> nn.ModuleDict:
-    """{key(path): Decoder} of all inputs but edge_links. In the group "" it sees the actor's latent
-    [B, dim], elsewhere [rows, dim + width]: latent and embedding of each row."""
-    nets = nn.ModuleDict()
-    for leaf in leaves:
-        if leaf.is_input and not leaf.is_links:
-            # Of an edge: both ends, without its features
-            width = min(dims.get(leaf.group, 0), 2 * args.gnn_dim)
-            nets[key(leaf.path)] = Decoder(leaf, dim + width, args)
-    return nets
+def decoder(leaf: Leaf, dim: int, args: Any) -> nn.Sequential:
+    """Vectors [rows, dim] -> the rows of a leaf: numbers [rows, entries], a logit of each category
+    [rows, categories], or images [rows, C, H, W], H and W rounded up to multiples of 8."""
+    shape = leaf.space.shape
+    if not leaf.is_image:
+        width = args.gnn_dim if leaf.group else dim
+        num = sum(categories(leaf)) or math.prod(shape)
+        return mlp([dim, width], args.activation).append(nn.Linear(width, num))
+    channels, height, width = np.roll(shape, shape[2] < shape[0]).tolist()  # HWC to CHW
+    small = (64, -(-height // 8), -(-width // 8))
+    return nn.Sequential(
+        nn.Linear(dim, math.prod(small)),
+        nn.ReLU(),
+        nn.Unflatten(1, small),
+        nn.Conv2d(64, 64 * channels, 3, padding=1),
+        nn.PixelShuffle(8),  # 64 channels are the 8 x 8 pixels of one (Shi et al. 2016)
+    )
 
 
-def reconstruct(agent: "Agent", leaves: list[Leaf], obs: Obs, latent: Tensor) -> Tensor:
+def errors_of(leaf: Leaf, told: Tensor, values: Tensor) -> Tensor:
+    """Errors [rows] of what a decoder told, mean over the entries of a row: cross-entropies of
+    categories, squared errors of numbers. These are standardised per column over the minibatch (an
+    image as one column), so an error of 1 is no better than a constant."""
+    num = categories(leaf)
+    if num:
+        logits = told.split(num, 1)
+        entries = values[..., None].flatten(1).long().unbind(1)
+        errors = []
+        for own, entry, start in zip(logits, entries, np.ravel(leaf.space.start)):
+            errors.append(F.cross_entropy(own, entry - start, reduction="none"))
+        return torch.stack(errors).mean(0)
+    if leaf.is_image:
+        if values.shape[3] < values.shape[1]:  # the channels come last
+            values = values.movedim(-1, 1)
+        height, width = values.shape[2:]
+        told = told[..., :height, :width]
+        values = values.reshape(-1, 1)
+    target = standardised(values.float()).view(told.shape)
+    return ((told - target) ** 2).flatten(1).mean(1)
+
+
+class Reconstruct(nn.Module):
     """--aux reconstruct: the error of the observation as it is told from what the networks made of
     it, mean over the leaves.
 
-    Leaves of the group "" are decoded from the actor's latent. Another row could be copied from its
-    own embedding, so a quarter of the rows change places first, and the loss asks for what stood
-    there: only latent and neighbours tell it. It is the masking of GraphMAE with rows of others as
-    the mask. Each observation counts the same."""
-    leaves = [leaf for leaf in leaves if key(leaf.path) in agent.aux]
-    moved, places = move(leaves, obs)
-    if places:
-        features, elements = agent.encoder(moved)
-        context = agent.actor(features)
-    losses = []
-    for leaf in leaves:
-        errors_of = agent.aux[key(leaf.path)]
-        values, _, batch = obs[leaf.path]
-        if leaf.group == "":
-            losses.append(errors_of(latent, values).mean())
-            continue
-        rows = places[leaf.group]
-        batch = batch[rows]
-        if leaf.nodes:
-            ends = obs[leaf.group].values[rows]
-            seen = elements[leaf.nodes].values[ends].flatten(1)
-        else:
-            seen = elements[leaf.group].values[rows]
-        errors = errors_of(torch.cat([context[batch], seen], 1), values[rows])
-        zeros = latent.new_zeros(len(latent))
-        num = zeros.index_add(0, batch, torch.ones_like(errors))  # rows that moved, [B]
-        losses.append((errors / num[batch]).sum() / (num > 0).sum().clamp(min=1))
-    return torch.stack(losses).mean()
+    Leaves of the group "" are told from the actor's latent, other rows from latent and embedding.
+    These could be copied from the embedding, so a quarter of the rows change places first, and the
+    loss asks for what stood there: only latent and neighbours tell it. It is the masking of
+    GraphMAE with rows of others as the mask. Each observation counts the same."""
 
+    def __init__(self, leaves: list[Leaf], dims: dict[str, int], dim: int, args: Any):
+        super().__init__()
+        self.leaves = [leaf for leaf in leaves if leaf.is_input and not leaf.is_links]
+        self.decoders = nn.ModuleList()
+        for leaf in self.leaves:
+            # Embedding of a row, or of both nodes of an edge
+            width = min(dims.get(leaf.group, 0), 2 * args.gnn_dim)
+            self.decoders.append(decoder(leaf, dim + width, args))
 
-def move(leaves: list[Leaf], obs: Obs) -> tuple[Obs, dict[str, Tensor]]:
-    """Observations with a quarter of the rows of each group in other places, and {group: these
-    places}. The group "" stays as it is."""
-    moved = dict(obs)
-    places = {}
-    for leaf in leaves:
-        if leaf.group:
-            values = obs[leaf.path].values
-            if leaf.group not in places:
+    def forward(self, agent: "Agent", obs: Obs, latent: Tensor) -> Tensor:
+        """The loss, given the actor's latent [B, dim]."""
+        moved, places = self.move(obs)
+        if places:
+            features, elements = agent.encoder(moved)
+            context = agent.actor(features)
+        losses = []
+        for leaf, tell in zip(self.leaves, self.decoders):
+            values, _, batch = obs[leaf.path]
+            vectors = latent
+            if leaf.group:
+                rows = places[leaf.group]
+                values = values[rows]
+                batch = batch[rows]
+                # An edge is told from its two nodes, without its own features
+                own = obs[leaf.group].values[rows] if leaf.nodes else rows
+                own = elements[leaf.nodes or leaf.group].values[own].flatten(1)
+                vectors = torch.cat([context[batch], own], 1)
+            errors = errors_of(leaf, tell(vectors), values)
+            num = latent.new_zeros(len(latent)).index_add(0, batch, torch.ones_like(errors))
+            # Mean over the rows of each observation, then over the observations that have some
+            losses.append((errors / num[batch]).sum() / (num > 0).sum().clamp(min=1))
+        return torch.stack(losses).mean()
+
+    def move(self, obs: Obs) -> tuple[Obs, dict[str, Tensor]]:
+        """Observations with a quarter of the rows of each group but "" in other places, and {group:
+        these places}."""
+        moved = dict(obs)
+        places = {}
+        for leaf in self.leaves:
+            if leaf.group:
+                values, ptr, batch = obs[leaf.path]
                 order = torch.randperm(len(values), device=values.device)
-                places[leaf.group] = order.chunk(4)[0]
-            rows = places[leaf.group]
-            values = values.index_copy(0, rows, values[rows.roll(1)])
-            moved[leaf.path] = obs[leaf.path]._replace(values=values)
-    return moved, places
+                rows = places.setdefault(leaf.group, order.chunk(4)[0])
+                values = values.index_copy(0, rows, values[rows.roll(1)])
+                moved[leaf.path] = Ragged(values, ptr, batch)
+        return moved, places
 
 
 def predictor(agent: "Agent", dim: int, args: Any) -> nn.Sequential:
@@ -1215,72 +1208,19 @@ def predictor(agent: "Agent", dim: int, args: Any) -> nn.Sequential:
     return net.append(nn.Linear(dim, agent.encoder.dim))
 
 
-def predict(
-    agent: "Agent",
-    obs: Obs,
-    actions: Tensor,
-    latent: Tensor,
-    elements: dict[str, Ragged],
-    rows: np.ndarray,
-    next_obs: Obs,
-) -> Tensor:
+def predict(agent: "Agent", seen: Tensor, rows: np.ndarray, next_obs: Obs) -> Tensor:
     """--aux predict: the mean squared error of the encoder's features of the next observation,
-    predicted from the actor's latent [B, dim] and the action. `rows` (int64 [K]) are the steps of
-    the minibatch, 0 to B - 1, that have a next observation; `next_obs` are these K.
+    predicted from `seen`, latent and action [B, dim + action_dim]. `rows` (int64 [K]) are the steps
+    of the minibatch, 0 to B - 1, that have a next observation; `next_obs` are these K.
 
     SPR one step ahead, where the target network is the encoder itself, without gradient. The
     targets are standardised over the minibatch: a loss of 1 is no better than a constant, and
     features that shrink towards a constant do not lower it."""
-    seen = torch.cat([latent, embed_action(agent.head, actions, elements, obs)], 1)
     predicted = agent.aux(seen[to_device(rows, seen.device)])
     with torch.no_grad():
         features, _ = agent.encoder(next_obs)
     target = standardised(features)
     return ((predicted - target) ** 2).sum() / max(target.numel(), 1)
-
-
-# ---- Demonstrations: recorded steps whose actions are cloned ----
-class Demonstrations:
-    """The S steps of the file --demos, an npz with `actions` [S, columns] and, of each leaf,
-    `values/PATH` and `counts/PATH` (int64 [S], the rows of each step, unless its group is "")."""
-
-    def __init__(self, leaves: list[Leaf], args: Any, device: torch.device):
-        file = np.load(args.demos)
-        self.actions = file["actions"].astype(np.float32)
-        counts = {"": np.ones(len(self.actions), np.int64)}
-        values = []
-        for leaf in leaves:
-            values.append(file[f"values/{leaf.path}"].astype(leaf.dtype))
-            if leaf.group:
-                counts[leaf.group] = file[f"counts/{leaf.path}"]
-        self.storage = Storage(leaves, device)
-        self.storage.append(Flat(values, counts))
-        self.num = args.bc_minibatch_size
-
-    def sample(self, rng: np.random.Generator) -> tuple[Obs, Tensor]:
-        """Observations and actions of --bc-minibatch-size of them."""
-        idx = rng.integers(len(self.actions), size=self.num)
-        return self.storage.gather(idx), to_device(self.actions[idx], self.storage.device)
-
-
-def behaviour_cloning(agent: "Agent", obs: Obs, actions: Tensor) -> dict[str, Tensor]:
-    """The loss, the mean of -log pi(demonstrated action), and how often the greedy action is the
-    demonstrated one, or how far its numbers (Box) are from it."""
-    _, log_prob, _, _, latent, elements = agent(obs, actions)
-    logs = {"losses/behaviour_cloning": -log_prob.mean()}
-    with torch.no_grad():
-        greedy, _, _ = agent.head(latent, elements, obs, greedy=True)
-        distance = (greedy - actions).abs()
-    numbers = []
-    others = []
-    for head in agent.head.heads:
-        columns = others if head.part.n else numbers
-        columns.append(distance[:, head.part.columns])
-    if others:
-        logs["charts/demo_accuracy"] = (torch.cat(others, 1) == 0).all(1).float().mean()
-    if numbers:
-        logs["charts/demo_distance"] = torch.cat(numbers, 1).mean()
-    return logs
 
 
 # ---- Memory: none; the observations and actions of a rollout ----
@@ -1296,7 +1236,6 @@ class Memory:
         self.storage.blocks.clear()
         self.actions = []
         self.finals = []  # the last observations of episodes that were truncated
-        self.dones = []  # of each step, bool [N]: whether an episode ended
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -1308,10 +1247,8 @@ class Memory:
         return action, log_prob, value
 
     def keep(self, step: Step) -> None:
-        """Keeps what is needed to value the last observations of episodes that `step` truncated,
-        and where episodes ended."""
+        """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         self.finals += step.finals
-        self.dones.append(step.terminated | step.truncated)
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
@@ -1327,14 +1264,6 @@ class Memory:
         for idx in np.array_split(rng.permutation(num_steps), num):
             obs = self.storage.gather(idx)
             yield idx, (obs, self.storage.select(actions, idx, self.agent.head.acting))
-
-    def following(self, idx: np.ndarray) -> tuple[np.ndarray, Obs]:
-        """Which of the steps `idx` are followed by a step of the same episode, int64 [K], and the K
-        observations there. What follows the last steps is not stored."""
-        dones = np.array(self.dones)  # [T, N]
-        dones[-1] = True
-        rows = np.flatnonzero(~dones.flat[idx])
-        return rows, self.storage.gather(idx[rows] + dones.shape[1])
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1361,7 +1290,7 @@ class Agent(nn.Module):
         dims = self.encoder.element_dims
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
         if args.aux == "reconstruct":
-            self.aux = decoders(leaves, dims, widths[-1], args)
+            self.aux = Reconstruct(leaves, dims, widths[-1], args)
         elif args.aux == "predict":
             self.aux = predictor(self, widths[-1], args)
 
@@ -1483,43 +1412,67 @@ class Run:
 
 
 # ---- Extras: what an update learns beside PPO ----
-class Extras:
-    """The losses of --aux and --demos."""
+def behaviour_cloning(agent: Agent, obs: Obs, actions: Tensor) -> dict[str, Tensor]:
+    """The loss, the mean of -log pi(demonstrated action), and how often the greedy action is the
+    demonstrated one, or how far its numbers (Box) are from it."""
+    _, log_prob, _, _, latent, elements = agent(obs, actions)
+    logs = {"losses/behaviour_cloning": -log_prob.mean()}
+    with torch.no_grad():
+        greedy, _, _ = agent.head(latent, elements, obs, greedy=True)
+        distance = (greedy - actions).abs()
+    numbers = []
+    others = []
+    for head in agent.head.heads:
+        columns = others if head.part.n else numbers
+        columns.append(distance[:, head.part.columns])
+    if others:
+        logs["charts/demo_accuracy"] = (torch.cat(others, 1) == 0).all(1).float().mean()
+    if numbers:
+        logs["charts/demo_distance"] = torch.cat(numbers, 1).mean()
+    return logs
 
-    def __init__(self, agent: Agent, memory: Memory, args: Any):
+
+class Extras:
+    """The losses of --aux and of --demos, a file with S steps: an npz with `actions` [S, columns]
+    and, of each leaf, `values/PATH` and `counts/PATH` (int64 [S], the rows of each step; not of
+    leaves in the group "")."""
+
+    def __init__(self, agent: Agent, storage: Storage, args: Any):
         self.agent = agent
-        self.memory = memory
+        self.storage = storage  # of the rollout
         self.args = args
-        self.demos = None
+        self.demos = Storage(storage.leaves, storage.device)
         if args.demos:
-            self.demos = Demonstrations(memory.storage.leaves, args, memory.storage.device)
+            file = np.load(args.demos)
+            self.actions = to_device(file["actions"], storage.device)
+            counts = {"": np.ones(len(self.actions), np.int64)}
+            values = []
+            for leaf in storage.leaves:
+                values.append(file[f"values/{leaf.path}"].astype(leaf.dtype))
+                if leaf.group:
+                    counts[leaf.group] = file[f"counts/{leaf.path}"]
+            self.demos.append(Flat(values, counts))
+
+    def sample(self, rng: np.random.Generator) -> tuple[Obs, Tensor]:
+        """Observations and actions of --bc-minibatch-size demonstrated steps."""
+        idx = rng.integers(len(self.actions), size=self.args.bc_minibatch_size)
+        return self.demos.gather(idx), self.demos.select(self.actions, idx, "")
 
     def clone(self, optimizer: torch.optim.Optimizer) -> None:
         """--bc-updates: cloning alone. --norm-obs first sees the demonstrations: what is cloned on
         observations as they are would act on normalised ones from the first update on."""
         args = self.args
-        if not self.demos:
-            return
+        agent = self.agent
         rng = np.random.default_rng(args.seed + RANK)
         if args.norm_obs and args.bc_updates:
-            storage = self.demos.storage
-            self.agent.encoder.observe(storage.batch(storage.whole()))
+            agent.encoder.observe(self.demos.batch(self.demos.whole()))
         for _ in range(args.bc_updates):
-            logs = behaviour_cloning(self.agent, *self.demos.sample(rng))
+            logs = behaviour_cloning(agent, *self.sample(rng))
             optimizer.zero_grad()
             logs["losses/behaviour_cloning"].backward()
-            average_gradients(self.agent)
-            nn.utils.clip_grad_norm_(self.agent.parameters(), args.max_grad_norm)
+            average_gradients(agent)
+            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
-
-    def cloning_coef(self, iteration: int) -> float:
-        """The coefficient of cloning: bc_coef at update 1, then linearly down to 0, or bc_coef
-        always if bc_anneal is 0. 0 without --demos."""
-        args = self.args
-        if not self.demos:
-            return 0.0
-        last = args.bc_anneal * args.num_iterations or math.inf  # updates until it is 0
-        return args.bc_coef * max(0.0, 1.0 - (iteration - 1.0) / last)
 
     def losses(
         self,
@@ -1527,25 +1480,30 @@ class Extras:
         rng: np.random.Generator,
         idx: np.ndarray,
         inputs: tuple,
+        dones: np.ndarray,
         latent: Tensor,
         elements: dict[str, Ragged],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Their weighted sum in a minibatch of the steps `idx`, and {logged name: scalar}."""
+        """Their weighted sum in a minibatch of the steps `idx`, and {logged name: scalar}. Cloning
+        has the weight bc_coef at update 1, which then falls to 0."""
         args = self.args
+        agent = self.agent
         obs, actions = inputs
         logs = {}
         if args.aux == "reconstruct":
-            leaves = self.memory.storage.leaves
-            logs["losses/reconstruct"] = reconstruct(self.agent, leaves, obs, latent)
+            logs["losses/reconstruct"] = agent.aux(agent, obs, latent)
         elif args.aux == "predict":
-            following = self.memory.following(idx)
-            loss = predict(self.agent, obs, actions, latent, elements, *following)
-            logs["losses/predict"] = loss
+            seen = torch.cat([latent, embed_action(agent.head, actions, elements, obs)], 1)
+            # What follows the last steps is not stored
+            rows = np.flatnonzero((idx < dones[:-1].size) & (dones.flat[idx] == 0))
+            next_obs = self.storage.gather(idx[rows] + args.num_envs)
+            logs["losses/predict"] = predict(agent, seen, rows, next_obs)
         loss = args.aux_coef * sum(logs.values())
-        coef = self.cloning_coef(iteration)
-        if coef > 0:
-            logs |= behaviour_cloning(self.agent, *self.demos.sample(rng))
-            loss = loss + coef * logs["losses/behaviour_cloning"]
+        last = args.bc_anneal * args.num_iterations or math.inf  # updates until the weight is 0
+        coef = args.bc_coef * (1 - (iteration - 1) / last)
+        if args.demos and coef > 0:
+            logs |= behaviour_cloning(agent, *self.sample(rng))
+            loss += coef * logs["losses/behaviour_cloning"]
         return loss, logs
 
 
@@ -1579,8 +1537,8 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    extras = Extras(agent, memory, args)
-    if run.first == 0:
+    extras = Extras(agent, memory.storage, args)
+    if args.demos and run.first == 0:
         extras.clone(optimizer)
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
@@ -1661,7 +1619,9 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
                 v_loss = 0.5 * v_loss.mean()
                 entropy_loss = entropy.mean()
                 loss = args.pg_coef * pg_loss - args.ent_coef * entropy_loss + vf_coef * v_loss
-                extra_loss, extra = extras.losses(iteration, rng, idx, inputs, latent, elements)
+                extra_loss, extra = extras.losses(
+                    iteration, rng, idx, inputs, dones, latent, elements
+                )
                 loss += extra_loss
 
                 optimizer.zero_grad()
@@ -1674,8 +1634,8 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
                     distance = (ratio - 1).abs()
                     clipfrac = (distance > args.clip_coef).float().mean()
                     row = [v_loss, pg_loss, entropy_loss, -logratio.mean(), approx_kl, clipfrac]
-                    row += [grad_norm, distance.max()]  # as in LOGGED
-                    logs.append(torch.stack([*extra.values(), *row]))
+                    # As in `names` below
+                    logs.append(torch.stack([*extra.values(), *row, grad_norm, distance.max()]))
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection

@@ -281,6 +281,34 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 # --- end shared: observations ---
 
 
+# ---- Agents: which rows of two observations are the same one ----
+def agent_ids(leaves: list[Leaf], arrays: list, counts: list | np.ndarray) -> np.ndarray:
+    """The ids of all rows that act, int64 [rows]: `node_ids` or, without them, the places of the
+    rows in their observations. `arrays` are the leaves' own, and counts[b] rows act in observation
+    b."""
+    for leaf, ids in zip(leaves, arrays):
+        if leaf.path == leaf.group == "node_ids":
+            return ids.reshape(-1).astype(np.int64)
+    return np.concatenate([np.arange(num) for num in counts])
+
+
+def same_agents(ids: np.ndarray, counts: np.ndarray, follows: np.ndarray) -> np.ndarray:
+    """For each row of the first len(follows) observations the row with the same id in the
+    observation that follows, -1 if there is none. After observation b comes observation follows[b],
+    or none if that is -1. `ids` are those of all rows, counts[b] of them belong to observation b.
+    With ids [7, 8, 9, 7], counts [2, 2] and follows [1] it is [3, -1]: the second 7 is row 3."""
+    _, ids = np.unique(ids, return_inverse=True)  # 0, 1, ...
+    num_ids = ids.max(initial=0) + 1
+    observation = np.arange(len(counts)).repeat(counts)  # of each row
+    keys = observation * num_ids + ids
+    after = follows.repeat(counts[: len(follows)])
+    wanted = after * num_ids + ids[: len(after)]  # the key to find, negative if nothing follows
+    rows = np.full(len(wanted), -1)
+    _, own, found = np.intersect1d(wanted, keys, return_indices=True)
+    rows[own] = found
+    return rows
+
+
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
 def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
@@ -294,33 +322,6 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
 
 
 # --- end shared: environments ---
-
-
-# ---- Agents: which rows of two observations are the same one ----
-def agent_ids(leaves: list[Leaf], arrays: list[np.ndarray], counts: np.ndarray) -> np.ndarray:
-    """The ids of all rows that act, int64 [rows]: `node_ids` or, without them, the places of the
-    rows in their observations. `arrays` are those of the leaves, and counts[b] rows act in
-    observation b."""
-    for leaf, ids in zip(leaves, arrays):
-        if leaf.path == leaf.group == "node_ids":
-            return ids.reshape(-1).astype(np.int64)
-    return np.concatenate([np.arange(num) for num in counts])
-
-
-def same_agents(ids: np.ndarray, counts: np.ndarray, follows: np.ndarray) -> np.ndarray:
-    """For each row of the first len(follows) observations the row with the same id in the
-    observation that follows, -1 if there is none. After observation b comes observation follows[b],
-    or none if that is -1. `ids` are those of all rows, counts[b] of them belong to observation b.
-    With ids [7, 8, 9, 7], counts [2, 2] and follows [1] it is [3, -1]."""
-    _, ids = np.unique(ids, return_inverse=True)  # 0, 1, ...
-    num_ids = ids.max(initial=0) + 1
-    keys = np.arange(len(counts)).repeat(counts) * num_ids + ids  # observation and id of each row
-    after = follows.repeat(counts[: len(follows)])
-    wanted = after * num_ids + ids[: len(after)]  # the key to find, negative if nothing follows
-    rows = np.full(len(wanted), -1)
-    _, own, found = np.intersect1d(wanted, keys, return_indices=True)
-    rows[own] = found
-    return rows
 
 
 class Step(NamedTuple):
@@ -350,7 +351,8 @@ class Envs:
         """Starts new episodes; env i is seeded with seed + i."""
         N = len(self.envs)
         self.rows = [self.read(env.reset(seed=seed + i)[0]) for i, env in enumerate(self.envs)]
-        self.returns = [Counter() for _ in self.envs]  # agent -> its rewards in the present episode
+        # Of each present episode: agent -> sum of its rewards
+        self.agent_returns = [Counter() for _ in self.envs]
         begins = np.ones(N, bool)
         return Step(self.collate(self.rows), np.zeros(N, np.float32), begins, ~begins, [], [])
 
@@ -367,15 +369,16 @@ class Envs:
             obs, reward[i], terminated[i], truncated[i], info = env.step(actions[i])
             own = np.array(info["rewards"], np.float32)
             rewards.append(own)
-            ids = agent_ids(self.leaves, self.rows[i], np.array([len(own)]))
-            self.returns[i].update(dict(zip(ids.tolist(), own.tolist())))  # adds
+            ids = agent_ids(self.leaves, self.rows[i], [len(own)])
+            for agent, number in zip(ids.tolist(), own.tolist()):
+                self.agent_returns[i][agent] += number
             if terminated[i] or truncated[i]:
                 if not terminated[i]:
                     finals.append(self.collate([self.read(obs)]))
                 if "episode" in info:  # not where only a life of a game ended
-                    agent_return = np.mean(list(self.returns[i].values()) or 0.0)
-                    infos.append((i, info | {"agent_return": agent_return}))
-                self.returns[i].clear()
+                    mean = np.mean(list(self.agent_returns[i].values()) or 0.0)
+                    infos.append((i, info | {"agent_return": mean}))
+                self.agent_returns[i].clear()
                 obs, _ = env.reset()
             self.rows[i] = self.read(obs)
         truncated &= ~terminated  # what is both counts as terminated
@@ -1041,7 +1044,7 @@ class ActionHead(nn.Module):
             self.heads.append(head)
         self.acting = acting_group(space, leaves, args.action_head)
         if not self.acting:
-            raise UsageError(f"{space}: a Sequence of actions is needed, one for each agent")
+            raise UsageError(f"action space {space}: a Sequence is needed, one action per agent")
         # A row's embedding -> its latent
         self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
@@ -1123,15 +1126,19 @@ class Memory:
         truncated episode comes its final observation, after that of a terminated one nothing.
         `dones` and `truncated` are bool [T, N]."""
         T, N = dones.shape
-        follows = np.arange(N, (T + 1) * N).reshape(T, N)  # t, i: what comes after step t of env i
+        # Observation t * N + i, which env i had at step t, is followed by the next one of env i
+        follows = np.arange(N, (T + 1) * N).reshape(T, N)
         follows[dones] = -1
         follows[truncated] = (T + 1) * N + np.arange(len(self.finals))
         counts = []
         ids = []
         for flat in [*self.observations, step.obs, *self.finals]:
-            counts.append(flat.counts[self.agent.head.acting])
-            ids.append(agent_ids(self.storage.leaves, flat.values, counts[-1]))
-        return same_agents(np.concatenate(ids), np.concatenate(counts), follows.reshape(-1))
+            num = flat.counts[self.agent.head.acting]
+            counts.append(num)
+            ids.append(agent_ids(self.storage.leaves, flat.values, num))
+        counts = np.concatenate(counts)
+        ids = np.concatenate(ids)
+        return same_agents(ids, counts, follows.reshape(-1))
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps with agents in `num` random parts, fewer if a rank has fewer such
@@ -1146,7 +1153,8 @@ class Memory:
         for idx in np.array_split(rng.permutation(steps), num):
             rows = self.storage.places(idx, acting)
             obs = self.storage.gather(idx)
-            yield rows, (obs, actions[to_device(rows, self.storage.device)])
+            own = actions[to_device(rows, self.storage.device)]
+            yield rows, (obs, own)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1172,9 +1180,8 @@ class Agent(nn.Module):
         self.critic = mlp(widths, args.activation)
         dims = self.encoder.element_dims
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
-        self.row = Project(
-            self.head.acting, self.head.row.nodes, dims, widths[-1]
-        )  # as in the head
+        # As in the head
+        self.row = Project(self.head.acting, self.head.row.nodes, dims, widths[-1])
         self.output = layer_init(nn.Linear(widths[-1], 1), 1.0)
 
     def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
@@ -1358,17 +1365,19 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         # that at the next. V of the R rows, then of those that only follow: one wait for the device
         all_values = torch.cat([values, memory.next_values(step)]).cpu().numpy()
         next_row = memory.next_rows(step, dones, truncated)
-        V = np.append(all_values, np.float32(0))  # next_row is -1 for an agent that has ended: 0
-        advantages = np.zeros_like(V)  # 0 as well at -1, and at rows that only follow
-        stop = len(values)
+        V = np.append(all_values, np.float32(0))  # V[-1] = 0 stands for agents that have ended
+        advantages = np.zeros_like(V)  # 0 for them, too, and for rows that only follow
+        R = len(values)
+        stop = R
         for reward in reversed(rewards):
             rows = slice(stop - len(reward), stop)
             after = next_row[rows]
             delta = reward + args.gamma * V[after] - V[rows]
-            advantages[rows] = delta + args.gamma * args.gae_lambda * advantages[after]
-            stop = rows.start
-        V = V[: len(values)]
-        advantages = advantages[: len(values)]
+            lastgaelam = advantages[after]
+            advantages[rows] = delta + args.gamma * args.gae_lambda * lastgaelam
+            stop -= len(reward)
+        V = V[:R]
+        advantages = advantages[:R]
         # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(np.concatenate(all_ranks(advantages + V)))

@@ -262,10 +262,10 @@ def arrays_of(space: gym.Space, obs: Any) -> list:
         return [obs.nodes, obs.edge_links, obs.edges][: 2 if space.edge_space is None else 3]
     if isinstance(space, spaces.Sequence):
         row = space.feature_space
-        if not space.stack:  # a tuple of rows
-            empty = gym.vector.utils.create_empty_array(row, len(obs))
-            obs = gym.vector.utils.concatenate(row, obs, empty)
-        return arrays_of(row, obs)
+        if space.stack:
+            return arrays_of(row, obs)
+        columns = list(zip(*[arrays_of(row, each) for each in obs]))  # of a tuple of rows
+        return columns or [None] * len(leaves_of(row, group="rows"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [obs]
     arrays = []
@@ -482,11 +482,14 @@ class Storage:
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        numbers = np.arange(flat.size + 1)
+        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
+        groups = ["", *(group for group in flat.counts if group)]
+        for group in groups[1:]:
+            num = flat.counts[group]
+            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -874,7 +877,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             columns = slice(column, column + k)
             entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
             parts.append(Part(factor.path, columns, group, mask, entries, k, n))
-            column = columns.stop
+            column += k
             entry[mask] = entries.stop
     return parts
 
@@ -890,12 +893,12 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        columns = []  # of each child
+        children = []
         for _, child in children_of(space):
             num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
-            columns.append(to_env_actions(child, actions[:, :num]))
+            children.append(to_env_actions(child, actions[:, :num]))
             actions = actions[:, num:]
-        rows = list(zip(*columns))
+        rows = list(zip(*children))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
@@ -907,10 +910,10 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
 class Project(nn.Linear):
     """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
 
-    def __init__(self, group: str, leaves: list[Leaf], dims: dict[str, int], dim: int):
+    def __init__(self, group: str, nodes: str, dims: dict[str, int], dim: int):
         super().__init__(dims[group], dim)
         self.group = group
-        self.nodes = {leaf.group: leaf.nodes for leaf in leaves}[group]  # which edges connect
+        self.nodes = nodes  # of edges: the group of the nodes
 
     def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         rows = elements[self.group].values
@@ -936,17 +939,16 @@ class Project(nn.Linear):
 
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims."""
+    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
+    of its ends."""
 
-    def __init__(self, part: Part, leaves: list[Leaf], dim: int, dims: dict, args: Any):
+    def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
         num_outputs = part.k * part.n
-        if part.group:  # the width of an embedding, for edges that of their nodes
-            num_outputs = min(
-                dims[leaf.nodes or part.group] for leaf in leaves if leaf.group == part.group
-            )
+        if part.group:  # the width of an embedding
+            num_outputs = dims[nodes or part.group]
         elif part.n == 0 and args.state_dependent_std:
             num_outputs = 2 * part.k
         elif part.n == 0:
@@ -955,7 +957,7 @@ class PartHead(nn.Module):
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
         if part.group:
             self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
-            self.key = Project(part.group, leaves, dims, num_outputs)
+            self.key = Project(part.group, nodes, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
@@ -1019,17 +1021,19 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
+        nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
         # Numbers of the parts, choices first
         self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
         for k, part in enumerate(parts):
-            head = PartHead(part, leaves, dim, dims, args)
+            head = PartHead(part, nodes[part.group], dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
         self.acting = acting_group(space, leaves, args.action_head)
         if self.acting:
-            self.row = Project(self.acting, leaves, dims, dim)  # a row's embedding -> its latent
+            # A row's embedding -> its latent
+            self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
     def forward(
         self,
@@ -1078,29 +1082,27 @@ class ActionHead(nn.Module):
 
 # ---- Memory: an LSTM with an entry per (environment, node id) ----
 State = dict[str, Tensor]
-"""What N envs remember. An entry is what is remembered under one key of one env: the id of a node
-or, in the group "", 0. Entries are sorted by env and key; index tensors are int64, on the CPU.
+"""What N envs remember: entries, sorted by env and key. A key is the id of a node, or 0 without
+ids. Index tensors are int64, on the CPU.
 
     "num"        [N]       entries of each env
-    "keys"       [nnz]     the id of each entry
+    "keys"       [nnz]     the key of each entry
     "h", "c"     [nnz, H]  what the LSTM keeps of it; a GRU has no c
-    "action"     [N, any]  the last action, embedded
-With --remember-edges:
-    "messages"   [nnz, H]  what its neighbors sent last
+    "messages"   [nnz, H]  with --remember-edges: what its neighbors sent
     "num_edges"  [N]       edges of each env
-    "links"      [E, 2]    source and target, counted within the env's entries
-    "edge_attr"  [E, any]  features, as the encoder made them when the edge was first seen
+    "links"      [E, 2]    their source and target, numbers within the env's entries
+    "edge_attr"  [E, any]  their features when they were first seen
+    "action"     [N, any]  the last action, embedded
 
-What B observations show has the same form: "num", "keys", the edges; "starts" bool [B]: an episode
-begins; "rewards" [B]: of the step before."""
-# Tensors that have any number of rows of each env -> the tensor that has the numbers
-COUNTS = {"keys": "num", "h": "num", "c": "num", "messages": "num"}
+What the memory sees of B observations has the same form: "num", "keys", "num_edges", "links",
+"starts" bool [B]: an episode begins, and "rewards" [B]: of the step before."""
+COUNTS = {"keys": "num", "h": "num", "c": "num", "messages": "num"}  # what counts the rows of each
 COUNTS |= {"links": "num_edges", "edge_attr": "num_edges"}
 
 
 def select(state: State, envs: np.ndarray) -> State:
-    """The state of `envs` (int64, repeats allowed) in that order, or what the observations with
-    these numbers show."""
+    """The state of `envs` (int64, repeats allowed), in that order. Of what is seen: the
+    observations `envs`."""
     chosen = {}
     for name, values in state.items():
         rows = envs
@@ -1112,84 +1114,82 @@ def select(state: State, envs: np.ndarray) -> State:
 
 
 def join_states(states: list[State]) -> State:
-    """The states of all their envs, by the names that the first and the last one have."""
-    joined = {}
-    for name in states[0].keys() & states[-1].keys():
-        joined[name] = torch.cat([state[name] for state in states])
-    return joined
+    """One state of all their envs, with the names that the first and the last one share."""
+    names = states[0].keys() & states[-1].keys()
+    return {name: torch.cat([state[name] for state in states]) for name in names}
 
 
 class Timeline:
-    """How the entries of M envs change in T steps; number m * T + t is step t of env m. `known` is
-    the state joined with what is seen, `starts` is bool [M, T].
+    """How the entries of M envs change in T steps, where number m * T + t is step t of env m.
 
-    A row is one value of an entry: first come those of the state, which has `num_old` entries, then
-    one per event: an event is that a key is seen in a step. In another episode a key is another
-    entry. An example: the state knows key 7; the env sees the keys (9, 7), then (9), then a new
-    episode begins with (7):
+    An event is that a key is seen in a step. A row is one value of an entry: row 0 is zero, then
+    come those of the state, then one per event. A new episode has new entries. In this example the
+    state knows key 7. The env sees the keys (9, 7), then (9), then a new episode begins with (7):
 
-        row      1  2  3  4  5    row 1 is of the state, 2 to 5 are events; row 0 is zero
+        row      1  2  3  4  5
         key      7  9  7  9  7
         at       0  0  0  1  2    the step since when it is valid
-        entry    0  1  0  1  2    key 7, key 9 and, of the new episode, key 7
+        entry    0  1  0  1  2    sorted by env, episode and key
         before   0  0  1  2  0    the row of the same entry that it replaces
-        order    0  2  1  3  4    sorts by entry, then by time: rows 1, 3, 2, 4, 5
+        order    0  2  1  3  4    sorts the rows by entry, then by time: 1, 3, 2, 4, 5
     """
 
-    def __init__(self, known: State, starts: np.ndarray, num_old: int):
+    def __init__(self, state: State, seen: State):
+        self.state = state
+        self.seen = seen
+        self.known = join_states([state, seen])
+        starts = seen["starts"].numpy().reshape(len(state["num"]), -1)
         steps = np.arange(starts.size).reshape(starts.shape)
         first = np.where(starts, steps, steps[:, :1])
         self.first = np.maximum.accumulate(first, 1).ravel()  # of each step's episode
-        self.seen_at = np.append(steps[:, 0], steps)  # the step of each state and observation
-        self.num_old = num_old
-        self.num = known["num"].numpy()
-        self.at = self.seen_at.repeat(self.num)
-        _, rank = np.unique(known["keys"].numpy(), return_inverse=True)
+        self.seen_at = np.append(steps[:, 0], steps)  # of each state, then of each observation
+        self.at = self.seen_at.repeat(self.known["num"])
+        _, rank = np.unique(self.known["keys"], return_inverse=True)
         code = self.first[self.at] * len(rank) + rank  # one number per entry
         _, self.entry = np.unique(code, return_inverse=True)
         self.order = np.argsort(self.entry, kind="stable")
-        is_first = np.diff(self.entry[self.order], prepend=-1) > 0  # of its entry
+        is_first = np.diff(self.entry[self.order], prepend=-1) > 0
         row = self.order + 1
         self.before = np.empty_like(row)
         self.before[self.order] = np.where(is_first, 0, np.roll(row, 1))
-        self.last = row[np.roll(is_first, -1)]  # row of each entry
+        self.last = row[np.roll(is_first, -1)]  # the last row of each entry
+        self.num_old = len(state["h"])
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(events, the sequence of one entry after that of another; the length of each sequence;
-        the row whose h and c it begins with). In the example events (1, 0, 2, 3), lengths (1, 2, 1)
-        and rows (1, 0, 0)."""
+        """(events, those of an entry one after the other; the length of each such sequence; the row
+        of h and c with which it begins). In the example (1, 0, 2, 3), (1, 2, 1), (1, 0, 0)."""
         order = self.order[self.order >= self.num_old]
         before = self.before[order]
         begins = before <= self.num_old
         stops = np.flatnonzero(np.append(begins, True))
         return order - self.num_old, np.diff(stops), before[begins]
 
-    def edges(self, known: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Each edge once, E in all: (entries of source and target [E, 2]; the step since when it is
         known [E]; its row in known["links"] [E])."""
-        num_edges = known["num_edges"].numpy()
-        first_row = (self.num.cumsum() - self.num).repeat(num_edges)
-        ends = self.entry[known["links"].numpy() + first_row[:, None]]
+        num = self.known["num"].numpy()
+        num_edges = self.known["num_edges"].numpy()
+        first_row = (num.cumsum() - num).repeat(num_edges)
+        ends = self.entry[self.known["links"].numpy() + first_row[:, None]]
         _, place = np.unique(ends @ [len(self.last), 1], return_index=True)
         return ends[place], self.seen_at.repeat(num_edges)[place], place
 
-    def senders(
-        self, ends: np.ndarray, at: np.ndarray, place: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Pairs of an event and an edge to it that is known by then: (edge [pairs], latest row
-        of its source [pairs], ptr [events + 1]: pairs ptr[e]:ptr[e + 1] are those of event e).
+    def senders(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pairs of an event and an edge to it that is known by then: (row of the edge in
+        known["links"] [pairs]; latest row of its source [pairs]; ptr [events + 1]: pairs
+        ptr[e]:ptr[e + 1] are those of event e).
 
-        A row of the state has the time `at`, an event the time at + 1: it may replace that row at
-        the same step. The clock of a row is entry * num_times + time, so clocks are sorted by entry
-        and time. In the example of the class, where num_times is 4:
+        The time of an event is at + 1, since it may replace a row of the state at the same step.
+        The clock of a row is entry * num_times + time. In the example, where num_times is 4:
 
             row      1  2  3  4   5
             time     0  1  1  2   3
             clock    0  5  1  6  11
 
-        An edge from key 7 to 9 that is known since step 0 reaches event 2, row 4, at time 2. The
-        clock of its source would be 0 * 4 + 2, the last one up to there is 1: row 3 sends.
+        An edge from key 7 to 9 that is known since step 0 reaches row 4 at time 2. Its source's
+        clock would be 0 * 4 + 2 then; the last one up to there is 1: row 3 sends.
         """
+        ends, at, place = self.edges()
         num_times = len(self.first) + 1
         is_event = np.arange(len(self.at)) >= self.num_old
         time = self.at + is_event
@@ -1199,18 +1199,34 @@ class Timeline:
         source, target = ends.T
         since = target * num_times + at + 1
         order = np.argsort(since)
-        bounds = [now - time, now]
-        start, stop = np.searchsorted(since[order], bounds, side="right")
+        # Edges to the event's entry, of which those known by now
+        start, stop = np.searchsorted(since[order], [now - time, now], side="right")
         num = stop - start
         edge = order[ranges(start, num)]
         latest = source[edge] * num_times + time.repeat(num)
         sender = np.searchsorted(clock[self.order], latest, side="right") - 1
         return place[edge], self.order[sender] + 1, np.append(0, num.cumsum())
 
+    def newest(self) -> State:
+        """The new state after one step, T = 1, whose `rows` and `action` the agent has set."""
+        num = np.bincount(self.at[self.last - 1], minlength=len(self.first))
+        last = to_device(self.last, self.action.device)
+        new = {name: select_rows(values, last) for name, values in self.rows.items()}
+        new["num"] = torch.from_numpy(num)
+        new["keys"] = self.known["keys"][self.last - 1]
+        new["action"] = self.action
+        if "edge_attr" in self.known:
+            ends, at, place = self.edges()
+            links = ends - (num.cumsum() - num)[at, None]
+            place = to_device(place, self.action.device)
+            new["num_edges"] = torch.from_numpy(np.bincount(at, minlength=len(num)))
+            new["links"] = torch.from_numpy(links)
+            new["edge_attr"] = select_rows(self.known["edge_attr"], place)
+        return new
+
 
 class GRU(nn.GRU):
-    """A GRU (Cho et al. 2014) that is called as an LSTM is. Its state is (h,), that of an LSTM (h,
-    c)."""
+    """A GRU that is called as an LSTM is. Its state is (h,), that of an LSTM (h, c)."""
 
     def forward(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
         output, h = super().forward(x, *state)
@@ -1227,7 +1243,7 @@ def run_cell(
 ) -> list[Tensor]:
     """Runs the cell over ragged sequences: x[events] (`events` permutes the rows of x) has one
     sequence after the other, of these `lengths`. Sequence k begins with row begin[k] of each part
-    of `state`, (h, c) or (h,). Returns the new parts, each [events, H], in the order of x's rows;
+    of `state`, [h, c] or [h]. Returns the new parts, each [events, H], in the order of x's rows;
     of an LSTM only h if any sequence has more than one row.
 
     On CUDA cuDNN runs them as a PackedSequence. On the CPU one fused call makes all steps until the
@@ -1238,7 +1254,7 @@ def run_cell(
         begin = to_device(begin[np.argsort(events)], x.device)
         _, state = cell(x[None], tuple(select_rows(rows, begin)[None] for rows in state))
         return [rows[0] for rows in state]
-    order, num_active, place = by_time(events, lengths, not x.is_cuda)
+    order, num_active, place = by_time(events, lengths)
     begin, place = pack([begin[order], place], x.device)
     state = tuple(select_rows(rows, begin)[None] for rows in state)
     zeros = x.new_zeros(num_active.sum(), x.shape[1])
@@ -1266,17 +1282,15 @@ def run_stairs(
     return torch.cat(outputs)
 
 
-def by_time(events: np.ndarray, lengths: np.ndarray, round_up: bool) -> tuple[np.ndarray, ...]:
+def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     """(order of the sequences, the longest first; number of them at each step; place of each event)
-    in a PackedSequence, which is sorted by step, then by that order. With `round_up` lengths become
-    the next of 1, 2, 3, 4, 6, 8, 12, ...: fewer stairs, but some places stay empty."""
+    in a PackedSequence, which is sorted by step, then by that order. Lengths are rounded up to 1,
+    2, 3, 4, 6, 8, 12, ...: fewer stairs, but some places stay empty."""
     order = np.argsort(-lengths, kind="stable")
-    stops = lengths[order]
-    if round_up:
-        octave = np.log2(stops).astype(np.int64)
-        unit = 2 ** (octave - 1).clip(0)
-        stops = -(-stops // unit) * unit
-    num_active = np.searchsorted(-stops, -np.arange(stops[0]))
+    octave = np.log2(lengths[order]).astype(np.int64)
+    unit = 2 ** (octave - 1).clip(0)
+    stops = -(-lengths[order] // unit) * unit
+    num_active = np.searchsorted(-stops, -np.arange(lengths.max()))
     step = ranges(0 * lengths, lengths)
     rank = np.argsort(order).repeat(lengths)
     place = np.empty_like(events)
@@ -1285,10 +1299,12 @@ def by_time(events: np.ndarray, lengths: np.ndarray, round_up: bool) -> tuple[np
     return order, num_active, place
 
 
+CELLS = {"lstm": (nn.LSTM, ["h", "c"]), "gru": (GRU, ["h"])}
+
+
 class SparseLSTM(nn.Module):
     """An LSTM over the elements that are seen, with a sequence per entry, and a readout over all
-    entries, computed as a running sum of changes. One call takes M envs through T steps: T is 1 to
-    act, all of a rollout to learn."""
+    entries. One call takes M envs through T steps: T is 1 to act, all of a rollout to learn."""
 
     def __init__(self, input_dim: int, edge_dim: int, per_node: bool, args: Any):
         super().__init__()
@@ -1301,63 +1317,39 @@ class SparseLSTM(nn.Module):
         # Small: gates that are less saturated learn to count sooner
         nn.init.constant_(norm.weight, 0.5)
         self.token = nn.Sequential(layer, norm, nn.ReLU())
-        is_lstm = args.cell == "lstm"
-        self.cell = nn.LSTM(args.gnn_dim, H) if is_lstm else GRU(args.gnn_dim, H)
-        self.parts = ["h", "c"] if is_lstm else ["h"]
+        cell, self.parts = CELLS[args.cell]
+        self.cell = cell(args.gnn_dim, H)
         for name, parameter in self.cell.named_parameters():
             for gate in parameter.split(H):
                 if "bias" in name:
                     nn.init.zeros_(gate)
                 else:
                     nn.init.orthogonal_(gate)
-        forget_bias = torch.linspace(0, args.forget_bias, H)
-        self.cell.bias_ih_l0.data[H : 2 * H] = forget_bias
+        self.cell.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
+        self.edge_dim = edge_dim
         self.message = nn.Linear(H + edge_dim, H) if args.remember_edges else None
 
-    def forward(self, x: Tensor, seen: State, state: State) -> tuple[Tensor, Tensor, State | None]:
-        """(output [events, H], readout [M * T, dim], the new state but its action, None if T > 1).
-        Row e of x [events, D] is the node, or the observation, that seen["keys"][e] names."""
-        num_old = len(state["keys"])
-        starts = seen["starts"].numpy().reshape(len(state["num"]), -1)
-        known = join_states([state, seen])
-        line = Timeline(known, starts, num_old)
-        before = [F.pad(state[name], (0, 0, 1, 0)) for name in self.parts]  # row 0 is zero
-        after = run_cell(self.cell, self.token(x), before, *line.sequences())
-        rows = {}
-        for name, *pair in zip(self.parts, before, after):
-            rows[name] = torch.cat(pair)
-        out = rows["h"]
-        edges = None
+    def forward(self, x: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:
+        """(output [events, H], readout [M * T, dim]) of events with inputs x [events, any]. Sets
+        `line.rows`."""
+        old = [F.pad(line.state[name], (0, 0, 1, 0)) for name in self.parts]  # row 0 is zero
+        new = run_cell(self.cell, self.token(x), old, *line.sequences())
+        line.rows = {name: torch.cat(pair) for name, *pair in zip(self.parts, old, new)}
+        out = line.rows["h"]
         if self.message:
-            edges = line.edges(known)
-            messages = self.exchange(out, known["edge_attr"], *line.senders(*edges))
-            rows["messages"] = torch.cat([F.pad(state["messages"], (0, 0, 1, 0)), messages])
-            out = out + rows["messages"]
-        readout = out[num_old + 1 :]
-        if self.per_node:
-            readout = self.sum_up(out, line)
-        new = None
-        if starts.shape[1] == 1:
-            new = self.remember(rows, line, known, edges)
-        return out[num_old + 1 :], readout, new
-
-    def remember(self, rows: dict[str, Tensor], line: Timeline, known: State, edges) -> State:
-        """The new state, but its action, after one step: of each entry the last row."""
-        M = len(line.first)
-        num = np.bincount(line.at[line.last - 1], minlength=M)
-        new = {"num": torch.from_numpy(num), "keys": known["keys"][line.last - 1]}
-        for name, values in rows.items():
-            new[name] = select_rows(values, to_device(line.last, values.device))
-        if self.message:
-            ends, at, place = edges
-            links = ends - (num.cumsum() - num)[at, None]
-            new["num_edges"] = torch.from_numpy(np.bincount(at, minlength=M))
-            new["links"] = torch.from_numpy(links)
-            new["edge_attr"] = select_rows(known["edge_attr"], to_device(place, rows["h"].device))
-        return new
+            edge, sender, ptr = pack(line.senders(), x.device)
+            edge_attr = select_rows(line.known["edge_attr"], edge)
+            inputs = torch.cat([select_rows(out, sender), edge_attr], 1)
+            messages = segment(self.message(inputs).relu(), ptr, "mean")
+            old = F.pad(line.state["messages"], (0, 0, 1, 0))
+            line.rows["messages"] = torch.cat([old, messages])
+            out = out + line.rows["messages"]
+        events = out[line.num_old + 1 :]
+        return events, self.sum_up(out, line) if self.per_node else events
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
-        """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number)."""
+        """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number). It
+        is a running sum of changes."""
         before, at, first = pack([line.before, line.at, line.first], values.device)
         changes = values[1:] - select_rows(values, before)
         # double, as what earlier episodes added is subtracted again; the last column counts
@@ -1372,16 +1364,6 @@ class SparseLSTM(nn.Module):
         if self.readout == "mean":
             sums = sums / num.clamp(min=1)
         return torch.cat([sums, num.log1p()], 1).to(values.dtype)
-
-    def exchange(
-        self, h: Tensor, edge_attr: Tensor, edge: np.ndarray, sender: np.ndarray, ptr: np.ndarray
-    ) -> Tensor:
-        """Messages [events, H]: the mean, over the edges to it that are known by then, of what
-        their sources send: a layer of the latest h and the edge. `h` [rows, H] is that of all
-        rows."""
-        edge, sender, ptr = pack([edge, sender, ptr], h.device)
-        inputs = torch.cat([select_rows(h, sender), select_rows(edge_attr, edge)], 1)
-        return segment(self.message(inputs).relu(), ptr, "mean")
 
 
 # --- shared: embed action ---
@@ -1398,13 +1380,17 @@ def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Ragged], 
 
 
 class Memory:
-    """The steps of a rollout of N environments and what is remembered of those before: number
-    t * N + i is step t of env i."""
+    """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
         self.storage = Storage(leaves, next(agent.parameters()).device)
-        self.nothing = agent.nothing(self.storage.device)
+        zeros = partial(torch.zeros, device=self.storage.device)
+        num = torch.zeros(1, dtype=torch.int64)
+        self.nothing = {"num": num, "keys": num[:0], "num_edges": num, "links": num.new_zeros(0, 2)}
+        self.nothing |= dict.fromkeys(("h", "c", "messages"), zeros(0, args.lstm_dim))
+        self.nothing["edge_attr"] = zeros(0, agent.memory.edge_dim)
+        self.nothing["action"] = zeros(1, agent.action_dim)
         self.now = select(self.nothing, np.zeros(num_envs, np.int64))
 
     def begin(self) -> None:
@@ -1415,14 +1401,11 @@ class Memory:
         self.finals = []  # per step that truncates episodes: their states, observations, rewards
 
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
-        """What observations show to the memory; `starts` and `rewards` [B] come with them."""
-        paths = [leaf.path for leaf in self.storage.leaves]
-        values = dict(zip(paths, flat.values))
+        """What the memory sees of observations; `starts` and `rewards` [B] come with them."""
+        values = {leaf.path: rows for leaf, rows in zip(self.storage.leaves, flat.values)}
         num = flat.counts[self.agent.group]
-        keys = np.zeros_like(num)  # in the group ""
-        if self.agent.group:
-            keys = values["node_ids"].astype(np.int64)
-        seen = {"starts": starts, "rewards": rewards, "num": num, "keys": keys}
+        keys = values["node_ids"].astype(np.int64) if self.agent.group else np.zeros_like(num)
+        seen = {"num": num, "keys": keys, "starts": starts, "rewards": rewards}
         if self.agent.links:
             seen["num_edges"] = flat.counts[self.agent.links]
             seen["links"] = values[self.agent.links]
@@ -1434,14 +1417,15 @@ class Memory:
         stored and remembered."""
         obs = self.storage.append(step.obs)
         starts = step.terminated | step.truncated
-        if starts.any():  # what was before is forgotten; the last env remembers nothing
+        if starts.any():  # then nothing is remembered
             envs = np.where(starts, len(starts), np.arange(len(starts)))
             self.now = select(join_states([self.now, self.nothing]), envs)
         if not self.seen:
             self.first = self.now  # the state that the rollout begins with
-        seen = self.look(step.obs, starts, step.reward)
-        action, log_prob, _, value, self.now = self.agent.step(obs, seen, self.now, greedy=greedy)
-        self.seen.append(seen)
+        self.seen.append(self.look(step.obs, starts, step.reward))
+        line = Timeline(self.now, self.seen[-1])
+        action, log_prob, _, value = self.agent(obs, line, greedy=greedy)
+        self.now = line.newest()
         self.actions.append(action)
         return action, log_prob, value
 
@@ -1449,20 +1433,17 @@ class Memory:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         if step.finals:
             envs = np.flatnonzero(step.truncated)
-            state = select(self.now, envs)
-            self.finals.append((state, join(step.finals), step.reward[envs]))
+            self.finals.append((select(self.now, envs), join(step.finals), step.reward[envs]))
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
         """V [N + truncations]: of `step.obs`, which the last actions led to, then of `finals`."""
-        now = (self.now, step.obs, step.reward)
-        states, flats, rewards = zip(now, *self.finals)
+        states, flats, rewards = zip((self.now, step.obs, step.reward), *self.finals)
         flat = join(flats)
-        rewards = np.concatenate(rewards)
         obs = self.storage.batch(self.storage.copy(flat))
-        starts = np.zeros_like(rewards, bool)  # values of new episodes' first steps are not used
-        seen = self.look(flat, starts, rewards)
-        return self.agent.step(obs, seen, join_states(states), greedy=True)[3]
+        starts = np.zeros(flat.size, bool)  # values of new episodes' first steps are not used
+        seen = self.look(flat, starts, np.concatenate(rewards))
+        return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout in `num` random parts, each all T steps of M environments: their numbers,
@@ -1476,8 +1457,8 @@ class Memory:
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + first_env).ravel()
             obs = self.storage.gather(idx)
-            action = self.storage.select(actions, idx, self.agent.head.acting)
-            yield idx, (obs, select(seen, idx), select(self.first, envs), action)
+            line = Timeline(select(self.first, envs), select(seen, idx))
+            yield idx, (obs, line, self.storage.select(actions, idx, self.agent.head.acting))
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1488,7 +1469,7 @@ class Memory:
         return self.now
 
     def restore(self, state: State) -> None:
-        self.now = {name: rows.to(self.now[name].device) for name, rows in state.items()}
+        self.now = {name: rows.to(self.nothing[name].device) for name, rows in state.items()}
 
 
 # ---- Agent: the networks ----
@@ -1516,17 +1497,17 @@ class Agent(nn.Module):
         self.group = id_group(leaves) if args.state_per_node else ""
         dims = self.encoder.element_dims | {"": self.encoder.dim}
         links = self.encoder.links.get(self.group, "")
-        self.links = links if args.remember_edges else ""
         if args.remember_edges and not links:
             raise UsageError(
                 "--remember-edges needs --state-per-node, a graph and the observation 'node_ids'"
             )
-        self.edge_dim = dims[links] - 2 * args.gnn_dim if self.links else 0
+        self.links = links if args.remember_edges else ""
+        edge_dim = dims[links] - 2 * args.gnn_dim if links else 0
         self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
         first = 0 if args.prev_action else self.action_dim
         self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)
         dim = dims[self.group] + self.columns.stop - first
-        self.memory = SparseLSTM(dim, self.edge_dim, self.group != "", args)
+        self.memory = SparseLSTM(dim, edge_dim, self.group != "", args)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
@@ -1536,58 +1517,38 @@ class Agent(nn.Module):
             dims[links] += 2 * args.lstm_dim
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
-    def nothing(self, device: torch.device) -> State:
-        """The state of an environment of which nothing is remembered."""
-        zero = torch.zeros(1, dtype=torch.int64)
-        state = {"num": zero, "keys": zero[:0]}
-        state["action"] = torch.zeros(1, self.action_dim, device=device)
-        vectors = torch.zeros(0, self.memory.cell.hidden_size, device=device)
-        state |= dict.fromkeys(self.memory.parts, vectors)
-        if self.links:
-            state |= {"messages": vectors, "num_edges": zero, "links": zero.new_zeros(0, 2)}
-            state["edge_attr"] = torch.zeros(0, self.edge_dim, device=device)
-        return state
-
-    def forward(self, *inputs) -> tuple[Tensor, ...]:
-        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
-        return self.step(*inputs)[:4]
-
-    def step(
-        self,
-        obs: Obs,
-        seen: State,
-        state: State,
-        action: Tensor | None = None,
-        greedy: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, State | None]:
-        """What `forward` returns and the new state, None if T > 1. Of the B = M * T observations
-        number m * T + t is step t of env m; `state` is that of the M envs before them."""
+    def forward(
+        self, obs: Obs, line: Timeline, action: Tensor | None = None, greedy: bool = False
+    ) -> tuple[Tensor, ...]:
+        """(action [B, columns], log_prob [B], entropy [B], value [B]). `line` says what is
+        remembered before B = M * T steps; its `rows` and `action` are set, for the next one."""
         features, elements = self.encoder(obs)
-        actions = state["action"][:, None]  # of the step before, [M, 1, any]
+        each = torch.arange(len(features) + 1, device=features.device)
+        elements[""] = Ragged(features, each, each[:-1])
+        nodes = elements[self.group]
+        past = self.past(line, action, elements, obs)
+        if self.links:
+            edge_attr = [line.state["edge_attr"], elements[self.links].values]
+            line.known["edge_attr"] = torch.cat(edge_attr)
+        x = torch.cat([nodes.values, select_rows(past, nodes.batch)], 1)
+        out, readout = self.memory(x, line)
+        nodes = nodes._replace(values=torch.cat([nodes.values, out], 1))
+        features = torch.cat([features, readout], 1)
+        remembered = elements | {self.group: nodes}
+        outputs = self.head(self.actor(features), remembered, obs, action, greedy)
+        if action is None:
+            line.action = embed_action(self.head, outputs[0], elements, obs)
+        return *outputs, self.critic(features).squeeze(1)
+
+    def past(self, line: Timeline, action: Tensor | None, elements: dict, obs: Obs) -> Tensor:
+        """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""
+        actions = line.state["action"][:, None]  # [M, 1, any], before the first step
         if action is not None:
             chosen = embed_action(self.head, action, elements, obs)
             chosen = chosen.unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
-        past = self.past(actions, seen)
-        each = torch.arange(len(features) + 1, device=features.device)
-        elements[""] = Ragged(features, each, each[:-1])
-        nodes = elements[self.group]
-        if self.links:
-            seen = seen | {"edge_attr": elements[self.links].values}
-        x = torch.cat([nodes.values, select_rows(past, nodes.batch)], 1)
-        out, readout, new = self.memory(x, seen, state)
-        values = torch.cat([nodes.values, out], 1)
-        remembered = elements | {self.group: nodes._replace(values=values)}
-        features = torch.cat([features, readout], 1)
-        outputs = self.head(self.actor(features), remembered, obs, action, greedy)
-        if new:
-            new["action"] = embed_action(self.head, outputs[0], elements, obs)
-        return *outputs, self.critic(features).squeeze(1), new
-
-    def past(self, actions: Tensor, seen: State) -> Tensor:
-        """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""
-        starts = to_device(seen["starts"].numpy(), actions.device)
-        rewards = to_device(seen["rewards"].numpy(), actions.device)
+        starts = to_device(line.seen["starts"].numpy(), actions.device)
+        rewards = to_device(line.seen["rewards"].numpy(), actions.device)
         past = torch.cat([actions.flatten(0, 1), rewards[:, None]], 1)
         return past[:, self.columns].masked_fill(starts[:, None], 0.0)
 

@@ -134,11 +134,11 @@ def check(path: str, envs: Any) -> None:
     """SystemExit names file, step and leaf of what a script's Envs could not have returned, and
     actions that do not exist there or are masked."""
     try:
+        if envs.acting:
+            raise ValueError("those of a Sequence of actions, whose number varies, cannot be read")
         observations, actions = read(path, envs.leaves)
         envs.place = "step {}, leaf '{}'".format
         flat = envs.collate(observations)
-        if envs.acting:
-            raise ValueError("those of a Sequence of actions, whose number varies, cannot be read")
         check_actions(actions, envs.parts[0], flat, [leaf.path for leaf in envs.leaves])
     except Exception as problem:  # of many kinds
         raise SystemExit(f"--demos {path}: {problem}") from None

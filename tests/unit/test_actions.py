@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, ListEnv, graph_space, run, small_args, vector
+from helpers import MASK, ListEnv, UsageErrors, graph_space, make_envs, run, small_args, vector
 
 from cleanrl_graph import (
     envs,  # noqa: F401
@@ -18,6 +18,7 @@ from cleanrl_graph import (
     ppo_gtrxl,
     ppo_lstm_sparse,
 )
+from cleanrl_graph.services import check
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
 GRAPH = graph_space(vector(2))
@@ -93,11 +94,11 @@ def setup(name):
         observations.append(obs)
     space = spaces.Dict(x=vector(2), g=GRAPH, **({} if masks is None else {"action_mask": masks}))
     args = small_args(**flags)
-    found = ppo_graph.Envs(
-        [lambda o=o: ListEnv(space, [o], action_space) for o in observations], args.action_head
+    found = make_envs(
+        [lambda o=o: ListEnv(space, [o], action_space) for o in observations], **flags
     )
     storage = ppo_graph.Storage(found.leaves, torch.device("cpu"))
-    storage.append(found.reset().obs)
+    storage.append(found.reset(0).obs)
     agent = ppo_graph.Agent(found.leaves, action_space, args)
     for parameter in agent.head.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
@@ -108,31 +109,29 @@ def every_action(agent, obs):
     """All actions [K, rows of one, columns] of an observation without its masks, and which of them
     a mask forbids."""
     head = agent.head
+    parts = [part_head.part for part_head in head.heads]
     _, elements = agent.encoder(obs)
-    rows = len(elements[head.per_row].batch) if head.per_row else 1
+    rows = len(elements[head.acting].batch) if head.acting else 1
     options = []
-    for part in head.parts:
-        num = 2
-        if part.kind == "choice":
-            num = len(elements[part.group].batch)
-        elif part.kind == "categorical":
-            num = part.size
-        options += [range(num)] * (part.size if part.kind == "bits" else 1)
+    for part in parts:
+        num = len(elements[part.group].batch) if part.group else part.n
+        options += [range(num)] * part.k
     actions = list(itertools.product(itertools.product(*options), repeat=rows))
     actions = torch.tensor(actions, dtype=torch.int64).reshape(len(actions), rows, len(options))
     forbidden = torch.zeros(len(actions), dtype=torch.bool)
-    for part in head.parts:
-        if part.mask:
-            mask = obs[part.mask]
-            a = actions[:, :, part.columns.start]
-            if part.kind == "choice":
-                forbidden |= (
-                    mask.values.reshape(len(mask.values), -1)[:, part.entries][a[:, 0], 0] == 0
-                )
-            elif head.per_row:
-                forbidden |= (mask.values[torch.arange(rows), part.entries.start + a] == 0).any(1)
-            else:
-                forbidden |= mask.flatten()[part.entries.start + a[:, 0]] == 0
+    for part in parts:
+        if not part.mask:
+            continue
+        mask = obs[part.mask].values[..., None].flatten(1)
+        if mask.shape[1] > 1:  # else one number per row is for all parts
+            mask = mask[:, part.entries]
+        own = actions[:, :, part.columns]
+        if part.group:
+            forbidden |= mask[own[:, 0, 0], 0] == 0
+        else:
+            mask = mask.reshape(rows, part.k, part.n)
+            taken = mask[torch.arange(rows)[:, None], torch.arange(part.k), own]
+            forbidden |= (taken == 0).flatten(1).any(1)
     return actions, forbidden
 
 
@@ -172,31 +171,44 @@ def test_all_actions_are_tried(name):
 
 @pytest.mark.parametrize("name", ["edge", "two_edges", "per_edge"])
 def test_an_edge_is_both_ends_and_its_features(name):
-    """`project` is a linear layer and a ReLU of both ends' embeddings and the features, `at` and
-    `embed` are these."""
+    """`Project` is a linear layer and a ReLU of both ends' embeddings and the features; `inputs`
+    and `embed` are these."""
     agent, storage, _ = setup(name)
     head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
     _, elements = agent.encoder(obs)
     source, target = obs["g.edge_links"].values.T
-    nodes, edges = elements["g.nodes"].values, elements["g.edge_links"]
+    nodes = elements["g.nodes"].values
     rows = torch.cat([nodes[source], nodes[target], obs["g.edges"].values], 1)
-    linear = head.row if head.per_row else head.heads[0].key
-    torch.testing.assert_close(ppo_graph.project(linear, edges), torch.relu(linear(rows)))
-    assert torch.equal(edges.at(torch.arange(len(rows))), rows)
-    if not head.per_row:
-        seen = head.embed(head.parts[0], torch.tensor([[1], [0], [1]]), elements)
+    layer = head.row if head.acting else head.heads[0].key
+    expected = torch.nn.functional.linear(rows, layer.weight, layer.bias).relu()
+    torch.testing.assert_close(layer(elements, obs), expected)
+    order = torch.randperm(len(rows))
+    assert torch.equal(layer.inputs(order, elements, obs), rows[order])
+    if not head.acting:
+        seen = head.heads[0].embed(torch.tensor([[1.0], [0.0], [1.0]]), elements, obs)
         assert torch.equal(seen, rows[obs["g.edge_links"].ptr[:-1] + torch.tensor([1, 0, 1])])
+
+
+@pytest.mark.parametrize("name", ["mixed", "per_node"])
+def test_a_row_of_nodes_is_its_embedding(name):
+    """Nodes are projected without a ReLU."""
+    agent, storage, _ = setup(name)
+    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
+    _, elements = agent.encoder(obs)
+    nodes = elements["g.nodes"].values
+    layer = head.row if head.acting else head.heads[2].key
+    expected = torch.nn.functional.linear(nodes, layer.weight, layer.bias)
+    assert torch.equal(layer(elements, obs), expected) and (expected < 0).any()
+    order = torch.randperm(len(nodes))
+    assert torch.equal(layer.inputs(order, elements, obs), nodes[order])
 
 
 def test_choices_come_first():
     """With --autoregressive the amount depends on the node, wherever it stands in the Dict; not
     vice versa."""
     agent, storage, _ = setup("mixed_chain")
-    assert [agent.head.parts[k].kind for k in agent.head.order] == [
-        "choice",
-        "choice",
-        "categorical",
-    ]
+    groups = [agent.head.heads[k].part.group for k in agent.head.order]
+    assert groups == ["g.edge_links", "g.nodes", ""]
     actions, _ = every_action(agent, storage.gather(np.array([2])))
     with torch.no_grad():
         p = (
@@ -223,7 +235,7 @@ def test_choices_come_first():
 def test_actions_are_elements_of_a_sequence(space):
     """Each environment gets as many rows as it has, none included, in the form that its space
     has."""
-    parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), "auto")
+    parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), small_args())
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
     actions = ppo_graph.to_env_actions(space, rows, np.array([2, 0, 3, 1]))
     assert [len(action) for action in actions] == [2, 0, 3, 1]
@@ -241,16 +253,16 @@ NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
     "space, observation, head, groups",
     [
         (spaces.Dict(edge=spaces.Discrete(9)), NAMES, "auto", ["g.edge_links"]),
-        (spaces.Dict(edge=spaces.Discrete(9)), NAMES, "flat", [None]),
+        (spaces.Dict(edge=spaces.Discrete(9)), NAMES, "flat", [""]),
         (spaces.Dict(edge=spaces.Discrete(9)), NAMES, "nodes", ["g.nodes"]),
         (
             spaces.Dict(machines=spaces.Discrete(9), node=spaces.Discrete(9), x=spaces.Discrete(2)),
             NAMES,
             "auto",
-            ["machines", "g.nodes", None],
+            ["machines", "g.nodes", ""],
         ),
-        (spaces.Dict(node=vector(1), x=spaces.Discrete(2)), NAMES, "auto", [None, None]),
-        (spaces.Dict(node=spaces.Discrete(9)), spaces.Dict(x=vector(1)), "auto", [None]),
+        (spaces.Dict(node=vector(1), x=spaces.Discrete(2)), NAMES, "auto", ["", ""]),
+        (spaces.Dict(node=spaces.Discrete(9)), spaces.Dict(x=vector(1)), "auto", [""]),
         (
             spaces.Dict(node=spaces.Discrete(9)),
             spaces.Dict(s=spaces.Sequence(vector(1))),
@@ -261,7 +273,7 @@ NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
             spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
             spaces.Tuple((GRAPH, spaces.Sequence(vector(1)))),
             "auto",
-            [None, None],
+            ["", ""],
         ),
         (spaces.Discrete(9), NAMES, "machines", ["machines"]),
         (spaces.Sequence(vector(1)), NAMES, "auto", ["g.nodes"]),
@@ -269,10 +281,12 @@ NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
     ],
 )
 def test_what_parts_choose_from(space, observation, head, groups):
-    """By name in a Dict, else by --action-head."""
-    assert [
-        part.group for part in ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), head)
-    ] == groups
+    """By name in a Dict, else by --action-head, which says what rows act in a Sequence."""
+    leaves = ppo_graph.leaves_of(observation)
+    parts = check.parts_of(ppo_graph, space, leaves, small_args(action_head=head))
+    acting = ppo_graph.acting_group(space, leaves, head)
+    assert [part.group or acting for part in parts] == groups
+    assert (acting != "") == isinstance(space, spaces.Sequence)
 
 
 TWO = spaces.Dict(a=GRAPH, b=GRAPH)
@@ -285,15 +299,15 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             spaces.Dict(node=spaces.Discrete(9)),
             TWO,
             "auto",
-            r"one graph or set, not Dict.*'a.nodes'",
+            "'node' can mean each of .*'a.nodes', 'b.nodes'.*: give one as --action-head",
         ),
         (
             spaces.Sequence(vector(1)),
             TWO,
             "auto",
-            "--action-head nodes needs .* or a Sequence, and one graph or set",
+            "'nodes' can mean each of .*'a.nodes', 'b.nodes'.*: give one as --action-head",
         ),
-        (spaces.Sequence(vector(1)), GRAPH, "flat", "--action-head flat needs"),
+        (spaces.Sequence(vector(1)), GRAPH, "flat", r"--action-head flat: .* Sequence\("),
         (spaces.Discrete(9), vector(1), "edges", "--action-head edges needs"),
         (vector(1), GRAPH, "edges", "--action-head edges needs Discrete"),
         (spaces.Discrete(9), GRAPH, "lines", "--action-head lines needs"),
@@ -349,8 +363,9 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
 )
 def test_spaces_that_do_not_fit(space, observation, head, sentence):
     """A sentence names the flag, the leaf or the space."""
-    with pytest.raises(ppo_graph.UsageError, match=sentence):
-        ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), head)
+    with pytest.raises(UsageErrors, match=sentence):
+        leaves = ppo_graph.leaves_of(observation)
+        check.parts_of(ppo_graph, space, leaves, small_args(action_head=head))
 
 
 GOOD = spaces.GraphInstance(
@@ -406,8 +421,8 @@ def test_observations_that_do_not_fit(space, graph, mask, kind, sentence):
     """The number of rows of a mask is that of edges or nodes, and something is allowed."""
     observation = spaces.Dict(g=GRAPH, action_mask=kind)
     obs = {"g": graph, "action_mask": np.array(mask, np.int8)}
-    with pytest.raises(ppo_graph.UsageError, match=sentence):
-        ppo_graph.Envs([lambda: ListEnv(observation, [obs], space)]).reset()
+    with pytest.raises(UsageErrors, match=sentence):
+        make_envs([lambda: ListEnv(observation, [obs], space)]).reset(0)
 
 
 # ---- Scripts ----
@@ -447,7 +462,9 @@ def test_demonstrations_of_a_sequence(tmp_path):
         script=ppo_graph_aux, env_id="envs:Colouring-v0", demos=str(tmp_path / "demos.npz")
     )
     for more in ({"record": f"{__name__}:zeros"}, {}):
-        with pytest.raises(SystemExit, match="demonstrations of .*Sequence.* whose number varies"):
+        with pytest.raises(
+            SystemExit, match="(demonstrations|those) of .*Sequence.* whose number varies"
+        ):
             run(tmp_path / "runs", **flags, **more)
 
 
@@ -464,8 +481,8 @@ def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
     found = script.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
     ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
-    elements = {"graph.nodes": script.Elements(torch.zeros(4, 3), ptr, batch)}
-    seen = script.embed_action(head, torch.tensor([[1], [1], [0], [0]]), elements)
+    elements = {"graph.nodes": script.Ragged(torch.zeros(4, 3), ptr, batch)}
+    seen = script.embed_action(head, torch.tensor([[1], [1], [0], [0]]), elements, {})
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 
 

@@ -452,13 +452,13 @@ def record(run_dir, script=ppo_graph, **flags) -> Record:
         )
 
     hook = register_optimizer_step_pre_hook(before_step)
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        stack.callback(hook.remove)
         patch.setattr(Envs, "reset", recorded_reset)
         patch.setattr(Envs, "step", recorded_step)
         patch.setattr(Storage, "gather", recorded_gather)
         patch.setattr(script, "Agent", make_agent)
         result = run(run_dir, script, save_model=True, **flags)
-    hook.remove()
     return Record(
         agents[1],
         leaves[0],

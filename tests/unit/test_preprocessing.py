@@ -12,8 +12,10 @@ from gymnasium import spaces
 from helpers import (
     OBSERVATIONS,
     ListEnv,
+    UsageErrors,
     everything,
     graph_space,
+    make_envs,
     rows_of,
     run,
     sample,
@@ -56,11 +58,50 @@ def test_running_statistics(sizes, mean, scale, seed):
         np.testing.assert_allclose(rows.mean, seen.mean(0), rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(rows.var, seen.var(0), rtol=1e-6, atol=1e-9)
         expected = ((seen - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-8)).clip(-10, 10)
-        np.testing.assert_allclose(rows(torch.cat(batches)), expected, atol=1e-2)
+        np.testing.assert_allclose(rows(torch.cat(batches)), expected, atol=1e-5)
     else:
         assert torch.equal(
             rows(torch.ones(1, 2, 2)), torch.ones(1, 4)
         )  # nothing is changed before the first rows
+
+
+STAMPS = [
+    spaces.Box(0, 4e9, (), np.float64),
+    spaces.Box(0, 4_000_000_000, (), np.int64),
+    spaces.Box(0, 4_000_000_000, (), np.uint32),
+    spaces.Sequence(spaces.Box(0, 4_000_000_000, (), np.int64), stack=True),
+    spaces.Graph(spaces.Box(0, 4e9, (1,), np.float64), None),
+]
+
+
+@pytest.mark.parametrize("space", STAMPS, ids=["float64", "int64", "uint32", "set", "nodes"])
+def test_digits_of_large_numbers(space):
+    """Times since 1970, 60 s apart, are told apart by normalised values: neither what is stored nor
+    the sums of the statistics lose digits, as float32 would, whose steps are 128 s there."""
+    times = 1_700_000_000 + 60 * np.arange(24).reshape(6, 4)
+
+    def observation(time):
+        if isinstance(space, spaces.Graph):
+            return spaces.GraphInstance(np.full((1, 1), time, np.float64), None, None)
+        if isinstance(space, spaces.Sequence):
+            return np.array([time])
+        return np.array(time, space.dtype)
+
+    observations = [[observation(time) for time in row] for row in times.tolist()]
+    storage, leaves = stored(space, observations)
+    (name, *_) = (leaf.path for leaf in leaves)
+    encoder = ppo_graph.Encoder(leaves, small_args(norm_obs=True))
+    for t in range(6):  # a rollout's rows at once, or in parts
+        encoder.observe(storage.gather(np.arange(4 * t, 4 * t + 4)))
+    rows = encoder.rows[ppo_graph.key(name)]
+    seen = times.ravel().astype(np.float64)
+    assert rows.mean.item() == seen.mean()
+    assert rows.var.item() == pytest.approx(seen.var(), rel=1e-9)
+    values = rows(everything(storage)[name].values)
+    assert values.dtype == torch.float32
+    expected = (seen - seen.mean()) / seen.std()
+    np.testing.assert_allclose(values[:, 0], expected, atol=1e-5)
+    assert values.diff(dim=0).min() > 0.1  # 60 s are 0.14 standard deviations
 
 
 def test_statistics_of_every_leaf():
@@ -235,14 +276,13 @@ class Ids(gym.Env):
         return self.reset()[0], 0.0, False, False, {}
 
 
-def test_node_ids_are_aligned_and_no_input():
-    """`node_ids` shares the rows of the nodes, keeps its integers and is no input of the
+def test_node_ids_are_no_input():
+    """`node_ids` has as many rows as there are nodes, keeps its integers and is no input of the
     encoder."""
-    envs = ppo_graph.Envs([Ids])
-    obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset().obs)
-    assert (
-        obs["node_ids"].values.tolist() == [5, 3, 8] and obs["node_ids"].values.dtype == torch.int64
-    )
+    envs = make_envs([Ids])
+    obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset(0).obs)
+    assert obs["node_ids"].values.tolist() == [5, 3, 8]
+    assert obs["node_ids"].values.dtype == torch.int64
     assert obs["node_ids"].ptr.tolist() == obs["graph.nodes"].ptr.tolist()
     agent = ppo_graph.Agent(envs.leaves, envs.action_space, small_args())
     assert not any("node_ids" in name for name in agent.state_dict())
@@ -253,39 +293,38 @@ def test_node_ids_are_aligned_and_no_input():
 def test_node_ids_beside_avail_actions():
     """Ids name the rows of the set and never those of avail_actions, which may be as many or
     not."""
-    ids, rows = (
-        spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True),
-        spaces.Sequence(vector(2), stack=True),
-    )
+    ids = spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True)
+    rows = spaces.Sequence(vector(2), stack=True)
     obs = {
         "avail_actions": np.zeros((2, 2), np.float32),
         "node_ids": np.array([5, 3, 8]),
         "set": np.zeros((3, 2), np.float32),
     }
     space, actions = spaces.Dict(avail_actions=rows, node_ids=ids, set=rows), spaces.Discrete(9)
-    envs = ppo_graph.Envs([lambda: ListEnv(space, [obs], actions)])
+    envs = make_envs([lambda: ListEnv(space, [obs], actions)])
     assert {leaf.path: leaf.group for leaf in envs.leaves} == {
         "avail_actions": "avail_actions",
         "set": "set",
-        "node_ids": "set",
+        "node_ids": "node_ids",
     }
-    assert envs.parts[0][0].group == "avail_actions" and envs.reset().obs.counts[
-        "set"
-    ].tolist() == [3]
+    counts = envs.reset(0).obs.counts
+    assert envs.parts[0][0].group == "avail_actions"
+    assert counts["set"].tolist() == counts["node_ids"].tolist() == [3]
+    for wrong in ([5, 3], [5, 3, 8, 9]):  # 2 is the number of avail_actions
+        bad = dict(obs, node_ids=np.array(wrong))
+        with pytest.raises(UsageErrors, match="leaf 'node_ids', step 0: . rows where 'set' has 3"):
+            make_envs([lambda: ListEnv(space, [bad], actions)]).reset(0)
     space = spaces.Dict(avail_actions=rows, node_ids=ids)
-    with pytest.raises(
-        ppo_graph.UsageError, match="leaf 'node_ids'"
-    ):  # there is nothing that they could name
-        ppo_graph.Envs([lambda: ListEnv(space, [obs], actions)]).reset()
+    with pytest.raises(UsageErrors, match="leaf 'node_ids'"):  # there is nothing that they name
+        make_envs([lambda: ListEnv(space, [obs], actions)]).reset(0)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int8, np.uint16])
 def test_ids_of_any_integer_type(kind):
     """Ids are integers of any type."""
-    envs = ppo_graph.Envs(
-        [lambda: Ids(spaces.Sequence(spaces.Box(0, 99, (), kind), stack=True), kind=kind)]
-    )
-    obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset().obs)
+    ids = spaces.Sequence(spaces.Box(0, 99, (), kind), stack=True)
+    envs = make_envs([lambda: Ids(ids, kind=kind)])
+    obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset(0).obs)
     assert obs["node_ids"].values.tolist() == [5, 3, 8]
 
 
@@ -303,8 +342,8 @@ def test_ids_of_any_integer_type(kind):
 )
 def test_wrong_node_ids(kwargs, message):
     """Ids that repeat, are too few, or name the rows of nothing are errors that say so."""
-    with pytest.raises(ppo_graph.UsageError, match=message):
-        ppo_graph.Envs([lambda: Ids(**kwargs)]).reset()
+    with pytest.raises(UsageErrors, match=message):
+        make_envs([lambda: Ids(**kwargs)]).reset(0)
 
 
 @pytest.mark.parametrize("kind", ["image_hwc", "image_chw"])
@@ -312,7 +351,7 @@ def test_images_side_by_side_as_channels(kind):
     """Frames of either layout enter the network in the order of their steps."""
     (leaf,) = ppo_graph.leaves_of(OBSERVATIONS[kind])
     net, one = ppo_graph.CNN(leaf, num_frames=3), ppo_graph.CNN(leaf)
-    images = torch.randint(0, 256, (2, 3, *leaf.shape), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 3, *leaf.space.shape), dtype=torch.uint8)
     chw = images.permute(0, 1, 4, 2, 3) if kind == "image_hwc" else images
     expected = net.net(chw.reshape(2, -1, *chw.shape[3:]).float() / 255)
     torch.testing.assert_close(net(images), expected)

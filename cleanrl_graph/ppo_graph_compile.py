@@ -9,8 +9,7 @@ a memory that fills batches up, and the loss as a function.
 Compiled are a step of the policy (encoder, heads, sampling) and the loss of a minibatch with its
 gradients, each as one graph without breaks. On CUDA both are captured (mode reduce-overhead): one
 launch instead of hundreds. The optimizer, the index arithmetic of the storage, what happens once
-per update (V of the last observations, statistics of --norm-obs) and the evaluation run as in
-ppo_graph.py.
+per update (V of the last observations, statistics of --norm-obs) and the evaluation are not.
 
 Ragged batches hardly ever have the same number of rows twice. So the total of each group of rows is
 rounded up to one of 8 sizes per octave, and the spare rows, less than 1/8, belong to one more
@@ -1078,7 +1077,7 @@ def bucket(num: int) -> int:
 class BucketStorage(Storage):
     """Fills batches up. If any group is ragged, each batch ends with one more observation, the
     spare one. Its row of each group is repeated until the batch has as many rows of the group as a
-    bucket."""
+    bucket: 37 nodes of 4 observations become 40 of 5, of which the last one has 3."""
 
     exact = Storage.batch  # a batch that is not filled up
 
@@ -1176,10 +1175,10 @@ class Memory:
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
         self.storage = BucketStorage(leaves, next(agent.parameters()).device)
-        self.policy = agent  # see compile
+        self.policy = agent  # as it is, or compiled
 
     def compile(self, args: Args) -> None:
-        """Compiles what `act` does: for training alone, where it pays."""
+        """Compiles the policy. That takes long, so only training calls it, no evaluation."""
         self.policy = compiled(self.agent, args, self.storage)
 
     def begin(self) -> None:
@@ -1492,14 +1491,14 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         for _ in range(args.update_epochs):
             for idx, inputs in memory.minibatches(rng, args.num_minibatches):
                 mb = to_device(idx, device)
-                loss, stats = loss_of(*inputs, rollout[mb], scales)
+                loss, row = loss_of(*inputs, rollout[mb], scales)
                 loss.backward()
                 average_gradients(agent)
                 grad_norm = nn.utils.clip_grad_norm_(params, args.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
-                logs.append(torch.cat([stats[:-1], grad_norm[None], stats[-1:]]))  # as in LOGGED
-            approx_kl = stats[LOGGED.index("losses/approx_kl")]
+                logs.append(torch.cat([row[:-1], grad_norm[None], row[-1:]]))  # as in LOGGED
+            approx_kl = row[LOGGED.index("losses/approx_kl")]
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection

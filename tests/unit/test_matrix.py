@@ -1,6 +1,7 @@
 """Every script x every kind of observation x every kind of action: training fits collection, every
 weight learns."""
 
+import contextlib
 import importlib
 import re
 
@@ -13,7 +14,8 @@ from helpers import MASK, dense_spaces, graph_space, ragged_spaces, sample, smal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse
+from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse, services
+from cleanrl_graph.services import command, process
 
 PREVIOUS = {"prev_action": True, "prev_reward": True}
 SCRIPTS = {
@@ -98,7 +100,6 @@ MASKS = {
     "per_node": rows_of(5),
     "mixed": spaces.Dict(node=MASK, amount=spaces.MultiBinary(3), edge=rows_of(1)),
 }
-ALONE = ("utils.checkpoint", "utils.evaluate")  # what a script does without
 
 
 class AnyEnv(gym.Env):
@@ -230,18 +231,17 @@ class Writer:
 
 
 def train(script, monkeypatch, **kwargs):
-    """(logs of each update, whether each episode was truncated, weights before, weights after) of
-    main(), which writes nothing."""
+    """(logs of each update, whether each episode was truncated, weights before, weights after) of a
+    training with checked environments and the faster layers of the services, which writes
+    nothing."""
     logged, truncated, agents, before = [], [], [], {}
-    make_agent, step, service = script.Agent, script.Envs.step, script.service
+    make_agent, step = script.Agent, script.Envs.step
 
     def agent(*args):
         agents.append(make_agent(*args))
         with torch.no_grad():  # so that the policy is not near uniform, where no error would show
             for name, parameter in agents[0].head.named_parameters():
-                parameter.mul_(
-                    10 if name.endswith("weight") and not name.startswith("conditions") else 1
-                )
+                parameter.mul_(10 if name.endswith("weight") else 1)
         before.update({name: value.clone() for name, value in agents[0].named_parameters()})
         return agents[0]
 
@@ -253,23 +253,10 @@ def train(script, monkeypatch, **kwargs):
     monkeypatch.setattr(script, "Agent", agent)
     monkeypatch.setattr(script.Envs, "step", recorded_step)
     monkeypatch.setattr(script, "SummaryWriter", lambda *args, **kwargs: Writer(logged))
-    monkeypatch.setattr(
-        script, "service", lambda name, *flag: None if name in ALONE else service(name, *flag)
-    )
-    script.main(
-        small_args(
-            script,
-            **dict(
-                num_steps=6,
-                total_timesteps=36,
-                update_epochs=1,
-                gnn_layers=1,
-                learning_rate=1e-2,
-                checkpoint_every=0,
-            )
-            | kwargs,
-        )
-    )
+    small = dict(num_steps=6, total_timesteps=36, update_epochs=1, gnn_layers=1, learning_rate=1e-2)
+    args = small_args(script, **small | kwargs)
+    with process.patched(script), contextlib.closing(command.envs_of(script, args)) as envs:
+        script.train(args, script.Run(args), envs)
     return [scalars for _, scalars in logged], truncated, before, dict(agents[0].named_parameters())
 
 
@@ -327,19 +314,18 @@ def test_no_elements_to_choose_from(name, tmp_path):
     for observation in OBSERVATIONS:
         for head in ("nodes", "avail_actions"):
             if head == "avail_actions" or observation not in ELEMENTS:
+                args = small_args(
+                    script,
+                    env_id="Any-v0",
+                    run_dir=str(tmp_path),
+                    action_head=head,
+                    **flags,
+                    env_kwargs={"observation": observation, "action": "discrete"},
+                )
                 with pytest.raises(
                     ValueError, match=f"--action-head {head} needs Discrete actions"
                 ):
-                    script.main(
-                        small_args(
-                            script,
-                            env_id="Any-v0",
-                            run_dir=str(tmp_path),
-                            action_head=head,
-                            **flags,
-                            env_kwargs={"observation": observation, "action": "discrete"},
-                        )
-                    )
+                    services.run(script, args)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -350,7 +336,8 @@ def test_continuous_actions_choose_nothing(name, tmp_path):
         with pytest.raises(
             ValueError, match=rf"(?s)--action-head {head} needs Discrete actions.*Box"
         ):
-            script.main(
+            services.run(
+                script,
                 small_args(
                     script,
                     env_id="Any-v0",
@@ -358,7 +345,7 @@ def test_continuous_actions_choose_nothing(name, tmp_path):
                     action_head=head,
                     **flags,
                     env_kwargs={"observation": "graph", "action": "box"},
-                )
+                ),
             )
 
 

@@ -12,7 +12,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -49,30 +49,33 @@ class UsageError(ValueError):
 
 
 # ---- Flags, and the code of others ----
-def flags(args: Any) -> None:
-    """UsageError for a flag without a meaning."""
+def refuse(problems: Iterator[str]) -> None:
+    """UsageError for the first of them."""
+    for problem in problems:
+        raise UsageError(problem)
+
+
+def wrong_flags(args: Any) -> Iterator[str]:
+    """Flags without a meaning."""
     for names, least, most in RANGES:
         for name in names.split():
             for value in np.ravel(getattr(args, name, None)):  # not all scripts have all
-                if value is None or least <= value <= most and not math.isinf(value):
-                    continue
-                if name != "max_grad_norm" or value != math.inf:
+                is_fine = value is None or least <= value <= most and not math.isinf(value)
+                if not is_fine and (name != "max_grad_norm" or value != math.inf):
                     flag = f"--{name.replace('_', '-')} {value}"
-                    raise UsageError(f"{flag}: a number from {least} to {most} is needed")
+                    yield f"{flag}: a number from {least} to {most} is needed"
     if args.gnn in ("gatv2", "transformer") and args.gnn_dim % 4:
-        problem = f"the 4 heads of --gnn {args.gnn} need a multiple of 4"
-        raise UsageError(f"--gnn-dim {args.gnn_dim}: {problem}")
+        yield f"--gnn-dim {args.gnn_dim}: the 4 heads of --gnn {args.gnn} need a multiple of 4"
     if not entries(args) or not all(isinstance(entry, dict) for entry in entries(args)):
-        needed = "an object, or a list of at least one, is needed"
-        raise UsageError(f"--env-kwargs {args.env_kwargs}: {needed}")
+        yield f"--env-kwargs {args.env_kwargs}: an object, or a list of at least one, is needed"
     batch_size = args.num_envs * args.num_steps
     if args.num_minibatches > batch_size:
-        problem = f"exceeds the {batch_size} steps of a rollout"
-        raise UsageError(f"--num-minibatches {args.num_minibatches} {problem}")
+        parts = f"the {batch_size} steps of a rollout"
+        yield f"--num-minibatches {args.num_minibatches} exceeds {parts}"
     num_steps = batch_size * int(os.environ.get("WORLD_SIZE", 1))
     if 0 < args.total_timesteps < num_steps:
-        problem = f"is less than a rollout of {num_steps} steps"
-        raise UsageError(f"--total-timesteps {args.total_timesteps} {problem}")
+        rollout = f"a rollout of {num_steps} steps"
+        yield f"--total-timesteps {args.total_timesteps} is less than {rollout}"
 
 
 def entries(args: Any) -> list[dict]:
@@ -80,15 +83,15 @@ def entries(args: Any) -> list[dict]:
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
 
 
-def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
+def guarded(doing: Callable[[], str], function: Callable, *args, **kwargs) -> Any:
     """function(*args, **kwargs). An exception becomes a UsageError: the frames of others' code,
-    then `doing` and what it says."""
+    then `doing()` and what it says."""
     try:
         return function(*args, **kwargs)
     except UsageError:
         raise
     except (Exception, SystemExit) as problem:
-        raise UsageError(f"{frames(problem)}{doing}: {text_of(problem)}") from None
+        raise UsageError(f"{frames(problem)}{doing()}: {text_of(problem)}") from None
 
 
 def text_of(problem: BaseException) -> str:
@@ -108,8 +111,7 @@ def frames(problem: BaseException) -> str:
     trace = problem.__traceback__
     while trace:
         code = trace.tb_frame.f_code
-        is_ours = code.co_filename in (__file__, wrappers.__file__)
-        if not is_ours and code.co_name != "make_env":
+        if code.co_filename not in (__file__, wrappers.__file__) and code.co_name != "make_env":
             break
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(problem), problem, trace))
@@ -119,20 +121,19 @@ def frames(problem: BaseException) -> str:
 class Checked(gym.Wrapper):
     """Raises UsageError, with number, step and action, for what goes wrong in the environment, and
     for what is not as gymnasium's return it. It does what RecordEpisodeStatistics does, unless one
-    is inside. At an episode's end the outermost one, which has a number, lets go what no script
-    reads in info, and adds "episode" where a wrapper around the record ended it."""
+    is inside. At an episode's end the outermost one lets go what no script reads in info, and adds
+    "episode" where a wrapper around the record ended it."""
 
     latest = None  # the outermost one that was called last in this process
-    place = ""  # its number and step
-    number = None  # over all ranks
+    number = None  # of the outermost one, over all ranks
     num_steps = 0
     num_acted = None  # rows that acted before the present observation, if its episode goes on
     has_agents = False  # which need info["rewards"]
+    has_mask = True
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
         self.records = not env.has_wrapper_attr("episode_returns")
-        self.has_mask = True  # of a wrapper outside
 
     def reset(self, **kwargs) -> tuple:
         obs, info = self.call(2, "reset", **kwargs)
@@ -146,33 +147,47 @@ class Checked(gym.Wrapper):
         self.num_steps += 1
         obs, reward, terminated, truncated, info = self.call(5, "step", action)
         info = info or {}
-        problem = wrong_outcome(reward, terminated, truncated, info)
-        if "action_mask" in info and not self.has_mask:
-            problem = "info has an action_mask, the first reset had none"
+        is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
+        is_usual = is_usual and type(terminated) is type(truncated) is bool
+        if not is_usual or terminated or truncated or info:
+            numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
+            refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
+            reward, terminated, truncated = map(number_of, numbers.values())
         if self.has_agents:
+            refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, len(action)))
             self.num_acted = None if terminated else len(action)
-            problem = problem or wrong_rewards(info, len(action))
-        if problem:
-            raise UsageError(f"{self.place}: {problem}")
-        reward = number_of(reward)
         if self.records:
             self.episode_returns += reward
             self.episode_lengths += 1
         if terminated or truncated:
             info = self.last_info(info, terminated)
-        return obs, reward, bool(terminated), bool(truncated), info
+        return obs, reward, terminated, truncated, info
 
     def call(self, length: int, method: str, *args, **kwargs) -> tuple:
         """What `reset` or `step` returns."""
         if self.number is not None:
             Checked.latest = self
-            Checked.place = f"env {self.number}, step {self.num_steps}"
-        doing = f"{self.place}, {method}{args or ''}"
+
+        def doing() -> str:
+            return f"{place()}, {method}{args or ''}"
+
         result = guarded(doing, getattr(self.env, method), *args, **kwargs)
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
-            raise UsageError(f"{doing}: {needed}")
+            raise UsageError(f"{doing()}: {needed}")
         return result
+
+    def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
+        """What is wrong with what a step returns beside the observation."""
+        for name, value in numbers.items():
+            if number_of(value) is None:
+                yield f"{name} is {value!r}, not a finite number"
+        if not isinstance(info, dict):
+            yield f"info is {info!r}, not a dict"
+        if "action_mask" in info and not self.has_mask:
+            yield "info has an action_mask, the first reset had none"
+        if numbers["terminated"] or numbers["truncated"]:
+            yield from wrong_report(info.get("group"), info.get("eval", {}), info.get("episode"))
 
     def last_info(self, info: dict, terminated: bool) -> dict:
         """That of a step which ends an episode. Where only a life of a game ended it has no
@@ -190,15 +205,31 @@ class Checked(gym.Wrapper):
         return info
 
 
+def place() -> str:
+    return f"env {Checked.latest.number}, step {Checked.latest.num_steps}"
+
+
 def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     """The script's environment i of all ranks, with `more` keyword arguments, in the wrappers of
     --wrap. `envs:NAME` is one of cleanrl_graph unless the current folder has a module `envs`."""
     env_id, hint = wrappers.full_id(args.env_id)
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
-    env = guarded(f"--env-id {args.env_id} ({hint})", script.make_env, full, i, **more)
+    env = guarded(lambda: f"--env-id {args.env_id} ({hint})", script.make_env, full, i, **more)
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
         env = Checked(env.env)
     return wrappers.wrap_all(env, args.wrap)
+
+
+def made(make: Callable, number: int) -> Checked:
+    """The environment, the number of which is that over all ranks."""
+    Checked.latest = SimpleNamespace(number=number, num_steps=0)
+    env = guarded(lambda: f"env {number}", make)
+    if not isinstance(env, Checked):
+        env = Checked(env)
+    env.number = number
+    env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
+    Checked.latest = env
+    return env
 
 
 def close(env: gym.Env) -> None:
@@ -209,36 +240,22 @@ def close(env: gym.Env) -> None:
         print(f"close() of {env}: {text_of(problem)}", file=sys.stderr)
 
 
-def wrong_outcome(reward: Any, terminated: Any, truncated: Any, info: Any) -> str | None:
-    """What is wrong with what a step returns beside the observation."""
-    if not isinstance(info, dict):
-        return f"info is {info!r}, not a dict"
-    for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
-        if number_of(value) is None:
-            return f"{name} is {value!r}, not a finite number"
-    return wrong_report(info) if terminated or truncated else None
-
-
-def wrong_report(info: dict) -> str | None:
+def wrong_report(group: Any, report: Any, episode: Any) -> Iterator[str]:
     """What is wrong with what `info` says about an episode that ends."""
-    group = info.get("group")
-    report = info.get("eval", {})
-    episode = info.get("episode")
     try:
         hash(group)
         pickle.dumps((group, report))
         numbers = [report.get("cost", 0)]
         for name in report:
             if name in ("instance", "greedy") or name.startswith("best of "):
-                return f"info['eval'] has the name {name!r}, a column of the evaluation's own"
+                yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
     except Exception as problem:  # of many kinds
-        return f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"
+        yield f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"
     if isinstance(episode, dict):
         numbers += [episode.get("r", 0), episode.get("l", 0)]
     for value in numbers:
         if number_of(value) is None:
-            return f"{value!r} in info['episode'] or info['eval'] is not a finite number"
-    return None
+            yield f"{value!r} in info['episode'] or info['eval'] is not a finite number"
 
 
 def number_of(value: Any) -> float | None:
@@ -251,84 +268,70 @@ def number_of(value: Any) -> float | None:
         return None
 
 
-def wrong_rewards(info: dict, num_agents: int) -> str | None:
+def wrong_rewards(info: dict, num_agents: int) -> Iterator[str]:
     """What is wrong with info["rewards"], a finite number for each row that acted."""
     try:
         values = np.array(info["rewards"], np.float64)
     except Exception as problem:  # of many kinds
         needed = f"one number for each of the {num_agents} rows that acted is needed"
-        return f"info['rewards']: {text_of(problem)}; {needed}"
+        yield f"info['rewards']: {text_of(problem)}; {needed}"
     if values.shape != (num_agents,):
-        return f"info['rewards'] has the shape {values.shape}, but {num_agents} rows acted"
+        yield f"info['rewards'] has the shape {values.shape}, but {num_agents} rows acted"
     bad = ~(np.abs(values) < LARGEST)
-    return f"info['rewards'] is {values[bad][0]} in row {bad.argmax()}" if bad.any() else None
+    if bad.any():
+        yield f"info['rewards'] is {values[bad][0]} in row {bad.argmax()}"
 
 
 # ---- Spaces ----
-def leaves_fit(leaves: list) -> None:
-    """UsageError if two leaves have the same name, if none is an input, for more than MOST
-    categories in an input, or for node_ids that are no integers."""
+def wrong_spaces(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
+    """What is wrong with the leaves of observations, with an action space, its head or masks."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
-        raise UsageError(f"leaves {paths} need different names, and one must be an input")
+        yield f"leaves {paths} need different names, and one must be an input"
     for leaf in leaves:
         is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
         if is_discrete and num_options(leaf.space).sum() > MOST:
-            problem = f"{leaf.space} has over {MOST} values; a Box has numbers"
-            raise UsageError(f"leaf '{leaf.path}': {problem}")
+            yield f"leaf '{leaf.path}': {leaf.space} has over {MOST} values; a Box has numbers"
         if leaf.path == "node_ids" and leaf.dtype.kind not in "iu":
-            raise UsageError(f"leaf 'node_ids': {leaf.space} must be integers")
+            yield f"leaf 'node_ids': {leaf.space} must be integers"
+    is_sequence = isinstance(space, spaces.Sequence)
+    known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
+    for factor in script.leaves_of(space, "action"):
+        is_integer = isinstance(factor.space, spaces.Box) and factor.dtype.kind != "f"
+        is_stacked = is_sequence and space.stack and factor.path != "action"
+        if is_integer or is_stacked or factor.group != is_sequence * "action":
+            yield f"action space {space} is not supported ({known})"
+    parts = script.parts_of(space, leaves, args)
+    if min([part.k for part in parts], default=0) < 1:
+        yield f"action space {space} is not supported, there is nothing to choose"
+    if sum(part.k * part.n for part in parts if part.group == "") > MOST:
+        yield f"action space {space} has over {MOST} options"
+    chosen = {part.group for part in parts}
+    groups = sorted({leaf.group for leaf in leaves if leaf.is_input} - {""})
+    head = args.action_head
+    if head not in ("auto", "flat") and "" in chosen and not is_sequence:
+        needed = "needs Discrete actions or a Sequence, and one graph or set"
+        yield f"--action-head {head} {needed}, not {space} and {groups}"
+    if head == "auto" and "avail_actions" in set(groups) - chosen and not is_sequence:
+        yield f"{space} chooses from no avail_actions: give --action-head avail_actions, or flat"
+    acting = script.acting_group(space, leaves, head)
+    for mask in leaves:
+        masked = [part for part in parts if part.mask == mask.path]
+        stop = max((part.entries.stop for part in masked), default=0)
+        own = {part.group for part in masked}
+        width = math.prod(mask.space.shape)
+        if width == 1 and own != {""}:  # one number per row is for all choices
+            stop = min(stop, 1)
+        is_mask = mask.path.split(".")[0] == "action_mask"
+        if is_mask and (stop != width or len(own) > 1):
+            heads = " ".join(sorted({part.group or acting or "flat" for part in parts}))
+            problem = f"a mask {mask.space} does not fit {space} with --action-head {heads}"
+            yield f"leaf '{mask.path}': {problem}"
 
 
 def num_options(space: gym.Space) -> np.ndarray:
     """The number of values of each entry of a Discrete or MultiDiscrete space."""
     return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-
-
-def parts_of(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> list:
-    """The script's parts of an action space. UsageError for one without a rule, for an action head
-    or a mask that does not fit, for nothing to choose, or for more than MOST options."""
-    acting = isinstance(space, spaces.Sequence)
-    for factor in script.leaves_of(space, "action"):
-        is_integer = isinstance(factor.space, spaces.Box) and factor.dtype.kind != "f"
-        is_stacked = acting and space.stack and factor.path != "action"
-        if is_integer or is_stacked or factor.group != ("action" if acting else ""):
-            known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence"
-            raise UsageError(f"action space {space} is not supported ({known} of these are)")
-    parts = script.parts_of(space, leaves, args)
-    if min([part.k for part in parts], default=0) < 1:
-        raise UsageError(f"action space {space} is not supported, there is nothing to choose")
-    groups = sorted({leaf.group for leaf in leaves if leaf.group and leaf.is_input})
-    chosen = {part.group for part in parts}
-    if sum(part.k * part.n for part in parts if part.group == "") > MOST:
-        raise UsageError(f"action space {space} has over {MOST} options")
-    if args.action_head not in ("auto", "flat") and "" in chosen and not acting:
-        needed = "needs Discrete actions or a Sequence, and one graph or set"
-        raise UsageError(f"--action-head {args.action_head} {needed}, not {space} and {groups}")
-    if "avail_actions" in set(groups) - chosen and args.action_head == "auto" and not acting:
-        needed = "none of these is chosen: give --action-head avail_actions, or flat"
-        raise UsageError(
-            f"avail_actions in the observation, and the action space {space}: {needed}"
-        )
-    masks_fit(space, parts, script.acting_group(space, leaves, args.action_head), leaves)
-    return parts
-
-
-def masks_fit(space: gym.Space, parts: list, acting: str, leaves: list) -> None:
-    """UsageError for a mask that has not one entry for each option of the parts that it masks."""
-    for mask in leaves:
-        if mask.path.split(".")[0] != "action_mask":
-            continue
-        masked = [part for part in parts if part.mask == mask.path]
-        groups = {part.group for part in masked}
-        num_entries = max((part.entries.stop for part in masked), default=0)
-        width = math.prod(mask.space.shape)
-        if width == 1 and groups != {""}:  # one number per row is for all choices
-            num_entries = min(num_entries, 1)
-        if num_entries != width or len(groups) > 1:
-            head = " ".join(sorted({part.group or acting or "flat" for part in parts}))
-            problem = f"a mask {mask.space} does not fit {space} with --action-head {head}"
-            raise UsageError(f"leaf '{mask.path}': {problem}")
 
 
 def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
@@ -345,72 +348,22 @@ def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
     return f"{inputs}", f"{done} {action}", str(env.observation_space), str(env.action_space)
 
 
-def same_meaning(found: list[tuple[str, ...]]) -> None:
-    """UsageError if the entries of --env-kwargs are not for one network."""
+def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
+    """Which entries of --env-kwargs are not for one network, by their meanings."""
     texts = list(zip(*found))
     for name, meanings, shown in zip(("observation", "action"), texts, texts[2:]):
         if len(set(meanings)) > 1:
-            problem = f"not all entries have the {name} space {shown[0]}: {list(shown)}"
-            raise UsageError(f"--env-kwargs: {problem}")
+            yield f"--env-kwargs: not all entries have the {name} space {shown[0]}: {list(shown)}"
 
 
 # ---- Observations ----
 def checked(script: ModuleType) -> type:
     """The script's Envs, which check."""
 
-    class Envs(script.Envs):
-        def __init__(self, makers: list[Callable], args: Any, first: int = 0):
-            """`first` is the number of the first environment over all ranks."""
-            super().__init__([partial(made, make, first + i) for i, make in enumerate(makers)])
-            self.first = first
-            leaves_fit(self.leaves)
-            self.parts = [
-                parts_of(script, env.action_space, self.leaves, args) for env in self.envs
-            ]
-            meanings = [meaning(script, *pair) for pair in zip(self.envs, self.parts)]
-            same_meaning(meanings)
-            self.meaning = meanings[0]
-            self.acting = script.acting_group(self.action_space, self.leaves, args.action_head)
-            self.named = named_groups(script, self.parts[0], self.acting, self.leaves)
-            for env in self.envs:
-                env.has_agents = "rewards" in script.Step._fields
+    class Envs(Checks, script.Envs):
+        pass
 
-        def read(self, obs: Any) -> list[np.ndarray]:
-            latest = Checked.latest
-            try:
-                rows = super().read(obs)
-            except Exception as problem:  # of many kinds
-                path = unreadable(script, self.space, lambda: obs)
-                text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
-                raise UsageError(f"{self.place(latest.number, path)}: {text}") from None
-            if latest.num_acted is not None:
-                same_agents(self, rows, latest)
-            return rows
-
-        def collate(self, observations: list[list[np.ndarray]]) -> Any:
-            problem = wrong_form(self, observations)
-            if not problem:
-                flat = super().collate(observations)
-                problem = wrong_values(self, flat, observations, self.parts)
-                if not problem:
-                    return flat
-            first = self.first if len(observations) > 1 else Checked.latest.number
-            for number, own in enumerate(observations, first):
-                parts = self.parts[(number - self.first) % len(self.parts)]
-                problem = wrong_form(self, [own])
-                problem = problem or wrong_values(self, super().collate([own]), [own], [parts])
-                if problem:
-                    path, sentence = problem
-                    raise UsageError(f"{self.place(number, path)}: {sentence}")
-
-        def place(self, number: int, path: str) -> str:
-            """What begins an error."""
-            return f"env {number}, leaf '{path}', step {Checked.latest.num_steps}"
-
-        def close(self) -> None:
-            for env in self.envs:
-                close(env)
-
+    Envs.script = script
     return Envs
 
 
@@ -419,25 +372,85 @@ def make_envs(script: ModuleType, args: Any, makers: list[Callable], first: int 
     return checked(script)(makers, args, first)
 
 
-def made(make: Callable, number: int) -> Checked:
-    """The environment, the number of which is that over all ranks."""
-    Checked.place = f"env {number}, step 0"
-    env = guarded(f"env {number}", make)
-    if not isinstance(env, Checked):
-        env = Checked(env)
-    env.number = number
-    Checked.latest = env
-    env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
-    return env
+class Checks:
+    """What a script's Envs get, which is the class after this one."""
 
+    script: ModuleType
 
-def named_groups(script: ModuleType, parts: list, acting: str, leaves: list) -> dict[str, str]:
-    """Path of a ragged mask, or node_ids -> the group that it has as many rows as."""
-    groups = {part.mask: part.group or acting for part in parts}
-    with contextlib.suppress(script.UsageError):  # there are several graphs
-        groups["node_ids"] = acting or script.group_of("nodes", leaves)
-    own = [leaf.path for leaf in leaves if leaf.group == leaf.path]
-    return {path: groups[path] for path in own if groups.get(path)}
+    def __init__(self, makers: list[Callable], args: Any, first: int = 0):
+        """`first` is the number of the first environment over all ranks."""
+        super().__init__([partial(made, make, first + i) for i, make in enumerate(makers)])
+        script = self.script
+        leaves = self.leaves
+        self.first = first
+        self.parts = []
+        meanings = []
+        for env in self.envs:
+            refuse(wrong_spaces(script, env.action_space, leaves, args))
+            self.parts.append(script.parts_of(env.action_space, leaves, args))
+            meanings.append(meaning(script, env, self.parts[-1]))
+            env.has_agents = "rewards" in script.Step._fields
+        refuse(unlike(meanings))
+        self.meaning = meanings[0]
+        self.acting = script.acting_group(self.action_space, leaves, args.action_head)
+        # Path of a ragged mask, or node_ids -> the group that it has as many rows as
+        named = {part.mask: part.group or self.acting for part in self.parts[0]}
+        with contextlib.suppress(script.UsageError):  # there are several graphs
+            named["node_ids"] = self.acting or script.group_of("nodes", leaves)
+        ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
+        self.named = {path: named[path] for path in ragged if named.get(path)}
+
+    def step(self, actions: list) -> tuple:
+        import torch  # not above: copies of environments import this file, and do without
+
+        has_grad = torch.is_grad_enabled()
+        step = super().step(actions)
+        torch.set_grad_enabled(has_grad)  # whatever an environment has set
+        return step
+
+    def read(self, obs: Any) -> list[np.ndarray]:
+        try:
+            rows = super().read(obs)
+        except Exception as problem:  # of many kinds
+            path = unreadable(self.script, self.space, lambda: obs)
+            text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
+            raise UsageError(f"{self.place(Checked.latest.number, path)}: {text}") from None
+        acted = Checked.latest.num_acted
+        if acted is not None and self.named.get("node_ids") != self.acting:
+            for leaf, own in zip(self.leaves, rows):
+                if leaf.group == self.acting and own.ndim and len(own) != acted:
+                    rows = f"{len(own)} rows of '{leaf.group}' where {acted} acted"
+                    needed = "without node_ids an episode keeps their number"
+                    raise UsageError(f"{place()}: {rows}; {needed}")
+        return rows
+
+    def collate(self, observations: list[list[np.ndarray]]) -> Any:
+        if next(self.problems(observations, self.parts), None):
+            first = self.first if len(observations) > 1 else Checked.latest.number
+            for number, own in enumerate(observations, first):
+                parts = self.parts[(number - self.first) % len(self.parts)]
+                for path, problem in self.problems([own], [parts]):
+                    raise UsageError(f"{self.place(number, path)}: {problem}")
+        return self.flat
+
+    def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
+        """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
+        there are several they may be another's. Sets `flat` before it looks at values."""
+        yield from wrong_form(self.leaves, observations, self.named)
+        self.flat = super().collate(observations)
+        for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
+            if leaf.dtype.kind != "f" and any(array.dtype != leaf.dtype for array in rows):
+                values = np.concatenate(rows)  # as they were before they got the leaf's dtype
+            for problem in wrong_values(leaf, values, self.flat.counts, parts):
+                yield leaf.path, problem
+
+    def place(self, number: int, path: str) -> str:
+        """What begins an error."""
+        return f"env {number}, leaf '{path}', step {Checked.latest.num_steps}"
+
+    def close(self) -> None:
+        for env in self.envs:
+            close(env)
 
 
 def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
@@ -456,24 +469,11 @@ def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = 
         return script.leaves_of(space, path)[0].path
 
 
-def same_agents(envs: Any, rows: list[np.ndarray], env: Checked) -> None:
-    """UsageError if rows without ids, whose places tell which is which, are now more or fewer than
-    those that acted."""
-    num = {leaf.group: np.size(own, 0) for leaf, own in zip(envs.leaves, rows) if own.ndim}
-    num = num.get(envs.acting, env.num_acted)  # what is no row at all is found later
-    if num != env.num_acted and envs.named.get("node_ids") != envs.acting:
-        acted = f"where {env.num_acted} acted; without node_ids an episode keeps their number"
-        raise UsageError(f"{env.place}: {num} rows of '{envs.acting}' {acted}")
-
-
-Problem = tuple[str, str] | None  # path of a leaf, and what is wrong with it. Its numbers are right
-# for one observation; where there are several they may be another's
-
-
-def wrong_form(envs: Any, observations: list[list[np.ndarray]]) -> Problem:
-    """Of dtypes, shapes and the numbers of rows, which all leaves of a group share."""
+def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with dtypes, shapes and the numbers of rows, which all leaves of a
+    group share."""
     counts = {}  # group -> rows of each observation
-    for leaf, rows in zip(envs.leaves, zip(*observations)):
+    for leaf, rows in zip(leaves, zip(*observations)):
         allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
         shape = leaf.space.shape
         for array in rows:
@@ -481,20 +481,18 @@ def wrong_form(envs: Any, observations: list[list[np.ndarray]]) -> Problem:
             if not is_whole or array.dtype.kind not in allowed:
                 found = form(array.dtype, array.shape, leaf)
                 needed = form(leaf.space.dtype, ("rows", *shape), leaf)
-                return leaf.path, f"{found} where {needed} is declared"
+                yield leaf.path, f"{found} where {needed} is declared"
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
         if (num != expected).any():
-            return leaf.path, f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
-    for path, group in envs.named.items():
+            yield leaf.path, f"{num[0]} rows where '{leaf.group}' has {expected[0]}"
+    for path, group in named.items():
         num = counts[path]
         if (num != counts[group]).any():
-            problem = f"{num[0]} rows where '{group}' has {counts[group][0]}"
-            links = [leaf.group for leaf in envs.leaves if leaf.is_links]
-            if path == "action_mask" and num[0] in [counts[edges][0] for edges in links]:
-                problem += ": for a mask of edges give --action-head edges"
-            return path, problem
-    return None
+            edges = [counts[leaf.group][0] for leaf in leaves if leaf.is_links]
+            is_mask = path == "action_mask" and num[0] in edges
+            advice = ": for a mask of edges give --action-head edges" if is_mask else ""
+            yield path, f"{num[0]} rows where '{group}' has {counts[group][0]}{advice}"
 
 
 def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
@@ -502,31 +500,29 @@ def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
     return f"dtype {dtype}, shape {shape if leaf.group else shape[1:]}"
 
 
-def wrong_values(envs: Any, flat: Any, observations: list, parts: list[list]) -> Problem:
-    """Of values, ids, masks, and the numbers of rows to choose from."""
-    for leaf, values, rows in zip(envs.leaves, flat.values, zip(*observations)):
-        if leaf.dtype.kind != "f" and any(array.dtype != leaf.dtype for array in rows):
-            values = np.concatenate(rows)  # as they were before they got the leaf's dtype
-        bad = out_of_range(leaf, values, flat.counts)
-        if bad.any():
-            where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
-            if leaf.is_links:
-                where += f" of a graph with {flat.counts[leaf.nodes][0]} nodes"
-            return leaf.path, f"value {values[bad][0]}{where}"
-        num = flat.counts[leaf.group]
-        env = np.arange(len(num)).repeat(num)  # of each row
-        if leaf.path == "node_ids":
-            sentence = wrong_ids(values, env)
-            if sentence:
-                return leaf.path, sentence
-        for k, part in enumerate(parts[0]):
-            most = np.array([own[k].n for own in parts])
-            if part.group and part.group == leaf.group and ((num == 0) | (num > most)).any():
-                return leaf.path, f"{num[0]} rows to choose from, the action space has {most[0]}"
-            if part.mask == leaf.path and is_all_masked(values, env, len(num), part):
-                shown = values if leaf.group else values[0]
-                return leaf.path, f"all actions are masked: {shown.tolist()}"
-    return None
+def wrong_values(leaf: Any, values: np.ndarray, counts: dict, parts: list[list]) -> Iterator[str]:
+    """What is wrong with values, ids, masks, or the numbers of rows to choose from."""
+    bad = out_of_range(leaf, values, counts)
+    if bad.any():
+        where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
+        if leaf.is_links:
+            where += f" of a graph with {counts[leaf.nodes][0]} nodes"
+        yield f"value {values[bad][0]}{where}"
+    num = counts[leaf.group]
+    env = np.arange(len(num)).repeat(num)  # of each row
+    if leaf.path == "node_ids":
+        _, numbers = np.unique(values, return_inverse=True)
+        numbers = numbers.reshape(len(values), math.prod(leaf.space.shape))
+        keys = (numbers + numbers.size * env[:, None]).ravel()
+        again = np.delete(np.arange(len(keys)), np.unique(keys, return_index=True)[1])
+        if len(again):
+            yield f"the id {values.flat[again[0]]} occurs twice, at index {again[0]} again"
+    for k, part in enumerate(parts[0]):
+        most = np.array([own[k].n for own in parts])
+        if part.group and part.group == leaf.group and ((num == 0) | (num > most)).any():
+            yield f"{num[0]} rows to choose from, the action space has {most[0]}"
+        if part.mask == leaf.path and is_all_masked(values, env, len(num), part):
+            yield f"all actions are masked: {(values if leaf.group else values[0]).tolist()}"
 
 
 def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
@@ -547,17 +543,6 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
                 bad |= values.astype(dtype) != values
         return bad
     return (values < low) | (values >= high)
-
-
-def wrong_ids(ids: np.ndarray, env: np.ndarray) -> str | None:
-    """Whether an id occurs twice in an observation; `env` are the numbers of the rows'."""
-    _, numbers = np.unique(ids, return_inverse=True)
-    numbers = numbers.reshape(len(ids), math.prod(ids.shape[1:]))
-    keys = (numbers + numbers.size * env[:, None]).ravel()
-    again = np.delete(np.arange(len(keys)), np.unique(keys, return_index=True)[1])
-    if len(again):
-        return f"the id {ids.flat[again[0]]} occurs twice, at index {again[0]} again"
-    return None
 
 
 def is_all_masked(mask: np.ndarray, env: np.ndarray, num_envs: int, part: Any) -> bool:

@@ -2,28 +2,35 @@
 
 import csv
 import dataclasses
-import json
 import os
 import sys
 import types
 import typing
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import shared_blocks
 import torch
-import tyro
 from gymnasium import spaces
 from helpers import LOGGED, command, run, run_folder, small_args, train_events, vector, weights
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import arguments
 
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
 
 
 # ---- The command line ----
+def parse(flags):
+    """What the command line of ppo_graph.py means, with its services."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ppo_graph.py", *flags])
+        return arguments.parse(ppo_graph)
+
+
 def test_command_line():
     """Any environment and its keyword arguments by flags; tuples, choices and booleans as tyro
     writes them."""
@@ -44,23 +51,23 @@ def test_command_line():
         "hide:1",
         "z:skill:2",
     ]
-    args = tyro.cli(ppo_graph.Args, args=flags)
+    args = parse(flags)
     assert args.env_kwargs == {"max_size": 3, "stack": False} and args.hidden_dims == (8, 9)
     assert args.anneal_lr is False and args.gnn == "sage" and args.target_kl == 0.1
     assert args.wrap == ("hide:1", "z:skill:2")
-    args.wrap = ()
+    args.env_id = "cleanrl_graph.envs:BestOfSet-v0"
     assert ppo_graph.make_env(args).unwrapped.max_size == 3
     args.env_kwargs = [{"max_size": 4}, {"max_size": 5}]
     made = [ppo_graph.make_env(args, *which) for which in ((0,), (3,))] + [
         ppo_graph.make_env(args, 1, max_size=9)
     ]
     assert [env.unwrapped.max_size for env in made] == [4, 5, 9]
-    assert tyro.cli(ppo_graph.Args, args=[]).env_kwargs == {}
-    tasks = tyro.cli(ppo_graph.Args, args=["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs
+    assert parse([]).env_kwargs == {}
+    tasks = parse(["--env-kwargs", '[{"max_size": 3}, {}]']).env_kwargs
     assert tasks == [{"max_size": 3}, {}]
-    for wrong in (["--env-kwargs", "{max_size: 3}"], ["--gnn", "nope"], ["--batch-size", "3"]):
+    for wrong in (["--env-kwargs", "{max_size: 3}"], ["--gnn", "nope"], ["--num-iterations", "3"]):
         with pytest.raises(SystemExit):
-            tyro.cli(ppo_graph.Args, args=wrong)
+            parse(wrong)
 
 
 def test_runs_as_a_command(tmp_path):
@@ -204,7 +211,7 @@ def test_hyperparameters_are_logged(tmp_path):
     (event,) = log.Tensors("hyperparameters/text_summary")
     text = event.tensor_proto.string_val[0].decode()
     assert all(f"|{field.name}|" in text for field in dataclasses.fields(ppo_graph.Args))
-    assert json.dumps({"max_size": 5}).replace('"', "'") in text and "|batch_size|24|" in text
+    assert str({"max_size": 5}) in text and "|num_iterations|2|" in text and "|resume|None|" in text
 
 
 def test_tracked_with_wandb(tmp_path, monkeypatch):
@@ -281,13 +288,26 @@ def test_played_episodes(tmp_path):
     for _ in range(4):
         env = ppo_graph.make_env(args)
         reset = env.reset
-        env.reset = lambda reset=reset, **kwargs: seeds.append(kwargs["seed"]) or reset(**kwargs)
+        env.reset = lambda reset=reset, **kwargs: seeds.append(kwargs.get("seed")) or reset(**kwargs)
         makers.append(lambda env=env: env)
-    play = lambda greedy: ppo_graph.play(agent, args, makers, greedy)
+    play = lambda greedy: ppo_graph.play(agent, args, ppo_graph.Envs(makers), greedy)
     greedy, sampled, again = play(True), play(False), play(True)
     assert [seed for seed in seeds if seed is not None] == [10_003, 10_004, 10_005, 10_006] * 3
-    assert greedy == again and [episode.env for episode in greedy] == [0, 1, 2, 3]
-    assert all(episode.ret == episode.length for episode in greedy + sampled)
+    ends = lambda infos: [(info["episode"]["r"], info["episode"]["l"]) for info in infos]
+    assert ends(greedy) == ends(again) and len(greedy) == 4
+    assert all(ret == length for ret, length in ends(greedy + sampled))  # reward 1: legal actions
+
+
+def test_episodes_that_are_cut_off():
+    """After --eval-max-steps an episode is given with what it has by then, and marked."""
+    args = small_args(env_id="Grouped-v0", eval_max_steps=3, num_steps=2)
+    makers = [partial(ppo_graph.make_env, args, length=length) for length in (2, 3, 9)]
+    envs = ppo_graph.Envs(makers)
+    agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    infos = ppo_graph.play(agent, args, envs, True)
+    assert [info["episode"]["l"] for info in infos] == [2, 3, 3]
+    assert [info["episode"]["r"] for info in infos] == [2, 3, 3]
+    assert [info.get("cut", False) for info in infos] == [False, False, True]
 
 
 def test_suite(tmp_path, capsys):

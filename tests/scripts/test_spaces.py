@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import run, run_folder, small_args, vector
+from helpers import make_envs, run, run_folder, small_args, vector
 
-from cleanrl_graph import ppo_framestack, ppo_graph
+from cleanrl_graph import ppo_framestack, ppo_graph, services
 
 
 class Samples(gym.Env):
@@ -108,7 +108,7 @@ REFUSED = {
 def test_spaces_without_a_network(name, tmp_path):
     """Nothing to choose, or more categories than there is memory for weights: a sentence."""
     observation, action, sentence = REFUSED[name]
-    with pytest.raises(ppo_graph.UsageError, match=sentence):
+    with pytest.raises(ValueError, match=sentence):
         train(tmp_path, observation, action)
 
 
@@ -116,8 +116,8 @@ def test_spaces_without_a_network(name, tmp_path):
 def test_names_of_leaves_are_unique(key):
     """Two inputs that would share a module, and so their statistics, are refused."""
     observation = spaces.Dict({key: vector(2), "a": spaces.Dict(b=vector(3))})
-    with pytest.raises(ppo_graph.UsageError, match="need different names"):
-        ppo_graph.Envs([lambda: Samples(observation, spaces.Discrete(2))])
+    with pytest.raises(ValueError, match="need different names"):
+        make_envs([lambda: Samples(observation, spaces.Discrete(2))])
 
 
 def test_one_buffer_of_all_environments():
@@ -157,7 +157,7 @@ def test_an_environment_that_changes_the_folder(tmp_path, monkeypatch):
     gym.register("Walks-v0", lambda: Walks(vector(2), spaces.Discrete(2)))
     try:
         flags = {"env_id": "Walks-v0", "run_dir": "runs", "save_model": True, "eval_episodes": 1}
-        ppo_graph.main(small_args(**flags))
+        services.run(ppo_graph, small_args(**flags))
     finally:
         del gym.registry["Walks-v0"]
     assert not list((tmp_path / "elsewhere").iterdir())

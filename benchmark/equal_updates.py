@@ -37,6 +37,7 @@ import torch
 import torch.utils.tensorboard  # noqa: F401
 import torch_geometric.nn  # noqa: F401
 import tyro
+from fingerprint import as_now
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVS = str(Path(__file__).resolve().parent)  # the folder of equal_updates_envs.py
@@ -58,7 +59,7 @@ SMALL = (
 
 
 class Case(NamedTuple):
-    """Flags that both checkouts are given."""
+    """Flags that both checkouts are given, by the names that they have there (`as_now`)."""
 
     flags: str
     scripts: tuple[str, ...] = SCRIPTS
@@ -88,6 +89,10 @@ CASES = {
     "best_of_set": Case("--env-id envs:BestOfSet-v0"),
     "pixels": Case("--env-id equal_updates_envs:Pixels-v0"),
     "mixed": Case("--env-id equal_updates_envs:Mixed-v0 --autoregressive --norm-obs"),
+    "mixed_without_bits": Case(
+        "--env-id equal_updates_envs:Mixed-v0 --autoregressive --norm-obs "
+        """--env-kwargs '{"bits": false}'"""
+    ),
     "node_amount": Case("--env-id envs:NodeAmount-v0 --autoregressive"),
     "colouring": Case("--env-id envs:Colouring-v0 --gnn gatv2 --readout max"),
     "neighbours": Case(
@@ -114,12 +119,19 @@ CASES = {
         """--env-kwargs '{"max_episode_steps": 12}'""",
         ("ppo_gtrxl",),
     ),
+    "floor": Case(
+        "--env-id Pendulum-v1 --norm-vloss --stay-solved 0.9 "
+        """--env-kwargs '{"max_episode_steps": 20}'""",
+        ("ppo_graph", "ppo_graph_async", "ppo_graph_aux", "ppo_graph_compile"),
+    ),
     "no_lag": Case(
         """--env-id Pendulum-v1 --max-lag 0 --env-kwargs '{"max_episode_steps": 20}'""",
         ("ppo_graph_async",),
     ),
     "reconstruct": Case(
-        "--env-id equal_updates_envs:Mixed-v0 --aux reconstruct", ("ppo_graph_aux",)
+        "--env-id equal_updates_envs:Mixed-v0 --aux reconstruct "
+        """--env-kwargs '{"bits": false}'""",
+        ("ppo_graph_aux",),
     ),
     "predict": Case("--env-id envs:GraphExplore-v0 --aux predict", ("ppo_graph_aux",)),
     "crowd": Case(
@@ -229,7 +241,7 @@ def run_script(path: Path, flags: str, log: Path, recorder: Recorder | None) -> 
     # Python puts the script's folder first. The checkout is for scripts that import from a package
     sys.path[:1] = [str(path.parent), str(checkout)]
     sys.path.append(ENVS)
-    sys.argv = [str(path), *shlex.split(flags)]
+    sys.argv = [str(path), *as_now(shlex.split(flags), path)]
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit:

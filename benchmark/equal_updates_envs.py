@@ -33,7 +33,7 @@ class Pixels(RandomSteps):
 
 
 class Mixed(RandomSteps):
-    """Each kind of observation and each kind of action at once."""
+    """Each kind of observation and each kind of action at once, or without bits."""
 
     max_nodes = 9
     observation_space = spaces.Dict(
@@ -64,6 +64,11 @@ class Mixed(RandomSteps):
         }
     )
 
+    def __init__(self, bits: bool = True):
+        if not bits:
+            own = {name: space for name, space in self.action_space.items() if name != "lamps"}
+            self.action_space = spaces.Dict(own)
+
     def observation(self) -> dict:
         rng = self.np_random
         num_nodes = int(rng.integers(1, self.max_nodes + 1))
@@ -89,7 +94,7 @@ class Mixed(RandomSteps):
         }
 
     def paid(self, action: dict) -> float:
-        right = (action["mode"] == 2) + (action["node"] == 0) + int(action["lamps"][0])
+        right = (action["mode"] == 2) + (action["node"] == 0) + int(action.get("lamps", [0])[0])
         return float(right + action["gears"].sum() - np.square(action["force"]).sum())
 
 

@@ -83,6 +83,25 @@ def script_of(command: list[str]) -> int | None:
     return places[0] if places else None
 
 
+def as_now(words: list[str], script: Path) -> list[str]:
+    """Flags of a command, by the names that they have in a script. A run keeps the command that it
+    was started with; those before 1.1 had --stay-solved X, and --norm-vloss without a number."""
+    if "adv_floor" not in script.read_text():
+        return words
+    flags = []
+    for word, after in zip(words, [*words[1:], "--"]):
+        if word == "--norm-vloss" and after.startswith("--"):
+            flags += [word, "1"]
+        elif word == "--no-norm-vloss":
+            flags += ["--norm-vloss", "0"]
+        elif word == "--stay-solved":
+            amsgrad = "--amsgrad" if float(after) > 0 else "--no-amsgrad"
+            flags += [amsgrad, "--adv-floor", "0.1", "--adv-floor-decay"]
+        else:
+            flags.append(word)
+    return flags
+
+
 def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[float]] | str:
     """The fingerprint of a command, without its "python", with the code in `root`; if there is
     none, a sentence that says why."""
@@ -90,8 +109,10 @@ def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[f
         if word.startswith("runs/") and not (root / word).exists():
             return f"{NO_FILE} {word}"
     at = script_of(command)
-    command = [python, *command[:at], str(Path(__file__).resolve()), *command[at:]]
-    paths = [str(root / "benchmark" / name) for name in MODULES]
+    own = str(Path(__file__).resolve())
+    command = [python, *command[:at], own, *as_now(command[at:], root / command[at])]
+    # The package is that of `root`, even if another one is installed
+    paths = [str(root), *(str(root / "benchmark" / name) for name in MODULES)]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "said.txt")

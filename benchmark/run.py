@@ -73,6 +73,11 @@ PACKAGES = (
     "ale-py",
     "tensorboard",
 )
+# A flag -> what it was called when the runs of the tables were made (fingerprint.as_now)
+RENAMED = {
+    "--norm-vloss 1": ["--norm-vloss"],
+    "--adv-floor 0.1": ["--stay-solved", "0"],  # for scripts without a floor
+}
 COLUMNS = ("step", "wall_time", "return", "length", "SPS", "episodes")
 
 
@@ -113,7 +118,8 @@ class Run(NamedTuple):
 
 
 def normalise(tokens: list[str]) -> list[str]:
-    """`tokens` with flags as "--a-b" in alphabetical order, each with its values."""
+    """`tokens` with flags as "--a-b" in alphabetical order, each with its values, by the names that
+    they had when runs were made."""
     script, flags = [], []
     for token in tokens:
         if re.match(r"--[A-Za-z]", token):
@@ -121,6 +127,7 @@ def normalise(tokens: list[str]) -> list[str]:
             flags.append([name.replace("_", "-"), *value])
         else:
             (flags[-1] if flags else script).append(token)
+    flags = [RENAMED.get(" ".join(flag), flag) for flag in flags]
     return script + [token for flag in sorted(flags, key=lambda flag: flag[0]) for token in flag]
 
 

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import job_shop  # noqa: E402
-from cleanrl_graph.utils.policy import Policy, load_policy  # noqa: E402
+from cleanrl_graph.services.policy import Policy, load_policy  # noqa: E402
 
 COLUMNS = (
     "name",

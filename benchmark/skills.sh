@@ -15,7 +15,7 @@ list='[{"skill": 0}, {"skill": 1}, {"skill": 2}, {"skill": 3}]'
 sizes='[{"mean_nodes": [5], "weights": [1], "episode_length": 8}, {"mean_nodes": [15], "weights": [1], "episode_length": 8}, {"mean_nodes": [45], "weights": [1], "episode_length": 8}]'
 "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands \
     "z_graph=cleanrl_graph/ppo_graph.py $z" \
-    "z_stay=cleanrl_graph/ppo_graph.py $z --stay-solved 0" \
+    "z_stay=cleanrl_graph/ppo_graph.py $z --adv-floor 0.1" \
     "without_z=cleanrl_graph/ppo_graph.py $skills --env-kwargs '$list' --eval-episodes 50" \
     "z_frames=cleanrl_graph/ppo_framestack.py $z --obs-shifts -1:0" \
     "z_lstm=cleanrl_graph/ppo_lstm_sparse.py $z" \
@@ -24,7 +24,7 @@ sizes='[{"mean_nodes": [5], "weights": [1], "episode_length": 8}, {"mean_nodes":
 "$PYTHON" benchmark/report.py --table $TABLE --columns steps final greedy "greedy 0" "greedy 1" "greedy 2" "greedy 3" \
     --reference 8 "optimum" --systems \
     "SkillGraph, 4 tasks|ppo_graph.py=z_graph_*" \
-    "SkillGraph, 4 tasks|the same, --stay-solved 0=z_stay_*" \
+    "SkillGraph, 4 tasks|the same, --adv-floor 0.1=z_stay_*" \
     "SkillGraph, 4 tasks|ppo_graph.py without z=without_z_*" \
     "SkillGraph, 4 tasks|ppo_framestack.py=z_frames_*" \
     "SkillGraph, 4 tasks|ppo_lstm_sparse.py=z_lstm_*" \

@@ -16,7 +16,7 @@ maps="grid4x4 cologne1 cologne3 cologne8 ingolstadt1 ingolstadt7 arterial4x4 ing
 PARTS=${PARTS:-$maps ablations all unseen peer}
 export OMP_NUM_THREADS=1 PYTHONPATH=benchmark/traffic${PYTHONPATH:+:$PYTHONPATH}
 
-flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --norm-vloss --no-clip-vloss --eval-samples 0"
+flags="--env-id envs:TrafficLights-v0 --num-steps 90 --gamma 0.95 --gnn-layers 2 --norm-vloss 1 --no-clip-vloss --eval-samples 0"
 flags="$flags --save-model"
 agents="cleanrl_graph/ppo_graph_agents.py $flags"
 hours() {  # MAP...: an environment for each map and each demand of the training

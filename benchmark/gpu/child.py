@@ -26,9 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
 
 import torch  # noqa: E402
-import tyro  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 from tqdm import tqdm  # noqa: E402
+
+from cleanrl_graph import services  # noqa: E402
+from cleanrl_graph.services.arguments import parse  # noqa: E402
+from cleanrl_graph.services.check import UsageError  # noqa: E402
 
 MARK = "gpu.sh: "  # of the names that are put around calls
 WAITS = (
@@ -65,14 +68,15 @@ class Counted(tqdm):
 
 
 def run_script(script, flags: list[str], after) -> None:
-    """script.main, which ends by itself or where `after` raises Enough. SystemExit with a sentence
-    for an error."""
+    """As `python script.py flags` does; it ends by itself or where `after` raises Enough.
+    SystemExit with a sentence for an error."""
     script.tqdm = type("Bar", (Counted,), {"after": staticmethod(after)})
+    sys.argv = [script.__file__, *flags]
     try:
-        script.main(tyro.cli(script.Args, args=flags))
+        services.run(script, parse(script))
     except Enough:
         pass
-    except (script.UsageError, OSError) as problem:
+    except (UsageError, OSError) as problem:
         sys.exit(str(problem))
 
 
@@ -110,7 +114,7 @@ def named(function, name: str):
 
 def profiled(script, flags: list[str], warmup: int, plain: int, watched: int) -> dict:
     """`summary` of the watched updates, and the seconds and steps of the plain ones."""
-    workers = importlib.import_module("cleanrl_graph.utils.workers").WorkerEnvs
+    workers = importlib.import_module("cleanrl_graph.services.workers").WorkerEnvs
     for owner, method, name in (
         (script.Envs, "step", "step"),
         (workers, "step", "step"),

@@ -270,7 +270,7 @@ def graphs(num: int):
     envs = Envs([lambda: env])
     return (
         envs,
-        [envs.read(0, observation) for observation in observations],
+        [envs.read(observation) for observation in observations],
         list(map(to_data, observations)),
     )
 
@@ -282,7 +282,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
 
     (envs, arrays, data), device = graphs(num), device_of(args)
     if what == "collate a step":
-        flat, scratch = envs.collate(arrays[:size], [0] * size), Storage(envs.leaves, device)
+        flat, scratch = envs.collate(arrays[:size]), Storage(envs.leaves, device)
 
         def ours():
             scratch.blocks.clear()
@@ -297,8 +297,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
     else:
         stored, idx = Storage(envs.leaves, device), np.random.default_rng(0).permutation(num)[:size]
         for start in range(0, num, 64):
-            part = arrays[start : start + 64]
-            stored.append(envs.collate(part, [0] * len(part)))
+            stored.append(envs.collate(arrays[start : start + 64]))
         there = [graph.to(device) for graph in data]
         ours = lambda: stored.gather(idx)
         systems = {
@@ -322,16 +321,17 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
 def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float) -> dict:
     """Encoder of ppo_graph.py, forward and backward."""
     from cleanrl_graph import ppo_graph
+    from cleanrl_graph.services import layers
 
     (envs, arrays, _), device = graphs(size), device_of(args)
     torch.manual_seed(0)
     leaves = [leaf for leaf in envs.leaves]
     name, _, plain = layer.partition(", ")
     encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width)).to(device)
-    if plain:
-        for net in encoder.nets.values():
-            net.faster = None
-    obs = ppo_graph.Storage(leaves, device).append(envs.collate(arrays[:size], [0] * size))
+    if not plain:
+        for conv in encoder.nets[ppo_graph.key("graph.nodes")].convs:
+            layers.accelerate(conv)
+    obs = ppo_graph.Storage(leaves, device).append(envs.collate(arrays[:size]))
     parameters, before = list(encoder.parameters()), torch.get_float32_matmul_precision()
 
     def forward(matmul: str, bf16: bool) -> Tensor:

@@ -28,6 +28,9 @@ import torch  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from cleanrl_graph import services  # noqa: E402
+from cleanrl_graph.services.arguments import args_of  # noqa: E402
+
 FORK = mp.get_context("fork")
 EVERY = 5  # updates between two checkpoints
 SMALL = dict(
@@ -94,7 +97,7 @@ def start(run_dir: Path, script: str, flags: dict) -> mp.Process:
         for number in (1, 2):
             os.dup2(log, number)
         sys.stderr, sys.stdout = os.fdopen(2, "w", closefd=False), os.fdopen(1, "w", closefd=False)
-        module.main(module.Args(**SMALL | dict(run_dir=str(run_dir)) | flags))
+        services.run(module, args_of(module, **SMALL | dict(run_dir=str(run_dir)) | flags))
 
     process = FORK.Process(target=target)
     process.start()

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 
-from cleanrl_graph import ppo_graph  # noqa: E402
+from cleanrl_graph import ppo_graph, services  # noqa: E402
 
 
 def sample(step: int) -> dict:
@@ -43,7 +43,8 @@ def soak(args) -> list[dict]:
 
     ppo_graph.SummaryWriter.add_scalar = sampled
     with tempfile.TemporaryDirectory() as folder:
-        ppo_graph.main(
+        services.run(
+            ppo_graph,
             ppo_graph.Args(
                 env_id="envs:PoissonGraph-v0",
                 total_timesteps=args.total_timesteps,
@@ -57,10 +58,10 @@ def soak(args) -> list[dict]:
                 run_dir=folder,
                 cuda=False,
                 norm_obs=True,
-                checkpoint_every=20,
-                num_workers=args.num_workers,
                 eval_episodes=0,
-            )
+            ),
+            checkpoint_every=20,
+            num_workers=args.num_workers,
         )
     return samples
 

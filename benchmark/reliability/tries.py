@@ -34,8 +34,9 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 import hostile  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-import tyro  # noqa: E402
 from tqdm import tqdm  # noqa: E402
+
+from cleanrl_graph import services  # noqa: E402
 
 FORK = mp.get_context("fork")
 RESULTS = ("trains", "sentence", "silent", "hang", "traceback", "other")
@@ -81,9 +82,9 @@ class Witness:
                 self.steps.append((step, copy.deepcopy(step)))
             return act(memory, step, greedy)
 
-        def noted_log(run, iteration, scalars, episodes, storage):
+        def noted_log(run, global_step, scalars, episodes):
             self.mismatches.append(float(scalars["debug/collection_mismatch"]))
-            return log(run, iteration, scalars, episodes, storage)
+            return log(run, global_step, scalars, episodes)
 
         module.Memory.act = noted_act
         module.Run.log = noted_log
@@ -115,7 +116,7 @@ class Witness:
             got = rows[i]
             expected = arrays[leaf.path]
             if leaf.dtype.kind == "f":
-                expected = np.asarray(expected, np.float32)
+                expected = np.asarray(expected, leaf.dtype)
             if got.dtype != leaf.dtype or got.tolist() != expected.tolist():
                 return f"{leaf.path} is {got.tolist()}, the environment returned {expected}"
         if outcome:
@@ -143,9 +144,7 @@ def go(script: str, flags: list[str]) -> str | None:
     module = importlib.import_module(f"cleanrl_graph.{script}")
     sys.argv = [module.__file__, *flags]
     try:
-        module.main(tyro.cli(module.Args, args=flags))
-    except (module.UsageError, hostile.gym.error.Error, OSError) as problem:
-        return str(problem)
+        services.main(module, version=1)
     except SystemExit as problem:
         if problem.code in (None, 0):
             return None

@@ -31,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +40,10 @@ import numpy as np
 import torch
 import tyro
 from common import ROOT, report
-from tqdm import tqdm
 
 sys.path.insert(0, str(ROOT))
+from cleanrl_graph import services  # noqa: E402
+from cleanrl_graph.services.arguments import args_of  # noqa: E402
 
 # milliseconds of a step -> flags with which collection and update take about as long
 CASES = {
@@ -128,9 +129,9 @@ def thread_collector(script):
     """A Collector that is a thread instead of a process."""
 
     class ThreadCollector:
-        def __init__(self, args):
+        def __init__(self, args, make_envs):
             self.args = args
-            self.envs = script.make_envs(args)
+            self.envs = make_envs()
             self.leaves = self.envs.leaves
             self.action_space = self.envs.action_space
             self.requests = queue.SimpleQueue()
@@ -146,7 +147,8 @@ def thread_collector(script):
             step = self.envs.reset(seed)
             for version, weights in iter(self.requests.get, None):
                 agent.load_state_dict(weights)
-                rollout = script.collect(memory, self.envs, step, version, self.args)
+                num_steps = self.args.num_steps
+                rollout = script.collect(memory, self.envs, step, version, num_steps)
                 step = rollout.steps[-1]
                 self.rollouts.put(rollout)
 
@@ -188,31 +190,29 @@ def without_correction(folder: str):
 def watch(script) -> tuple[Counter, list]:
     """({part: seconds}, [(step, seconds since the training began, mean return)]), filled while the
     script trains. An update begins when its rollout is there, or with its first minibatch, and ends
-    when the progress bar moves on."""
+    when it is logged."""
     seconds, curve, at = Counter(), [], {}
+    returns = deque(maxlen=100)
+    begin_run, log, begin = script.Run.begin, script.Run.log, script.Memory.begin
 
-    class Bar(tqdm):
-        def __init__(self, *args, **kwargs):
-            at["start"] = time.perf_counter()
-            super().__init__(*args, **kwargs)
+    def begins_run(self, *args):
+        at["start"] = time.perf_counter()
+        return begin_run(self, *args)
 
-        def set_postfix(self, SPS, ret):
-            at["return"] = np.nan if ret == "-" else float(ret)
-
-        def update(self, n):
-            super().update(n)
-            now = time.perf_counter()
-            seconds["update"] += now - at.pop("update")
-            curve.append((self.n, now - at["start"], at["return"]))
-
-    begin = script.Memory.begin
+    def logs(self, global_step, scalars, episodes):
+        log(self, global_step, scalars, episodes)
+        now = time.perf_counter()
+        seconds["update"] += now - at.pop("update")
+        returns.extend(info["episode"]["r"] for _, _, info in episodes)
+        mean = np.mean(returns) if returns else np.nan
+        curve.append((global_step, now - at["start"], mean))
 
     def begins(self):
         begin(self)
         if threading.current_thread() is threading.main_thread():
             at["collect"] = time.perf_counter()
 
-    script.Memory.begin = begins
+    script.Run.begin, script.Run.log, script.Memory.begin = begins_run, logs, begins
 
     class Storage(script.Storage):
         def gather(self, idx):
@@ -221,7 +221,7 @@ def watch(script) -> tuple[Counter, list]:
                 seconds["collect"] += at["update"] - at["collect"]
             return super().gather(idx)
 
-    script.tqdm, script.Storage = Bar, Storage
+    script.Storage = Storage
     if hasattr(script, "Collector"):
         receive = script.Collector.receive
 
@@ -250,9 +250,8 @@ def train(pipe, system: str, flags: dict) -> None:
         if system == "thread":
             script.Collector = thread_collector(script)
         (seconds, curve), before = watch(script), time.process_time()
-        script.main(
-            script.Args(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0, **flags)
-        )
+        flags = dict(run_dir=folder, eval_episodes=0, cuda=False, checkpoint_every=0) | flags
+        services.run(script, args_of(script, **flags))
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = time.process_time() - before, usage.ru_utime + usage.ru_stime
     pipe.send((curve[-1][1], dict(seconds), cpu, [(step, value) for step, _, value in curve]))

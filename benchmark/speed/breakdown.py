@@ -28,7 +28,8 @@ from common import report
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from cleanrl_graph.utils import check, log  # noqa: E402
+from cleanrl_graph import services  # noqa: E402
+from cleanrl_graph.services import check, runs  # noqa: E402
 
 CARTPOLE = dict(env_id="envs:StatelessCartPole-v1", num_envs=16, num_minibatches=4, update_epochs=4)
 TASKS = {  # name: (script, steps of each of the two trainings, flags)
@@ -82,8 +83,8 @@ def timed_in(script) -> list[tuple]:
         (script.Storage, "gather", "Storage.gather"),
         (script.Storage, "batch", "Storage.batch"),
         (script.Storage, "whole", "Storage.whole"),
-        (log, "sizes", "logging"),
-        (log, "groups", "logging"),
+        (runs, "sizes", "logging"),
+        (runs.Services, "log", "logging"),
         (script.SummaryWriter, "add_scalar", "logging"),
         (script.tqdm, "set_postfix", "logging"),
         (script.tqdm, "update", "logging"),
@@ -96,7 +97,8 @@ def timed_in(script) -> list[tuple]:
         (script.Envs, "step", "rest of Envs.step"),
         (script.Envs, "read", "Envs.read"),
         (script.Envs, "collate", "Envs.collate"),
-        *((check, name, "checks") for name in ("guarded", "observations", "outcome")),
+        *((check, name, "checks") for name in ("guarded", "wrong_form", "wrong_values")),
+        (check, "wrong_outcome", "checks"),
         (script.ActionHead, "env_actions", "env_actions"),
     ]
     for name, value in vars(script.Memory).items():
@@ -191,10 +193,9 @@ def run(script, task: dict, clock: Clock, timed: list, run_dir: str) -> None:
 
     def make_env(*args, **kwargs):
         env = make(*args, **kwargs)
-        env.step, env.reset = (
-            clock.wrap("environments", env.step),
-            clock.wrap("environments", env.reset),
-        )
+        own = env.env  # without what notes return and length
+        own.step = clock.wrap("environments", own.step)
+        own.reset = clock.wrap("environments", own.reset)
         return env
 
     make = script.make_env
@@ -209,9 +210,8 @@ def run(script, task: dict, clock: Clock, timed: list, run_dir: str) -> None:
             patches.enter_context(patch.object(owner, name, wrapped))
         if len(timed) > 2:
             patches.enter_context(patch.object(script, "make_env", make_env))
-        script.main(
-            script.Args(**task, cuda=False, eval_episodes=0, checkpoint_every=0, run_dir=run_dir)
-        )
+        flags = script.Args(**task, cuda=False, eval_episodes=0, run_dir=run_dir)
+        services.run(script, flags, checkpoint_every=0)
 
 
 def breakdown(name: str, scale: float) -> tuple[list[str], str]:
@@ -235,7 +235,7 @@ def breakdown(name: str, scale: float) -> tuple[list[str], str]:
     overhead = (clock.inside + clock.outside) * sum(clock.calls.values())
     wall = clock.end - clock.begin - overhead
     seconds = {section: clock.corrected(section) for section in clock.seconds}
-    seconds["rest of main"] = wall - sum(seconds.values())
+    seconds["rest of the loop"] = wall - sum(seconds.values())
     others = sorted(set(seconds) - set(NETWORKS_AND_ENVS), key=seconds.get, reverse=True)
 
     flags = ", ".join(f"{key} {value}" for key, value in task.items())

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
 PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
@@ -60,16 +61,16 @@ def cpu_name() -> str:
 class Run(NamedTuple):
     """One training run as a process of its own."""
 
-    sps: float  # environment steps per second of the training, as the script itself printed it last
+    sps: float  # environment steps per second of the training, as the script itself has it last
     seconds: float  # of the whole process, imports included
     peak_mb: float  # largest resident memory
-    mean_return: float  # of the last 100 episodes; NaN if the script prints none
+    mean_return: float  # of the last 100 episodes; NaN if the script has none
     cpu: float  # seconds of the CPU, of the process and its children, imports included
 
 
 def train(command: list[str], num_threads: int, cwd: str) -> Run:
     """Runs the command to its end with `num_threads` threads of torch. RuntimeError if it fails or
-    prints no SPS."""
+    neither logs SPS below `cwd`/runs nor prints it."""
     env = os.environ | {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
     with tempfile.TemporaryFile("w+") as file:
         start = time.perf_counter()
@@ -79,28 +80,33 @@ def train(command: list[str], num_threads: int, cwd: str) -> Run:
         process.returncode = os.waitstatus_to_exitcode(status)
         file.seek(0)
         output = file.read()
-    sps = re.findall(
-        r"SPS\W*(\d+)", output
-    )  # "SPS 123", "SPS: 123", and "SPS=123" of a progress bar
+    sps, returns = logged(Path(cwd, "runs"))
+    if not sps:
+        sps = re.findall(r"SPS\W*(\d+)", output)  # "SPS 123", "SPS: 123"
+        returns = re.findall(r"mean return (-?[\d.]+)", output)[-1:]
+        returns = returns or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)
     if process.returncode or not sps:
         raise RuntimeError(
             f"exit code {process.returncode} of {shlex.join(command)}; its last lines:\n"
             f"{output[-2000:]}"
         )
-    mean_return = re.findall(r"(?:mean return |ret=)(-?[\d.]+)", output)[
-        -1:
-    ]  # printed as a mean, or by episode
-    mean_return = (
-        mean_return or re.findall(r"episodic_return=\[?(-?[\d.]+)", output)[-100:] or [np.nan]
-    )
-    mean_return = np.mean([float(number) for number in mean_return])
     return Run(
         float(sps[-1]),
         seconds,
         usage.ru_maxrss / 1024,
-        mean_return,
+        np.mean([float(number) for number in returns[-100:] or [np.nan]]),
         usage.ru_utime + usage.ru_stime,
     )
+
+
+def logged(run_dir: Path) -> tuple[list[float], list[float]]:
+    """SPS of each update and return of each episode in the log of the only run in a folder."""
+    found = {"charts/SPS": [], "charts/episodic_return": []}
+    for path in run_dir.glob("*/events*"):
+        log = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+        for tag in found.keys() & set(log.Tags()["scalars"]):
+            found[tag] += [event.value for event in log.Scalars(tag)]
+    return found["charts/SPS"], found["charts/episodic_return"]
 
 
 def in_turns(systems: dict[str, list[str]], rounds: int, num_threads: int) -> dict[str, list[Run]]:

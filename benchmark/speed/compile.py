@@ -31,18 +31,19 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(ROOT))
 from cleanrl_graph import ppo_graph, ppo_graph_compile  # noqa: E402
+from cleanrl_graph.services.process import patched  # noqa: E402
 
 CASES = {
     "CartPole-v1": dict(env_id="CartPole-v1", num_envs=8, num_steps=128, total_timesteps=61_440),
     "PoissonGraph-v0": dict(
-        env_id="envs:PoissonGraph-v0",
+        env_id="cleanrl_graph.envs:PoissonGraph-v0",
         num_envs=64,
         num_steps=32,
         gnn_layers=2,
         total_timesteps=32_768,
     ),
     "JobShop-v0": dict(
-        env_id="envs:JobShop-v0",
+        env_id="cleanrl_graph.envs:JobShop-v0",
         num_envs=64,
         num_steps=64,
         num_minibatches=8,
@@ -85,15 +86,14 @@ class System:
         N = self.args.num_envs
         makers = [partial(script.make_env, self.args, i) for i in range(N)]
         envs = script.Envs(makers)
-        self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
+        with patched(script):
+            self.agent = script.Agent(envs.leaves, envs.action_space, self.args).to(self.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=1e-6, eps=1e-5, fused=True)
         self.memory = script.Memory(self.agent, envs.leaves, N, self.args)
         self.acting = script.Memory(self.agent, envs.leaves, N, self.args)
         self.loss_of = partial(ppo_graph_compile.ppo_loss, self.agent, self.args)
         if script is ppo_graph_compile:
-            self.memory.storage = script.BucketStorage(envs.leaves, self.device)
-            self.acting.storage = script.BucketStorage(envs.leaves, self.device)
-            self.acting.policy = script.compiled(self.agent, self.args, self.acting.storage)
+            self.acting.compile(self.args)
             self.loss_of = script.compiled(self.loss_of, self.args, self.memory.storage)
         self.steps = [envs.reset(1)]
         self.memory.begin()

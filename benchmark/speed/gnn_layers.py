@@ -23,11 +23,12 @@ from common import ROOT, report
 
 sys.path.insert(0, str(ROOT))
 
-from cleanrl_graph import ppo_graph  # noqa: E402
+from cleanrl_graph import ppo_graph, services  # noqa: E402
+from cleanrl_graph.services.process import patched  # noqa: E402
 
 TABLES = ROOT / "benchmark" / "results" / "gnn_layers"
 JOB_SHOP = ppo_graph.Args(
-    env_id="envs:JobShop-v0",
+    env_id="cleanrl_graph.envs:JobShop-v0",
     env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
     num_envs=64,
     num_steps=64,
@@ -38,8 +39,6 @@ JOB_SHOP = ppo_graph.Args(
     gamma=1.0,
     gae_lambda=0.98,
     total_timesteps=120_000,
-    eval_suite="la",
-    eval_samples=0,
 )
 
 
@@ -76,7 +75,8 @@ def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
     """Median milliseconds of loss and gradient on the same 512 steps [len(layers)]."""
     first = layers[0]
     envs = ppo_graph.Envs([partial(ppo_graph.make_env, first, i) for i in range(first.num_envs)])
-    agents = [ppo_graph.Agent(envs.leaves, envs.action_space, args) for args in layers]
+    with patched(ppo_graph):
+        agents = [ppo_graph.Agent(envs.leaves, envs.action_space, args) for args in layers]
     memory = ppo_graph.Memory(agents[0], envs.leaves, first.num_envs, first)
     memory.begin()
     step = envs.reset(1)
@@ -106,7 +106,8 @@ def main(args: Args) -> None:
         for seed in args.seeds:
             if not (table := TABLES / f"{name}_seed{seed}.csv").exists():
                 with tempfile.TemporaryDirectory() as folder:
-                    ppo_graph.main(replace(config, seed=seed, run_dir=folder))
+                    flags = replace(config, seed=seed, run_dir=folder)
+                    services.run(ppo_graph, flags, eval_suite="la", eval_samples=0)
                     table.write_text(next(Path(folder).glob("*/eval.csv")).read_text())
     lines = [
         "| layer | gap on la01-40, one number per seed, % | minibatch of 512, ms |",

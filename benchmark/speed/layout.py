@@ -7,14 +7,15 @@ zero-padded.
 Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8
 features; 4 edges per node). "collate B" makes one batch of B observations, as at a step of B
 environments; "gather" makes a random quarter of 8,192 stored observations one batch, as for a
-minibatch. The flat way is that of ppo_graph.py, which checks what it reads; the others check
-nothing. Figures are medians over repeats in which the layouts take turns. Flat and Data batches are
-ready for a graph network; a padded batch must lose its padding first (last row).
+minibatch. The flat way is that of ppo_graph.py with services, which check what it reads; the others
+check nothing. Figures are medians over repeats in which the layouts take turns. Flat and Data
+batches are ready for a graph network; a padded batch must lose its padding first (last row).
 """
 
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -26,7 +27,9 @@ from torch_geometric.data import Batch, Data
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cleanrl_graph.ppo_graph import Envs, Storage  # noqa: E402
+from cleanrl_graph import ppo_graph  # noqa: E402
+from cleanrl_graph.ppo_graph import Storage  # noqa: E402
+from cleanrl_graph.services import check  # noqa: E402
 
 EDGES_PER_NODE = 4
 
@@ -93,7 +96,7 @@ def unpad(nodes, edges, mask, sizes):
 def ours_collate(storage, envs, arrays):
     """One flat batch of observations given by their leaf arrays, whose values are checked."""
     storage.blocks.clear()
-    return storage.append(envs.collate(arrays, [0] * len(arrays)))
+    return storage.append(envs.collate(arrays))
 
 
 def check_equal(ours, pyg):
@@ -120,20 +123,20 @@ def median_us(functions, repeats, calls=20):
 def measure(declared_max, args):
     """Rows (layout, bytes per observation, us of collate 64, of collate 512, of gather or None),
     and a note."""
-    env = gym.make(
-        "cleanrl_graph.envs:PoissonGraph-v0", disable_env_checker=True, declared_max=declared_max
-    )
+    kwargs = dict(disable_env_checker=True, declared_max=declared_max)
+    make = partial(gym.make, "cleanrl_graph.envs:PoissonGraph-v0", **kwargs)
+    envs = check.checked(ppo_graph)([make], ppo_graph.Args())
+    (env,) = envs.envs
     observations = [env.reset(seed=args.seed)[0]]
     while len(observations) < args.num_stored:
         observation, _, terminated, _, _ = env.step(0)
         observations.append(env.reset()[0] if terminated else observation)
     sizes = [len(observation["action_mask"]) for observation in observations]
 
-    envs = Envs([lambda: env])
     scratch, stored = (Storage(envs.leaves, torch.device("cpu")) for _ in range(2))
-    arrays = [envs.read(0, observation) for observation in observations]
+    arrays = [envs.read(observation) for observation in observations]
     for start in range(0, args.num_stored, 64):
-        stored.append(envs.collate(arrays[start : start + 64], [0] * 64))
+        stored.append(envs.collate(arrays[start : start + 64]))
     data = [to_data(observation) for observation in observations]
     padded = pad(observations, declared_max)
     batch = Batch.from_data_list(data[:64])
@@ -152,7 +155,7 @@ def measure(declared_max, args):
                 [
                     lambda: ours_collate(scratch, envs, arrays[:num]),
                     lambda: ours_collate(
-                        scratch, envs, [envs.read(0, obs) for obs in observations[:num]]
+                        scratch, envs, [envs.read(obs) for obs in observations[:num]]
                     ),
                     lambda: Batch.from_data_list(data[:num]),
                     lambda: pyg_from_numpy(observations[:num]),

@@ -92,13 +92,13 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     is_seen, starts = rng.random((N, T, num)) < seen, rng.random((N, T)) < 1 / 64
     ids = np.broadcast_to(keys[:, None], is_seen.shape)[is_seen]
     counts, x = is_seen.sum(2).ravel(), torch.randn(len(ids), D)
-    sparse = script.SparseLSTM(D, True, script.Args(lstm_dim=H, gnn_dim=D))
+    sparse = script.SparseLSTM(D, 0, True, script.Args(lstm_dim=H, gnn_dim=D))
     sparse.token = nn.Identity()  # the LSTM sees x
     hidden = {"h": torch.randn(N * num, H).tanh(), "c": torch.randn(N * num, H)}
     state = {
         "num": torch.full((N,), num),
         "keys": torch.from_numpy(keys.ravel()),
-        "hidden": torch.stack([hidden["c"], hidden["h"]], 1),
+        **hidden,
     }
     weights = sparse.cell._flat_weights
     env, step, slot = np.nonzero(is_seen)

@@ -12,6 +12,7 @@ turn. All have the same weights and the same observations, and their losses are 
 the whole minibatch: observations gathered, loss, gradient and Adam's step; or one step of acting.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -162,6 +163,16 @@ def side(checkout: str, case: dict) -> None:
         print(json.dumps(turn()), flush=True)
 
 
+def layers_of(ppo_graph):
+    """A context in which the script makes the layers of a training: the faster ones of the
+    services. Older checkouts make them anyway."""
+    try:
+        from cleanrl_graph.services.process import patched
+    except ModuleNotFoundError:
+        return contextlib.nullcontext()
+    return patched(ppo_graph)
+
+
 def minibatch(ppo_graph, case: dict):
     import torch
 
@@ -169,7 +180,8 @@ def minibatch(ppo_graph, case: dict):
     args = ppo_graph.Args(**case, num_steps=steps // case["num_envs"])
     makers = [lambda i=i: ppo_graph.make_env(args, i) for i in range(args.num_envs)]
     envs = ppo_graph.Envs(makers)
-    agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    with layers_of(ppo_graph):
+        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
     storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-6, fused=True)
     step = envs.reset(1)
@@ -203,13 +215,12 @@ def minibatch(ppo_graph, case: dict):
         with torch.no_grad():
             agent(storage.batch(last_tensors))
         acted = time.perf_counter()
-        links = next(leaf for leaf in envs.leaves if leaf.kind == "links")
         return {
             "update": updated - start,
             "act": acted - updated,
             "loss": loss.item(),
-            "nodes": len(obs[links.path.replace("edge_links", "nodes")].values),
-            "edges": len(obs[links.path].values),
+            "nodes": len(obs["graph.nodes"].values),
+            "edges": len(obs["graph.edge_links"].values),
         }
 
     last_tensors = ppo_graph.Flat([torch.from_numpy(array) for array in last.values], last.counts)
@@ -229,9 +240,12 @@ def large_graph(ppo_graph, size: int):
         "edges": rng.normal(size=(num_edges, 4)).astype(np.float32),
     }
     leaves = ppo_graph.leaves_of(space)
-    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args())
+    with layers_of(ppo_graph):
+        encoder = ppo_graph.Encoder(leaves, ppo_graph.Args())
     storage = ppo_graph.Storage(leaves, torch.device("cpu"))
-    counts = {leaf.group: np.array([len(values[leaf.path.split(".")[-1]])]) for leaf in leaves}
+    counts = {"": np.ones(1, np.int64)}
+    for leaf in leaves:
+        counts[leaf.group] = np.array([len(values[leaf.path.split(".")[-1]])])
     obs = storage.append(
         ppo_graph.Flat([values[leaf.path.split(".")[-1]] for leaf in leaves], counts)
     )

@@ -135,7 +135,8 @@ def run(checkout: str, name: str, scale: float, seed: int) -> tuple[float, float
         f" --total-timesteps {num_steps(name, scale)} --seed {seed} --eval-episodes 0 --no-cuda"
     )
     with tempfile.TemporaryDirectory() as folder:
-        result = train([sys.executable, str(path), *flags.split()], 1, folder)
+        own = f"PYTHONPATH={Path(checkout).resolve()}"  # even if the package is installed
+        result = train(["env", own, sys.executable, str(path), *flags.split()], 1, folder)
     return result.sps, result.cpu, result.peak_mb
 
 

@@ -1,4 +1,4 @@
-"""Decisions per second of a trained policy in a program of one's own (utils/policy.py), on
+"""Decisions per second of a trained policy in a program of one's own (services/policy.py), on
 JobShop-v0 with 6 jobs and 6 machines.
 
     python benchmark/speed/policy.py --out benchmark/results/speed/policy.md
@@ -62,7 +62,7 @@ def history(policy, num: int, num_steps: int) -> list[tuple]:
 
 def measure(path: str, batch: int, args: Args) -> np.ndarray:
     """Decisions per second, and per second of the CPU, of each round, [rounds, 2]."""
-    from cleanrl_graph.utils.policy import load_policy
+    from cleanrl_graph import load_policy
 
     policy, rates = load_policy(path, num_envs=batch or None), []
     calls = history(policy, max(batch, 1), args.num_steps)
@@ -94,7 +94,8 @@ def main(args: Args) -> None:
     for name in args.scripts:
         script = importlib.import_module(f"cleanrl_graph.{name}")
         flags = script.Args(
-            env_id="envs:JobShop-v0", env_kwargs={"jobs": args.jobs, "machines": args.jobs}
+            env_id="cleanrl_graph.envs:JobShop-v0",
+            env_kwargs={"jobs": args.jobs, "machines": args.jobs},
         )
         env = script.make_env(flags)
         agent = script.Agent(script.Envs([lambda env=env: env]).leaves, env.action_space, flags)

@@ -29,6 +29,7 @@ from common import PPO_GRAPH, ROOT, report, train
 
 sys.path.insert(0, str(ROOT))
 from cleanrl_graph import ppo_graph  # noqa: E402
+from cleanrl_graph.services.process import patched  # noqa: E402
 
 NETWORKS = {
     "small": dict(gnn_dim=16, hidden_dims=(64, 64)),
@@ -78,12 +79,13 @@ def busy_processes(num: int) -> Iterator[None]:
 def work_of(network: str, num_envs: int) -> dict:
     """Name -> function: a policy step and a gradient step of ppo_graph.py on JobShop-v0."""
     args = ppo_graph.Args(
-        env_id="envs:JobShop-v0",
+        env_id="cleanrl_graph.envs:JobShop-v0",
         env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
         **NETWORKS[network],
     )
     envs = ppo_graph.Envs([lambda i=i: ppo_graph.make_env(args, i) for i in range(num_envs)])
-    agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+    with patched(ppo_graph):
+        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-9, fused=True)
     memory = ppo_graph.Memory(agent, envs.leaves, num_envs, args)
     memory.begin()

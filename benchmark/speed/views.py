@@ -6,8 +6,8 @@ stacked buffer.
 Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of
 the stored rollout: of a script without memory, of ppo_framestack.py (with the steps before the
 rollout that views reach back to), and of a buffer that holds 16 observations for every step;
-"encodings" is the table of encoded steps that collection reads (a vector's encoding is its copy in
-float32, that of an image which enters as channels is empty). "Gather" makes the views of a random
+"encodings" is the table of encoded steps that views read (a vector's encoding is its copy in
+float32, that of an image which enters as channels its copy). "Gather" makes the views of a random
 quarter of the rollout: by index, and by one selection of rows of the stacked buffer (the same
 function). A graph is gathered raw, each step that is read once (its encoding is what the 16 views
 share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
@@ -112,6 +112,7 @@ def measure(name, args):
     storage, num = memory.storage, args.num_steps * args.num_envs
     batches = [rng.permutation(num)[: num // 4] for _ in range(8)]  # steps of the rollout
     reads = np.concatenate(memory.reads)  # [num, 16], 1 + number of a step, 0 for none
+    (table,) = [memory.tables[k] for k in memory.tables.keys() - {"actions", "rewards"}]
 
     if "graph" in name:
         # Observation 16 b + s is view s of step b
@@ -120,10 +121,11 @@ def measure(name, args):
         full = storage.gather(rows[rows > 0] - 1)
         values = []
         for leaf in storage.leaves:
-            values.append(full[leaf.path].values if leaf.group else full[leaf.path])
-        counts = {}
-        for group, num_rows in whole.counts.items():
-            counts[group] = np.where(rows == 0, 0, num_rows[np.maximum(rows - 1, 0)])
+            values.append(full[leaf.path].values)
+        counts = {"": np.ones_like(rows)}
+        for group in whole.counts.keys() - {""}:
+            num_rows = whole.counts[group][np.maximum(rows - 1, 0)]
+            counts[group] = np.where(rows == 0, 0, num_rows)
         stacked.blocks = [ppo_framestack.Flat(values, counts)]
         bytes_stacked = used_bytes(stacked)
 
@@ -136,13 +138,8 @@ def measure(name, args):
     else:
 
         def views_of(rows):
-            if "image" not in name:
-                return memory.views(rows, memory.tables)
-            (images,) = storage.whole().values
-            numbers = torch.from_numpy(np.maximum(rows - 1, 0))
-            frames = ppo_framestack.select_rows(images, numbers.flatten())
-            exists = torch.from_numpy(rows > 0)[..., None, None, None]
-            return frames.unflatten(0, rows.shape) * exists
+            numbers = torch.from_numpy(rows)
+            return ppo_framestack.select_rows(table, numbers.flatten()).unflatten(0, rows.shape)
 
         def by_index(batch):
             return views_of(reads[batch])
@@ -157,8 +154,9 @@ def measure(name, args):
     turns = iter(np.tile(np.arange(8), 10**5))
     gathers = [lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])]
     us = median_us(gathers, args.repeats, calls=8)
-    plain, table = used_bytes(storage) / memory.size, memory.tables["obs"][1 : 1 + memory.size]
-    return plain, used_bytes(storage) / num, table.nbytes / num, bytes_stacked / num, *us
+    plain = used_bytes(storage) / memory.size
+    encodings = table[1 : 1 + memory.size].nbytes / num
+    return plain, used_bytes(storage) / num, encodings, bytes_stacked / num, *us
 
 
 def main(args: Args) -> None:

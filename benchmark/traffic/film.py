@@ -14,8 +14,8 @@ import tyro
 from PIL import Image, ImageDraw
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from cleanrl_graph import load_policy  # noqa: E402
 from cleanrl_graph.envs.traffic import TrafficLightsEnv  # noqa: E402
-from cleanrl_graph.utils.policy import load_policy  # noqa: E402
 
 
 @dataclass

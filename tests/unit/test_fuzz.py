@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import everything, observation_spaces, sample, small_args, vector
+from helpers import everything, make_envs, observation_spaces, sample, small_args, vector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils.workers import WorkerEnvs
 
 DTYPES = [
     np.float16,
@@ -88,8 +87,8 @@ class Fuzz(gym.Env):
 
 
 def rows_of(space, obs, path=""):
-    """Leaf path -> a list of rows (ragged) or a value, of plain numbers, by another way than the
-    scripts go."""
+    """Leaf path -> a list of rows of plain numbers, by another way than the scripts go; what is not
+    ragged is one row."""
     name = path or "obs"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
@@ -118,14 +117,15 @@ def rows_of(space, obs, path=""):
                 for k in inner
             }
         return {name: numbers(inner, obs)}
-    return {name: numbers(space, obs)}
+    return {name: [numbers(space, obs)]}
 
 
 def numbers(space, values):
     """Nested lists, with the precision that the scripts work with."""
     if isinstance(values, (tuple, list)):
         return [numbers(space, value) for value in values]
-    return np.asarray(values, np.float32 if space.dtype.kind == "f" else np.int64).tolist()
+    kind = np.float64 if space.dtype == np.float64 else np.float32
+    return np.asarray(values, kind if space.dtype.kind == "f" else np.int64).tolist()
 
 
 def expected_steps(envs):
@@ -151,9 +151,6 @@ def compare(leaves, space, batch, observations):
     assert set(batch) == {leaf.path for leaf in leaves} == set(expected[0])
     for leaf in leaves:
         found = batch[leaf.path]
-        if leaf.group is None:
-            assert found.tolist() == [rows[leaf.path] for rows in expected], leaf.path
-            continue
         ptr = np.cumsum([0] + [len(rows[leaf.path]) for rows in expected]).tolist()
         assert found.ptr.tolist() == ptr
         assert found.batch.tolist() == [
@@ -162,15 +159,17 @@ def compare(leaves, space, batch, observations):
         nodes = leaf.path.removesuffix("edge_links") + "nodes"
         first = 0
         for b, rows in enumerate(expected):
-            shown = found.values[ptr[b] : ptr[b + 1]] - (first if leaf.kind == "links" else 0)
+            shown = found.values[ptr[b] : ptr[b + 1]]
+            if leaf.is_links:
+                shown = shown - first
+                first += len(rows[nodes])
             assert shown.tolist() == rows[leaf.path], leaf.path
-            first += len(rows[nodes]) if leaf.kind == "links" else 0
 
 
 def check_run(envs, inner, space, num_steps, rng):
     """Plays and compares every step, the last observations, and a shuffled minibatch."""
     storage, played = ppo_graph.Storage(envs.leaves, torch.device("cpu")), []
-    step = envs.reset(None)
+    step = envs.reset(0)
     for t in range(num_steps + 1):
         shown = storage.append(step.obs)
         played.append(step)
@@ -216,7 +215,7 @@ def test_random_environments(space, seed):
     """Whatever they show and however their episodes end. Some of them are played by a network."""
     rng = np.random.default_rng(seed)
     inner = [Fuzz(space, [seed, i]) for i in range(rng.integers(1, 4))]
-    envs = ppo_graph.Envs([lambda env=env: env for env in inner])
+    envs = make_envs([lambda env=env: env for env in inner])
     storage, size = check_run(envs, inner, space, int(rng.integers(1, 5)), rng)
     if seed % 8 == 0:
         agent = ppo_graph.Agent(
@@ -235,20 +234,27 @@ def test_random_environments_in_workers(seed):
     space = spaces.Dict(
         g=spaces.Graph(vector(3), vector(1)), s=spaces.Sequence(spaces.Discrete(5)), v=vector(2)
     )
-    inner, args = [Fuzz(space, [seed, i]) for i in range(5)], small_args(num_workers=2)
-    local = ppo_graph.Envs([lambda env=env: env for env in inner])
-    makers = [lambda i=i: Fuzz(space, [seed, i]) for i in range(5)]
-    with contextlib.closing(WorkerEnvs(ppo_graph.Envs, makers, args, 0)) as envs:
-        a, b = local.reset(None), envs.reset(None)
+    makers = [
+        lambda i=i: gym.wrappers.RecordEpisodeStatistics(Fuzz(space, [seed, i])) for i in range(5)
+    ]
+
+    def episodes(step):
+        return [(i, info["episode"]["r"], info["episode"]["l"]) for i, info in step.infos]
+
+    local, num = make_envs(makers), 0
+    with contextlib.closing(make_envs(makers, num_workers=2)) as envs:
+        a, b = local.reset(0), envs.reset(0)
         for _ in range(12):
             for x, y in [(a.obs, b.obs), *zip(a.finals, b.finals)]:
                 assert all(map(np.array_equal, x.values, y.values)) and list(x.counts) == list(
                     y.counts
                 )
                 assert all(map(np.array_equal, x.counts.values(), y.counts.values()))
-            assert all(map(np.array_equal, a[1:4], b[1:4])) and a.episodes == b.episodes
+            assert all(map(np.array_equal, a[1:4], b[1:4])) and episodes(a) == episodes(b)
             assert len(a.finals) == len(b.finals)
+            num += len(a.infos)
             a, b = local.step([0] * 5), envs.step([0] * 5)
+    assert num > 5
 
 
 def test_nothing_is_left_behind():
@@ -258,10 +264,7 @@ def test_nothing_is_left_behind():
 
     def play(num_workers):
         makers = [lambda i=i: Fuzz(space, i) for i in range(4)]
-        args = small_args(num_workers=num_workers)
-        envs = (
-            WorkerEnvs(ppo_graph.Envs, makers, args, 0) if num_workers else ppo_graph.Envs(makers)
-        )
+        envs = make_envs(makers, num_workers)
         envs.reset(0)
         for _ in range(20):
             envs.step([0] * 4)

@@ -376,14 +376,17 @@ class Envs:
                 if not terminated[i]:
                     finals.append(self.collate([self.read(obs)]))
                 if "episode" in info:  # not where only a life of a game ended
-                    mean = np.mean(list(self.agent_returns[i].values()) or 0.0)
-                    infos.append((i, info | {"agent_return": mean}))
+                    returns = self.agent_returns[i].values()
+                    mean = sum(returns) / max(len(returns), 1)
+                    info = info | {"agent_return": mean}
+                    infos.append((i, info))
                 self.agent_returns[i].clear()
                 obs, _ = env.reset()
             self.rows[i] = self.read(obs)
         truncated &= ~terminated  # what is both counts as terminated
         rewards = np.concatenate(rewards)
-        return Step(self.collate(self.rows), reward, terminated, truncated, finals, infos, rewards)
+        obs = self.collate(self.rows)
+        return Step(obs, reward, terminated, truncated, finals, infos, rewards)
 
     def read(self, obs: Any) -> list[np.ndarray]:
         """The rows of each leaf, copied: the environment may write into its arrays."""
@@ -621,17 +624,19 @@ class CNN(nn.Module):
         return self.net(images.flatten(1, -3).float() * self.scale)
 
 
-def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
+    if kind not in ("gine", "gin"):
+        raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if edge_dim == 0:
+    if edge_dim is None:
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
@@ -654,7 +659,7 @@ class GNN(nn.Module):
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
         for _ in range(args.gnn_layers):
-            self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
+            self.convs.append(make_conv(args.gnn, dim, edge_dim or None, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
         self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
@@ -836,7 +841,7 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
         name = "avail_actions"
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
-    found = groups & {name}
+    found = groups & {name} - {"flat"}
     if name in ("node", "nodes"):
         found = set(links.values()) or groups - {"avail_actions"}
     elif name in ("edge", "edges"):
@@ -1126,14 +1131,16 @@ class Memory:
         truncated episode comes its final observation, after that of a terminated one nothing.
         `dones` and `truncated` are bool [T, N]."""
         T, N = dones.shape
+        num_before = (T + 1) * N  # observations before `finals`
         # Observation t * N + i, which env i had at step t, is followed by the next one of env i
-        follows = np.arange(N, (T + 1) * N).reshape(T, N)
+        follows = np.arange(N, num_before).reshape(T, N)
         follows[dones] = -1
-        follows[truncated] = (T + 1) * N + np.arange(len(self.finals))
+        follows[truncated] = num_before + np.arange(len(self.finals))
+        acting = self.agent.head.acting
         counts = []
         ids = []
         for flat in [*self.observations, step.obs, *self.finals]:
-            num = flat.counts[self.agent.head.acting]
+            num = flat.counts[acting]
             counts.append(num)
             ids.append(agent_ids(self.storage.leaves, flat.values, num))
         counts = np.concatenate(counts)
@@ -1146,7 +1153,8 @@ class Memory:
         the agent's inputs. UsageError if a rank has no such step."""
         acting = self.agent.head.acting
         actions = torch.cat(self.actions)
-        steps = np.flatnonzero(self.storage.whole().counts[acting])
+        counts = self.storage.whole().counts[acting]
+        steps = np.flatnonzero(counts)
         num = min(num, *all_ranks(len(steps)))  # all ranks make the same number
         if num == 0:
             raise UsageError("no step of the rollout has agents")
@@ -1180,8 +1188,8 @@ class Agent(nn.Module):
         self.critic = mlp(widths, args.activation)
         dims = self.encoder.element_dims
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
-        # As in the head
-        self.row = Project(self.head.acting, self.head.row.nodes, dims, widths[-1])
+        row = self.head.row  # the critic has one like it
+        self.row = Project(row.group, row.nodes, dims, widths[-1])
         self.output = layer_init(nn.Linear(widths[-1], 1), 1.0)
 
     def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
@@ -1192,12 +1200,15 @@ class Agent(nn.Module):
 
     def value(self, obs: Obs) -> Tensor:
         """V(observation) of each row that acts, [rows]"""
-        return self.row_values(*self.encoder(obs), obs)
+        features, elements = self.encoder(obs)
+        return self.row_values(features, elements, obs)
 
     def row_values(self, features: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         acting = elements[self.head.acting]
-        latent = select_rows(self.critic(features), acting.batch) + self.row(elements, obs)
-        return self.output(torch.tanh(latent)).squeeze(1)
+        latent = self.critic(features)  # [B, dim], one for each observation
+        latent = select_rows(latent, acting.batch)
+        latent = torch.tanh(latent + self.row(elements, obs))
+        return self.output(latent).squeeze(1)
 
 
 # --- shared: ranks ---
@@ -1364,19 +1375,19 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         # Advantages: GAE (Schulman et al. 2015, eq. 16) of each agent, from its row at one step to
         # that at the next. V of the R rows, then of those that only follow: one wait for the device
         all_values = torch.cat([values, memory.next_values(step)]).cpu().numpy()
-        next_row = memory.next_rows(step, dones, truncated)
-        V = np.append(all_values, np.float32(0))  # V[-1] = 0 stands for agents that have ended
-        advantages = np.zeros_like(V)  # 0 for them, too, and for rows that only follow
         R = len(values)
+        V = all_values[:R]
+        next_row = memory.next_rows(step, dones, truncated)  # -1 for an agent that has ended
+        all_values = np.append(all_values, np.float32(0))  # whose next value is 0
+        next_value = all_values[next_row]
+        delta = np.concatenate(rewards) + args.gamma * next_value - V
+        advantages = np.zeros_like(all_values)  # stays 0 at -1 and in rows that only follow
         stop = R
         for reward in reversed(rewards):
             rows = slice(stop - len(reward), stop)
-            after = next_row[rows]
-            delta = reward + args.gamma * V[after] - V[rows]
-            lastgaelam = advantages[after]
-            advantages[rows] = delta + args.gamma * args.gae_lambda * lastgaelam
-            stop -= len(reward)
-        V = V[:R]
+            lastgaelam = advantages[next_row[rows]]
+            advantages[rows] = delta[rows] + args.gamma * args.gae_lambda * lastgaelam
+            stop = rows.start
         advantages = advantages[:R]
         # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
@@ -1496,7 +1507,9 @@ def main(args: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the package, if in its folder
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+        sys.path[0] = str(folder.parent)
     try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
         from cleanrl_graph import services
     except ModuleNotFoundError as error:

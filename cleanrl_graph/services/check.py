@@ -83,15 +83,19 @@ def entries(args: Any) -> list[dict]:
     return args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
 
 
-def guarded(doing: Callable[[], str], function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). An exception becomes a UsageError: the frames of others' code,
-    then `doing()` and what it says."""
+def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
+    """function(*args, **kwargs). An exception becomes a UsageError."""
     try:
         return function(*args, **kwargs)
-    except UsageError:
-        raise
     except (Exception, SystemExit) as problem:
-        raise UsageError(f"{frames(problem)}{doing()}: {text_of(problem)}") from None
+        raise explained(doing, problem) from None
+
+
+def explained(doing: str, problem: BaseException) -> UsageError:
+    """An exception as the frames of others' code, what was done, and what it says."""
+    if isinstance(problem, UsageError):
+        return problem
+    return UsageError(f"{frames(problem)}{doing}: {text_of(problem)}")
 
 
 def text_of(problem: BaseException) -> str:
@@ -148,8 +152,8 @@ class Checked(gym.Wrapper):
         obs, reward, terminated, truncated, info = self.call(5, "step", action)
         info = info or {}
         is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
-        is_usual = is_usual and type(terminated) is type(truncated) is bool
-        if not is_usual or terminated or truncated or info:
+        is_usual = is_usual and terminated is truncated is False
+        if not is_usual or info:
             numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
@@ -167,14 +171,13 @@ class Checked(gym.Wrapper):
         """What `reset` or `step` returns."""
         if self.number is not None:
             Checked.latest = self
-
-        def doing() -> str:
-            return f"{place()}, {method}{args or ''}"
-
-        result = guarded(doing, getattr(self.env, method), *args, **kwargs)
+        try:
+            result = getattr(self.env, method)(*args, **kwargs)
+        except (Exception, SystemExit) as problem:
+            raise explained(f"{place()}, {method}{args or ''}", problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
-            raise UsageError(f"{doing()}: {needed}")
+            raise UsageError(f"{place()}, {method}: {needed}")
         return result
 
     def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
@@ -214,7 +217,7 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     --wrap. `envs:NAME` is one of cleanrl_graph unless the current folder has a module `envs`."""
     env_id, hint = wrappers.full_id(args.env_id)
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
-    env = guarded(lambda: f"--env-id {args.env_id} ({hint})", script.make_env, full, i, **more)
+    env = guarded(f"--env-id {args.env_id} ({hint})", script.make_env, full, i, **more)
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
         env = Checked(env.env)
     return wrappers.wrap_all(env, args.wrap)
@@ -223,7 +226,7 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
 def made(make: Callable, number: int) -> Checked:
     """The environment, the number of which is that over all ranks."""
     Checked.latest = SimpleNamespace(number=number, num_steps=0)
-    env = guarded(lambda: f"env {number}", make)
+    env = guarded(f"env {number}", make)
     if not isinstance(env, Checked):
         env = Checked(env)
     env.number = number
@@ -283,8 +286,8 @@ def wrong_rewards(info: dict, num_agents: int) -> Iterator[str]:
 
 
 # ---- Spaces ----
-def wrong_spaces(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
-    """What is wrong with the leaves of observations, with an action space, its head or masks."""
+def wrong_leaves(leaves: list) -> Iterator[str]:
+    """What is wrong with those of an observation space."""
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         yield f"leaves {paths} need different names, and one must be an input"
@@ -294,6 +297,10 @@ def wrong_spaces(script: ModuleType, space: gym.Space, leaves: list, args: Any) 
             yield f"leaf '{leaf.path}': {leaf.space} has over {MOST} values; a Box has numbers"
         if leaf.path == "node_ids" and leaf.dtype.kind not in "iu":
             yield f"leaf 'node_ids': {leaf.space} must be integers"
+
+
+def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
+    """What is wrong with an action space, its heads or its masks."""
     is_sequence = isinstance(space, spaces.Sequence)
     known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
     for factor in script.leaves_of(space, "action"):
@@ -314,17 +321,16 @@ def wrong_spaces(script: ModuleType, space: gym.Space, leaves: list, args: Any) 
         yield f"--action-head {head} {needed}, not {space} and {groups}"
     if head == "auto" and "avail_actions" in set(groups) - chosen and not is_sequence:
         yield f"{space} chooses from no avail_actions: give --action-head avail_actions, or flat"
-    acting = script.acting_group(space, leaves, head)
     for mask in leaves:
         masked = [part for part in parts if part.mask == mask.path]
         stop = max((part.entries.stop for part in masked), default=0)
-        own = {part.group for part in masked}
         width = math.prod(mask.space.shape)
-        if width == 1 and own != {""}:  # one number per row is for all choices
+        if width == 1 and mask.group:  # one number per row is for all parts
             stop = min(stop, 1)
         is_mask = mask.path.split(".")[0] == "action_mask"
-        if is_mask and (stop != width or len(own) > 1):
-            heads = " ".join(sorted({part.group or acting or "flat" for part in parts}))
+        if is_mask and (stop != width or len({part.group for part in masked}) > 1):
+            none = head if is_sequence else "flat"
+            heads = " ".join(sorted({group or none for group in chosen}))
             problem = f"a mask {mask.space} does not fit {space} with --action-head {heads}"
             yield f"leaf '{mask.path}': {problem}"
 
@@ -382,11 +388,12 @@ class Checks:
         super().__init__([partial(made, make, first + i) for i, make in enumerate(makers)])
         script = self.script
         leaves = self.leaves
+        refuse(wrong_leaves(leaves))
         self.first = first
         self.parts = []
         meanings = []
         for env in self.envs:
-            refuse(wrong_spaces(script, env.action_space, leaves, args))
+            refuse(wrong_actions(script, env.action_space, leaves, args))
             self.parts.append(script.parts_of(env.action_space, leaves, args))
             meanings.append(meaning(script, env, self.parts[-1]))
             env.has_agents = "rewards" in script.Step._fields
@@ -403,9 +410,8 @@ class Checks:
     def step(self, actions: list) -> tuple:
         import torch  # not above: copies of environments import this file, and do without
 
-        has_grad = torch.is_grad_enabled()
         step = super().step(actions)
-        torch.set_grad_enabled(has_grad)  # whatever an environment has set
+        torch.set_grad_enabled(True)  # whatever an environment has set
         return step
 
     def read(self, obs: Any) -> list[np.ndarray]:

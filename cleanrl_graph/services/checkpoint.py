@@ -38,7 +38,9 @@ FREE = set(
     "checkpoint_every checkpoint_minutes resume eval_suite eval_episodes eval_samples "
     "eval_max_steps env_timeout cuda exp_name num_iterations".split()
 )  # all others shape the training
-FIXED = set("envs space action_space leaves first parts acting named meaning".split())  # of Envs
+FIXED = set(
+    "envs space action_space leaves first parts acting named meaning flat place".split()
+)  # of Envs
 load_env = cloudpickle.loads  # of what dump_envs returned
 inexact = set()  # kinds of environments whose copies do not go on as they do
 

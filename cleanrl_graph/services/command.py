@@ -54,7 +54,7 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
     process.tune()
     if args.load_model:
         policy.take_flags(args)
-    check.flags(args)
+    check.refuse(check.wrong_flags(args))
     make = partial(check.make_env, script)
     Envs = check.checked(script)
     if getattr(args, "record", None):
@@ -73,7 +73,7 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
         script.seed(args)
         envs = stack.enter_context(contextlib.closing(envs_of(script, args)))
         if world_size() > 1:
-            check.same_meaning(all_ranks(envs.meaning))
+            check.refuse(check.unlike(all_ranks(envs.meaning)))
         agent = script.train(args, run, envs)
         if rank() > 0:
             return []

@@ -7,6 +7,7 @@ arguments.
 
 import contextlib
 import csv
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -43,19 +44,16 @@ def batches(
     make: Callable[..., gym.Env], entries: list[dict], size: int = 16
 ) -> Iterator[list[dict]]:
     """Neighbours whose environments have the same spaces, at most `size` together."""
-    batch = []
-    before = None
-    for entry in entries:
+
+    def spaces_of(entry: dict) -> tuple:
         env = make(**entry)
-        spaces = env.observation_space, env.action_space
         close(env)
-        if batch and (spaces != before or len(batch) == size):
-            yield batch
-            batch = []
-        batch.append(entry)
-        before = spaces
-    if batch:
-        yield batch
+        return env.observation_space, env.action_space
+
+    for _, alike in itertools.groupby(entries, spaces_of):
+        alike = list(alike)
+        for k in range(0, len(alike), size):
+            yield alike[k : k + size]
 
 
 def cost(info: dict) -> float | None:
@@ -100,28 +98,22 @@ def columns_of(rows: list[dict]) -> list[str]:
 
 
 def with_gaps(rows: list[dict]) -> list[dict]:
-    """The rows; where there is a column "best_known" all other costs are gaps to it in percent."""
+    """The rows; where there is a column "best_known" all other costs are gaps to it in percent,
+    None if it is unknown. What is not a number stays as it is."""
     if "best_known" not in columns_of(rows):
         return rows
     table = []
     for row in rows:
+        best = row.get("best_known")
         gaps = {}
         for name, value in row.items():
-            if name in NAMES:
-                gaps[name] = value
-            else:
-                gaps[name + GAP] = gap(value, row.get("best_known"))
+            is_cost = name not in NAMES
+            if is_cost and isinstance(value, Real):
+                has_best = isinstance(best, Real)
+                value = 100 * (value - best) / (abs(best) or math.nan) if has_best else None
+            gaps[name + is_cost * GAP] = value
         table.append(gaps)
     return table
-
-
-def gap(cost: Any, best: Any) -> Any:
-    """In percent; None if the best cost is unknown. What is not a number stays as it is."""
-    if not isinstance(cost, Real):
-        return cost
-    if not isinstance(best, Real):
-        return None
-    return 100 * (cost - best) / (abs(best) or math.nan)
 
 
 def means_of(rows: list[dict]) -> list[dict]:
@@ -131,8 +123,8 @@ def means_of(rows: list[dict]) -> list[dict]:
     means = []
     if 1 < len(groups) < len(rows):
         for group in sorted(groups, key=lambda group: (len(str(group)), str(group))):
-            means.append(mean_of([row for row in rows if row.get("group") == group]))
-            means[-1]["group"] = group
+            own = mean_of([row for row in rows if row.get("group") == group])
+            means.append(own | {"group": group})
     return [*means, mean_of(rows)]
 
 
@@ -147,11 +139,9 @@ def mean_of(rows: list[dict]) -> dict:
 
 
 def cell(name: str, value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, (float, np.floating)):
         return f"{value:.1f}" if name.endswith(GAP) else f"{value:.5g}"
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def eval_table(rows: list[dict]) -> str:
@@ -191,27 +181,27 @@ class Filmed(gym.Wrapper):
     def __init__(self, env: gym.Env):
         super().__init__(env)
         self.pictures = deque(maxlen=500)
-        self.has_ended = False
+        self.is_first = True
 
     def reset(self, **kwargs) -> tuple:
         result = self.env.reset(**kwargs)
-        if not self.pictures:
-            self.pictures.append(self.render())
+        if self.pictures:
+            self.is_first = False
+        self.film()
         return result
 
     def step(self, action: Any) -> tuple:
         result = self.env.step(action)
-        if not self.has_ended:
-            self.pictures.append(self.render())
-        self.has_ended = self.has_ended or bool(result[2] or result[3])
+        self.film()
         return result
 
-    def render(self) -> Image.Image:
-        frame = np.asarray(self.env.render())
-        if frame.ndim != 3 or frame.dtype != np.uint8:
-            found = f"{frame.dtype} {frame.shape}"
-            raise ValueError(f"render() must return an array [H, W, 3] of uint8, not {found}")
-        return Image.fromarray(frame)
+    def film(self) -> None:
+        if self.is_first:
+            frame = np.asarray(self.env.render())
+            if frame.ndim != 3 or frame.dtype != np.uint8:
+                found = f"{frame.dtype} {frame.shape}"
+                raise ValueError(f"render() must return an array [H, W, 3] of uint8, not {found}")
+            self.pictures.append(Image.fromarray(frame))
 
 
 def check_video(make: Callable[..., gym.Env]) -> None:

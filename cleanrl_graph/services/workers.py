@@ -15,7 +15,7 @@ import random
 import signal
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
 from types import ModuleType
@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
+
+from cleanrl_graph.services.check import entries
 
 # where processes are spawned a script is handed over by its name
 copyreg.pickle(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
@@ -90,10 +93,11 @@ class WorkerEnvs:
     def __init__(self, make_envs: Callable, makers: list[Callable], args: Any, first: int):
         """`make_envs(makers, first=number)` makes the Envs of a worker. `first` is the number of
         the first environment over all ranks."""
-        tasks = len(args.env_kwargs) if isinstance(args.env_kwargs, list) else 1
-        with contextlib.closing(make_envs(makers[:tasks])) as probe:  # do the entries fit together?
-            for name in ("space", "action_space", "leaves", "meaning"):
-                setattr(self, name, getattr(probe, name))
+        each = makers[: len(entries(args))]  # do the entries of --env-kwargs fit together?
+        with contextlib.closing(make_envs(each, first=first)) as probe:
+            self.leaves = probe.leaves
+            self.action_space = probe.action_space
+            self.meaning = probe.meaning
         self.num_steps = 0
         self.first = first
         self.timeout = args.env_timeout or None
@@ -107,15 +111,13 @@ class WorkerEnvs:
 
     def start(self, span: slice, seed: int, make_envs: Callable) -> None:
         """Starts a worker for the environments `span`."""
-        fork = "fork" in mp.get_all_start_methods()
-        context = mp.get_context("fork" if fork else "spawn")
+        method = "fork" if "fork" in mp.get_all_start_methods() else "spawn"
+        context = mp.get_context(method)
         pipe, child = context.Pipe()
         if self.timeout and os.name == "posix":
             set_timeout(pipe, self.timeout)
-        inherited = []
-        if fork:
-            inherited = [pipe] + [worker.pipe for worker in self.workers]
-        arguments = (child, inherited, seed, make_envs)
+        inherited = [pipe] + [worker.pipe for worker in self.workers]
+        arguments = (child, inherited if method == "fork" else [], seed, make_envs)
         process = context.Process(target=work, daemon=True, args=arguments)
         process.start()
         child.close()
@@ -149,16 +151,22 @@ class WorkerEnvs:
         return answer
 
     def reset(self, seed: int) -> tuple:
-        seeds = [seed + worker.span.start for worker in self.workers]
-        return joined(self.ask([methodcaller("reset", own) for own in seeds]))
+        return self.joined([methodcaller("reset", seed + own.span.start) for own in self.workers])
 
     def step(self, actions: list) -> tuple:
         self.num_steps += 1
-        requests = [methodcaller("step", actions[worker.span]) for worker in self.workers]
+        return self.joined([methodcaller("step", actions[own.span]) for own in self.workers])
+
+    def joined(self, requests: list[Callable]) -> tuple:
+        """The script's Step of all environments, from those that the requests return."""
         steps = self.ask(requests)
-        for (_, _, span), step in zip(self.workers, steps):
-            step.infos[:] = [(span.start + i, info) for i, info in step.infos]
-        return joined(steps)
+        finals = []
+        infos = []
+        for worker, step in zip(self.workers, steps):
+            finals += step.finals
+            infos += [(worker.span.start + i, info) for i, info in step.infos]
+        step = joined([step._replace(finals=[], infos=[]) for step in steps])
+        return step._replace(finals=finals, infos=infos)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -171,15 +179,6 @@ class WorkerEnvs:
             pipe.close()
 
 
-def joined(values: Sequence) -> Any:
-    """Steps, Flats, dicts, lists or arrays of all environments, from those of some each."""
-    first = values[0]
-    if isinstance(first, np.ndarray):
-        return np.concatenate(values)
-    if isinstance(first, dict):
-        return {key: joined([value[key] for value in values]) for key in first}
-    if isinstance(first, tuple):
-        return type(first)(*map(joined, zip(*values)))
-    if first and isinstance(first[0], np.ndarray):  # those of all leaves
-        return list(map(joined, zip(*values)))
-    return sum(values, [])
+def joined(trees: list) -> Any:
+    """Arrays one after the other, in Flats, or in Steps whose lists are empty."""
+    return tree_map(lambda *arrays: np.concatenate(arrays), *trees)

@@ -105,10 +105,11 @@ def as_now(words: list[str], script: Path) -> list[str]:
 def make(command: list[str], python: str, root: Path = ROOT) -> dict[str, list[float]] | str:
     """The fingerprint of a command, without its "python", with the code in `root`; if there is
     none, a sentence that says why."""
-    for word in command:
-        if word.startswith("runs/") and not (root / word).exists():
-            return f"{NO_FILE} {word}"
     at = script_of(command)
+    for word in command:
+        if word.startswith("runs/") or word == command[at]:
+            if not (root / word).exists():
+                return f"{NO_FILE} {word}"
     own = str(Path(__file__).resolve())
     command = [python, *command[:at], own, *as_now(command[at:], root / command[at])]
     # The package is that of `root`, even if another one is installed

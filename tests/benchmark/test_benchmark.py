@@ -32,6 +32,8 @@ import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
 
+from cleanrl_graph.services.arguments import args_of, parse  # noqa: E402
+
 PPO = (
     "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims "
     "8 --eval-episodes 2"
@@ -361,6 +363,13 @@ def checked(finished, root, capsys):
     return out, error
 
 
+def copied(folder):
+    """The package, copied into the folder; returns the path of ppo_graph.py."""
+    ignored = shutil.ignore_patterns("__pycache__", "runs")
+    shutil.copytree(ROOT / "cleanrl_graph", folder / "cleanrl_graph", ignore=ignored)
+    return folder / "cleanrl_graph" / "ppo_graph.py"
+
+
 @pytest.mark.parametrize(
     "old, new, changed",
     [
@@ -374,13 +383,49 @@ def checked(finished, root, capsys):
 )
 def test_a_change_of_a_script(finished, tmp_path, capsys, old, new, changed):
     """Layout, comments and the order of a sum are none; other advantages are one."""
-    text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()
+    script = copied(tmp_path)
+    text = script.read_text()
     assert text.count(old) == 1
-    (tmp_path / "cleanrl_graph").mkdir()
-    (tmp_path / "cleanrl_graph" / "ppo_graph.py").write_text(text.replace(old, new))
+    script.write_text(text.replace(old, new))
     out, _ = checked(finished, tmp_path, capsys)
     assert ("--env-id CartPole-v1 --seed 1\n    policy_loss of update 1: " in out) == changed
     assert bool(out) == changed
+
+
+def test_a_change_of_the_services(finished, tmp_path, capsys):
+    """The package is that of the checkout which is checked."""
+    copied(tmp_path)
+    layers = tmp_path / "cleanrl_graph" / "services" / "runs.py"
+    layers.write_text(layers.read_text() + '\nraise SystemExit("not the installed one")\n')
+    out, _ = checked(finished, tmp_path, capsys)
+    assert "now: not the installed one" in out
+
+
+@pytest.mark.parametrize(
+    "then, now",
+    [
+        ("--norm-vloss --seed 1", "--norm-vloss 1 --seed 1"),
+        ("--seed 1 --norm-vloss", "--seed 1 --norm-vloss 1"),
+        ("--norm-vloss 0.01", "--norm-vloss 0.01"),
+        ("--no-norm-vloss", "--norm-vloss 0"),
+        ("--stay-solved 0", "--no-amsgrad --adv-floor 0.1 --adv-floor-decay 0"),
+        (
+            "--stay-solved 0.9 --gamma 1",
+            "--amsgrad --adv-floor 0.1 --adv-floor-decay 0.9 --gamma 1",
+        ),
+    ],
+)
+def test_flags_that_were_renamed(tmp_path, then, now):
+    """Commands of earlier runs get the names of today, but not for the scripts of then. What is
+    asked for by the name of today is found among the finished runs."""
+    script = ROOT / "cleanrl_graph" / "ppo_graph.py"
+    assert fingerprint.as_now(then.split(), script) == now.split()
+    assert parses(["ppo_graph", *now.split()])
+    (tmp_path / "ppo_graph.py").write_text("stay_solved: float | None = None")
+    assert fingerprint.as_now(then.split(), tmp_path / "ppo_graph.py") == then.split()
+    for old, new in (("--norm-vloss", "--norm-vloss 1"), ("--stay-solved 0", "--adv-floor 0.1")):
+        runs = [run.make_run("a", f"s.py {flags}", "m:E-v0", 1) for flags in (old, new)]
+        assert runs[0].command != runs[1].command and runs[0].key == runs[1].key
 
 
 @pytest.mark.parametrize(
@@ -392,10 +437,8 @@ def test_a_change_of_a_script(finished, tmp_path, capsys, old, new, changed):
 )
 def test_a_machine_that_rounds_otherwise(finished, tmp_path, capsys, now, changed):
     """Where the losses are not those of the run, the code of the run's commit decides."""
-    text = (ROOT / "cleanrl_graph" / "ppo_graph.py").read_text()
-    script = tmp_path / "cleanrl_graph" / "ppo_graph.py"
-    script.parent.mkdir()
-    script.write_text(text)
+    script = copied(tmp_path)
+    text = script.read_text()
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "then"]):
         subprocess.run([*git, *words], check=True)
@@ -1156,9 +1199,14 @@ def parses(command):
         (k for k, word in enumerate(command) if word.endswith(".py")), 0
     )  # before it torchrun and its flags
     name = Path(command[first]).stem
-    # a peer's folder is on sys.path
-    script = importlib.import_module(f"cleanrl_graph.{name}" if name.startswith("ppo_") else name)
-    return tyro.cli(script.Args, args=list(command[first + 1 :]), console_outputs=False)
+    flags = list(command[first + 1 :])
+    if not name.startswith("ppo_"):  # a peer's folder is on sys.path
+        peer = importlib.import_module(name)
+        return tyro.cli(peer.Args, args=flags, console_outputs=False)
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script.__file__, *flags])
+        return parse(script)
 
 
 @pytest.mark.parametrize(
@@ -1250,7 +1298,7 @@ def test_flags_of_the_speed_tables():
     for flags in proof_of_memory.VARIANTS.values():
         parses(["ppo_gtrxl", *proof_of_memory.FLAGS.split(), *flags.split()])
     for script, _, flags in breakdown.TASKS.values():
-        importlib.import_module(f"cleanrl_graph.{script}").Args(**flags)
+        args_of(importlib.import_module(f"cleanrl_graph.{script}"), **flags)
     parses(["ppo_graph", *time_to_475.FLAGS.split()])
     parses(scaling.command(scaling.Args(), "ppo_graph", 1.0, 4096))
 
@@ -1259,7 +1307,7 @@ def test_an_old_checkout_gets_the_old_names_of_flags(monkeypatch):
     """And the new one those of today; both are run with the same steps and seed."""
     commands, result = [], SimpleNamespace(sps=1.0, cpu=3.0, peak_mb=2.0)
     monkeypatch.setattr(
-        old_vs_new, "train", lambda command, *_: commands.append(" ".join(command[2:])) or result
+        old_vs_new, "train", lambda command, *_: commands.append(" ".join(command[4:])) or result
     )
     monkeypatch.setattr(
         old_vs_new, "help_of", lambda path: "--mask-obs" if "old" in str(path) else "--wrap"

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
 import helpers  # registers Random-v0
 import numpy as np
 import pytest
@@ -25,18 +26,16 @@ from processes import (
 )
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils import checkpoint
+from cleanrl_graph.services import runs
 
 RUNNER = """
 import os, sys, torch
 sys.path[:0] = [{root!r}, {tests!r}]
 torch.set_num_threads(1)
-import helpers, tyro
-from cleanrl_graph import ppo_graph as script
+import helpers
+from cleanrl_graph import ppo_graph as script, services
 {patch}
-script.main(tyro.cli(script.Args))
-if script.RANK > 0:
-    os._exit(0)
+services.main(script, 1)
 """
 GREEDY = """
 script.Categorical.sample = lambda self: self.mode
@@ -91,7 +90,7 @@ MIXED = dict(
     total_timesteps=96,
     norm_obs=True,
     norm_adv=False,
-    norm_vloss=True,
+    norm_vloss=1.0,
 )
 
 
@@ -118,6 +117,82 @@ def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+class Draws(helpers.RandomEnv):
+    """Rank 1's environments draw from torch's generator when they are made and when they begin."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.draw()
+
+    def draw(self):
+        if ppo_graph.RANK == 1:
+            torch.rand(3)
+
+    def reset(self, **kwargs):
+        self.draw()
+        return super().reset(**kwargs)
+
+
+gym.register("Draws-v0", entry_point=Draws)
+
+
+def test_environments_that_draw_from_torch(tmp_path):
+    """All ranks have the same weights at the end, although the environments of one of them draw
+    from the generator that makes the weights."""
+
+    def patch(module):
+        original = module.average_gradients
+
+        def averaged(agent):
+            original(agent)
+            sums = [param.detach().double().sum().item() for param in agent.parameters()]
+            assert len({str(each) for each in module.all_ranks(sums)}) == 1
+
+        module.average_gradients = averaged
+
+    assert train_ranks(tmp_path / "a", patch=patch, env_id="Draws-v0") == [0, 0]
+
+
+class Nothing(helpers.RandomEnv):
+    """Rank 1 sees no element of its set."""
+
+    def size(self, rng):
+        return 0 if ppo_graph.RANK == 1 else 1 + super().size(rng)
+
+
+gym.register("Nothing-v0", entry_point=Nothing)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_rank_without_elements(script, tmp_path):
+    """Networks of rows that a rank has not have gradients of zero there, and all ranks learn."""
+    flags = dict(env_id="Nothing-v0", env_kwargs={"observation": "set"}, total_timesteps=96)
+    assert train_ranks(tmp_path / "a", script, **flags) == [0, 0]
+
+
+@pytest.mark.parametrize("spaces_differ", ["observation", "action"])
+def test_ranks_whose_entries_differ(spaces_differ, tmp_path):
+    """Entries of --env-kwargs that do not fit together are named on all ranks alike, where each of
+    them has one."""
+    kwargs = {
+        "observation": [{"observation": "vector"}, {"observation": "discrete"}],
+        "action": [{"action": "discrete"}, {"action": "box"}],
+    }
+    flags = dict(
+        env_id="Random-v0", env_kwargs=kwargs[spaces_differ], num_envs=1, num_minibatches=1
+    )
+    assert train_ranks(tmp_path / "a", **flags) == [1, 1]
+    for rank in range(2):
+        text = Path(f"{tmp_path}/a.{rank}").read_text()
+        assert "--env-kwargs: not all entries have the" in text, text
+
+
+def test_largest_seed(tmp_path):
+    """It is one for ranks, too."""
+    flags = dict(env_id="CartPole-v1", seed=2**32 - 1, total_timesteps=96)
+    assert train_ranks(tmp_path / "a", **flags) == [0, 0]
+
+
 @pytest.mark.slow
 def test_torchrun(tmp_path, monkeypatch):
     """The same under torchrun itself; there are one log and one bar, with the steps of both."""
@@ -136,6 +211,7 @@ def test_torchrun(tmp_path, monkeypatch):
         "96",
         "--no-norm-adv",
         "--norm-vloss",
+        "1",
         "--num-envs",
         "3",
         "--run-dir",
@@ -211,7 +287,7 @@ def test_minutes_are_those_of_rank_0(fast, step, tmp_path):
 
     def patch(module):
         if module.RANK == fast:
-            checkpoint.time = Clock
+            runs.time = Clock
         Dies("Envs", "step", 6 * 8 - 2)(module)
 
     flags = dict(env_id="CartPole-v1", checkpoint_every=100)
@@ -224,14 +300,16 @@ def test_a_rank_that_fails_ends_the_others(tmp_path):
     again."""
 
     def burn(module):
-        original = module.Envs.call
+        original = module.Envs.step
+        steps = []
 
-        def call(self, i, method, *args, **kwargs):
-            if self.first_env == 3 and self.num_steps == 20:
+        def step(self, actions):
+            steps.append(actions)
+            if module.RANK == 1 and len(steps) == 20:
                 raise module.UsageError("the bridge is out")
-            return original(self, i, method, *args, **kwargs)
+            return original(self, actions)
 
-        module.Envs.call = call
+        module.Envs.step = step
 
     codes = train_ranks(
         tmp_path / "a", patch=burn, env_id="envs:StatelessCartPole-v1", total_timesteps=192
@@ -249,8 +327,10 @@ def test_torchrun_starts_them_again(tmp_path):
 import os, signal, time
 import torch.utils.tensorboard as tensorboard
 original = script.Envs.step
+steps = []
 def step(self, actions):
-    if self.num_steps == 40 and script.RANK == 1 and not os.path.exists("{tmp_path}/killed"):
+    steps.append(actions)
+    if len(steps) == 40 and script.RANK == 1 and not os.path.exists("{tmp_path}/killed"):
         open("{tmp_path}/killed", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, actions)

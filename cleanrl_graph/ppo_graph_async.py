@@ -260,10 +260,10 @@ def arrays_of(space: gym.Space, obs: Any) -> list:
         return [obs.nodes, obs.edge_links, obs.edges][: 2 if space.edge_space is None else 3]
     if isinstance(space, spaces.Sequence):
         row = space.feature_space
-        if not space.stack:  # a tuple of rows
-            empty = gym.vector.utils.create_empty_array(row, len(obs))
-            obs = gym.vector.utils.concatenate(row, obs, empty)
-        return arrays_of(row, obs)
+        if space.stack:
+            return arrays_of(row, obs)
+        columns = list(zip(*[arrays_of(row, each) for each in obs]))  # of a tuple of rows
+        return columns or [None] * len(leaves_of(row, group="rows"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [obs]
     arrays = []
@@ -480,11 +480,14 @@ class Storage:
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        numbers = np.arange(flat.size + 1)
+        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
+        groups = ["", *(group for group in flat.counts if group)]
+        for group in groups[1:]:
+            num = flat.counts[group]
+            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -603,17 +606,19 @@ class CNN(nn.Module):
         return self.net(images.flatten(1, -3).float() * self.scale)
 
 
-def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
+    if kind not in ("gine", "gin"):
+        raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if edge_dim == 0:
+    if edge_dim is None:
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
@@ -636,7 +641,7 @@ class GNN(nn.Module):
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
         for _ in range(args.gnn_layers):
-            self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
+            self.convs.append(make_conv(args.gnn, dim, edge_dim or None, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
         self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
@@ -818,7 +823,7 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
         name = "avail_actions"
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
-    found = groups & {name}
+    found = groups & {name} - {"flat"}
     if name in ("node", "nodes"):
         found = set(links.values()) or groups - {"avail_actions"}
     elif name in ("edge", "edges"):
@@ -872,7 +877,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             columns = slice(column, column + k)
             entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
             parts.append(Part(factor.path, columns, group, mask, entries, k, n))
-            column = columns.stop
+            column += k
             entry[mask] = entries.stop
     return parts
 
@@ -888,12 +893,12 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        columns = []  # of each child
+        children = []
         for _, child in children_of(space):
             num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
-            columns.append(to_env_actions(child, actions[:, :num]))
+            children.append(to_env_actions(child, actions[:, :num]))
             actions = actions[:, num:]
-        rows = list(zip(*columns))
+        rows = list(zip(*children))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
@@ -905,10 +910,10 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
 class Project(nn.Linear):
     """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
 
-    def __init__(self, group: str, leaves: list[Leaf], dims: dict[str, int], dim: int):
+    def __init__(self, group: str, nodes: str, dims: dict[str, int], dim: int):
         super().__init__(dims[group], dim)
         self.group = group
-        self.nodes = {leaf.group: leaf.nodes for leaf in leaves}[group]  # which edges connect
+        self.nodes = nodes  # of edges: the group of the nodes
 
     def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         rows = elements[self.group].values
@@ -934,17 +939,16 @@ class Project(nn.Linear):
 
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims."""
+    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
+    of its ends."""
 
-    def __init__(self, part: Part, leaves: list[Leaf], dim: int, dims: dict, args: Any):
+    def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
         num_outputs = part.k * part.n
-        if part.group:  # the width of an embedding, for edges that of their nodes
-            num_outputs = min(
-                dims[leaf.nodes or part.group] for leaf in leaves if leaf.group == part.group
-            )
+        if part.group:  # the width of an embedding
+            num_outputs = dims[nodes or part.group]
         elif part.n == 0 and args.state_dependent_std:
             num_outputs = 2 * part.k
         elif part.n == 0:
@@ -953,7 +957,7 @@ class PartHead(nn.Module):
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
         if part.group:
             self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
-            self.key = Project(part.group, leaves, dims, num_outputs)
+            self.key = Project(part.group, nodes, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
@@ -1017,17 +1021,19 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
+        nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
         # Numbers of the parts, choices first
         self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
         for k, part in enumerate(parts):
-            head = PartHead(part, leaves, dim, dims, args)
+            head = PartHead(part, nodes[part.group], dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
         self.acting = acting_group(space, leaves, args.action_head)
         if self.acting:
-            self.row = Project(self.acting, leaves, dims, dim)  # a row's embedding -> its latent
+            # A row's embedding -> its latent
+            self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
     def forward(
         self,
@@ -1075,6 +1081,15 @@ class ActionHead(nn.Module):
 
 
 # ---- Memory: none; the observations and actions of a rollout ----
+class Rollout(NamedTuple):
+    """T steps of N environments, as the collector sends them."""
+
+    version: int  # updates that the collector's weights had had
+    steps: list[Step]  # T + 1: actions of step t lead to step t + 1
+    actions: np.ndarray  # [T * N, columns]; for a Sequence [rows of all steps, columns]
+    log_probs: np.ndarray  # [T * N], by the collector's weights
+
+
 class Memory:
     """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
@@ -1100,6 +1115,14 @@ class Memory:
     def keep(self, step: Step) -> None:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
         self.finals += step.finals
+
+    def store(self, rollout: Rollout) -> None:
+        """Keeps what the collector sent, as if it had been made here."""
+        self.begin()
+        self.storage.append(join([step.obs for step in rollout.steps[:-1]]))
+        self.actions.append(to_device(rollout.actions, self.storage.device))
+        for step in rollout.steps[1:]:
+            self.keep(step)
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
@@ -1272,15 +1295,6 @@ class Run:
 
 
 # ---- Collector: the process that acts ----
-class Rollout(NamedTuple):
-    """T steps of N environments, as the collector sends them."""
-
-    version: int  # updates that the collector's weights had had
-    steps: list[Step]  # T + 1: actions of step t lead to step t + 1
-    actions: np.ndarray  # [T * N, columns]; for a Sequence [rows of all steps, columns]
-    log_probs: np.ndarray  # [T * N], by the collector's weights
-
-
 def collect(memory: Memory, envs: Envs, step: Step, version: int, num_steps: int) -> Rollout:
     """The next steps of the environments, which returned `step` last."""
     steps = [step]
@@ -1298,29 +1312,29 @@ def collect(memory: Memory, envs: Envs, step: Step, version: int, num_steps: int
     return Rollout(version, steps, np.concatenate(actions), log_probs)
 
 
-def act(pipe, parent_end, args: Any, make_envs: Callable) -> None:
-    """The collector. What goes wrong is sent to the parent."""
+def run_collector(pipe, parent_end, args: Any, make_envs: Callable) -> None:
+    """The collector's process. What goes wrong is sent to the parent."""
     for number in (signal.SIGINT, signal.SIGTERM):  # what reaches the whole group is the parent's
         signal.signal(number, signal.SIG_IGN)
     parent_end.close()  # the end of the parent can be seen only if nobody else holds it
     with contextlib.suppress(OSError):  # the parent is gone
         try:
-            answer(pipe, args, make_envs)
+            answer_requests(pipe, args, make_envs)
         except (UsageError, gym.error.Error, OSError) as error:  # sentences
             pipe.send(UsageError(str(error)))
         except Exception:
             pipe.send(RuntimeError(f"in the collector: {traceback.format_exc()}"))
 
 
-def answer(pipe, args: Any, make_envs: Callable) -> None:
+def answer_requests(pipe, args: Any, make_envs: Callable) -> None:
     """Sends leaves and action space of the environments and takes their seed, then answers each
     (version, weights) by a rollout, until None comes or the parent is gone."""
-    requests = listen(pipe, partial(os._exit, 1))
+    requests = listen(pipe, partial(os._exit, 1))  # at once, even if an environment hangs
     with contextlib.closing(make_envs()) as envs:
         complete(args, envs.leaves)
         pipe.send((envs.leaves, envs.action_space))
         args.seed = requests.get()
-        if args.seed is None:
+        if args.seed is None:  # the training ended before it began
             return
         device = start(args)
         torch.set_num_threads(1)  # batches are small, the other cores learn
@@ -1339,8 +1353,8 @@ def answer(pipe, args: Any, make_envs: Callable) -> None:
 
 
 def listen(pipe, at_end: Callable[[], None]) -> queue.SimpleQueue:
-    """The messages of the other end, taken by a thread so that sending them never waits; None where
-    that end is gone."""
+    """The messages of the other end, taken by a thread so that sending them never waits; None after
+    the last one, when that end is gone and `at_end` was called."""
     messages = queue.SimpleQueue()
 
     def take() -> None:
@@ -1363,7 +1377,9 @@ class Collector:
         """`make_envs()` makes the Envs, in the new process."""
         context = mp.get_context("fork")
         self.pipe, child = context.Pipe()
-        self.process = context.Process(target=act, args=(child, self.pipe, args, make_envs))
+        self.process = context.Process(
+            target=run_collector, args=(child, self.pipe, args, make_envs)
+        )
         self.process.start()
         child.close()
         self.answers = listen(self.pipe, lambda: None)
@@ -1383,7 +1399,8 @@ class Collector:
         self.tell((version, torch.cat(weights).cpu().numpy()))  # one copy, one wait
 
     def receive(self) -> Any:
-        """The next answer. UsageError if the collector died; what it raised is raised here."""
+        """The next answer: leaves and action space at first, then a Rollout. UsageError if the
+        collector died; what it raised is raised here."""
         answer = self.answers.get()
         if isinstance(answer, Exception):
             raise answer
@@ -1434,7 +1451,6 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
     seed(args)  # environments may have drawn from the generators
     agent = Agent(collector.leaves, collector.action_space, args)
-    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
     agent.to(device)
     memory = Memory(agent, collector.leaves, N, args)
     params = list(agent.parameters())
@@ -1442,26 +1458,26 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad, fused=True
     )
     run.begin(agent, optimizer, memory, collector, rng)
-    for _ in range(min(args.max_lag + 1, args.num_iterations - run.first)):
-        collector.ask(run.first, agent)
+    num_asked = run.first  # rollouts asked for so far
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
 
-        # Collect: what the other process did with the weights after rollout.version updates
+        # Collect: T steps of N environments, made by the other process with the weights after
+        # rollout.version updates. It may already make the next ones
+        while num_asked < min(iteration + args.max_lag, args.num_iterations):
+            collector.ask(iteration - 1, agent)
+            num_asked += 1
         rollout = collector.receive()
-        memory.begin()
-        memory.storage.append(join([step.obs for step in rollout.steps[:-1]]))
-        memory.actions.append(to_device(rollout.actions, device))
+        memory.store(rollout)
         rewards = np.zeros((T, N), np.float32)
         dones = np.zeros((T, N), np.float32)
         truncated = np.zeros((T, N), bool)
         episodes = []
         for t in range(T):
             step = rollout.steps[t + 1]
-            memory.keep(step)
             rewards[t] = step.reward
             dones[t] = step.terminated | step.truncated
             truncated[t] = step.truncated
@@ -1490,16 +1506,16 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
             advantages[t] = delta + args.gamma * args.gae_lambda * nonterminal * lastgaelam
             lastgaelam = rho[t] * advantages[t]  # V-trace's target minus V
             next_value = V[t]
-        returns = V + rho * advantages
-        explained_var = 1 - np.var(returns - V) / max(np.var(returns), 1e-12)
-        returns_std = np.std(returns)
+        errors = rho * advantages  # of V; the returns are errors + V
+        explained_var = 1 - np.var(errors) / max(np.var(errors + V), 1e-12)
+        returns_std = np.std(errors + V)
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef
         if args.norm_vloss:
             vf_coef /= args.norm_vloss + returns_std**2
         advantages = to_device(advantages.reshape(-1), device)
-        returns = to_device(returns.reshape(-1), device)
         rho = to_device(rho.reshape(-1), device)
+        returns = rho * advantages + values
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9), decoupled
         # (Hilton et al. 2022)
@@ -1543,8 +1559,6 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
             agent.encoder.observe(memory.rollout())
-        if iteration + args.max_lag < args.num_iterations:
-            collector.ask(iteration, agent)
 
         logs = torch.stack(logs).cpu().numpy()
         scalars = dict(zip(LOGGED, logs[-1]))
@@ -1557,9 +1571,6 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
         scalars |= statistics(logrho, args.max_rho)
         run.log(global_step, scalars, episodes)
         run.end_update(iteration, step)
-    if WORLD_SIZE > 1:  # together: NCCL needs all ranks for it
-        dist.barrier()
-        dist.destroy_process_group()
     return agent
 
 

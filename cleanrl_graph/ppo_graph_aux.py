@@ -600,17 +600,19 @@ class CNN(nn.Module):
         return self.net(images.flatten(1, -3).float() * self.scale)
 
 
-def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
+    if kind not in ("gine", "gin"):
+        raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if edge_dim == 0:
+    if edge_dim is None:
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
@@ -633,7 +635,7 @@ class GNN(nn.Module):
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
         for _ in range(args.gnn_layers):
-            self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
+            self.convs.append(make_conv(args.gnn, dim, edge_dim or None, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
         self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
@@ -815,7 +817,7 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
         name = "avail_actions"
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
-    found = groups & {name}
+    found = groups & {name} - {"flat"}
     if name in ("node", "nodes"):
         found = set(links.values()) or groups - {"avail_actions"}
     elif name in ("edge", "edges"):
@@ -1108,7 +1110,8 @@ def decoder(leaf: Leaf, dim: int, args: Any) -> nn.Sequential:
     if not leaf.is_image:
         width = args.gnn_dim if leaf.group else dim
         num = sum(categories(leaf)) or math.prod(shape)
-        return mlp([dim, width], args.activation).append(nn.Linear(width, num))
+        net = mlp([dim, width], args.activation)
+        return net.append(nn.Linear(width, num))
     channels, height, width = np.roll(shape, shape[2] < shape[0]).tolist()  # HWC to CHW
     small = (64, -(-height // 8), -(-width // 8))
     return nn.Sequential(
@@ -1131,7 +1134,7 @@ def errors_of(leaf: Leaf, told: Tensor, values: Tensor) -> Tensor:
         errors = []
         for own, entry, start in zip(logits, entries, np.ravel(leaf.space.start)):
             errors.append(F.cross_entropy(own, entry - start, reduction="none"))
-        return torch.stack(errors).mean(0)
+        return sum(errors) / len(num)
     if leaf.is_image:
         if values.shape[3] < values.shape[1]:  # the channels come last
             values = values.movedim(-1, 1)
@@ -1179,8 +1182,9 @@ class Reconstruct(nn.Module):
                 own = elements[leaf.nodes or leaf.group].values[own].flatten(1)
                 vectors = torch.cat([context[batch], own], 1)
             errors = errors_of(leaf, tell(vectors), values)
-            num = latent.new_zeros(len(latent)).index_add(0, batch, torch.ones_like(errors))
             # Mean over the rows of each observation, then over the observations that have some
+            zeros = latent.new_zeros(len(latent))
+            num = zeros.index_add(0, batch, torch.ones_like(errors))
             losses.append((errors / num[batch]).sum() / (num > 0).sum().clamp(min=1))
         return torch.stack(losses).mean()
 
@@ -1194,7 +1198,8 @@ class Reconstruct(nn.Module):
                 values, ptr, batch = obs[leaf.path]
                 order = torch.randperm(len(values), device=values.device)
                 rows = places.setdefault(leaf.group, order.chunk(4)[0])
-                values = values.index_copy(0, rows, values[rows.roll(1)])
+                others = values[rows.roll(1)]
+                values = values.index_copy(0, rows, others)
                 moved[leaf.path] = Ragged(values, ptr, batch)
         return moved, places
 
@@ -1493,9 +1498,11 @@ class Extras:
         if args.aux == "reconstruct":
             logs["losses/reconstruct"] = agent.aux(agent, obs, latent)
         elif args.aux == "predict":
-            seen = torch.cat([latent, embed_action(agent.head, actions, elements, obs)], 1)
-            # What follows the last steps is not stored
-            rows = np.flatnonzero((idx < dones[:-1].size) & (dones.flat[idx] == 0))
+            action = embed_action(agent.head, actions, elements, obs)
+            seen = torch.cat([latent, action], 1)
+            # What follows the last steps is not stored; what follows an end is another episode
+            is_last = idx >= dones[:-1].size
+            rows = np.flatnonzero(~is_last & (dones.flat[idx] == 0))
             next_obs = self.storage.gather(idx[rows] + args.num_envs)
             logs["losses/predict"] = predict(agent, seen, rows, next_obs)
         loss = args.aux_coef * sum(logs.values())

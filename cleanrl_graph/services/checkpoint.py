@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,16 +40,16 @@ FREE = set(
     "eval_max_steps env_timeout cuda exp_name num_iterations".split()
 )  # all others shape the training
 FIXED = set(
-    "envs space action_space leaves first parts acting named meaning flat place".split()
+    "envs space action_space leaves first parts acting named meaning flat place num_steps".split()
 )  # of Envs
 load_env = cloudpickle.loads  # of what dump_envs returned
 inexact = set()  # kinds of environments whose copies do not go on as they do
 
 
 # ---- Finding a checkpoint ----
-def checkpoints_in(folder: str) -> list[str]:
+def checkpoints_in(folder: str | Path) -> list[Path]:
     """The checkpoints of a run, the newest first."""
-    return sorted(glob.glob(os.path.join(glob.escape(folder), "checkpoint_*.ckpt")), reverse=True)
+    return sorted(Path(folder).glob("checkpoint_*.ckpt"), reverse=True)
 
 
 def find(args: Any, script: str, prefix: str) -> tuple[str, dict] | None:
@@ -68,32 +69,29 @@ def find(args: Any, script: str, prefix: str) -> tuple[str, dict] | None:
         else:
             compare(args, script, path, state)
             print(f"--resume {args.resume}: goes on from {path}")
-            return os.path.dirname(path) or ".", state
+            return str(path.parent), state
     raise SystemExit(f"--resume {args.resume}: there is no checkpoint that can be read")
 
 
-def candidates(args: Any, prefix: str) -> list[str] | None:
+def candidates(args: Any, prefix: str) -> list[Path] | None:
     """What `args.resume` names, the newest first: a file and those before it, or the checkpoints of
     a folder; "auto": of the folder `prefix*` in `args.run_dir` that was written last, None if there
     is none. SystemExit for anything else."""
     if args.resume == "auto":
-        folders = glob.escape(os.path.join(args.run_dir, prefix)) + "*"
-        found = glob.glob(os.path.join(folders, "checkpoint_*.ckpt"))
-        if not found:
-            return None
-        return checkpoints_in(os.path.dirname(max(found, key=os.path.getmtime)))
-    folder, name = os.path.split(args.resume)
-    if name.startswith("checkpoint_") and os.path.isfile(args.resume):
-        others = checkpoints_in(folder)
-        return [args.resume] + [path for path in others if os.path.basename(path) < name]
-    paths = checkpoints_in(args.resume)
+        found = Path(args.run_dir).glob(f"{glob.escape(prefix)}*/checkpoint_*.ckpt")
+        newest = max(found, key=os.path.getmtime, default=None)
+        return newest and checkpoints_in(newest.parent)
+    path = Path(args.resume)
+    paths = checkpoints_in(path)
+    if path.is_file() and path.match("checkpoint_*"):
+        paths = [other for other in checkpoints_in(path.parent) if other <= path]
     if not paths:
         needed = "auto, a folder with checkpoints or a checkpoint_*.ckpt is needed"
-        raise SystemExit(f"--resume {args.resume}: {needed}")
+        raise SystemExit(f"--resume {path}: {needed}")
     return paths
 
 
-def read(path: str) -> dict:
+def read(path: str | Path) -> dict:
     """The state that `Folder.save` wrote. ValueError, or what unpickling raises, for a file that is
     something else."""
     with open(path, "rb") as file:
@@ -107,7 +105,7 @@ def read(path: str) -> dict:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-def compare(args: Any, script: str, path: str, state: dict) -> None:
+def compare(args: Any, script: str, path: Path, state: dict) -> None:
     """Compares the flags with those of the run in `state`. SystemExit if one of SAME differs or,
     with --resume auto, any that is not in FREE, but for --total-timesteps. Prints the others that
     differ."""
@@ -118,14 +116,14 @@ def compare(args: Any, script: str, path: str, state: dict) -> None:
         if name not in FREE and now.get(name) != then.get(name):
             flag = f"--{name.replace('_', '-')}"
             changed[name] = f"{flag} {now.get(name)}, it was {then.get(name)}"
-    refused = [name for name in changed if name in SAME]
+    refused = changed.keys() & SAME
     advice = "Give the same, or another --exp-name to start anew"
     if args.resume == "auto":
         if not refused:
-            advice += f", or --resume {os.path.dirname(path)} to go on with these"
-        refused = [name for name in changed if name != "total_timesteps"]
+            advice += f", or --resume {path.parent} to go on with these"
+        refused = changed.keys() - {"total_timesteps"}
     if refused:
-        texts = "; ".join(changed[name] for name in refused)
+        texts = "; ".join(text for name, text in changed.items() if name in refused)
         raise SystemExit(
             f"--resume {args.resume}: {path} is of a run with other flags: {texts}. {advice}"
         )
@@ -141,12 +139,12 @@ class Folder(contextlib.AbstractContextManager):
     removes; `failures` is the number of lines that were there at the start."""
 
     def __init__(self, folder: str):
-        self.folder = folder
-        self.mark = Path(folder, "failed")
-        self.unfinished = Path(folder, "unfinished.tmp")
+        self.folder = Path(folder)
+        self.mark = self.folder / "failed"
+        self.unfinished = self.folder / "unfinished.tmp"
         try:
-            os.makedirs(folder, exist_ok=True)
-            self.file = open(os.path.join(folder, "lock"), "wb")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.file = open(self.folder / "lock", "wb")
             self._lock()
             self._write(bytes(2**16))
             self.unfinished.unlink()
@@ -179,7 +177,7 @@ class Folder(contextlib.AbstractContextManager):
         """Writes a checkpoint, whole or not at all, and keeps the newest two. Those of later steps,
         of a future that this run does not have, get the ending ".unused". SystemExit if it cannot
         be written."""
-        path = os.path.join(self.folder, f"checkpoint_{step:012d}.ckpt")
+        path = self.folder / f"checkpoint_{step:012d}.ckpt"
         file = io.BytesIO()
         torch.save(state, file)
         data = file.getbuffer()
@@ -188,10 +186,10 @@ class Folder(contextlib.AbstractContextManager):
             self._write(header.encode(), data)
             for other in checkpoints_in(self.folder):
                 if other > path:
-                    os.replace(other, other + ".unused")
+                    other.rename(f"{other}.unused")
             os.replace(self.unfinished, path)
             for old in checkpoints_in(self.folder)[2:]:
-                os.remove(old)
+                old.unlink()
             self.mark.unlink(missing_ok=True)
         except OSError as error:
             raise SystemExit(f"cannot write {path}: {error}") from None
@@ -368,15 +366,10 @@ def broadcast(value: Any) -> Any:
 def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> dict:
     """What one rank has: its environments, where they can be asked, and what they returned last,
     random states and memory."""
-    states = []
-    if hasattr(envs, "workers"):
-        states = envs.ask([env_state] * len(envs.workers))
-    elif hasattr(envs, "envs"):
-        states = [env_state(envs)]
-    dumps = exact_dumps(sum([state["envs"] for state in states], []))
+    states = envs.ask(repeat(env_state)) if hasattr(envs, "ask") else []  # a Collector has none
+    dumps = iter(exact_dumps(sum([state["envs"] for state in states], [])))
     for state in states:
-        num = len(state["envs"])
-        state["envs"], dumps = dumps[:num], dumps[num:]
+        state["envs"] = [next(dumps) for _ in state["envs"]]
     arrays = {k: v for k, v in step._asdict().items() if isinstance(v, np.ndarray)}
     return {
         "envs": states,
@@ -396,7 +389,7 @@ def save(run: Any, step: tuple, is_kept: bool) -> None:
     if is_kept and rank() == 0:
         run.writer.flush()
         state = {
-            "script": Path(run.script.__file__).stem,
+            "script": run.name,
             "args": run.flags,
             "global_step": run.global_step,
             "std_floor": run.std_floor,
@@ -431,13 +424,9 @@ def restore(run: Any, failures: int) -> tuple:
         if failures:
             for state in mine["envs"]:
                 state["envs"] = [None] * len(state["envs"])
+        envs.num_steps = mine["envs"][0]["num_steps"]
         restores = [partial(restore_envs, state, seed) for state in mine["envs"]]
-        if hasattr(envs, "workers"):
-            envs.num_steps = mine["envs"][0]["num_steps"]
-            answers = envs.ask(restores)
-        else:
-            answers = [restores[0](envs)]
-        flats, begins = zip(*answers)
+        flats, begins = zip(*envs.ask(restores))
         begins = np.concatenate(begins)
         arrays = mine["step"]
         arrays["reward"][begins] = 0

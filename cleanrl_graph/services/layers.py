@@ -29,7 +29,6 @@ class SortedEdges(NamedTuple):
     edges: Tensor  # int64 [edges], their numbers in the observation
     here: Tensor  # int64 [edges], the end by which they are sorted
     there: Tensor  # int64 [edges], the other end
-    places: Tensor  # int64 [edges], 0, 1, 2, ...
 
     def neighbor_sum(self, values: Tensor) -> Tensor:
         """For each node the sum of the rows of `values` [nodes, dim] at its edges' other ends."""
@@ -37,22 +36,22 @@ class SortedEdges(NamedTuple):
 
     def edge_sum(self, values: Tensor) -> Tensor:
         """For each node the sum of its edges' rows; those are in the order of these edges."""
-        return segment_sum(values, self.places, self.ptr)
+        return segment_sum(values, torch.arange(len(values), device=values.device), self.ptr)
 
     def chunks(self) -> Iterator["SortedEdges"]:
         """The edges of some nodes, about CHUNK, then those of the next ones. On CUDA all at once:
         to read ptr would be to wait."""
-        if len(self.edges) <= CHUNK or self.ptr.device.type != "cpu":
+        num = len(self.edges)
+        if num <= CHUNK or self.ptr.device.type != "cpu":
             yield self
             return
         ptr = self.ptr.numpy()
-        first_nodes = np.searchsorted(ptr, range(0, len(self.edges), CHUNK))
-        nodes = np.unique([0, *first_nodes, len(ptr) - 1])
+        nodes = np.searchsorted(ptr, range(0, num, CHUNK))
+        nodes = np.unique(np.append(nodes, len(ptr) - 1))
         for first, stop in zip(nodes, nodes[1:]):
             own_ptr = self.ptr[first : stop + 1] - self.ptr[first]
             rows = slice(ptr[first], ptr[stop])
-            places = self.places[: ptr[stop] - ptr[first]]
-            yield SortedEdges(own_ptr, self.edges[rows], self.here[rows], self.there[rows], places)
+            yield SortedEdges(own_ptr, self.edges[rows], self.here[rows], self.there[rows])
 
 
 class Edges:
@@ -73,10 +72,6 @@ class Edges:
         return edges
 
     @cached_property
-    def places(self) -> Tensor:
-        return torch.arange(len(self.source), device=self.source.device)
-
-    @cached_property
     def incoming(self) -> SortedEdges:
         """By target."""
         return self.sorted_by(self.target, self.source)
@@ -89,7 +84,7 @@ class Edges:
     def sorted_by(self, here: Tensor, there: Tensor) -> SortedEdges:
         here, edges = here.sort(stable=True)
         ptr = index2ptr(here, self.num_nodes)
-        return SortedEdges(ptr, edges, here, there.index_select(0, edges), self.places)
+        return SortedEdges(ptr, edges, here, there.index_select(0, edges))
 
 
 def segment_sum(values: Tensor, rows: Tensor, ptr: Tensor) -> Tensor:
@@ -150,37 +145,26 @@ def joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class Faster:
-    """What a layer's `forward` becomes. It stays PyG's under torch.compile, which merges PyG's
-    operations itself, and for options that make_conv of ppo_graph.py does not give: a user may have
-    written another one there."""
+# ---- Layers: torch.compile gets PyG's own `forward`, whose operations it merges ----
+class GINConv:
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return super().forward(x, edge_index)
+        return self.nn(x + NeighborSum.apply(x, Edges.of(edge_index, len(x))))
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, **kwargs):
-        has_eps = self.initial_eps != 0 or isinstance(self.eps, nn.Parameter)
-        is_sum = self.aggr in ("sum", "add") and self.flow == "source_to_target"
-        has_lin = getattr(self, "lin", "") is not None
-        is_plain = isinstance(x, Tensor) and isinstance(edge_index, Tensor) and not kwargs
-        if has_eps or not (is_sum and has_lin and is_plain) or torch.compiler.is_compiling():
-            inputs = (edge_index,) if edge_attr is None else (edge_index, edge_attr)
-            return super().forward(x, *inputs, **kwargs)
+
+class GINEConv:
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return super().forward(x, edge_index, edge_attr)
         return self.nn(x + self.sums(x, edge_attr, Edges.of(edge_index, len(x))))
 
-
-class GINConv(Faster):
-    def forward(self, x: Tensor, edge_index: Tensor, **kwargs) -> Tensor:
-        return super().forward(x, edge_index, **kwargs)
-
-    def sums(self, x: Tensor, edge_attr: None, edges: Edges) -> Tensor:
-        """Of the messages that each node gets, [nodes, dim]."""
-        return NeighborSum.apply(x, edges)
-
-
-class GINEConv(Faster):
     def sums(self, x: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
+        """Of the messages that each node gets, [nodes, dim]."""
         return MessageSum.apply(x, edge_attr, self.lin.weight, self.lin.bias, edges)
 
 
-class GINWithEdges(Faster):
+class GINWithEdges(GINEConv):
     """Messages x + lin(edge_attr), without a ReLU: a linear layer of a sum of features."""
 
     def sums(self, x: Tensor, edge_attr: Tensor, edges: Edges) -> Tensor:
@@ -190,10 +174,16 @@ class GINWithEdges(Faster):
         return NeighborSum.apply(x, edges) + nn.functional.linear(attr, self.lin.weight) + biases
 
 
+FASTER = {"GINConv": GINConv, "GINEConv": GINEConv, "GINWithEdges": GINWithEdges}
+
+
 def accelerate(conv: nn.Module) -> None:
-    """Makes a layer faster that the scripts' make_conv made; what it is stays the same."""
+    """Makes a layer faster that the scripts' make_conv made; what it is stays the same. One with
+    other options, which a user may have written there, is left as it is."""
     kind = type(conv)
-    faster = {"GINConv": GINConv, "GINEConv": GINEConv, "GINWithEdges": GINWithEdges}
     is_known = kind in (pyg.GINConv, pyg.GINEConv) or pyg.GINEConv in kind.__bases__
-    if is_known and kind.__name__ in faster:
-        conv.__class__ = type(kind.__name__, (faster[kind.__name__], kind), {})
+    if not is_known or kind.__name__ not in FASTER or getattr(conv, "lin", conv) is None:
+        return
+    has_eps = conv.initial_eps != 0 or isinstance(conv.eps, nn.Parameter)
+    if conv.aggr in ("sum", "add") and conv.flow == "source_to_target" and not has_eps:
+        conv.__class__ = type(kind.__name__, (FASTER[kind.__name__], kind), {})

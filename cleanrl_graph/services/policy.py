@@ -23,7 +23,7 @@ import torch
 
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
-from cleanrl_graph.services.check import MOST, Checked, checked, close, make_env
+from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
 from cleanrl_graph.services.process import patched
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
@@ -32,18 +32,18 @@ OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
 def read_model(path: str, device: Any = "cpu") -> dict:
-    """What --save-model wrote: {"model": weights, "args": flags, "script": name}. ValueError for
+    """What --save-model wrote: {"model": weights, "args": flags, "script": name}. UsageError for
     another file, or for weights that are not finite."""
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
-        saved = {"script": saved["args"]["exp_name"], "model": saved["model"]} | saved
+        assert {"script", "args", "model"} <= set(saved)
         bad = [name for name, value in saved["model"].items() if not value.isfinite().all()]
     except OSError:
         raise
     except Exception:  # of many kinds
-        raise ValueError(f"{path}: not a file that --save-model wrote") from None
+        raise UsageError(f"{path}: not a file that --save-model wrote") from None
     if bad:
-        raise ValueError(f"{path}: the weights {bad[0]} are not finite")
+        raise UsageError(f"{path}: the weights {bad[0]} are not finite")
     return saved
 
 
@@ -72,7 +72,7 @@ def load_policy(
         )
     unknown = sorted(set(saved["args"]) - set(vars(args_of(script))))
     if unknown:
-        raise ValueError(
+        raise UsageError(
             f"{path}: it has the flags {unknown}, {script.Args.exp_name} does not; it is of "
             f"{saved['script']}, of this or another version"
         )
@@ -81,14 +81,24 @@ def load_policy(
         args.bf16 = False
         args.attention = "auto"
     policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
-    try:
-        policy.agent.load_state_dict(saved["model"])
-    except RuntimeError:
-        raise ValueError(
-            f"{path}: the observation space {policy.observation_space}, the action space "
-            f"{policy.envs.action_space}: {misfit(saved, policy.agent)}"
-        ) from None
+    spaces = f"the observation space {policy.observation_space}, the action space "
+    load_weights(policy.agent, saved, f"{path}: {spaces}{policy.envs.action_space}")
     return policy
+
+
+def load_weights(agent: torch.nn.Module, saved: dict, about: str) -> None:
+    """The weights of a file for the agent. UsageError if they are those of another network."""
+    try:
+        agent.load_state_dict(saved["model"])
+    except RuntimeError:
+        ours = {name: value.shape for name, value in agent.state_dict().items()}
+        theirs = {name: value.shape for name, value in saved["model"].items()}
+        differ = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
+        raise UsageError(
+            f"{about}: it is of {saved['script']}.py and {saved['args'].get('env_id')}, its "
+            "weights do not fit this environment, or this script was changed before or since: "
+            f"{differ[0]} is one of {len(differ)} that differ"
+        ) from None
 
 
 def flag(name: str, value: Any) -> str:
@@ -120,63 +130,38 @@ def given_flags(args: Any) -> set[str]:
 def take_flags(args: Any) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
     environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
-    the file differ. SystemExit for a flag that is given and makes another network."""
+    the file differ. UsageError for a flag that is given and makes another network."""
     args.load_model = os.path.abspath(args.load_model)  # an environment may change the folder
     try:
         saved = read_model(args.load_model)["args"]
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--load-model {error}") from None
+        raise UsageError(f"--load-model {error}") from None
     given = given_flags(args)
     names = network_flags(args)
     if "env_id" not in given or args.env_id == saved.get("env_id"):
         names += ["env_id", "env_kwargs", "wrap"]
-    differ = [name for name in names if name in saved and getattr(args, name) != saved[name]]
-    wrong = []
     taken = []
-    for name in differ:
-        if name not in given:
-            setattr(args, name, saved[name])
-            taken.append(flag(name, saved[name]))
-        elif name not in FREE:
-            wrong.append(f"{flag(name, getattr(args, name))}, it has {saved[name]}")
+    wrong = []
+    left = []
+    for name, value in saved.items():
+        own = getattr(args, name, value)
+        if own == value:
+            continue
+        if name in names and name not in given:
+            setattr(args, name, value)
+            taken.append(flag(name, value))
+        elif name in names and name not in FREE:
+            wrong.append(f"{flag(name, own)}, it has {value}")
+        elif name not in names and name not in OF_A_RUN:
+            left.append(flag(name, value))
+    about = f"--load-model {args.load_model}"
     if wrong:
-        raise SystemExit(
-            f"--load-model {args.load_model}: the file is of another network: {'; '.join(wrong)}. "
+        raise UsageError(
+            f"{about}: the file is of another network: {'; '.join(wrong)}. "
             "Leave these flags out, they are taken from the file"
         )
-    left = [
-        flag(name, saved[name])
-        for name, value in vars(args).items()
-        if name in saved and value != saved[name] and name not in names and name not in OF_A_RUN
-    ]
     texts = [" ".join(flags) or "none" for flags in (taken, left)]
-    print(
-        f"--load-model {args.load_model}: taken from the file: {texts[0]}; not taken: {texts[1]}",
-        file=sys.stderr,
-    )
-
-
-def load_weights(agent: torch.nn.Module, args: Any) -> None:
-    """--load-model: the weights of the file. SystemExit if they are those of another network."""
-    saved = read_model(args.load_model, next(agent.parameters()).device)
-    try:
-        agent.load_state_dict(saved["model"])
-    except RuntimeError:
-        raise SystemExit(f"--load-model {args.load_model}: {misfit(saved, agent)}") from None
-
-
-def misfit(saved: dict, agent: torch.nn.Module) -> str:
-    """What is wrong with weights that an agent does not take."""
-    shapes = []  # of the file's and of the agent's
-    for weights in (saved["model"], agent.state_dict()):
-        shapes.append({name: value.shape for name, value in weights.items()})
-    theirs, ours = shapes
-    differ = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
-    return (
-        f"it is of {saved['script']}.py and {saved['args'].get('env_id')}, its weights do not fit "
-        f"this environment, or this script was changed before or since: {differ[0]} is one of "
-        f"{len(differ)} that differ"
-    )
+    print(f"{about}: taken from the file: {texts[0]}; not taken: {texts[1]}", file=sys.stderr)
 
 
 class Policy:

@@ -83,21 +83,21 @@ class Services:
         """Finds the folder and the checkpoint to resume from, locks the folder, and notes signals
         from now on. At the end `stack` is closed."""
         super().__init__(args)
-        self.stack = stack
+        self.name = Path(self.script.__file__).stem  # of the script
         self.flags = dict(vars(args))  # before the training changes any
-        self.steps = args.num_envs * args.num_steps * world_size()  # of all ranks, per update
-        self.global_step = 0
-        found = None
-        if rank() == 0:
-            name = run_name(args)
-            if args.resume:
-                found = checkpoint.find(args, script_name(self.script), name)
-            if found is None:
-                found = os.path.join(args.run_dir, f"{name}{int(1000 * time.time())}"), None
-        folder, self.saved = broadcast(found)
+        self.stack = stack
+        self.saved = None
+        folder = os.path.join(args.run_dir, f"{run_name(args)}{int(1000 * time.time())}")
+        if rank() == 0 and args.resume:
+            folder, self.saved = checkpoint.find(args, self.name, run_name(args)) or (folder, None)
+        folder, self.saved = broadcast((folder, self.saved))
         self.folder = Path(folder).absolute()  # an environment may change the current one
         if rank() == 0:
             self.locked_folder = stack.enter_context(checkpoint.Folder(str(self.folder)))
+        self.steps = args.num_envs * args.num_steps * world_size()  # of all ranks, per update
+        self.global_step = self.saved["global_step"] if self.saved else 0
+        # --num-steps may be another now: these steps are no whole updates
+        self.first, self.offset = divmod(self.global_step, self.steps)
         self.signals = stack.enter_context(noted_signals())
         self.saved_at = time.monotonic()
 
@@ -106,27 +106,23 @@ class Services:
         args = self.args
         self.trained = (agent, optimizer, memory, envs, rng)
         if args.load_model:
-            policy.load_weights(agent, args)
+            saved = policy.read_model(args.load_model, next(agent.parameters()).device)
+            policy.load_weights(agent, saved, f"--load-model {args.load_model}")
         if args.track and rank() == 0:
             self.track()
-        begun = envs
         if self.saved:
-            self.global_step = self.saved["global_step"]
-            self.first = self.global_step // self.steps
             num_left = max(args.total_timesteps - self.global_step, 0) // self.steps
             args.num_iterations = self.first + num_left
             failures = broadcast(self.locked_folder.failures if rank() == 0 else 0)
-            begun = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
-        # of other --num-steps than now
-        self.offset = self.global_step - self.first * self.steps
-        step = super().begin(agent, optimizer, memory, begun, rng)
+            envs = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
+        step = super().begin(agent, optimizer, memory, envs, rng)
         if rank() == 0:
             self.stack.callback(self.close)
             self.bar.initial = self.bar.n = self.global_step
             if self.saved:  # what was logged after the checkpoint does not count
-                writer = self.writer.file_writer
                 start = SessionLog(status=SessionLog.START)
-                writer.add_event(Event(step=self.global_step + 1, session_log=start))
+                event = Event(step=self.global_step + 1, session_log=start)
+                self.writer.file_writer.add_event(event)
             rows = [f"|{name}|{value}|" for name, value in vars(args).items()]
             table = "\n".join(["|param|value|", "|-|-|", *rows])
             self.writer.add_text("hyperparameters", table, self.global_step)
@@ -152,25 +148,22 @@ class Services:
         for a loss that is not finite."""
         for name, value in scalars.items():
             if not math.isfinite(value):
-                iteration = global_step // self.steps
-                advice = "look at their size, the network and --learning-rate"
                 raise UsageError(
-                    f"update {iteration}: {name} is {value}; rewards and observations are finite, "
-                    f"so {advice}"
+                    f"update {global_step // self.steps}: {name} is {value}; rewards and "
+                    "observations are finite, so look at their size, the network and "
+                    "--learning-rate"
                 )
         self.global_step = global_step + self.offset
         episodes = [(step + self.offset, i, info) for step, i, info in episodes]
         _, _, memory, _, _ = self.trained
-        scalars |= sizes(memory.storage)
-        super().log(self.global_step, scalars, episodes)
-        tasks = entries(self.args)
+        super().log(self.global_step, scalars | sizes(memory.storage), episodes)
+        num_tasks = len(entries(self.args))
         named = []  # (name of a group, global step, return and length)
         for step, i, info in episodes:
-            if info.get("group") is not None:
-                named.append((info["group"], step, info["episode"]))
-            if len(tasks) > 1:
-                k = (rank() * self.args.num_envs + i) % len(tasks)
-                named.append((f"task_{k}", step, info["episode"]))
+            names = [info.get("group")]
+            if num_tasks > 1:
+                names.append(f"task_{(rank() * self.args.num_envs + i) % num_tasks}")
+            named += [(name, step, info["episode"]) for name in names if name is not None]
         named = sum(all_ranks(named), [])
         if rank() == 0:
             for name, step, episode in named:
@@ -199,17 +192,12 @@ class Services:
         """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
         path = self.folder / "model.pt"
         unfinished = self.folder / "unfinished.tmp"
-        name = script_name(self.script)
-        model = {"script": name, "args": self.flags, "model": agent.state_dict()}
+        model = {"script": self.name, "args": self.flags, "model": agent.state_dict()}
         try:
             torch.save(model, unfinished)
             os.replace(unfinished, path)  # whole or not at all
         except (OSError, RuntimeError) as problem:  # of torch for a full disk
-            raise SystemExit(f"--save-model {path}: {problem}") from None
-
-
-def script_name(script: ModuleType) -> str:
-    return Path(script.__file__).stem
+            raise UsageError(f"--save-model {path}: {problem}") from None
 
 
 def sizes(storage: Any) -> dict[str, float]:

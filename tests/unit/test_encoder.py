@@ -116,9 +116,9 @@ def test_gnn_flags_change_the_network():
 LAYERS = {
     "GCN": lambda dim, edge_dim: pyg.GCNConv(dim, dim),
     "Graph": lambda dim, edge_dim: pyg.GraphConv(dim, dim),
-    "GATv2": lambda dim, edge_dim: pyg.GATv2Conv(dim, dim, edge_dim=edge_dim or None),
-    "Transformer": lambda dim, edge_dim: pyg.TransformerConv(dim, dim, edge_dim=edge_dim or None),
-    "ResGated": lambda dim, edge_dim: pyg.ResGatedGraphConv(dim, dim, edge_dim=edge_dim or None),
+    "GATv2": lambda dim, edge_dim: pyg.GATv2Conv(dim, dim, edge_dim=edge_dim),
+    "Transformer": lambda dim, edge_dim: pyg.TransformerConv(dim, dim, edge_dim=edge_dim),
+    "ResGated": lambda dim, edge_dim: pyg.ResGatedGraphConv(dim, dim, edge_dim=edge_dim),
     "SAGE": lambda dim, edge_dim: pyg.SAGEConv(dim, dim),
 }
 

@@ -1,5 +1,7 @@
 """Message passing without an array of a row per edge: results and gradients of PyG's layers."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import segment
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils import layers
+from cleanrl_graph.services import layers, process
 
 DIM = 5
 
@@ -21,6 +23,14 @@ DIM = 5
 def small_chunks(monkeypatch):
     """Chunks of so few edges that all tests have several, and nodes that do not fit into one."""
     monkeypatch.setattr(layers, "CHUNK", 3)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A list that grows with each call of a layer that is faster."""
+    of, found = layers.Edges.of, []
+    monkeypatch.setattr(layers.Edges, "of", lambda *args: found.append(0) or of(*args))
+    return found
 
 
 @st.composite
@@ -37,20 +47,23 @@ def batches(draw):
 
 
 def conv_of(kind: str, edge_dim: int = 3) -> nn.Module:
-    net = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU(), nn.Linear(DIM, DIM))
-    if kind == "gine":
-        return pyg.GINEConv(net, edge_dim=edge_dim)
-    if kind == "gin":
-        return pyg.GINConv(net)
-    return layers.GINWithEdges(net, DIM, edge_dim, "sum")
+    return ppo_graph.make_conv(kind.split()[0], DIM, None if kind == "gin" else edge_dim, "sum")
 
 
-def results(call, conv, x, edge_attr, weight) -> list[torch.Tensor]:
+def accelerated(conv: nn.Module) -> nn.Module:
+    """A copy, which the services have made faster."""
+    conv = copy.deepcopy(conv)
+    layers.accelerate(conv)
+    return conv
+
+
+def results(conv, x, edge_index, edge_attr, weight) -> list[torch.Tensor]:
     """The output, then the gradients of nodes, edges and parameters."""
     conv.zero_grad()
     x = x.clone().requires_grad_()
     edge_attr = edge_attr.clone().requires_grad_()
-    out = call(x, edge_attr)
+    takes_edges = isinstance(conv, pyg.GINEConv)
+    out = conv(x, edge_index, *[edge_attr][:takes_edges])
     (out * weight).sum().backward()
     return [out, x.grad, edge_attr.grad, *(param.grad for param in conv.parameters())]
 
@@ -70,15 +83,11 @@ def test_equals_pyg(kind, dtype, batch, chunk, seed):
     edge_attr = torch.randn(edge_index.shape[1], 3, dtype=dtype)
     weight = torch.randn(num_nodes, DIM, dtype=dtype)
 
-    def plain(x, edge_attr):
-        return conv(x, edge_index) if kind == "gin" else conv(x, edge_index, edge_attr)
-
-    def fast(x, edge_attr):
-        return layers.faster(conv, edge_index, edge_attr, num_nodes)(conv, x)
-
-    expected = results(plain, conv, x, edge_attr, weight)
+    fast = accelerated(conv)
+    assert type(fast) is not type(conv) and isinstance(fast, type(conv))
+    expected = results(conv, x, edge_index, edge_attr, weight)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    for ours, pygs in zip(results(fast, conv, x, edge_attr, weight), expected):
+    for ours, pygs in zip(results(fast, x, edge_index, edge_attr, weight), expected):
         assert (ours is None) == (pygs is None)
         if ours is not None:
             torch.testing.assert_close(ours, pygs, atol=tolerance, rtol=tolerance)
@@ -103,7 +112,10 @@ def test_chunks(batch, chunk):
                 assert set(part.here[start:stop].tolist()) <= {node}
             assert torch.equal(part.here, edge_index[here][part.edges])
             assert torch.equal(part.there, edge_index[there][part.edges])
-            assert part.places.tolist() == list(range(len(part.edges)))
+            rows = torch.randn(len(part.edges), 2)
+            sums = [rows[start:stop].sum(0) for start, stop in zip(part.ptr, part.ptr[1:])]
+            expected = torch.stack(sums) if sums else torch.zeros(0, 2)
+            torch.testing.assert_close(part.edge_sum(rows), expected)
             assert len(part.edges) < 2 * chunk + max(part.ptr.diff().tolist(), default=0)
         assert sorted(seen_edges) == list(range(edge_index.shape[1]))
         assert num_seen == num_nodes
@@ -137,73 +149,107 @@ SPACES = {
 
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
-def test_a_script_alone_computes_the_same(kind, gnn):
-    """The encoder's features and gradients, those of embedded edges included, do not depend on the
-    service."""
+def test_a_script_alone_computes_the_same(kind, gnn, calls):
+    """The encoder's weights, features and gradients, those of embedded edges included, do not
+    depend on the services."""
     rng = np.random.default_rng(0)
     storage, leaves = stored(SPACES[kind], [[sample(SPACES[kind], rng) for _ in range(12)]])
-    torch.manual_seed(0)
-    encoder = ppo_graph.Encoder(leaves, small_args(gnn=gnn))
     obs = storage.gather(rng.permutation(12))
-    found = []
-    for faster in (layers.faster, None):
-        (net,) = encoder.nets.values()
-        net.faster = faster
-        encoder.zero_grad()
+
+    def computed():
+        torch.manual_seed(0)
+        encoder = ppo_graph.Encoder(leaves, small_args(gnn=gnn))
         features, elements = encoder(obs)
         (features.sum() + sum(rows.values.square().sum() for rows in elements.values())).backward()
-        grads = [param.grad.clone() for param in encoder.parameters() if param.grad is not None]
-        found.append([features, *(rows.values for rows in elements.values()), *grads])
-    assert len(found[0]) == len(found[1])
-    for ours, plain in zip(*found):
+        grads = [param.grad for param in encoder.parameters() if param.grad is not None]
+        weights = list(encoder.state_dict().values())
+        return [features, *(rows.values for rows in elements.values()), *grads, *weights]
+
+    alone = computed()
+    assert not calls
+    with process.patched(ppo_graph):
+        served = computed()
+    assert len(calls) == small_args().gnn_layers and len(alone) == len(served)
+    for ours, plain in zip(served, alone):
         torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
-def test_only_sums_are_faster(gnn, aggr, monkeypatch):
+def test_only_sums_are_faster(gnn, aggr, monkeypatch, calls):
     """Means and maxima are PyG's, and so is what torch.compile sees."""
     conv = ppo_graph.make_conv(gnn, 8, 3, aggr)
+    fast = accelerated(conv)
     edge_index = torch.tensor([[0, 1, 1], [1, 0, 1]])
     x, edge_attr = torch.randn(2, 8), torch.randn(3, 3)
-    pygs = pyg.GINConv(conv.nn, aggr=aggr)  # which draws the weights of conv.nn anew
-    out = conv(x, edge_index, edge_attr)
-    if gnn == "gin":  # PyG's, of nodes to which the sum of their edges was added
-        sums = torch.stack([edge_attr[1], edge_attr[0] + edge_attr[2]])
-        torch.testing.assert_close(out, pygs((x, x + conv.lin(sums)), edge_index))
-    assert out.shape == (2, 8)
-    assert (layers.faster(conv, edge_index, edge_attr, 2) is not None) == (aggr == "sum")
+    messages = x[edge_index[0]] + conv.lin(edge_attr)
+    if gnn == "gine":
+        messages = messages.relu()
+    got = [messages[1:2], messages[[0, 2]]]  # by each node
+    reduce = {"sum": lambda m: m.sum(0), "mean": lambda m: m.mean(0), "max": lambda m: m.amax(0)}
+    expected = conv.nn(x + torch.stack([reduce[aggr](own) for own in got]))
+    torch.testing.assert_close(conv(x, edge_index, edge_attr), expected)
+    assert not calls
+    torch.testing.assert_close(fast(x, edge_index, edge_attr), expected)
+    assert len(calls) == (aggr == "sum")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert layers.faster(conv, edge_index, edge_attr, 2) is None
+    torch.testing.assert_close(fast(x, edge_index, edge_attr), expected)
+    assert len(calls) == (aggr == "sum")
 
 
 @pytest.mark.parametrize(
     "options", [{"eps": 0.5}, {"train_eps": True}, {"flow": "target_to_source"}]
 )
 @pytest.mark.parametrize("kind", [pyg.GINConv, pyg.GINEConv])
-def test_other_options_are_pygs(kind, options):
+def test_other_options_are_pygs(kind, options, calls):
     """A layer in make_conv's place that has options of its own, or no weights for edges, is
     PyG's."""
     edge_index, edge_attr = torch.tensor([[0, 1, 1], [1, 0, 1]]), torch.randn(3, DIM)
+    x = torch.randn(2, DIM)
+    inputs = (x, edge_index) if kind is pyg.GINConv else (x, edge_index, edge_attr)
     given = {"edge_dim": DIM} if kind is pyg.GINEConv else {}
     for more in (given | options, {}) if given else (options,):
         conv = kind(nn.Sequential(nn.Linear(DIM, DIM)), **more)
-        assert layers.faster(conv, edge_index, edge_attr, 2) is None
+        torch.testing.assert_close(accelerated(conv)(*inputs), conv(*inputs), atol=0, rtol=0)
+    assert not calls
     conv = kind(nn.Sequential(nn.Linear(DIM, DIM)), **given)
-    assert layers.faster(conv, edge_index, edge_attr, 2) is not None
+    torch.testing.assert_close(accelerated(conv)(*inputs), conv(*inputs))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("base", [pyg.GINConv, pyg.GINEConv, pyg.SAGEConv])
+def test_layers_of_others_stay_as_they_are(base):
+    """A class of its own, with messages of its own, is what it was."""
+
+    class Mine(base):
+        def message(self, x_j):
+            return 2 * x_j
+
+    given = (nn.Linear(DIM, DIM),) if base is not pyg.SAGEConv else (DIM, DIM)
+    conv = Mine(*given)
+    layers.accelerate(conv)
+    assert type(conv) is Mine
+
+
+@pytest.mark.parametrize("kind", ["gine", "gin", "gin with edge features"])
+def test_faster_once(kind):
+    """A policy that is loaded within a run has layers of a make_conv that is patched twice."""
+    conv = accelerated(conv_of(kind))
+    assert type(accelerated(conv)) is type(conv)
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
-@pytest.mark.parametrize("edge_dim", [3, None])
+@pytest.mark.parametrize("edge_dim", [3, 0])
 def test_nothing_is_kept_per_edge(gnn, edge_dim):
     """No tensor of the size edges x dim waits for the gradient; PyG's layers keep several."""
     num_nodes, num_edges, dim = 50, 5_000, 64
     net = ppo_graph.GNN(4, edge_dim, small_args(gnn=gnn, gnn_dim=dim, gnn_layers=2))
     edge_index = torch.randint(num_nodes, (2, num_edges))
-    x, edge_attr = torch.randn(num_nodes, 4), torch.randn(num_edges, edge_dim or 0)
-    most = {}
-    for faster in (layers.faster, None):
-        net.faster = faster
+    x, edge_attr = torch.randn(num_nodes, 4), torch.randn(num_edges, edge_dim)
+    most = []
+    for is_faster in (False, True):
+        for conv in net.convs if is_faster else ():
+            layers.accelerate(conv)
         sizes = []
 
         def keep(tensor, sizes=sizes):
@@ -212,8 +258,8 @@ def test_nothing_is_kept_per_edge(gnn, edge_dim):
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             net(x, edge_index, edge_attr)
-        most[faster] = max(sizes)
-    assert most[layers.faster] < num_edges * dim // 4 and most[None] >= num_edges * dim
+        most.append(max(sizes))
+    assert most[1] < num_edges * dim // 4 and most[0] >= num_edges * dim
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
@@ -221,9 +267,13 @@ def test_compiled_whole(gnn):
     """torch.compile makes one graph of the layers, whose results are the same."""
     net = ppo_graph.GNN(4, 3, small_args(gnn=gnn))
     inputs = torch.randn(6, 4), torch.randint(6, (2, 20)), torch.randn(20, 3)
+    alone = net(*inputs)
+    for conv in net.convs:
+        layers.accelerate(conv)
     torch._dynamo.reset()
     compiled = torch.compile(net, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(*inputs), net(*inputs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(compiled(*inputs), alone, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("readout", ["sum", "mean", "max", "meanmax"])
@@ -235,9 +285,8 @@ def test_pool(readout, sizes):
     encoder = ppo_graph.Encoder(leaves, small_args(readout=readout))
     rows = torch.randn(sum(sizes), 6, requires_grad=True)
     ptr = torch.tensor([0, *np.cumsum(sizes)])
-    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     weight = torch.randn(len(sizes), 6 * len(encoder.readouts))
-    found = encoder.pool(rows, ptr, batch)
+    found = encoder.pool(rows, ptr)
     expected = torch.cat([segment(rows, ptr, kind) for kind in encoder.readouts], 1)
     torch.testing.assert_close(found[:, :-1], expected)
     torch.testing.assert_close(found[:, -1], torch.tensor(sizes).float().log1p())
@@ -250,13 +299,7 @@ def log_probs_of(head, steps, space):
     """Those of all rows that an action can choose, [steps, rows], with the same weights for all
     heads."""
     action_space = spaces.Discrete(12)
-    leaves = ppo_graph.leaves_of(space)
-    leaves = ppo_graph.aligned(leaves, ppo_graph.parts_of(action_space, leaves, head))
-    storage = ppo_graph.Storage(leaves, torch.device("cpu"))
-    for step in steps:
-        arrays = [np.asarray(leaf.read(step)).astype(leaf.dtype) for leaf in leaves]
-        counts = {leaf.group: np.array([len(rows)]) for leaf, rows in zip(leaves, arrays)}
-        storage.append(ppo_graph.Flat(arrays, counts))
+    storage, leaves = stored(space, [[step] for step in steps], action_space=action_space)
     torch.manual_seed(0)
     agent = ppo_graph.Agent(leaves, action_space, small_args(action_head=head))
     for param in agent.head.parameters():

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import everything, record, run, small_args, vector, weights
+from helpers import UsageErrors, everything, make_envs, record, run, small_args, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import begun_earlier, folder_of, train, train_ranks
 
 from cleanrl_graph import ppo_graph_agents as script
 from cleanrl_graph.envs import crowd
-from cleanrl_graph.utils.policy import load_policy
+from cleanrl_graph.services import load_policy
 
 CPU = torch.device("cpu")
 IDS = spaces.Sequence(spaces.Box(0, 10**6, (), np.int64), stack=True)
@@ -120,14 +120,16 @@ gym.register("Herd-v0", entry_point=Herd)
 # ---- Who is who ----
 @st.composite
 def histories(draw):
-    """(ids of each observation, the observation that follows each of the first ones, or -1)"""
+    """(ids of each observation, the observation that follows each of the first ones, or -1). No
+    observation follows two others, as in a rollout."""
     num = draw(st.integers(1, 12))
     ids = [
         draw(st.lists(st.integers(-5, 5).map(lambda k: k * 10**15), unique=True, max_size=5))
         for _ in range(num)
     ]
     num_acting = draw(st.integers(1, num))
-    follows = [draw(st.integers(-1, num - 1)) for _ in range(num_acting)]
+    order = draw(st.permutations(range(num)))
+    follows = [draw(st.sampled_from([-1, after])) for after in order[:num_acting]]
     return ids, follows
 
 
@@ -143,43 +145,77 @@ def test_an_agent_is_followed_by_its_id(history):
     expected = [place.get((after, agent), -1) for own, after in zip(ids, follows) for agent in own]
     counts = np.array([len(own) for own in ids])
     flat = np.array(sum(ids, []), np.int64)
-    found = script.next_rows(flat, counts, np.array(follows))
+    found = script.same_agents(flat, counts, np.array(follows))
     assert found.tolist() == expected
+
+
+def test_the_example_of_same_agents():
+    """That of its docstring: the agent that both observations have goes on."""
+    found = script.same_agents(np.array([7, 8, 9, 7]), np.array([2, 2]), np.array([1]))
+    assert found.tolist() == [3, -1]
 
 
 def test_ids_or_places():
     """node_ids are those of the rows that act, else their places are."""
-    space = Herd(True).observation_space
-    leaves = script.leaves_of(space)
-    parts = script.parts_of(Herd().action_space, leaves, "auto")
-    leaves = script.aligned(leaves, parts)
-    paths = [leaf.path for leaf in leaves]
-    values = [np.zeros((3, *leaf.shape), leaf.dtype) for leaf in leaves]
-    values[paths.index("node_ids")] = np.array([7, 5, 9], np.int32)
-    flat = script.Flat(values, {"set": np.array([2, 0, 1])})
-    assert script.agent_ids(leaves, flat, "set").tolist() == [7, 5, 9]
-    others = [leaf for leaf in leaves if leaf.path != "node_ids"]
-    values.pop(paths.index("node_ids"))
-    flat = flat._replace(values=values)
-    assert script.agent_ids(others, flat, "set").tolist() == [0, 1, 0]
+    leaves = script.leaves_of(Herd(True).observation_space)
+    arrays = [np.zeros((3, *leaf.space.shape), leaf.dtype) for leaf in leaves]
+    arrays[[leaf.path for leaf in leaves].index("node_ids")] = np.array([7, 5, 9], np.int32)
+    counts = np.array([2, 0, 1])
+    found = script.agent_ids(leaves, arrays, counts)
+    assert found.tolist() == [7, 5, 9] and found.dtype == np.int64
+    leaves = script.leaves_of(Herd(False).observation_space)
+    arrays = [np.zeros((3, *leaf.space.shape), leaf.dtype) for leaf in leaves]
+    assert script.agent_ids(leaves, arrays, counts).tolist() == [0, 1, 0]
+
+
+class Shows(gym.Env):
+    """Always the same observation; a Sequence of choices among two."""
+
+    action_space = spaces.Sequence(spaces.Discrete(2), stack=True)
+
+    def __init__(self, observation_space, obs):
+        self.observation_space = observation_space
+        self.obs = obs
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+    def step(self, action):
+        return self.obs, 0.0, False, False, {"rewards": np.zeros(len(action))}
 
 
 def test_ids_are_those_of_the_rows_that_act():
     """Also where another set comes first; what is no integer is refused, since it would be cut."""
     rows = spaces.Sequence(vector(3), stack=True)
     space = spaces.Dict(goals=rows, robots=rows, node_ids=IDS)
-    actions = spaces.Sequence(spaces.Discrete(2), stack=True)
-    leaves = script.leaves_of(space)
-    aligned = script.aligned(leaves, script.parts_of(actions, leaves, "robots"))
-    assert {leaf.path: leaf.group for leaf in aligned}["node_ids"] == "robots"
-    graph = spaces.Dict(graph=spaces.Graph(vector(3), vector(1)), node_ids=IDS)
-    leaves = script.leaves_of(graph)  # edges act, but ids are those of nodes
-    aligned = script.aligned(leaves, script.parts_of(actions, leaves, "edges"))
-    assert {leaf.path: leaf.group for leaf in aligned}["node_ids"] == "graph.nodes"
+    obs = {name: np.zeros((num, 3), np.float32) for name, num in (("goals", 2), ("robots", 3))}
+
+    def envs_of(ids, space=space):
+        makers = [lambda: Shows(space, obs | {"node_ids": ids})]
+        return make_envs(makers, script=script, action_head="robots")
+
+    envs = envs_of(np.array([7, 5, 9]))
+    step = envs.reset(0)
+    assert script.agent_ids(envs.leaves, step.obs.values, [3]).tolist() == [7, 5, 9]
+    assert len(envs.step([np.zeros(3, int)]).rewards) == 3
+    with pytest.raises(UsageErrors, match="leaf 'node_ids', step 0: 2 rows where 'robots' has 3"):
+        envs_of(np.array([7, 5])).reset(0)
     wrong = spaces.Sequence(spaces.Box(0, 9, (), np.float32), stack=True)
-    leaves = script.leaves_of(spaces.Dict(robots=rows, node_ids=wrong))
-    with pytest.raises(script.UsageError, match="leaf 'node_ids': .* must be integers"):
-        script.parts_of(actions, leaves, "robots")
+    with pytest.raises(UsageErrors, match="leaf 'node_ids': .* must be integers"):
+        envs_of(np.array([7.0, 5.0, 9.0], np.float32), spaces.Dict(robots=rows, node_ids=wrong))
+
+
+def test_edges_act_but_ids_are_those_of_nodes():
+    """Then edges are matched by their places."""
+    space = spaces.Dict(graph=spaces.Graph(vector(3), vector(1)), node_ids=IDS)
+    links = np.array([[0, 1], [1, 0], [1, 1]])
+    graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), np.ones((3, 1), np.float32), links)
+    env = Shows(space, {"graph": graph, "node_ids": np.array([7, 5])})
+    envs = make_envs([lambda: env], script=script, action_head="edges")
+    envs.reset(0)
+    step = envs.step([np.zeros(3, int)])
+    assert len(step.rewards) == 3
+    assert [list(returns) for returns in envs.agent_returns] == [[0, 1, 2]]
 
 
 # ---- A whole run against loops over agents ----
@@ -274,9 +310,8 @@ def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
     advantages, V = torch.tensor(list(found.values()), dtype=torch.float64).T
     torch.testing.assert_close(old_value.double(), V, atol=1e-5, rtol=1e-5)
     returns = advantages + V
-    amsgrad = bool(args.stay_solved)
     optimizer = torch.optim.Adam(
-        agent.parameters(), lr=args.learning_rate, eps=1e-5, amsgrad=amsgrad
+        agent.parameters(), lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad
     )
     ends = storage.whole().counts["set"].cumsum()
     starts = ends - storage.whole().counts["set"]
@@ -307,10 +342,11 @@ def test_what_is_logged(tmp_path):
     """The environment's return of an episode, and the mean return of its agents."""
     flags = FLAGS | dict(num_steps=60, num_envs=1, total_timesteps=60)
     seen = record(tmp_path, script, env_id="Herd-v0", **flags)
+    ids = [leaf.path for leaf in seen.leaves].index("node_ids")
     total, agents, expected = 0.0, set(), []
     for before, after in zip(seen.steps, seen.steps[1:]):
         total += after.rewards.sum(dtype=float)
-        agents |= set(before.obs.values[-1].tolist())
+        agents |= set(before.obs.values[ids].tolist())
         if after.terminated[0] or after.truncated[0]:
             expected.append(total / max(len(agents), 1))
             total, agents = 0.0, set()
@@ -334,7 +370,7 @@ def test_what_is_logged(tmp_path):
 )
 @pytest.mark.parametrize("workers", [0, 2])
 def test_sentences(fault, sentence, workers, tmp_path):
-    with pytest.raises(script.UsageError, match=sentence):
+    with pytest.raises(UsageErrors, match=sentence):
         run(
             tmp_path,
             script,
@@ -348,7 +384,7 @@ def test_sentences(fault, sentence, workers, tmp_path):
 def test_places_need_a_number_that_stays(tmp_path):
     """Rows without ids that become more, but not where an episode begins."""
     with pytest.raises(
-        script.UsageError,
+        UsageErrors,
         match=r"env 0, step 7: \d rows of 'set' where \d acted; without node_ids",
     ):
         run(
@@ -362,9 +398,9 @@ def test_places_need_a_number_that_stays(tmp_path):
 
 def test_what_does_not_fit(tmp_path):
     """No Sequence of actions; a rollout without agents."""
-    with pytest.raises(script.UsageError, match="action space .*a Sequence is needed, an action"):
+    with pytest.raises(UsageErrors, match="action space .*a Sequence is needed, one action"):
         run(tmp_path, script, env_id="CartPole-v1", **FLAGS)
-    with pytest.raises(script.UsageError, match="no step of the rollout has agents"):
+    with pytest.raises(UsageErrors, match="no step of the rollout has agents"):
         run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 0}, **FLAGS)
 
 
@@ -387,7 +423,7 @@ def test_fewer_steps_with_agents_than_minibatches(tmp_path, monkeypatch):
 
 def test_ranks_with_other_numbers_of_agents(tmp_path):
     """G11, X2: the variance of the returns is that of all ranks."""
-    flags = FLAGS | dict(norm_vloss=True, stay_solved=0.0)
+    flags = FLAGS | dict(norm_vloss=1.0, adv_floor=0.1)
     assert train_ranks(tmp_path, "ppo_graph_agents", env_id="Herd-v0", **flags) == [0, 0]
 
 

@@ -16,22 +16,19 @@ import gymnasium as gym
 import pytest
 import shared_blocks
 from gymnasium.envs.registration import EnvSpec
-from helpers import run, run_folder, small_args, train_events, weights
+from helpers import run_folder, small_args, train_events, weights
 from packaging.requirements import Requirement
 
 import cleanrl_graph
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs.toy import PoissonGraphEnv
+from cleanrl_graph.services import check
 
 ROOT = Path(cleanrl_graph.__file__).parents[1]
 SCRIPTS = {path.stem: path for path in shared_blocks.scripts()}
 ONE_ACTION = [name for name in SCRIPTS if name != "ppo_graph_agents"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 ENVIRONMENT["OMP_NUM_THREADS"] = "1"
-RUNS_ALONE = (
-    f"runs alone: without cleanrl_graph {ppo_graph.VERSION} there are no checkpoints, workers or "
-    "evaluation tables\n"
-)
 SHORT = ["--total-timesteps", "256", "--num-envs", "4", "--num-steps", "32"]
 SHORT += ["--num-minibatches", "2", "--save-model", "--eval-episodes", "2", "--no-cuda"]
 
@@ -43,13 +40,6 @@ def python(*arguments, cwd, path=()) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=cwd, env=ENVIRONMENT | more, capture_output=True, text=True)
 
 
-def test_version():
-    """Every script asks for the version of the package that it belongs to."""
-    for name in SCRIPTS:
-        script = importlib.import_module(f"cleanrl_graph.{name}")
-        assert script.VERSION == cleanrl_graph.__version__
-
-
 # ---- A script that is copied alone ----
 OWN_ENV = '''
 import gymnasium as gym, numpy as np
@@ -58,7 +48,7 @@ class Env(gym.Env):
     """Choose the node with the largest number."""
 
     observation_space = gym.spaces.Dict(
-        g=gym.spaces.Graph(gym.spaces.Box(0, 1, (1,), np.float32), None),
+        graph=gym.spaces.Graph(gym.spaces.Box(0, 1, (1,), np.float32), None),
         action_mask=gym.spaces.Sequence(gym.spaces.Box(0, 1, (), np.int8), stack=True))
     action_space = gym.spaces.Discrete(6)
 
@@ -66,7 +56,7 @@ class Env(gym.Env):
         self.x = self.np_random.random((self.np_random.integers(1, 7), 1), np.float32)
         mask = np.ones(len(self.x), np.int8)
         graph = gym.spaces.GraphInstance(self.x, None, np.zeros((0, 2), int))
-        return {"g": graph, "action_mask": mask}
+        return {"graph": graph, "action_mask": mask}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -99,18 +89,8 @@ class Agents(gym.Env):
 gym.register("Mine-v0", entry_point=Env)
 gym.register("Ours-v0", entry_point=Agents)
 '''
-HIDE = """
-import sys
-
-
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name == "cleanrl_graph":
-            raise ModuleNotFoundError("it is hidden", name=name)
-
-
-sys.meta_path.insert(0, Hidden())
-"""
+HIDE = "import sys\nsys.modules['cleanrl_graph'] = None\n"
+SERVICES = {"--resume", "--num-workers", "--wrap", "--eval-suite", "--load-model", "--track"}
 
 
 @pytest.fixture
@@ -121,17 +101,25 @@ def not_installed(tmp_path_factory):
     return folder
 
 
+def flags_in_help(script, cwd, path):
+    """The flags that a script has."""
+    done = python(script, "--help", cwd=cwd, path=path)
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"--[a-z][a-z-]+", done.stdout))
+
+
 @pytest.mark.parametrize(
     "name, env_id",
     [
         *((name, "my_env:Mine-v0") for name in ONE_ACTION),
-        *(pytest.param(name, "CartPole-v1", marks=pytest.mark.slow) for name in ONE_ACTION),
+        ("ppo_graph", "CartPole-v1"),
+        *(pytest.param(name, "CartPole-v1", marks=pytest.mark.slow) for name in ONE_ACTION[1:]),
         ("ppo_graph_agents", "my_env:Ours-v0"),
     ],
 )
 def test_copied_alone(name, env_id, tmp_path, not_installed):
     """In an empty folder a script trains in an environment file of one's own, logs, saves its model
-    and plays, and says what it does without."""
+    and plays."""
     shutil.copy(SCRIPTS[name], tmp_path)
     (tmp_path / "my_env.py").write_text(OWN_ENV)
     flags = ["--env-id", env_id, *SHORT]
@@ -139,9 +127,10 @@ def test_copied_alone(name, env_id, tmp_path, not_installed):
         flags += ["--compile-mode", "none"]
     done = python(f"{name}.py", *flags, cwd=tmp_path, path=[not_installed])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(RUNS_ALONE) == 1
     assert re.search(r"returns of greedy episodes: \d+\.0 \d+\.0\n", done.stdout)
-    assert len(weights(run_folder(tmp_path / "runs"))) > 5
+    folder = run_folder(tmp_path / "runs")
+    assert done.stdout.startswith(f"writes to {folder}\n")
+    assert len(weights(folder)) > 5
     log = train_events(tmp_path / "runs")
     assert len(log["losses/value_loss"]) == 2 and "charts/episodic_return" in log
     if env_id != "CartPole-v1":
@@ -150,66 +139,99 @@ def test_copied_alone(name, env_id, tmp_path, not_installed):
     assert made == {f"{name}.py", "my_env.py", "runs"}
 
 
-@pytest.fixture
-def another_version(monkeypatch):
-    """The package that is found is not the one that the scripts belong to."""
-    forget = getattr(ppo_graph.service, "cache_clear", lambda: None)
-    monkeypatch.setattr(cleanrl_graph, "__version__", "0.9")
-    forget()
-    yield
-    forget()
+def test_the_small_one_alone(tmp_path, not_installed):
+    """It trains in an environment file of one's own, logs, and saves its model."""
+    shutil.copy(SCRIPTS["ppo_graph"].with_name("ppo_graph_mini.py"), tmp_path)
+    (tmp_path / "my_env.py").write_text(OWN_ENV)
+    flags = ["--env-id", "my_env:Mine-v0", *SHORT[:6], "--no-cuda"]
+    done = python("ppo_graph_mini.py", *flags, cwd=tmp_path, path=[not_installed])
+    assert done.returncode == 0, done.stderr
+    log = train_events(tmp_path / "runs")
+    assert len(log["losses/value_loss"]) == 2 and "charts/episodic_return" in log
+    assert (run_folder(tmp_path / "runs") / "model.pt").exists()
 
 
-FLAGS = dict(env_id="CartPole-v1", checkpoint_every=1, eval_episodes=1)
+def test_flags_alone(tmp_path, not_installed):
+    """A script alone has no flag of the services, and says so of one that it is given."""
+    shutil.copy(SCRIPTS["ppo_graph"], tmp_path)
+    flags = flags_in_help("ppo_graph.py", tmp_path, [not_installed])
+    assert "--env-id" in flags and not flags & SERVICES
+    done = python("ppo_graph.py", "--resume", "auto", cwd=tmp_path, path=[not_installed])
+    assert done.returncode == 2 and re.search("Unrecognized .*--resume", done.stderr, re.S)
+    assert not (tmp_path / "runs").exists()
 
 
-def test_the_same_version(tmp_path):
-    """Services are used, and nothing is said about them."""
-    assert "runs alone" not in run(tmp_path, **FLAGS).text
-    assert list(tmp_path.glob("*/*.ckpt"))
-
-
-def test_another_version(tmp_path, another_version):
-    """Services of another version are not used, and the run says so once."""
-    assert run(tmp_path, **FLAGS).text.count(RUNS_ALONE) == 1
-    assert not list(tmp_path.glob("*/*.ckpt"))
-
-
-def test_alone_each_task_is_played(tmp_path, another_version):
+def test_alone_each_task_is_played(tmp_path, monkeypatch):
     """Greedy episodes are of the entries of --env-kwargs in turn."""
-    tasks = [{"length": 3}, {"length": 6}]
-    flags = dict(FLAGS, env_id="cleanrl_graph.envs:Recall-v0", env_kwargs=tasks, eval_episodes=4)
-    lengths = [episode.length for episode in run(tmp_path, **flags).rows]
+    played = []
+    play = ppo_graph.play
+    noted = lambda *args, **kwargs: played.append(play(*args, **kwargs)) or played[-1]
+    monkeypatch.setattr(ppo_graph, "play", noted)
+    flags = dict(
+        env_id="cleanrl_graph.envs:Recall-v0",
+        env_kwargs=[{"length": 3}, {"length": 6}],
+        total_timesteps=256,
+        num_steps=64,
+        eval_episodes=4,
+        cuda=False,
+    )
+    ppo_graph.main(ppo_graph.Args(run_dir=str(tmp_path), **flags))
+    (infos,) = played
+    lengths = [info["episode"]["l"] for info in infos]
     assert lengths[0] < lengths[1] and lengths == lengths[:2] * 2
 
 
+# ---- A script that is copied and changed, and the services ----
+@pytest.fixture
+def my_ppo(tmp_path):
+    """A folder with my_ppo.py, a copy of ppo_graph.py with other rewards, and an environment."""
+    old = "rewards[t] = step.reward\n"
+    text = SCRIPTS["ppo_graph"].read_text()
+    assert text.count(old) == 1
+    (tmp_path / "my_ppo.py").write_text(text.replace(old, "rewards[t] = 2 * step.reward\n"))
+    (tmp_path / "my_env.py").write_text(OWN_ENV)
+    return tmp_path
+
+
+def test_copied_and_changed(my_ppo):
+    """Where the package is installed the script has all services: wrappers, workers, checkpoints
+    from which it resumes, a table, and a policy."""
+    assert flags_in_help("my_ppo.py", my_ppo, [ROOT]) > SERVICES
+    flags = ["--env-id", "my_env:Mine-v0", "--wrap", "z:uniform:2", *SHORT]
+    flags += ["--num-workers", "2", "--checkpoint-every", "1"]
+    done = python("my_ppo.py", *flags, cwd=my_ppo, path=[ROOT])
+    assert done.returncode == 0, done.stderr
+    assert "| **mean** |" in done.stdout
+    flags += ["--resume", "auto", "--total-timesteps", "512"]
+    done = python("my_ppo.py", *flags, cwd=my_ppo, path=[ROOT])
+    assert done.returncode == 0, done.stderr
+    assert "--resume auto: goes on from" in done.stdout
+    folder = run_folder(my_ppo / "runs")
+    assert f"{my_ppo.name}" in str(folder) and "__my_ppo__" in folder.name
+    assert max(folder.glob("*.ckpt")).stem == "checkpoint_000000000512"
+    program = "from cleanrl_graph import load_policy\npolicy = load_policy('MODEL')\n"
+    program += "env = policy.make_env()\nprint(policy.script.__name__, policy(env.reset()[0]))\n"
+    (my_ppo / "play.py").write_text(program.replace("MODEL", str(folder / "model.pt")))
+    done = python("play.py", cwd=my_ppo, path=[ROOT])
+    assert re.fullmatch(r"my_ppo \d\n", done.stdout), done.stderr
+
+
 @pytest.mark.parametrize(
-    "flag, value, named",
+    "old, new, sentence",
     [
-        ("resume", "auto", "--resume"),
-        ("num_workers", 2, "--num-workers"),
-        ("wrap", ("hide:1",), "--wrap"),
-        ("load_model", "model.pt", "--load-model"),
-        ("eval_suite", "ft", "--eval-suite"),
-        ("capture_video", True, "--capture-video"),
+        ("version=1", "version=2", "is for services of version 2, these have version 1"),
+        ("def acting_group(", "def own_group(", "lacks acting_group"),
     ],
 )
-def test_flags_that_need_the_package(flag, value, named, tmp_path, another_version):
-    """Where there is none of the same version each of these flags says so in a sentence."""
-    with pytest.raises(ppo_graph.UsageError) as error:
-        run(tmp_path, env_id="CartPole-v1", **{flag: value})
-    sentence = f"needs cleanrl_graph {ppo_graph.VERSION}: its folder, or an installed package"
-    assert str(error.value) == f"{named} {sentence}"
-
-
-def test_copied_beside_an_installed_package(tmp_path):
-    """A script that was copied elsewhere uses the package of the same version."""
-    shutil.copy(SCRIPTS["ppo_graph"], tmp_path)
-    flags = ["--env-id", "envs:PoissonGraph-v0", "--wrap", "z:skill:2", *SHORT]
-    done = python("ppo_graph.py", *flags, cwd=tmp_path, path=[ROOT])
-    assert done.returncode == 0, done.stderr
-    assert "runs alone" not in done.stdout
-    assert list(tmp_path.glob("runs/*/*.ckpt"))
+def test_a_script_that_services_do_not_know(my_ppo, old, new, sentence):
+    """One that asks for another version, or lacks a name that they need, is refused in a
+    sentence."""
+    path = my_ppo / "my_ppo.py"
+    path.write_text(path.read_text().replace(old, new))
+    done = python(path, "--env-id", "CartPole-v1", *SHORT, cwd=my_ppo, path=[ROOT])
+    assert done.returncode == 1 and sentence in done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert not (my_ppo / "runs").exists()
 
 
 # ---- Modules of one's own ----
@@ -222,24 +244,27 @@ gym.register("JobShop-v0", entry_point=CartPoleEnv, max_episode_steps=20)
 OWN_WRAPPER = """
 import gymnasium as gym
 import envs
-import utils
+import services
 
 
 def check(env):
-    words = ["wrapped", type(env.unwrapped).__name__, envs.__file__, utils.__file__, utils.mine]
+    words = ["wrapped", type(env.unwrapped).__name__, envs.__file__]
+    words += [services.__file__, services.mine]
     print(" ".join(words) + "\\n", end="")  # in one piece: processes print at the same time
     return env
 """
 
 
-@pytest.mark.parametrize("way, utils", [("path", "utils.py"), ("module", "utils/__init__.py")])
-def test_modules_of_ones_own(way, utils, tmp_path):
-    """`envs` and `utils` in the current folder are what is imported by these names, also for an
+@pytest.mark.parametrize(
+    "way, services", [("path", "services.py"), ("module", "services/__init__.py")]
+)
+def test_modules_of_ones_own(way, services, tmp_path):
+    """`envs` and `services` in the current folder are what is imported by these names, also for an
     environment with the name of one of ours; checkpoints, workers and wrappers are ours."""
     (tmp_path / "envs").mkdir()
     (tmp_path / "envs" / "__init__.py").write_text(OWN_ENVS)
-    (tmp_path / utils).parent.mkdir(exist_ok=True)
-    (tmp_path / utils).write_text("mine = 'yes'")
+    (tmp_path / services).parent.mkdir(exist_ok=True)
+    (tmp_path / services).write_text("mine = 'yes'")
     (tmp_path / "my_wrapper.py").write_text(OWN_WRAPPER)
     flags = ["--env-id", "envs:JobShop-v0", "--wrap", "my_wrapper:check", "hide:1", *SHORT]
     flags += ["--num-workers", "2"]
@@ -248,9 +273,8 @@ def test_modules_of_ones_own(way, utils, tmp_path):
     else:
         done = python("-m", "cleanrl_graph.ppo_graph", *flags, cwd=tmp_path, path=[ROOT])
     assert done.returncode == 0, done.stderr
-    assert "runs alone" not in done.stdout
     said = [line for line in done.stdout.splitlines() if line.startswith("wrapped")]
-    own = f"wrapped CartPoleEnv {tmp_path}/envs/__init__.py {tmp_path}/{utils} yes"
+    own = f"wrapped CartPoleEnv {tmp_path}/envs/__init__.py {tmp_path}/{services} yes"
     assert said and set(said) == {own}
     assert list(tmp_path.glob("runs/*/*.ckpt"))
 
@@ -274,15 +298,15 @@ def test_an_id_that_ones_own_envs_lacks(tmp_path, own_envs):
         rf"^--env-id envs:PoissonGraph-v9 \(of {own_envs}/__init__.py; that of cleanrl_graph is "
         r"cleanrl_graph.envs:PoissonGraph-v9\): .*PoissonGraph"
     )
-    with pytest.raises(ppo_graph.UsageError, match=sentence):
-        ppo_graph.make_env(small_args(env_id="envs:PoissonGraph-v9"))
-    env = ppo_graph.make_env(small_args(env_id="cleanrl_graph.envs:PoissonGraph-v0"))
+    with pytest.raises(check.UsageError, match=sentence):
+        check.make_env(ppo_graph, small_args(env_id="envs:PoissonGraph-v9"))
+    env = check.make_env(ppo_graph, small_args(env_id="cleanrl_graph.envs:PoissonGraph-v0"))
     assert type(env.unwrapped) is PoissonGraphEnv
 
 
 def test_a_folder_that_is_no_package(own_envs):
     """A folder `envs` that holds no __init__.py, such as conda's, has no environments."""
-    env = ppo_graph.make_env(small_args(env_id="envs:PoissonGraph-v0"))
+    env = check.make_env(ppo_graph, small_args(env_id="envs:PoissonGraph-v0"))
     assert type(env.unwrapped) is PoissonGraphEnv
 
 
@@ -349,7 +373,7 @@ def pip(*arguments, cwd):
 PROGRAM = """
 import json, sys
 from cleanrl_graph import __file__ as file
-from cleanrl_graph.utils.policy import load_policy
+from cleanrl_graph import load_policy
 
 policy = load_policy(sys.argv[1])
 env = policy.make_env()
@@ -369,7 +393,7 @@ def trains_and_plays(folder, site):
     module = "runpy.run_module('cleanrl_graph.ppo_graph', run_name='__main__', alter_sys=True)"
     done = python("-c", begin + module, *flags, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "runs alone" not in done.stdout and "ft06" in done.stdout
+    assert "ft06" in done.stdout
     model = run_folder(folder / "runs") / "model.pt"
     done = python("-c", begin + PROGRAM, model, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@ what was trained plays in a program of one's own, its links, flags and environme
 CI runs its test command."""
 
 import ast
-import dataclasses
 import importlib.util
 import re
 import shutil
@@ -20,9 +19,10 @@ from gymnasium import spaces
 from helpers import run, run_folder, small_args
 from torch_geometric import nn as pyg
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import load_policy, ppo_graph, services
 from cleanrl_graph.envs import job_shop
-from cleanrl_graph.utils.policy import load_policy
+from cleanrl_graph.services import command
+from cleanrl_graph.services.arguments import args_of
 
 ROOT = Path(__file__).parents[2]
 README, TABLES = (ROOT / name / "README.md" for name in (".", "benchmark"))
@@ -250,7 +250,7 @@ def test_the_environment_is_learned(tmp_path, routers, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = tyro.cli(ppo_graph.Args, args=words[2:])
     given.save_model, given.cuda = True, False
-    ppo_graph.main(given)
+    services.run(ppo_graph, given)
     env = gym.make("routers:Routers-v0", disable_env_checker=True)
     (model,) = tmp_path.glob("runs/*/model.pt")
     policy, more, shortest = load_policy(str(model), env), 0, 0
@@ -348,10 +348,29 @@ def test_flags():
     }
     for script in ("ppo_graph", "ppo_graph_aux"):
         known |= {
-            f.name.replace("_", "-")
-            for f in dataclasses.fields(importlib.import_module(f"cleanrl_graph.{script}").Args)
+            name.replace("_", "-")
+            for name in vars(args_of(importlib.import_module(f"cleanrl_graph.{script}")))
         }
     assert not set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", TEXT)) - known
+
+
+def test_what_services_need():
+    """CONTRIBUTING.md names all of it, and the version."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (section,) = re.findall(r"^## A script and the services(.*?)^## ", text, re.S | re.M)
+    assert not [name for name in command.NAMES if not re.search(rf"`{name}[`(]", section)]
+    assert f"version={command.VERSION})" in section and f"Version {command.VERSION} " in section
+
+
+def test_the_first_script():
+    """What is to be read first stands first, and each other script names it."""
+    (table,) = re.findall(r"^\| script \| for \|(.*?)\n\n", TEXT, re.S | re.M)
+    names = re.findall(r"\(cleanrl_graph/(\w+)\.py\)", table)
+    assert sorted(names) == sorted(path.stem for path in (ROOT / "cleanrl_graph").glob("ppo_*.py"))
+    assert names[0] == "ppo_graph_mini"
+    for name in names[1:]:
+        doc = ast.get_docstring(ast.parse((ROOT / "cleanrl_graph" / f"{name}.py").read_text()))
+        assert "ppo_graph_mini.py" in doc, name
 
 
 def test_environments():

@@ -1,5 +1,5 @@
-"""utils/checkpoint.py, the checkpoints of a run, its folder, and its environments as pickles that
-were tried."""
+"""services/checkpoint.py, the checkpoints of a run, its folder, and its environments as pickles
+that were tried."""
 
 import hashlib
 import multiprocessing as mp
@@ -32,7 +32,7 @@ from walks import (
     WithLambda,
 )
 
-from cleanrl_graph.utils import checkpoint
+from cleanrl_graph.services import checkpoint
 
 FORK = mp.get_context("fork")
 SCRIPT = "test_checkpoint"
@@ -51,9 +51,7 @@ class Args:
     total_timesteps: int = 100
     checkpoint_every: int = 1
     cuda: bool = True
-    batch_size: int = 4
-    world_size: int = 1
-    stay_solved: float | None = None
+    amsgrad: bool = False
 
 
 def run_of(args, name, *steps, **state):
@@ -62,7 +60,8 @@ def run_of(args, name, *steps, **state):
     folder = os.path.join(args.run_dir, name)
     with checkpoint.Folder(folder) as run:
         for step in steps:
-            run.save(step, {"script": SCRIPT, "args": vars(args), "step": step} | state)
+            known = {"script": SCRIPT, "args": vars(args), "ranks": [None], "step": step}
+            run.save(step, known | state)
     return folder
 
 
@@ -115,7 +114,7 @@ DAMAGE = {
     "truncated": lambda data: data[: len(data) // 2],
     "flipped byte": lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
     "only the header": lambda data: data[: data.index(b"\n")],
-    "another format": lambda data: data.replace(b"checkpoint-3 ", b"checkpoint-2 ", 1),
+    "another format": lambda data: data.replace(b"checkpoint-4 ", b"checkpoint-3 ", 1),
     "cannot be unpickled": unreadable,
 }
 
@@ -188,9 +187,7 @@ def test_flags_that_do_not_matter(tmp_path, capsys):
     args = Args(str(tmp_path))
     run_of(args, "run", 1)
     for resume in ("auto", str(tmp_path / "run")):
-        changed = replace(
-            args, resume=resume, exp_name="other", checkpoint_every=7, cuda=False, batch_size=9
-        )
+        changed = replace(args, resume=resume, exp_name="other", checkpoint_every=7, cuda=False)
         assert find(changed, "run")[1]["step"] == 1
     assert capsys.readouterr().err == ""
 
@@ -240,8 +237,7 @@ def test_flag_that_is_new(tmp_path):
         ("env_id", "Other-v0"),
         ("num_envs", 5),
         ("num_workers", 1),
-        ("world_size", 2),
-        ("stay_solved", 0.9),
+        ("amsgrad", True),
     ],
 )
 def test_flags_that_must_be_the_same(name, value, tmp_path):
@@ -255,6 +251,13 @@ def test_flags_that_must_be_the_same(name, value, tmp_path):
             error.value
         )
         assert "to go on with these" not in str(error.value)
+
+
+def test_checkpoint_of_other_ranks(tmp_path):
+    """There is one state for each rank."""
+    run_of(Args(str(tmp_path)), "run", 1, ranks=[None, None])
+    with pytest.raises(SystemExit, match="--world-size 1, it was 2"):
+        find(Args(str(tmp_path)), "run")
 
 
 def test_checkpoint_of_another_script(tmp_path):

@@ -1615,7 +1615,9 @@ def main(args: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the package, if in its folder
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+        sys.path[0] = str(folder.parent)
     try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
         from cleanrl_graph import services
     except ModuleNotFoundError as error:

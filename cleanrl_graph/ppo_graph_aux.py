@@ -1438,9 +1438,9 @@ def behaviour_cloning(agent: Agent, obs: Obs, actions: Tensor) -> dict[str, Tens
 
 
 class Extras:
-    """The losses of --aux and of --demos, a file with S steps: an npz with `actions` [S, columns]
-    and, of each leaf, `values/PATH` and `counts/PATH` (int64 [S], the rows of each step; not of
-    leaves in the group "")."""
+    """The losses of --aux and of --demos. The latter is an npz with S steps: `actions` [S, columns]
+    and, for each leaf, `values/PATH`, the rows of all steps, and `counts/PATH`, int64 [S], how many
+    each step has (not for leaves of the group "", which have one)."""
 
     def __init__(self, agent: Agent, storage: Storage, args: Any):
         self.agent = agent
@@ -1489,8 +1489,10 @@ class Extras:
         latent: Tensor,
         elements: dict[str, Ragged],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Their weighted sum in a minibatch of the steps `idx`, and {logged name: scalar}. Cloning
-        has the weight bc_coef at update 1, which then falls to 0."""
+        """Their weighted sum in a minibatch, and {logged name: scalar}. `idx` and `inputs` are as
+        Memory.minibatches returns them, latent and elements what the agent made of these; `dones`
+        [T, N] is 1 where a step ended an episode. The weight of cloning is bc_coef at update 1 and
+        falls linearly to 0."""
         args = self.args
         agent = self.agent
         obs, actions = inputs
@@ -1712,7 +1714,9 @@ def main(args: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the package, if in its folder
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+        sys.path[0] = str(folder.parent)
     try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
         from cleanrl_graph import services
     except ModuleNotFoundError as error:

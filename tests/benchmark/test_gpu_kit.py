@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import tyro
 from helpers import small_args
 from processes import SCRIPTS
 from torch.distributed import distributed_c10d
@@ -26,6 +25,8 @@ import part  # noqa: E402
 import throughput  # noqa: E402
 import trainings  # noqa: E402
 import transfers  # noqa: E402
+
+from cleanrl_graph.services.arguments import parse  # noqa: E402
 
 ABOUT = {
     "dry": True,
@@ -326,13 +327,12 @@ def test_sums_of_a_trace():
 
 
 # ---- Flags ----
-def parsed(script, flags):
-    """Args of a script; the flags of the compiled one, where it is not there yet, are those of
-    ppo_graph.py."""
-    name = script if (kit.SCRIPTS / f"{script}.py").exists() else "ppo_graph"
-    return tyro.cli(
-        importlib.import_module(f"cleanrl_graph.{name}").Args, args=flags, console_outputs=False
-    )
+def parsed(name, flags):
+    """The flags of a script and of its services."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script.__file__, *flags])
+        return parse(script)
 
 
 def test_flags_of_the_trainings():
@@ -503,32 +503,19 @@ def test_a_child_as_a_process_of_its_own(tmp_path, monkeypatch):
 
 
 # ---- torchrun with a GPU per rank ----
-class Stop(Exception):
-    """The training has begun."""
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_rank_takes_its_own_gpu(name, tmp_path, monkeypatch):
+def test_a_rank_takes_its_own_gpu(name, monkeypatch):
     """LOCAL_RANK chooses the device, which is the current one before nccl is set up; objects go
     through gloo."""
     script, calls = importlib.import_module(f"cleanrl_graph.{name}"), []
-
-    def begin(backend):
-        calls.append(backend)
-        raise Stop
-
-    monkeypatch.setattr(script, "LOCAL_RANK", 3)
+    monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(script, "WORLD_SIZE", 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(dist, "init_process_group", begin)
-    with pytest.raises(Stop):
-        script.main(
-            small_args(
-                script, cuda=True, env_id="CartPole-v1", run_dir=str(tmp_path), total_timesteps=480
-            )
-        )
-    assert calls == [torch.device("cuda:3"), "cpu:gloo,cuda:nccl"]
+    monkeypatch.setattr(dist, "init_process_group", calls.append)
+    device = torch.device("cuda:3")
+    assert script.start(small_args(script, cuda=True)) == device
+    assert calls == [device, "cpu:gloo,cuda:nccl"]
 
 
 def test_objects_of_ranks_need_no_gpu(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -16,16 +17,22 @@ from gymnasium import spaces
 from helpers import ACTIONS, OBSERVATIONS, RandomEnv, sample, small_args, vector
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.ppo_graph import Envs, UsageError
-from cleanrl_graph.utils import workers
-from cleanrl_graph.utils.workers import WorkerEnvs
+from cleanrl_graph.services import workers
+from cleanrl_graph.services.check import UsageError, make_envs
+from cleanrl_graph.services.workers import WorkerEnvs
+
+
+def in_this_process(makers, first=0):
+    """The checked Envs of a script."""
+    return make_envs(ppo_graph, small_args(), makers, first)
 
 
 @contextlib.contextmanager
-def started(makers, num_workers, first_env=0, **flags):
+def started(makers, num_workers, first=0, **flags):
     """WorkerEnvs that are closed at the end."""
     args = small_args(num_workers=num_workers, num_envs=len(makers), **flags)
-    with contextlib.closing(WorkerEnvs(Envs, makers, args, first_env)) as envs:
+    make = partial(make_envs, ppo_graph, SimpleNamespace(**vars(args)))
+    with contextlib.closing(WorkerEnvs(make, makers, args, first)) as envs:
         yield envs
 
 
@@ -42,14 +49,9 @@ def same(a, b):
     assert type(a) is type(b) is ppo_graph.Step and plain(a) == plain(b)
 
 
-def described(leaves):
-    """Without the functions that read them."""
-    return [leaf._replace(getters=()) for leaf in leaves]
-
-
 def some_actions(envs, step, rng):
     """One action per environment, a row of the observation where the actions choose one."""
-    group = ppo_graph.parts_of(envs.action_space, envs.leaves, "auto")[0].group
+    group = ppo_graph.parts_of(envs.action_space, envs.leaves, small_args())[0].group
     rows = np.split(step.obs.counts[group], len(step.reward)) if group else None
     if rows:
         return [int(rng.integers(num[0])) for num in rows]
@@ -72,17 +74,17 @@ def test_steps_are_the_same(observation, action, head):
     """Every Step is that of Envs bit by bit, the last observations of truncated episodes and what
     is known of those that ended included."""
     makers, rng = [lambda: RandomEnv(observation, action, head)] * 5, np.random.default_rng(0)
-    local, first, finals, ended = Envs(makers, "auto", 10), [], 0, []
+    local, first, finals, ended = in_this_process(makers, 10), [], 0, []
     with started(makers, 2, 10) as envs:
         same(step := local.reset(7), first := envs.reset(7))
         for _ in range(15):
             actions = some_actions(local, step, rng)
             same(step := local.step(actions), other := envs.step(actions))
             finals += len(other.finals)
-            ended += other.episodes
-        assert described(envs.leaves) == described(local.leaves)
-        assert envs.action_space == local.action_space and envs.num_steps == local.num_steps == 15
-        assert finals and {episode.env for episode in ended} == {*range(10, 15)}
+            ended += other.infos
+        assert envs.leaves == local.leaves
+        assert envs.action_space == local.action_space and envs.num_steps == 15
+        assert finals and {i for i, _ in ended} == set(range(5))
         same(local.reset(7), again := envs.reset(7))
         assert plain(again.obs) == plain(first.obs)
 
@@ -148,8 +150,8 @@ gym.register("Own-v0", entry_point=Own)
 ERRORS = {
     "raise": r'raise KeyError\("the engine is on fire"\)(.|\n)*env 1, step 3, step\(4,\): KeyError',
     "exit": r"in burn(.|\n)*env 1, step 3, step\(4,\): SystemExit: 7",
-    "nan": "env 1, step 3: reward nan is not finite",
-    "none": "env 1, step 3: reward None is not a number",
+    "nan": "env 1, step 3: reward is nan, not a finite number",
+    "none": "env 1, step 3: reward is None, not a finite number",
 }
 
 
@@ -158,7 +160,7 @@ def test_errors_are_those_of_one_process(fault):
     """What goes wrong in an environment is the same error, word for word, with its own frames."""
     makers, texts = [lambda: Own(fault=fault)] * 3, []
     with started(makers, 2) as envs:
-        for stepped in (Envs(makers), envs):
+        for stepped in (in_this_process(makers), envs):
             stepped.reset(0)
             with pytest.raises(UsageError, match=ERRORS[fault]) as error:
                 for _ in range(5):
@@ -187,7 +189,7 @@ def test_worker_that_is_lost(fault, sentence, num_workers, span):
 
 def test_worker_that_was_killed_between_steps():
     """It is missed by the next step."""
-    with started([Own] * 4, 2, first_env=4) as envs:  # those of rank 1
+    with started([Own] * 4, 2, first=4) as envs:  # those of rank 1
         envs.reset(0)
         envs.workers[1][0].kill()
         with pytest.raises(
@@ -254,10 +256,12 @@ def test_environment_that_cannot_be_made_in_a_worker():
 def test_spawned_workers(monkeypatch):
     """Where processes cannot be forked they are spawned; makers that can be pickled, as those of
     the scripts are, give the same Steps."""
-    args = small_args(env_id="envs:PoissonGraph-v0", env_kwargs={"episode_length": 3})
+    args = SimpleNamespace(
+        env_id="cleanrl_graph.envs:PoissonGraph-v0", env_kwargs={"episode_length": 3}
+    )
     makers = [partial(ppo_graph.make_env, args, i) for i in range(2)]
     monkeypatch.setattr(workers.mp, "get_all_start_methods", lambda: ["spawn"])
-    local = Envs(makers)
+    local = in_this_process(makers)
     with started(makers, 1) as envs:
         same(local.reset(3), envs.reset(3))
         for _ in range(4):
@@ -308,7 +312,9 @@ def test_env_i_has_entry_i_modulo_the_number(num_workers):
     args = small_args(env_id="Own-v0", env_kwargs=tasks, num_workers=num_workers)
     makers = [partial(ppo_graph.make_env, args, 8 + i) for i in range(4)]
     with contextlib.closing(
-        WorkerEnvs(Envs, makers, args, 8) if num_workers else Envs(makers, "auto", 8)
+        WorkerEnvs(partial(make_envs, ppo_graph, args), makers, args, 8)
+        if num_workers
+        else in_this_process(makers, 8)
     ) as envs:
         assert envs.reset(0).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
         assert envs.step([0] * 4).obs.values[0][:, 0].tolist() == [4, 1, 2, 4]
@@ -335,4 +341,4 @@ def test_requests_by_function():
 
 
 def number_of_envs(text, envs):
-    return text, len(envs.envs), envs.first_env
+    return text, len(envs.envs), envs.first

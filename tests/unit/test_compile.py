@@ -28,6 +28,7 @@ from torch_geometric.data import Batch, Data
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph import ppo_graph_compile as script
+from cleanrl_graph.services import arguments
 
 CPU = torch.device("cpu")
 NONE = {"compile_mode": "none"}
@@ -156,29 +157,34 @@ def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
 @settings(max_examples=60, deadline=None)
 def test_fill_any_space(space, num, seed):
     """The rows that came in stand first, unchanged, and those of a group have a size of few;
-    without ragged leaves nothing changes."""
+    without ragged leaves nothing changes. The row of the spare observation in leaves of the group
+    "" is the first category, or zero."""
     rng = np.random.default_rng(seed)
     storage, leaves = stored(space, [[sample(space, rng) for _ in range(num)]])
     buckets = script.BucketStorage(leaves, CPU)
     obs, result = everything(storage), buckets.append(on_host(storage))
     assert list(result) == list(obs)
     if not any(leaf.group for leaf in leaves):
-        assert all(torch.equal(result[path], values) for path, values in obs.items())
-        assert buckets.spare.size == 0 and buckets.stats()["charts/batch_sizes"] == 0
+        for path, old in obs.items():
+            assert all(map(torch.equal, result[path], old)), path
+        assert not buckets.is_ragged and buckets.stats()["charts/batch_sizes"] == 0
         return
     for leaf in leaves:
         old, new = obs[leaf.path], result[leaf.path]
+        assert torch.equal(new.ptr[:-1], old.ptr)
+        assert torch.equal(new.batch[: len(old.batch)], old.batch)
+        assert len(new.ptr) == num + 2 and new.ptr[-1] == len(new.values) == len(new.batch)
+        assert set(new.batch[len(old.batch) :].tolist()) == {num}
         if leaf.group:
-            assert torch.equal(new.ptr[:-1], old.ptr) and torch.equal(
-                new.batch[: len(old.batch)], old.batch
-            )
-            assert len(new.ptr) == num + 2 and new.ptr[-1] == len(new.values) == len(new.batch)
-            assert set(new.batch[len(old.batch) :].tolist()) == {num}
             assert len(new.values) == script.bucket(len(new.values)) > max(len(old.values), 1)
-            old, new = old.values, new.values
         else:
-            assert len(new) == num + 1
-        assert torch.equal(new[: len(old)], old) and new.dtype == old.dtype
+            assert len(new.values) == num + 1
+        assert torch.equal(new.values[: len(old.values)], old.values)
+        assert new.values.dtype == old.values.dtype
+        spare = new.values[len(old.values) :]
+        if not leaf.is_links:
+            first = torch.as_tensor(np.asarray(getattr(leaf.space, "start", 0)))
+            assert (spare == first).all()
     assert buckets.stats()["charts/batch_sizes"] == 1
 
 
@@ -201,7 +207,6 @@ def losses(space, observations, action_space, **flags):
         1,
     )
     memory = script.Memory(agent, leaves, len(observations), args)
-    memory.storage = script.BucketStorage(leaves, CPU)
     memory.begin()
     memory.storage.append(on_host(storage))
     memory.actions.append(action)
@@ -264,7 +269,6 @@ def greedy(monkeypatch):
     same rollouts."""
     for kind in (ppo_graph.Categorical, script.Categorical):
         monkeypatch.setattr(kind, "sample", lambda self: self.mode)
-    monkeypatch.setattr(torch.distributions.Bernoulli, "sample", lambda self, *_: self.mode)
     monkeypatch.setattr(torch.distributions.Normal, "rsample", lambda self, *_: self.mode)
 
 
@@ -350,9 +354,8 @@ def test_models_of_both_scripts(tmp_path):
         == [row["return"] for row in second.rows]
         == [row["return"] for row in third.rows]
     )
-    assert dataclasses.asdict(
-        script.Args(**torch.load(first.folder / "model.pt", weights_only=True)["args"])
-    )
+    flags = torch.load(first.folder / "model.pt", weights_only=True)["args"]
+    assert dataclasses.asdict(arguments.args_of(script, **flags)) == flags
 
 
 def test_modes(tmp_path):
@@ -428,6 +431,41 @@ def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     assert_same_run(one, two)
     assert_compiled(two, before)
+
+
+@pytest.mark.parametrize("name", ["set", pytest.param("mixed", marks=pytest.mark.slow)])
+def test_flags_are_no_inputs(name, tmp_path, monkeypatch):
+    """No graph of policy or loss has a float of Python as an input: that is a number in float64 on
+    the CPU, which CUDA graphs refuse."""
+    graphs = []  # (dtype, number of dimensions) of the inputs of each
+
+    def note(module, inputs):
+        examples = [
+            node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"
+        ]
+        assert len(examples) == len(inputs)
+        graphs.append([(x.dtype, x.ndim) for x in examples if isinstance(x, torch.Tensor)])
+        return module.forward
+
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, mode, **how: compile(function, backend=note, **how)
+    )
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(specialize_float=False):
+        run(
+            tmp_path,
+            script,
+            env_id="Random-v0",
+            env_kwargs={"observation": name, "action": "mixed"},
+            compile_mode="auto",
+            gnn_layers=1,
+            norm_obs=True,
+            adv_floor=0.1,
+            norm_vloss=1.0,
+        )
+    assert len(graphs) == 2 and all((torch.float32, 2) in inputs for inputs in graphs)
+    assert not [inputs for inputs in graphs if (torch.float64, 0) in inputs]
 
 
 @pytest.mark.slow

@@ -1574,6 +1574,7 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
     return agent
 
 
+# --- shared: play ---
 @torch.no_grad()
 def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
     """The last info of the first episode of each environment. One that has not ended after
@@ -1594,6 +1595,9 @@ def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
         ret = envs.envs[i].get_wrapper_attr("episode_returns")
         infos[i] = {"episode": {"r": ret, "l": args.eval_max_steps}, "cut": True}
     return [infos[i] for i in range(N)]
+
+
+# --- end shared: play ---
 
 
 def main(args: Any) -> None:

@@ -1689,6 +1689,10 @@ def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
     return [infos[i] for i in range(N)]
 
 
+# --- end shared: play ---
+
+
+# --- shared: main ---
 def main(args: Any) -> None:
     """Trains, saves and plays."""
     seed(args)
@@ -1710,7 +1714,7 @@ def main(args: Any) -> None:
         print("returns of greedy episodes:", *[float(info["episode"]["r"]) for info in infos])
 
 
-# --- end shared: play ---
+# --- end shared: main ---
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import graph_space, make_envs, run, small_args, vector
+from helpers import UsageErrors, graph_space, make_envs, run, small_args, vector
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs.wrappers import InfoActionMask
@@ -77,12 +77,12 @@ def test_actions_obey(name):
     agent = ppo_graph.Agent(envs.leaves, action_space, small_args())
     storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
     actions = agent(storage.append(ppo_graph.join([flat] * 100)))[0]
-    for part in agent.head.parts:
-        if part.kind == "categorical":
-            chosen = actions[:, part.columns].long().ravel().tolist()
-            assert all(entries[part.entries][a] for a in chosen) and len(set(chosen)) == sum(
-                entries[part.entries]
-            )
+    masked = [head.part for head in agent.head.heads if head.part.mask]
+    assert sum(part.k * part.n for part in masked) == len(entries)
+    for part in masked:
+        allowed = np.reshape(entries[part.entries], (part.k, part.n))
+        for own, column in zip(allowed, actions[:, part.columns].long().T):
+            assert sorted(set(column.tolist())) == np.flatnonzero(own).tolist()
 
 
 class InfoMask(gym.Env):
@@ -150,9 +150,10 @@ def test_keys_keep_their_meaning():
     assert groups == {
         "g.nodes": "g.nodes",
         "g.edge_links": "g.edge_links",
-        "node_ids": "g.nodes",
-        "action_mask": None,
+        "node_ids": "node_ids",
+        "action_mask": "",
     }
+    assert envs.named == {"node_ids": "g.nodes"}
     assert arrays_of(envs.reset(0).obs, envs)["action_mask"].tolist() == [[1, 0, 1]]
 
 
@@ -196,10 +197,18 @@ FAULTS = {  # masks of the first four observations, what the error says of the t
     "too long": (
         [A, A, [1, 0, 1, 1]],
         spaces.Discrete(3),
-        r"shape \(4,\) where \(3,\) is declared",
+        r"dtype int64, shape \(4,\) where dtype int8, shape \(3,\) is declared",
     ),
-    "too few parts": ([(A, B), (A, B), (A,)], PAIR, r"shape \(3,\) where \(5,\) is declared"),
-    "fractions": ([A, A, A / 2], spaces.Discrete(3), "dtype float64 where int8 is declared"),
+    "too few parts": (
+        [(A, B), (A, B), (A,)],
+        PAIR,
+        r"dtype int8, shape \(3,\) where dtype int8, shape \(5,\) is declared",
+    ),
+    "fractions": (
+        [A, A, A / 2],
+        spaces.Discrete(3),
+        r"dtype float64, shape \(3,\) where dtype int8, shape \(3,\) is declared",
+    ),
     "missing": ([A, A, "no"], spaces.Discrete(3), "cannot be read: KeyError 'action_mask'"),
 }
 
@@ -215,9 +224,7 @@ def test_faults_are_named(fault, workers):
     try:
         envs.reset(0)
         envs.step([0, 0])
-        with pytest.raises(
-            ppo_graph.UsageError, match="^env 1, leaf 'action_mask', step 2: " + sentence
-        ):
+        with pytest.raises(UsageErrors, match="^env 1, leaf 'action_mask', step 2: " + sentence):
             envs.step([0, 0])
     finally:
         envs.close()
@@ -234,7 +241,7 @@ def test_no_mask_is_needed_where_an_episode_is_over():
     envs.reset(0)
     envs.step([0])
     with pytest.raises(
-        ppo_graph.UsageError, match="env 0, leaf 'action_mask', step 2: cannot be read: KeyError"
+        UsageErrors, match="env 0, leaf 'action_mask', step 2: cannot be read: KeyError"
     ):
         envs.step([0])
 
@@ -249,7 +256,7 @@ def test_masks_that_come_too_late(tmp_path):
     """Masks that the first reset does not have are an error and are not ignored."""
     masks = {"masks": ["no", "no", "no", [1, 0, 1]]}  # the first two are those of two resets
     with pytest.raises(
-        ppo_graph.UsageError, match="env 0, step 2: info has an action_mask, the first reset"
+        UsageErrors, match="env 0, step 2: info has an action_mask, the first reset"
     ):
         run(tmp_path, env_id="Masked-v0", env_kwargs=masks)
 
@@ -257,7 +264,7 @@ def test_masks_that_come_too_late(tmp_path):
 def test_masks_for_actions_without_options(tmp_path):
     """There is nothing to mask in a Box."""
     with pytest.raises(
-        (gym.error.Error, ppo_graph.UsageError),
+        (gym.error.Error, *UsageErrors),
         match=r"info\['action_mask'\].*Box.* has no Discrete",
     ):
         run(tmp_path, env_id="MaskedBox-v0")

@@ -13,8 +13,9 @@ import torch
 from gymnasium import spaces
 from helpers import run, small_args, weights
 
-from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils.policy import load_policy, take_flags
+from cleanrl_graph import ppo_graph, services
+from cleanrl_graph.services.arguments import args_of
+from cleanrl_graph.services.policy import load_policy, take_flags
 
 FOLDER = Path(ppo_graph.__file__).parent
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
@@ -44,14 +45,18 @@ def saved(path, name, **flags):
     more = {"prev_reward": True} if hasattr(script.Args, "prev_reward") else {}
     args = small_args(script, num_steps=3, **{"env_id": "Random-v0"} | more | flags)
     envs = [Noted(script.make_env(args)) for _ in range(4)]
-    agent = script.Agent(
-        script.Envs([lambda: envs[0]], args.action_head).leaves, envs[0].action_space, args
-    )
+    all_envs = script.Envs([lambda env=env: env for env in envs])
+    agent = script.Agent(all_envs.leaves, envs[0].action_space, args)
     for parameter in agent.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape)
     torch.save({"model": agent.state_dict(), "args": vars(args), "script": name}, path)
-    script.play(agent, args, [lambda env=env: env for env in envs], True)
+    script.play(agent, args, all_envs, True)
     return [env.actions for env in envs]
+
+
+def weights_file(folder):
+    """What --save-model wrote."""
+    return torch.load(folder / "model.pt", weights_only=True)
 
 
 def episode(policy, env, **kwargs):
@@ -194,7 +199,9 @@ def test_what_does_not_fit(tmp_path):
     )
     with pytest.raises(ValueError, match=f"old.pt: .*{sentence}"):
         load_policy(tmp_path / "old.pt")
-    with pytest.raises(SystemExit, match=f"--load-model .*old.pt: {sentence}") as error:
+    with pytest.raises(
+        (SystemExit, ValueError), match=f"--load-model .*old.pt: {sentence}"
+    ) as error:
         run(tmp_path / "runs", load_model=str(tmp_path / "old.pt"))
     assert "\n" not in str(error.value)
     nan = model["model"] | {
@@ -204,7 +211,7 @@ def test_what_does_not_fit(tmp_path):
     sentence = "nan.pt: the weights critic.0.bias are not finite"
     with pytest.raises(ValueError, match=sentence):
         load_policy(tmp_path / "nan.pt")
-    with pytest.raises(SystemExit, match=f"--load-model .*{sentence}"):
+    with pytest.raises((SystemExit, ValueError), match=f"--load-model .*{sentence}"):
         run(tmp_path / "runs", load_model=str(tmp_path / "nan.pt"))
     policy = load_policy(path)
     with pytest.raises(ValueError, match="env 0, leaf 'obs.nodes', step 1: cannot be read"):
@@ -243,7 +250,8 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, cap
     script, flags = importlib.import_module(f"cleanrl_graph.{name}"), NETWORK[name]
     env = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 2, "machines": 2})
     first = run(tmp_path / "a", script, save_model=True, eval_episodes=2, **env, **flags)
-    alone = script.Args(
+    alone = args_of(
+        script,
         load_model=str(first.folder / "model.pt"),
         total_timesteps=0,
         eval_episodes=2,
@@ -252,13 +260,14 @@ def test_evaluation_alone_takes_the_flags_of_the_file(tmp_path, monkeypatch, cap
         save_model=True,
     )
     monkeypatch.setattr(sys, "argv", ["ppo.py", "--load-model=model.pt"])
-    assert script.main(alone) == first.rows
+    assert services.run(script, alone) == first.rows
     assert weights(next((tmp_path / "b").iterdir())).keys() == weights(first.folder).keys()
-    assert alone.env_id == env["env_id"] and all(getattr(alone, k) == v for k, v in flags.items())
-    other = script.Args(
-        **vars(alone) | dict(env_kwargs={"jobs": 4, "machines": 2}, run_dir=str(tmp_path / "c"))
-    )
-    assert script.main(other) != first.rows and other.env_kwargs == {"jobs": 4, "machines": 2}
+    taken = weights_file(next((tmp_path / "b").iterdir()))["args"]
+    assert taken["env_id"] == env["env_id"] and all(taken[k] == v for k, v in flags.items())
+    other = dict(env_kwargs={"jobs": 4, "machines": 2}, run_dir=str(tmp_path / "c"))
+    assert services.run(script, alone, **other) != first.rows
+    taken = weights_file(next((tmp_path / "c").iterdir()))["args"]
+    assert taken["env_kwargs"] == {"jobs": 4, "machines": 2}
 
 
 def test_flags_that_make_another_network(tmp_path, monkeypatch):
@@ -272,9 +281,9 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
         SystemExit,
         match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32",
     ):
-        take_flags(script.Args(load_model=str(path), gnn_dim=16, dim=32))
-    args = script.Args(
-        load_model=str(path), memory_length=7, learning_rate=1.0, env_id="CartPole-v1"
+        take_flags(args_of(script, load_model=str(path), gnn_dim=16, dim=32))
+    args = args_of(
+        script, load_model=str(path), memory_length=7, learning_rate=1.0, env_id="CartPole-v1"
     )
     take_flags(args)
     assert (args.memory_length, args.gnn_dim, args.env_id, args.env_kwargs) == (
@@ -283,19 +292,20 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
         "CartPole-v1",
         {},
     )
-    args = script.Args(load_model=str(path))
+    args = args_of(script, load_model=str(path))
     take_flags(args)
     assert (args.env_id, args.env_kwargs, args.memory_length) == ("Random-v0", NAMED, 64)
     monkeypatch.setattr(sys, "argv", ["ppo.py", "--exp-name", "gnn_dim"])  # a value is no flag
-    take_flags(script.Args(load_model=str(path)))
+    take_flags(args_of(script, load_model=str(path)))
     for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
         monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
         with pytest.raises(
             SystemExit, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")
         ):
-            take_flags(script.Args(load_model=str(path)))
+            take_flags(args_of(script, load_model=str(path)))
     with pytest.raises(
-        SystemExit, match="load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not"
+        (SystemExit, ValueError),
+        match="load-model .*it is of ppo_gtrxl.py and Random-v0, its weights do not",
     ):
         monkeypatch.setattr(sys, "argv", ["ppo.py"])
         run(tmp_path / "runs", load_model=str(path), env_id="CartPole-v1", num_envs=1)
@@ -309,8 +319,8 @@ def test_what_is_taken_is_said(tmp_path, monkeypatch, capsys):
     saved(path, "ppo_graph", env_kwargs=NAMED, num_envs=16, seed=7, run_dir="elsewhere")
     take_flags(small_args(load_model=str(path), gnn_dim=64, env_id="envs:JobShop-v0"))
     line = (
-        rf"--load-model {path}: taken from the file: --gnn-dim 8 --env-id Random-v0 --env-kwargs "
-        r".*box'\}; not taken: --num-envs 16 --num-steps 3\n"
+        rf"--load-model {path}: taken from the file: --env-id Random-v0 --env-kwargs "
+        r".*box'\} --gnn-dim 8; not taken: --num-envs 16 --num-steps 3\n"
     )
     assert re.fullmatch(line, capsys.readouterr().err)
 

@@ -1,10 +1,9 @@
-"""utils/evaluate.py: suites of instances, tables and videos of what a trained agent plays."""
+"""services/evaluate.py: suites of instances, tables and videos of what a trained agent plays."""
 
 import csv
 import resource
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -13,17 +12,12 @@ from gymnasium import spaces
 from PIL import Image
 
 from cleanrl_graph.envs.job_shop import JobShopEnv
-from cleanrl_graph.utils import evaluate
+from cleanrl_graph.services import evaluate
 
 
-class Episode(NamedTuple):
-    """As the scripts have it."""
-
-    env: int
-    ret: float
-    length: int
-    group: str | None
-    eval: dict
+def episode(ret, length=1, **more):
+    """The last info of an episode, as a script's `play` returns it."""
+    return {"episode": {"r": ret, "l": length}, **more}
 
 
 class Lottery(gym.Env):
@@ -52,7 +46,7 @@ def play(makers, greedy):
         env = make()
         env.reset()
         _, ret, *_, info = env.step(5 if greedy else 9 - i % 10)
-        episodes.append(Episode(i, ret, 1, None, info.get("eval", {})))
+        episodes.append(episode(ret, **info))
     return episodes
 
 
@@ -100,8 +94,7 @@ def test_episodes_that_did_not_end():
 
     def cut(makers, greedy):
         episodes = play(makers, greedy)
-        cost = {"cost": None}
-        return [e._replace(eval=cost) if greedy or e.env > 1 else e for e in episodes]
+        return [e | {"cut": True} if greedy or i > 1 else e for i, e in enumerate(episodes)]
 
     rows = suite_of(play=cut)
     assert [(row["greedy"], row["best of 4"]) for row in rows] == [(None, 16), (None, 124)]
@@ -242,8 +235,7 @@ def test_rows_of_unlike_columns(tmp_path):
 
 def run_of(args, folder):
     """What an evaluation needs of a script's Run."""
-    args.num_iterations = 1
-    return SimpleNamespace(args=args, folder=str(folder), writer=Writer(), steps=7)
+    return SimpleNamespace(args=args, folder=str(folder), writer=Writer(), global_step=7)
 
 
 @pytest.mark.parametrize("suite", ["two", None])
@@ -292,7 +284,7 @@ def test_close_that_raises(tmp_path, capsys):
 
 def test_cost_in_an_array():
     """As older vectors of gymnasium write numbers."""
-    assert evaluate.cost(Episode(0, 1.0, 1, None, {"cost": np.array([3])})) == 3
+    assert evaluate.cost(episode(1.0, eval={"cost": np.array([3])})) == 3
 
 
 def test_table_that_cannot_be_written(tmp_path, capsys):

@@ -109,7 +109,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     }
 
     def ours():
-        output, readout, _ = sparse(x, seen, state)
+        output, readout = sparse(x, script.Timeline(state, seen))
         return torch.cat([output.flatten(), readout[:, :H].flatten()])
 
     dense_x, mask = torch.zeros(T, N, NODES, D), torch.zeros(T, N, NODES, 1, dtype=torch.bool)

@@ -7,7 +7,7 @@ Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes pe
 the stored rollout: of a script without memory, of ppo_framestack.py (with the steps before the
 rollout that views reach back to), and of a buffer that holds 16 observations for every step;
 "encodings" is the table of encoded steps that views read (a vector's encoding is its copy in
-float32, that of an image which enters as channels its copy). "Gather" makes the views of a random
+float32; an image which enters as channels is stored in the table alone). "Gather" makes the views of a random
 quarter of the rollout: by index, and by one selection of rows of the stacked buffer (the same
 function). A graph is gathered raw, each step that is read once (its encoding is what the 16 views
 share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
@@ -112,7 +112,8 @@ def measure(name, args):
     storage, num = memory.storage, args.num_steps * args.num_envs
     batches = [rng.permutation(num)[: num // 4] for _ in range(8)]  # steps of the rollout
     reads = np.concatenate(memory.reads)  # [num, 16], 1 + number of a step, 0 for none
-    (table,) = [memory.tables[k] for k in memory.tables.keys() - {"actions", "rewards"}]
+    (shown,) = memory.tables.keys() - {"actions", "rewards"}
+    table = memory.tables[shown]
 
     if "graph" in name:
         # Observation 16 b + s is view s of step b
@@ -154,9 +155,11 @@ def measure(name, args):
     turns = iter(np.tile(np.arange(8), 10**5))
     gathers = [lambda: by_index(batches[next(turns)]), lambda: by_stack(batches[next(turns)])]
     us = median_us(gathers, args.repeats, calls=8)
-    plain = used_bytes(storage) / memory.size
-    encodings = table[1 : 1 + memory.size].nbytes / num
-    return plain, used_bytes(storage) / num, encodings, bytes_stacked / num, *us
+    stored = used_bytes(storage)
+    encodings = table[1 : 1 + memory.size].nbytes
+    if shown != "obs":  # the images themselves
+        stored, encodings = stored + encodings, 0
+    return stored / memory.size, stored / num, encodings / num, bytes_stacked / num, *us
 
 
 def main(args: Args) -> None:

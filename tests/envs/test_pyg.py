@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs import pyg
 from cleanrl_graph.envs.pyg import graph_space, to_graph_instance
-from cleanrl_graph.utils import log
+from cleanrl_graph.services import runs
 
 
 def random_data(rng, features=3, edge_features=2):
@@ -159,8 +159,8 @@ def test_the_example_and_its_bytes():
     }
     exec(code, program)
     env = program["Grid"]()
-    storage, leaves = stored(env.observation_space, [[env.reset()[0]] for _ in range(3)])
-    assert log.sizes(leaves, storage.whole())["charts/obs_bytes_per_step"] == bytes_said
+    storage, _ = stored(env.observation_space, [[env.reset()[0]] for _ in range(3)])
+    assert runs.sizes(storage)["charts/obs_bytes_per_step"] == bytes_said
     said = re.sub(r"\s+", " ", pyg.__doc__)
     assert "takes 6,400 bytes per step, of which links are 3,200: 52 MB" in said
     assert round(bytes_said * 64 * 128 / 1e6) == 52 and ppo_graph.Args.num_steps == 128

@@ -4,16 +4,19 @@ and POPGym themselves."""
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
+import helpers
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import run, small_args
+from helpers import UsageErrors, run, small_args
 
 from cleanrl_graph import ppo_framestack, ppo_graph, ppo_lstm_sparse
 from cleanrl_graph.envs import atari
+from cleanrl_graph.services import check
 
 BENCHMARK = Path(__file__).parents[2] / "benchmark"
 sys.path[:0] = [str(BENCHMARK), str(BENCHMARK / "third_party")]
@@ -90,9 +93,12 @@ def test_a_life_is_an_episode(fake):
             reward == 1.0 and not truncated and obs.shape == (84, 84, 1) and obs.dtype == np.uint8
         )
         if terminated:
-            ends.append((game.t, info["episode"]))
+            ends.append((game.t, info))
             env.reset()
-    assert ends[:2] == [(4, None), (8, None)] and ends[2] == (12, {"r": 60.0, "l": 12})
+    assert ends[:2] == [(4, {"lives": 2}), (8, {"lives": 1})]
+    t, info = ends[2]
+    assert t == 12 and info["lives"] == 0
+    assert info["episode"]["r"] == 60.0 and info["episode"]["l"] == 12
     assert game.num_games == 4 and game.pressed[4:7] == [0, 1, 2]
     env.reset(seed=1)
     assert game.num_games == 5  # a seed begins a new game in the middle of one
@@ -136,7 +142,7 @@ def test_frames(fake):
         2,
     ]
     assert env.step(0)[0][0, 0].tolist() == [2, 2, 3]
-    assert env.step(0)[3:] == (False, {"episode": None}) and env.game.t == 4
+    assert env.step(0)[3:] == (False, {"lives": 2}) and env.game.t == 4
     assert (
         env.reset()[0][0, 0].tolist() == [2, 2, 2] and env.game.num_games == 2
     )  # its no-op met the limit
@@ -172,40 +178,56 @@ def test_log_has_the_score_of_whole_games(fake, workers, tmp_path):
 
 
 # ---- Raw returns of any environment ----
-def test_returns_of_record_episode_statistics():
+@pytest.mark.parametrize("envs_of", [ppo_graph.Envs, helpers.make_envs])
+def test_returns_of_record_episode_statistics(envs_of):
     """Gymnasium's RecordEpisodeStatistics inside wrappers that change the reward gives the logged
-    return."""
+    return, with services and without."""
 
     def make():
         env = gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
         return gym.wrappers.TransformReward(env, lambda reward: 100 * reward)
 
-    envs, episodes = ppo_graph.Envs([make]), []
+    envs, infos = envs_of([make]), []
     envs.reset(seed=0)
     for _ in range(60):
         step = envs.step([0])
         assert step.reward[0] == 100
-        episodes += step.episodes
-    assert episodes and all(episode.ret == episode.length < 20 for episode in episodes)
+        infos += step.infos
+    assert infos
+    for _, info in infos:
+        assert info["episode"]["r"] == info["episode"]["l"] < 20
 
 
-@pytest.mark.parametrize("value, logged", [(7, True), ({"number": 7}, True), (None, False)])
-def test_other_meanings_of_info_episode(value, logged):
-    """An "episode" in info that is no such record changes nothing; None means that no whole episode
-    ended."""
+class Counts(gym.Env):
+    """An episode is a step of reward 2; `info` is that of each."""
 
-    class Counts(gym.Env):
-        observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
 
-        def reset(self, *, seed=None, options=None):
-            return np.zeros(2, np.float32), {}
+    def __init__(self, info):
+        self.info = info
 
-        def step(self, action):
-            return np.zeros(2, np.float32), 2.0, True, False, {"episode": value}
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
 
-    envs = ppo_graph.Envs([Counts])
-    envs.reset()
-    assert envs.step([0]).episodes == [(0, 2.0, 1, None, {})] * logged
+    def step(self, action):
+        return np.zeros(2, np.float32), 2.0, True, False, self.info
+
+
+@pytest.mark.parametrize("value", [7, {"number": 7}, None])
+def test_other_meanings_of_info_episode(value):
+    """An "episode" in info that is no such record changes nothing."""
+    envs = helpers.make_envs([partial(Counts, {"episode": value})])
+    envs.reset(0)
+    assert envs.step([0]).infos == [(0, {"episode": {"r": 2.0, "l": 1}})]
+
+
+@pytest.mark.parametrize("lives", [0, 2])
+def test_other_meanings_of_info_lives(lives):
+    """Lives of an environment whose returns are not recorded inside are only a number: its
+    episodes are whole ones."""
+    envs = helpers.make_envs([partial(Counts, {"lives": lives})])
+    envs.reset(0)
+    assert envs.step([0]).infos == [(0, {"episode": {"r": 2.0, "l": 1}})]
 
 
 # ---- The packages themselves ----
@@ -216,7 +238,8 @@ def need(*modules):
 
 def make_envs(env_id, num_envs=2, **kwargs):
     args = small_args(env_id=env_id, env_kwargs=kwargs)
-    return ppo_graph.Envs([ppo_graph.partial(ppo_graph.make_env, args, i) for i in range(num_envs)])
+    makers = [partial(check.make_env, ppo_graph, args, i) for i in range(num_envs)]
+    return helpers.make_envs(makers)
 
 
 def play(envs, num_steps, rng):
@@ -224,7 +247,7 @@ def play(envs, num_steps, rng):
     steps = [envs.reset(5)]
     for _ in range(num_steps):
         actions = []
-        for arrays in envs.observations:
+        for arrays in envs.rows:
             mask = [array for leaf, array in zip(envs.leaves, arrays) if leaf.path == "action_mask"]
             envs.action_space.seed(int(rng.integers(2**31)))
             actions.append(
@@ -238,7 +261,7 @@ def test_atari_games_differ():
     """Kwargs choose the game; a wrong name is an error that says so."""
     need("ale_py", "cv2")
     pong = make_envs("envs:Atari-v0", game="Pong")
-    assert pong.action_space.n == 6 and pong.leaves[0].shape == (84, 84, 1)
+    assert pong.action_space.n == 6 and pong.leaves[0].space.shape == (84, 84, 1)
     with pytest.raises(Exception, match="NoSuchGame"):
         make_envs("envs:Atari-v0", game="NoSuchGame")
 
@@ -246,9 +269,7 @@ def test_atari_games_differ():
 def test_minigrid_text_is_named():
     """The mission, a Text, is an error that names leaf and space before the first step."""
     need("minigrid")
-    with pytest.raises(
-        ppo_graph.UsageError, match=r"leaf 'mission': MissionSpace.*is not supported"
-    ):
+    with pytest.raises(UsageErrors, match=r"leaf 'mission': MissionSpace.*is not supported"):
         make_envs("minigrid:MiniGrid-Empty-5x5-v0")
 
 
@@ -273,12 +294,12 @@ def test_job_shop_lib(kwargs):
     )
     for a, b in zip(first, second):
         assert all(map(np.array_equal, a.obs.values, b.obs.values))
-    episodes = [episode for step in first for episode in step.episodes]
-    assert episodes and all(episode.ret == -episode.eval["cost"] for episode in episodes)
+    infos = [info for step in first for _, info in step.infos]
+    assert infos and all(info["episode"]["r"] == -info["eval"]["cost"] for info in infos)
     if kwargs.get("instance"):
         assert all(
-            episode.length == 36 and episode.eval["cost"] >= episode.eval["best_known"] == 55
-            for episode in episodes
+            info["episode"]["l"] == 36 and info["eval"]["cost"] >= info["eval"]["best_known"] == 55
+            for info in infos
         )
     assert len({num[0] for step in first for num in step.obs.counts.values()}) > 3
 

@@ -32,10 +32,9 @@ memory     starts         bool [B], where an episode begins: what was before is 
                           that were seen) none; "steps" may be fewer than --memory-length
 outputs    action         as the environment takes it, [B, ...]; of a Dict or Tuple action.NAME. A
                           choice counts the rows of its observation. In a Sequence [rows, ...]
-           log_probs/...  of a categorical action [B, options] or of a choice [rows], -inf where
-                          masked; of a MultiDiscrete log_probs/action.0, log_probs/action.1, ...
+           log_probs/...  of a choice [rows], of k entries with n options each [B, k, n], -inf where
+                          masked; if they have unlike numbers log_probs/action.0 [B, 1, n], ...
            loc/, scale/   mean and standard deviation of a Box, before its bounds
-           logits/, probs/  of bits
            log_prob       of the action; for ppo_graph_agents.py [rows], of each agent's
            value          of the observation; likewise
 
@@ -74,10 +73,10 @@ import math
 import sys
 import warnings
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import torch
 import torch.nn.functional as F
 import tyro
@@ -103,37 +102,36 @@ class Views:
     def __init__(self, policy: Policy):
         agent = policy.agent
         self.embed_action = policy.script.embed_action
-        self.shifts = {name: shifts.tolist() for name, shifts in agent.shifts.items()}
-        self.shifts["obs"] = [shift - 1 for shift in self.shifts["obs"]]  # -1 is the present step
+        self.images = {policy.script.key(leaf.path): leaf for leaf in agent.images}
+        self.places = {}  # table -> places of the steps that are shown, -1 is the newest
         self.forms = {}
-        for name, dim in agent.view_dims.items():
-            self.forms[name] = form("float32", "B", self.depth(name), dim)
-        self.images = {}  # name in the memory -> path of the leaf
-        for leaf in policy.envs.leaves:
-            if policy.script.key(leaf.path) in agent.cnns:
-                name = f"obs/{leaf.path}"
-                self.images[name] = leaf.path
-                self.forms[name] = form(leaf.dtype, "B", self.depth("obs"), *leaf.shape)
-
-    def depth(self, name: str) -> int:
-        return -min(self.shifts[name], default=-1)
+        dims = {"obs": agent.encoder.dim, "actions": agent.action_dim, "rewards": 1}
+        for name, shifts in agent.shifts.items():
+            is_past = name in ("actions", "rewards")  # whose shift -1 is the newest
+            self.places[name] = (shifts - (not is_past)).tolist()
+            depth = -min(self.places[name], default=-1)
+            if name in self.images:
+                leaf = self.images[name]
+                self.forms[name] = form(leaf.dtype, "B", depth, *leaf.space.shape)
+            else:
+                self.forms[name] = form("float32", "B", depth, dims[name])
 
     def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
-        features, elements = agent.encode(obs)
-        push(memory, "obs", features)
-        push(memory, "rewards", memory["reward"][:, None])
+        shown = {"rewards": memory["reward"][:, None]}
+        elements = {}
+        if agent.encoder.dim:
+            shown["obs"], elements = agent.encoder(obs)
+        for name, leaf in self.images.items():
+            shown[name] = obs[leaf.path].values
+        for name, new in shown.items():
+            push(memory, name, new)
         views = []
-        for name, shifts in self.shifts.items():
-            shown = memory[name][:, shifts]
-            views.append(shown.flatten(1))
-        for name, cnn in zip(self.images, agent.cnns.values()):
-            push(memory, name, obs[self.images[name]])
-            frames = memory[name][:, self.shifts["obs"]]
-            views.append(cnn(frames))
+        for name, places in self.places.items():
+            net = agent.cnns[name] if name in agent.cnns else nn.Flatten()
+            views.append(net(memory[name][:, places]))
         views = torch.cat(views, 1)
         action, log_prob, _, value = agent(views, elements, obs, greedy=greedy)
-        seen = self.embed_action(agent.head, action, elements)
-        push(memory, "actions", seen)
+        push(memory, "actions", self.embed_action(agent.head, action, elements, obs))
         return action, log_prob, value
 
 
@@ -166,7 +164,7 @@ class Transformer:
         features, elements, _, kv = agent.encode(obs, past)
         action, log_prob, _, value = agent.decide(features, elements, obs, None, greedy)
         if self.args.prev_action:
-            memory["action"] = self.script.embed_action(agent.head, action, elements)
+            memory["action"] = self.script.embed_action(agent.head, action, elements, obs)
         kv = torch.stack(kv)[..., 1:, :]
         memory["keys_values"] = kv.movedim(2, 0)
         memory["age"] = age + 1
@@ -182,18 +180,18 @@ class Cell:
         if policy.args.remember_edges:
             raise ValueError("--remember-edges cannot be exported")
         self.embed_action = policy.script.embed_action
+        self.parts = ["h", "c"] if policy.args.cell == "lstm" else ["h"]
         num = "entries" if agent.group else "B"
-        self.forms = {
-            "action": form("float32", "B", agent.action_dim),
-            # c and h, of a GRU h
-            "hidden": form("float32", num, agent.memory.state_size, policy.args.lstm_dim),
-        }
+        self.forms = {"action": form("float32", "B", agent.action_dim)}
+        for name in self.parts:
+            self.forms[name] = form("float32", num, policy.args.lstm_dim)
         if agent.group:
             self.forms["env"] = form("int64", num)  # the observation that an entry belongs to
             self.forms["node_id"] = form("int64", num)
 
     def step(self, agent: nn.Module, obs: dict, memory: Tensors, greedy: bool) -> tuple:
         features, elements = agent.encoder(obs)
+        remembered = dict(elements)
         past = torch.cat([memory["action"], memory["reward"][:, None]], 1)
         past = past[:, agent.columns]
         if agent.group:
@@ -201,24 +199,22 @@ class Cell:
             x = torch.cat([nodes.values, past[nodes.batch]], 1)
             seen = {"env": nodes.batch, "node_id": obs["node_ids"].values.long()}
             out, readout = self.per_node(agent.memory, x, seen, memory)
+            values = torch.cat([nodes.values, out], 1)
+            remembered[agent.group] = nodes._replace(values=values)
         else:
             x = torch.cat([features, past], 1)
-            memory["hidden"] = self.new_state(agent.memory, x, memory["hidden"])
-            out = readout = memory["hidden"][:, -1]
+            memory |= self.new_state(agent.memory, x, memory)
+            readout = memory["h"]
         features = torch.cat([features, readout], 1)
-        remembered = agent.remembered(elements, out)
-        latent = agent.actor(features)
-        action, log_prob, _ = agent.head(latent, remembered, obs, None, greedy)
-        memory["action"] = self.embed_action(agent.head, action, elements)
-        value = agent.critic(features)
-        return action, log_prob, value.squeeze(1)
+        action, log_prob, _ = agent.head(agent.actor(features), remembered, obs, None, greedy)
+        memory["action"] = self.embed_action(agent.head, action, elements, obs)
+        return action, log_prob, agent.critic(features).squeeze(1)
 
-    def new_state(self, net: nn.Module, x: Tensor, hidden: Tensor) -> Tensor:
-        """As `hidden`, [rows, c and h, H]."""
-        before = hidden.movedim(1, 0).flip(0)[:, None]
-        tokens = net.token(x)
-        _, after = net.cell(tokens[None], tuple(before))
-        return torch.cat(after).flip(0).movedim(0, 1)
+    def new_state(self, net: nn.Module, x: Tensor, before: Tensors) -> Tensors:
+        """{part: [rows, H]}"""
+        parts = tuple(before[name][None] for name in self.parts)
+        _, after = net.cell(net.token(x)[None], parts)
+        return {name: rows[0] for name, rows in zip(self.parts, after)}
 
     def per_node(
         self, net: nn.Module, x: Tensor, seen: Tensors, memory: Tensors
@@ -231,20 +227,19 @@ class Cell:
             is_same = is_same & (memory[name][:, None] == values)  # [entries, nodes]
         numbers = torch.arange(1, len(is_kept) + 1, device=x.device)
         rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node without an entry
-        before = F.pad(memory["hidden"], (0, 0, 0, 0, 1, 0))[rows]
+        before = {name: F.pad(memory[name], (0, 0, 1, 0))[rows] for name in self.parts}
         new = self.new_state(net, x, before)
         others = is_kept & ~is_same.any(1)  # of nodes that are not seen now
         others = others.nonzero().squeeze(1)
-        for name, values in seen.items():
+        for name, values in (new | seen).items():
             memory[name] = torch.cat([memory[name][others], values])
-        memory["hidden"] = torch.cat([memory["hidden"][others], new])
-        h = F.pad(memory["hidden"][:, -1], (0, 1), value=1.0)  # the last column counts
+        h = F.pad(memory["h"], (0, 1), value=1.0)  # the last column counts
         sums = h.new_zeros(len(memory["starts"]), h.shape[1])
         sums = sums.index_add(0, memory["env"], h)
         sums, num = sums.tensor_split([-1], 1)
         if net.readout == "mean":
             sums = sums / num.clamp(min=1)
-        return new[:, -1], torch.cat([sums, num.log1p()], 1)
+        return new["h"], torch.cat([sums, num.log1p()], 1)
 
 
 MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attribute of the agent
@@ -274,16 +269,20 @@ class Program(nn.Module):
         if self.memory:
             self.memory_forms = {"starts": form("bool", "B"), "reward": form("float32", "B")}
             self.memory_forms |= self.memory.forms
-        used = {part.mask for part in self.agent.head.parts}
+        used = {head.part.mask for head in self.agent.head.heads}
         if "node_id" in self.memory_forms:
             used.add("node_ids")
-        self.leaves = [leaf for leaf in policy.envs.leaves if leaf.is_input or leaf.path in used]
+        self.leaves = []  # (leaf, the group whose rows it has)
         self.forms = {}
-        for leaf in self.leaves:
-            rows = f"rows of {leaf.group}" if leaf.group else "B"
-            self.forms[leaf.path] = form(leaf.dtype, rows, *leaf.shape, keys=keys_of(leaf))
-            if leaf.group:
-                self.forms[f"counts/{leaf.group}"] = form("int64", "B", rows=rows)
+        for leaf, keys in zip(policy.envs.leaves, keys_of(policy.envs.space)):
+            if not leaf.is_input and leaf.path not in used:
+                continue
+            group = policy.envs.named.get(leaf.path, leaf.group)
+            self.leaves.append((leaf, group))
+            rows = f"rows of {group}" if group else "B"
+            self.forms[leaf.path] = form(leaf.dtype, rows, *leaf.space.shape, keys=keys)
+            if group:
+                self.forms[f"counts/{group}"] = form("int64", "B", rows=rows)
         self.factors = factors_of(policy)
         self.found = []  # (part, its distribution), in the order of the head
         for head in self.agent.head.heads:
@@ -313,65 +312,65 @@ class Program(nn.Module):
 
     def observations(self, inputs: Tensors) -> dict:
         """What the script's Storage.batch makes of them."""
-        index = {}
+        index = {}  # group -> (ptr, batch)
+        for leaf, group in self.leaves:
+            numbers = torch.arange(len(inputs[leaf.path]) + 1)
+            index.setdefault(group, (numbers, numbers[:-1]))
+            if group:
+                ptr = F.pad(inputs[f"counts/{group}"].cumsum(0), (1, 0))
+                index[group] = ptr, torch.bucketize(numbers[:-1], ptr[1:], right=True)
         obs = {}
-        for leaf in self.leaves:
+        for leaf, group in self.leaves:
             rows = inputs[leaf.path]
-            if leaf.group:
-                if leaf.group not in index:
-                    ptr = F.pad(inputs[f"counts/{leaf.group}"].cumsum(0), (1, 0))
-                    numbers = torch.arange(len(rows), device=rows.device)
-                    batch = torch.bucketize(numbers, ptr[1:], right=True)
-                    index[leaf.group] = self.ragged(None, ptr, batch)
-                if leaf.kind == "links":
-                    first_node = index[leaf.nodes].ptr[index[leaf.group].batch]
-                    rows = rows + first_node[:, None]
-                rows = index[leaf.group]._replace(values=rows)
-            obs[leaf.path] = rows
+            ptr, batch = index[group]
+            if leaf.is_links:
+                first_node, _ = index[leaf.nodes]
+                rows = rows + first_node[batch][:, None]
+            obs[leaf.path] = self.ragged(rows, ptr, batch)
         return obs
 
     def distributions(self) -> Tensors:
         """What describes the distributions of the parts."""
+        parts = [head.part for head in self.agent.head.heads]
+        paths = [part.path for part in parts]
         outputs = {}
-        paths = [part.path for part in self.agent.head.parts]
         for part, probs in self.found:
             path = part.path
             if paths.count(path) > 1:
-                number = self.agent.head.parts.index(part) - paths.index(path)
-                path = f"{path}.{number}"
+                path += f".{parts.index(part) - paths.index(path)}"
             for name in getattr(probs, "arg_constraints", ["log_probs"]):
                 outputs[f"{name}/{path}"] = getattr(probs, name)
         self.found.clear()
         return outputs
 
 
-def keys_of(leaf: Any) -> list:
-    """The keys and attributes by which `leaf.read` finds its array; those in each row of a Sequence
-    are a list."""
-    keys = []
-    for getter in leaf.getters:
-        if isinstance(getter, (itemgetter, attrgetter)):
-            keys.append(getter.__reduce__()[1][0])
-        else:
-            keys.append(keys_of(getter.args[0]))
-    return keys
+def keys_of(space: gym.Space) -> list[list]:
+    """For each leaf the keys and attributes by which it is found in an observation; those in each
+    row of a Sequence that is a tuple are a list."""
+    if isinstance(space, spaces.Graph):
+        names = ["nodes", "edge_links", "edges"]
+        return [[name] for name in names[: 2 if space.edge_space is None else 3]]
+    if isinstance(space, spaces.Sequence):
+        keys = keys_of(space.feature_space)
+        return keys if space.stack else [[own] for own in keys]
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return [[]]
+    children = space if isinstance(space, spaces.Dict) else range(len(space))
+    return [[k, *own] for k in children for own in keys_of(space[k])]
 
 
 def factors_of(policy: Policy) -> list[tuple]:
     """(path, shape, low and high of a Box or None, start, which has the dtype) of each factor of
     the action."""
     factors = []
-    space = policy.envs.action_space
-    if isinstance(space, spaces.Sequence):
-        space = space.feature_space
-    for leaf in policy.script.leaves_of(space, "action"):
+    for leaf in policy.script.leaves_of(policy.envs.action_space, "action"):
         low = high = None
         if isinstance(leaf.space, spaces.Box):
             low = torch.as_tensor(leaf.space.low, dtype=torch.float32)
             high = torch.as_tensor(leaf.space.high, dtype=torch.float32)
         dtype = getattr(torch, str(leaf.dtype))
         start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
-        factors.append((leaf.path, leaf.shape, low, high, start))
+        factors.append((leaf.path, leaf.space.shape, low, high, start))
     return factors
 
 

@@ -35,10 +35,12 @@ import torchgen
 from torch import Tensor
 from torch.utils.cpp_extension import include_paths, library_paths
 
+from cleanrl_graph.services import arguments, command, process
+
 HERE = Path(__file__).parent
 SOURCE = HERE / "virtual_cuda.cpp"
 BUILD = HERE.parent / ".pytest_cache" / "virtual_cuda"  # which git ignores
-PROJECT = re.compile(r"/cleanrl_graph/(utils/|envs/)?\w+\.py$|/test_\w+\.py$")
+PROJECT = re.compile(r"/cleanrl_graph/(services/|envs/)?\w+\.py$|/test_\w+\.py$")
 CPU, CUDA = 1, 2  # DLPack's numbers
 HOST = torch.device("cpu")
 aten = torch.ops.aten
@@ -458,9 +460,6 @@ def install() -> None:
 
 
 # ---- Runs of a script ----
-SERVICES = ("utils.checkpoint", "utils.evaluate")  # which a run here does without
-
-
 class Writer:
     """Stands for TensorBoard's: step -> tag -> value of what is logged of each update."""
 
@@ -474,35 +473,31 @@ class Writer:
 
 
 def train(script, **flags) -> tuple[dict[int, dict[str, float]], dict]:
-    """(step -> tag -> value of all that script.main logs, what the device was told meanwhile). It
-    does without the services. "collector" is what ppo_graph_async.py's second process told its
-    device, None without one."""
+    """(step -> tag -> value of all that the script's training logs, what the device was told
+    meanwhile). Environments are checked, layers are the faster ones; there are no checkpoints.
+    "collector" is what ppo_graph_async.py's second process told its device, None without one."""
     log.clear()
-    logged, changed, told, service = {}, {}, None, getattr(script, "service", None)
-    if service:
-        changed["service"] = lambda name, *flag: None if name in SERVICES else service(name, *flag)
-        changed["SummaryWriter"] = lambda *args, **kwargs: Writer(logged)
-    with tempfile.TemporaryDirectory() as folder:
+    logged, told = {}, None
+    args = arguments.args_of(script, **flags)
+    changed = {"SummaryWriter": lambda *args, **kwargs: Writer(logged)}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         if hasattr(script, "Collector"):
-            act = script.act
+            collect = script.run_collector
 
-            def acting(*args):
+            def collecting(*args):
                 log.clear()
-                act(*args)
+                collect(*args)
                 Path(folder, "log").write_bytes(pickle.dumps(vars(log)))
 
-            changed["act"] = acting
-        with contextlib.ExitStack() as stack:
-            for name, value in changed.items():
-                stack.enter_context(mock.patch.object(script, name, value))
-            for stream in (contextlib.redirect_stdout, contextlib.redirect_stderr):
-                stack.enter_context(stream(io.StringIO()))
-            script.main(
-                script.Args(
-                    **flags | {"run_dir": folder, "eval_episodes": 0, "checkpoint_every": 0}
-                )
-            )
-        if "act" in changed:
+            changed["run_collector"] = collecting
+        for name, value in changed.items():
+            stack.enter_context(mock.patch.object(script, name, value))
+        for stream in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+            stack.enter_context(stream(io.StringIO()))
+        stack.enter_context(process.patched(script))
+        with contextlib.closing(command.envs_of(script, args)) as envs:
+            script.train(args, script.Run(args), envs)
+        if "run_collector" in changed:
             told = pickle.loads(Path(folder, "log").read_bytes())
     return logged, copy.deepcopy(vars(log)) | {"collector": told}
 

@@ -10,7 +10,7 @@ from helpers import OBSERVATIONS, everything, run, sample, small_args, stored, w
 from processes import SCRIPTS, SMALL, begun_earlier, folder_of, train
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.utils import log
+from cleanrl_graph.services import runs
 
 pytestmark = [
     pytest.mark.cuda,
@@ -36,22 +36,14 @@ def observations(kind, num_steps=6, num_envs=4):
 
 
 def on_cpu(obs):
-    parts = {
-        path: (None if part is None else part.cpu() for part in leaf)
-        for path, leaf in obs.items()
-        if isinstance(leaf, ppo_graph.Ragged)
-    }
-    return {
-        path: ppo_graph.Ragged(*parts[path]) if path in parts else leaf.cpu()
-        for path, leaf in obs.items()
-    }
+    return {path: ppo_graph.Ragged(*(part.cpu() for part in leaf)) for path, leaf in obs.items()}
 
 
 def assert_equal(a, b):
     assert a.keys() == b.keys()
     for path in a:
         for x, y in zip(a[path], b[path]):
-            assert x is y is None or x.dtype == y.dtype and torch.equal(x, y), path
+            assert x.dtype == y.dtype and torch.equal(x, y), path
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
@@ -66,7 +58,7 @@ def test_storage_and_agent(kind):
     assert_equal(everything(host), on_cpu(everything(device)))
     assert_equal(host.gather(idx), on_cpu(device.gather(idx)))
     assert all(values.is_cuda for values in device.whole().values)
-    assert log.sizes(leaves, host.whole()) == log.sizes(leaves, device.whole())
+    assert runs.sizes(host) == runs.sizes(device)
 
     agent = ppo_graph.Agent(leaves, spaces.MultiDiscrete([3, 4]), small_args(autoregressive=True))
     action = agent(host.gather(idx), greedy=True)[0]
@@ -84,7 +76,7 @@ def test_pinned_memory_is_not_overwritten():
     data = [[rng.random((256, 256), np.float32) for _ in range(4)] for _ in range(30)]
     storage, _ = stored(space, data, "cuda")
     for t, row in enumerate(data):
-        values = storage.gather(np.arange(4 * t, 4 * t + 4))["obs"].cpu().numpy()
+        values = storage.gather(np.arange(4 * t, 4 * t + 4))["obs"].values.cpu().numpy()
         assert np.array_equal(values, np.stack(row))
 
 

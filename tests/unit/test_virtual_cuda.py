@@ -364,7 +364,7 @@ BUGS = {  # planted bug -> (check, observation, action, what is found)
         budget,
         "box",
         "discrete",
-        "2 waits per step, 1 allowed: {('copy to the device', 'test_virtual",
+        "3 waits per step, 1 allowed: {('copy to the device', 'test_virtual",
     ),
     not_pinned: (
         budget,

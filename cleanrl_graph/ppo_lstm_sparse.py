@@ -4,17 +4,25 @@
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Read ppo_graph.py first: `diff` shows that only Args, memory and agent differ. Rooms of this file:
-Args, observations, environments, storage, encoder, action heads, memory (an LSTM), agent, ranks,
-run, train.
+Read ppo_graph.py first: only memory and agent are new. Rooms of this file: Args, observations,
+environments, storage, encoder, action heads, memory (an LSTM), agent, ranks, run, train.
 
-Where the observation has the key `node_ids`, an integer per node of the graph or element of the
-set, the LSTM runs on the nodes that are seen, and each id has a state of its own. A node that was
-never seen has none. Without ids there is one state per environment: the ordinary LSTM.
-benchmark/results/memory_defaults says why some defaults are not those of ppo_graph.py.
+A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of
+a graph, its edges or the elements of a set, one for everything else. Each row is stored once, and a
+minibatch is one selection of rows per leaf. An action may choose a node, an edge or an element, or
+each of them may act.
 
-Papers: those of ppo_graph.py; LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014), R2D2
-(Kapturowski et al. 2019, ICLR).
+If the observation has the key `node_ids`, an integer per node or set element, each id has an LSTM
+state of its own: the LSTM runs on the nodes that are seen, and nodes that were never seen have no
+state. Otherwise each environment has one: the ordinary LSTM. benchmark/results/memory_defaults says
+why some defaults are not those of ppo_graph.py.
+
+Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
+ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
+arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
+al. 2015, arXiv:1506.03134).
+Memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014), R2D2 (Kapturowski et al.
+2019, ICLR).
 """
 
 import inspect
@@ -608,17 +616,19 @@ class CNN(nn.Module):
         return self.net(images.flatten(1, -3).float() * self.scale)
 
 
-def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
+    if kind not in ("gine", "gin"):
+        raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if edge_dim == 0:
+    if edge_dim is None:
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
@@ -641,7 +651,7 @@ class GNN(nn.Module):
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
         for _ in range(args.gnn_layers):
-            self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
+            self.convs.append(make_conv(args.gnn, dim, edge_dim or None, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
         self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
@@ -823,7 +833,7 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
         name = "avail_actions"
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
-    found = groups & {name}
+    found = groups & {name} - {"flat"}
     if name in ("node", "nodes"):
         found = set(links.values()) or groups - {"avail_actions"}
     elif name in ("edge", "edges"):
@@ -1082,27 +1092,27 @@ class ActionHead(nn.Module):
 
 # ---- Memory: an LSTM with an entry per (environment, node id) ----
 State = dict[str, Tensor]
-"""What N envs remember: entries, sorted by env and key. A key is the id of a node, or 0 without
-ids. Index tensors are int64, on the CPU.
+"""What N envs remember. Each env has entries, each with a key: the id of a node or, without ids, 0.
+Entries are sorted by env and key. Index tensors are int64 and on the CPU.
 
     "num"        [N]       entries of each env
-    "keys"       [nnz]     the key of each entry
-    "h", "c"     [nnz, H]  what the LSTM keeps of it; a GRU has no c
-    "messages"   [nnz, H]  with --remember-edges: what its neighbors sent
-    "num_edges"  [N]       edges of each env
-    "links"      [E, 2]    their source and target, numbers within the env's entries
-    "edge_attr"  [E, any]  their features when they were first seen
+    "keys"       [nnz]     of all entries
+    "h", "c"     [nnz, H]  state of the LSTM; a GRU has no c
     "action"     [N, any]  the last action, embedded
+    "messages"   [nnz, H]  from here on with --remember-edges: what the neighbors sent
+    "num_edges"  [N]       edges of each env
+    "links"      [E, 2]    source and target, which are numbers of the env's entries
+    "edge_attr"  [E, any]  features, as the edge was seen first
 
-What the memory sees of B observations has the same form: "num", "keys", "num_edges", "links",
-"starts" bool [B]: an episode begins, and "rewards" [B]: of the step before."""
-COUNTS = {"keys": "num", "h": "num", "c": "num", "messages": "num"}  # what counts the rows of each
+What is seen in B steps has the same form: the "num" and "keys" of the nodes, the edges, "starts"
+bool [B], whether an episode begins, and "rewards" [B], of the step before."""
+# What says how many rows each env has. The other tensors have one
+COUNTS = {"keys": "num", "h": "num", "c": "num", "messages": "num"}
 COUNTS |= {"links": "num_edges", "edge_attr": "num_edges"}
 
 
 def select(state: State, envs: np.ndarray) -> State:
-    """The state of `envs` (int64, repeats allowed), in that order. Of what is seen: the
-    observations `envs`."""
+    """The state of `envs`, int64, in that order; or what is seen in the steps of these numbers."""
     chosen = {}
     for name, values in state.items():
         rows = envs
@@ -1114,50 +1124,56 @@ def select(state: State, envs: np.ndarray) -> State:
 
 
 def join_states(states: list[State]) -> State:
-    """One state of all their envs, with the names that the first and the last one share."""
-    names = states[0].keys() & states[-1].keys()
-    return {name: torch.cat([state[name] for state in states]) for name in names}
+    """One state of all their envs. Names are those of the last one, others may lack some."""
+    joined = {}
+    for name in states[-1]:
+        joined[name] = torch.cat([state[name] for state in states if name in state])
+    return joined
 
 
 class Timeline:
-    """How the entries of M envs change in T steps, where number m * T + t is step t of env m.
+    """What M envs remember while they make T steps, of which they see `seen`: number m * T + t is
+    step t of env m. Acting takes one step, learning all of a rollout.
 
-    An event is that a key is seen in a step. A row is one value of an entry: row 0 is zero, then
-    come those of the state, then one per event. A new episode has new entries. In this example the
-    state knows key 7. The env sees the keys (9, 7), then (9), then a new episode begins with (7):
+    A row is the value of an entry since a step: at first the rows of the state, then one per event,
+    which is that a node is seen. In a new episode entries are new, too. An example: the state has
+    key 7, the env sees the nodes (9, 7), then (9), and in the first step of an episode (7):
 
-        row      1  2  3  4  5
+        row      0  1  2  3  4
         key      7  9  7  9  7
-        at       0  0  0  1  2    the step since when it is valid
+        at       0  0  0  1  2    the step
         entry    0  1  0  1  2    sorted by env, episode and key
-        before   0  0  1  2  0    the row of the same entry that it replaces
-        order    0  2  1  3  4    sorts the rows by entry, then by time: 1, 3, 2, 4, 5
+        before   0  0  1  2  0    1 + the row that it replaces; 0 if the entry is new
+        order    0  2  1  3  4    rows sorted by entry, then by time
     """
 
     def __init__(self, state: State, seen: State):
         self.state = state
-        self.seen = seen
-        self.known = join_states([state, seen])
-        starts = seen["starts"].numpy().reshape(len(state["num"]), -1)
-        steps = np.arange(starts.size).reshape(starts.shape)
-        first = np.where(starts, steps, steps[:, :1])
-        self.first = np.maximum.accumulate(first, 1).ravel()  # of each step's episode
-        self.seen_at = np.append(steps[:, 0], steps)  # of each state, then of each observation
-        self.at = self.seen_at.repeat(self.known["num"])
+        self.known = {}
+        self.add(seen)
+        starts = seen["starts"].numpy()
+        T = len(starts) // len(state["num"])
+        steps = np.arange(len(starts))
+        first = np.where(starts, steps, steps - steps % T)
+        self.first = np.maximum.accumulate(first)  # of each step's episode
+        self.at = np.append(steps[::T], steps).repeat(self.known["num"])
         _, rank = np.unique(self.known["keys"], return_inverse=True)
         code = self.first[self.at] * len(rank) + rank  # one number per entry
         _, self.entry = np.unique(code, return_inverse=True)
         self.order = np.argsort(self.entry, kind="stable")
         is_first = np.diff(self.entry[self.order], prepend=-1) > 0
-        row = self.order + 1
-        self.before = np.empty_like(row)
-        self.before[self.order] = np.where(is_first, 0, np.roll(row, 1))
-        self.last = row[np.roll(is_first, -1)]  # the last row of each entry
+        self.before = np.zeros_like(self.order)
+        self.before[self.order[1:]] = (self.order[:-1] + 1) * ~is_first[1:]
+        self.last = self.order[np.roll(is_first, -1)]  # the last row of each entry
         self.num_old = len(state["h"])
 
+    def add(self, seen: State) -> None:
+        """Makes known what is seen, too, or what was computed from it."""
+        self.known |= join_states([self.state, seen])
+
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(events, those of an entry one after the other; the length of each such sequence; the row
-        of h and c with which it begins). In the example (1, 0, 2, 3), (1, 2, 1), (1, 0, 0)."""
+        """(events sorted by entry and time; how many each entry has, if any; 1 + the row of the
+        state that it begins with, or 0). In the example (1, 0, 2, 3), (1, 2, 1) and (1, 0, 0)."""
         order = self.order[self.order >= self.num_old]
         before = self.before[order]
         begins = before <= self.num_old
@@ -1165,29 +1181,29 @@ class Timeline:
         return order - self.num_old, np.diff(stops), before[begins]
 
     def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each edge once, E in all: (entries of source and target [E, 2]; the step since when it is
-        known [E]; its row in known["links"] [E])."""
-        num = self.known["num"].numpy()
-        num_edges = self.known["num_edges"].numpy()
-        first_row = (num.cumsum() - num).repeat(num_edges)
-        ends = self.entry[self.known["links"].numpy() + first_row[:, None]]
+        """Each edge once: (entries of source and target [E, 2]; the step in which it is seen first
+        [E]; its row in known["links"] [E])."""
+        num = self.known["num"]
+        first = (num.cumsum(0) - num).repeat_interleave(self.known["num_edges"])
+        rows = (self.known["links"] + first[:, None]).numpy()
+        ends = self.entry[rows]
         _, place = np.unique(ends @ [len(self.last), 1], return_index=True)
-        return ends[place], self.seen_at.repeat(num_edges)[place], place
+        return ends[place], self.at[rows[place, 0]], place
 
     def senders(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Pairs of an event and an edge to it that is known by then: (row of the edge in
-        known["links"] [pairs]; latest row of its source [pairs]; ptr [events + 1]: pairs
+        """Which messages the events get, one along each edge to their node that is known by then:
+        (row of the edge in known["links"]; newest row of its source; ptr: the messages
         ptr[e]:ptr[e + 1] are those of event e).
 
-        The time of an event is at + 1, since it may replace a row of the state at the same step.
-        The clock of a row is entry * num_times + time. In the example, where num_times is 4:
+        Events are found by a clock, entry * num_times + time. The time of an event is at + 1, that
+        of a row of the state at. In the example num_times is 4:
 
-            row      1  2  3  4   5
+            row      0  1  2  3   4
             time     0  1  1  2   3
             clock    0  5  1  6  11
 
-        An edge from key 7 to 9 that is known since step 0 reaches row 4 at time 2. Its source's
-        clock would be 0 * 4 + 2 then; the last one up to there is 1: row 3 sends.
+        Say that the edge from key 7 to key 9 is known since step 0. Row 3, at time 2, gets a
+        message along it. The clock of key 7 would be 0 * 4 + 2; the newest row up to it is row 2.
         """
         ends, at, place = self.edges()
         num_times = len(self.first) + 1
@@ -1205,31 +1221,28 @@ class Timeline:
         edge = order[ranges(start, num)]
         latest = source[edge] * num_times + time.repeat(num)
         sender = np.searchsorted(clock[self.order], latest, side="right") - 1
-        return place[edge], self.order[sender] + 1, np.append(0, num.cumsum())
+        return place[edge], self.order[sender], np.append(0, num.cumsum())
 
     def newest(self) -> State:
-        """The new state after one step, T = 1, whose `rows` and `action` the agent has set."""
-        num = np.bincount(self.at[self.last - 1], minlength=len(self.first))
-        last = to_device(self.last, self.action.device)
-        new = {name: select_rows(values, last) for name, values in self.rows.items()}
-        new["num"] = torch.from_numpy(num)
-        new["keys"] = self.known["keys"][self.last - 1]
-        new["action"] = self.action
+        """The new state, if T is 1. The agent has made h and c known and set `action`."""
+        num = np.bincount(self.at[self.last], minlength=len(self.first))
+        new = {"num": torch.from_numpy(num), "action": self.action}
+        rows = {"num": self.last}
         if "edge_attr" in self.known:
-            ends, at, place = self.edges()
-            links = ends - (num.cumsum() - num)[at, None]
-            place = to_device(place, self.action.device)
+            ends, at, rows["num_edges"] = self.edges()
             new["num_edges"] = torch.from_numpy(np.bincount(at, minlength=len(num)))
-            new["links"] = torch.from_numpy(links)
-            new["edge_attr"] = select_rows(self.known["edge_attr"], place)
+            new["links"] = torch.from_numpy(ends - (num.cumsum() - num)[at, None])
+        for name in self.known.keys() & COUNTS.keys() - new.keys():
+            values = self.known[name]
+            new[name] = select_rows(values, to_device(rows[COUNTS[name]], values.device))
         return new
 
 
 class GRU(nn.GRU):
-    """A GRU that is called as an LSTM is. Its state is (h,), that of an LSTM (h, c)."""
+    """A GRU that is called as an LSTM is. Its state is [h], that of an LSTM [h, c]."""
 
-    def forward(self, x: Tensor, state: tuple[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
-        output, h = super().forward(x, *state)
+    def forward(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, tuple[Tensor]]:
+        output, h = super().forward(x, state[0])
         return output, (h,)
 
 
@@ -1241,24 +1254,22 @@ def run_cell(
     lengths: np.ndarray,
     begin: np.ndarray,
 ) -> list[Tensor]:
-    """Runs the cell over ragged sequences: x[events] (`events` permutes the rows of x) has one
-    sequence after the other, of these `lengths`. Sequence k begins with row begin[k] of each part
-    of `state`, [h, c] or [h]. Returns the new parts, each [events, H], in the order of x's rows;
-    of an LSTM only h if any sequence has more than one row.
+    """Runs the cell over sequences of any lengths: x[events] has them one after the other. Sequence
+    k begins with row begin[k] of h and c, `state`. Returns the new h [events, H] in the order of x
+    and, if each sequence has a single step, the new c.
 
-    On CUDA cuDNN runs them as a PackedSequence. On the CPU one fused call makes all steps until the
-    next sequences end: a stair of a staircase."""
+    On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, each call makes all steps
+    until the next sequences end: a stair of a staircase."""
     if not len(x):
         return [rows[:0] for rows in state]
     if len(lengths) == len(x):  # one row each
         begin = to_device(begin[np.argsort(events)], x.device)
-        _, state = cell(x[None], tuple(select_rows(rows, begin)[None] for rows in state))
+        _, state = cell(x[None], [select_rows(rows, begin)[None] for rows in state])
         return [rows[0] for rows in state]
     order, num_active, place = by_time(events, lengths)
     begin, place = pack([begin[order], place], x.device)
-    state = tuple(select_rows(rows, begin)[None] for rows in state)
-    zeros = x.new_zeros(num_active.sum(), x.shape[1])
-    x = zeros.index_copy(0, place, x)
+    state = [select_rows(rows, begin)[None] for rows in state]
+    x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
     if x.is_cuda:
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         h = cell(packed, state)[0].data
@@ -1270,26 +1281,26 @@ def run_cell(
 def run_stairs(
     cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: tuple[Tensor, ...]
 ) -> Tensor:
-    """h of rows that are in the order of a PackedSequence with the batch sizes num_active."""
+    """h where x has the order of a PackedSequence, num_active[t] sequences at step t."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
     widths = -widths  # numbers of sequences, the largest first
     stairs = x.split((widths * num_steps).tolist())
     outputs = []
     for stair, width in zip(stairs, widths.tolist()):
         stair = stair.unflatten(0, (-1, width))
-        output, state = cell(stair, tuple(rows[:, :width] for rows in state))
+        output, state = cell(stair, [rows[:, :width] for rows in state])
         outputs.append(output.flatten(0, 1))
     return torch.cat(outputs)
 
 
 def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
-    """(order of the sequences, the longest first; number of them at each step; place of each event)
-    in a PackedSequence, which is sorted by step, then by that order. Lengths are rounded up to 1,
-    2, 3, 4, 6, 8, 12, ...: fewer stairs, but some places stay empty."""
+    """A PackedSequence, sorted by step, then the longest sequence first: (order of the sequences;
+    their number at each step; place of each event). Lengths are rounded up to 1, 2, 3, 4, 6, 8, 12,
+    ...: fewer stairs, but some places stay empty."""
     order = np.argsort(-lengths, kind="stable")
-    octave = np.log2(lengths[order]).astype(np.int64)
-    unit = 2 ** (octave - 1).clip(0)
-    stops = -(-lengths[order] // unit) * unit
+    stops = lengths[order]
+    unit = (2 ** np.log2(stops).astype(np.int64) // 2).clip(1)
+    stops = -(-stops // unit) * unit
     num_active = np.searchsorted(-stops, -np.arange(lengths.max()))
     step = ranges(0 * lengths, lengths)
     rank = np.argsort(order).repeat(lengths)
@@ -1299,12 +1310,8 @@ def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     return order, num_active, place
 
 
-CELLS = {"lstm": (nn.LSTM, ["h", "c"]), "gru": (GRU, ["h"])}
-
-
 class SparseLSTM(nn.Module):
-    """An LSTM over the elements that are seen, with a sequence per entry, and a readout over all
-    entries. One call takes M envs through T steps: T is 1 to act, all of a rollout to learn."""
+    """An LSTM with a sequence per entry and, with ids, a readout of all that is remembered."""
 
     def __init__(self, input_dim: int, edge_dim: int, per_node: bool, args: Any):
         super().__init__()
@@ -1317,49 +1324,42 @@ class SparseLSTM(nn.Module):
         # Small: gates that are less saturated learn to count sooner
         nn.init.constant_(norm.weight, 0.5)
         self.token = nn.Sequential(layer, norm, nn.ReLU())
-        cell, self.parts = CELLS[args.cell]
+        cell = nn.LSTM if args.cell == "lstm" else GRU
         self.cell = cell(args.gnn_dim, H)
-        for name, parameter in self.cell.named_parameters():
+        for parameter in self.cell.parameters():
+            init = nn.init.orthogonal_ if parameter.dim() > 1 else nn.init.zeros_
             for gate in parameter.split(H):
-                if "bias" in name:
-                    nn.init.zeros_(gate)
-                else:
-                    nn.init.orthogonal_(gate)
+                init(gate)
         self.cell.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
-        self.edge_dim = edge_dim
         self.message = nn.Linear(H + edge_dim, H) if args.remember_edges else None
 
     def forward(self, x: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:
-        """(output [events, H], readout [M * T, dim]) of events with inputs x [events, any]. Sets
-        `line.rows`."""
-        old = [F.pad(line.state[name], (0, 0, 1, 0)) for name in self.parts]  # row 0 is zero
+        """From the inputs x [events, any] of the nodes that are seen: (their h, with messages,
+        [events, H]; the readout of each step [M * T, dim])."""
+        old = [line.state[name] for name in ("h", "c") if name in line.state]
+        old = [F.pad(rows, (0, 0, 1, 0)) for rows in old]  # row 0 is zero
         new = run_cell(self.cell, self.token(x), old, *line.sequences())
-        line.rows = {name: torch.cat(pair) for name, *pair in zip(self.parts, old, new)}
-        out = line.rows["h"]
+        line.add(dict(zip(("h", "c"), new)))
+        out = line.known["h"]
         if self.message:
             edge, sender, ptr = pack(line.senders(), x.device)
             edge_attr = select_rows(line.known["edge_attr"], edge)
             inputs = torch.cat([select_rows(out, sender), edge_attr], 1)
-            messages = segment(self.message(inputs).relu(), ptr, "mean")
-            old = F.pad(line.state["messages"], (0, 0, 1, 0))
-            line.rows["messages"] = torch.cat([old, messages])
-            out = out + line.rows["messages"]
-        events = out[line.num_old + 1 :]
+            line.add({"messages": segment(self.message(inputs).relu(), ptr, "mean")})
+            out = out + line.known["messages"]
+        events = out[line.num_old :]
         return events, self.sum_up(out, line) if self.per_node else events
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
-        """[M * T, H + 1]: mean or sum of the entries known at each step, log(1 + their number). It
-        is a running sum of changes."""
+        """[M * T, H + 1]: mean or sum of the newest rows of all entries at each step, log(1 + their
+        number). It is a running sum of what each row changes."""
         before, at, first = pack([line.before, line.at, line.first], values.device)
-        changes = values[1:] - select_rows(values, before)
+        changes = values - select_rows(F.pad(values, (0, 0, 1, 0)), before)
         # double, as what earlier episodes added is subtracted again; the last column counts
-        is_new = before[:, None] == 0
-        changes = torch.cat([changes, is_new], 1).double()
-        zeros = changes.new_zeros(len(first), self.dim)
-        added = zeros.index_add(0, at, changes)  # by each step
+        changes = torch.cat([changes, before[:, None] == 0], 1).double()
+        added = changes.new_zeros(len(first), self.dim).index_add(0, at, changes)  # by each step
         sums = added.cumsum(0)
-        earlier = sums - added  # before it
-        sums = sums - select_rows(earlier, first)
+        sums = sums - select_rows(sums - added, first)
         sums, num = sums.tensor_split([-1], 1)
         if self.readout == "mean":
             sums = sums / num.clamp(min=1)
@@ -1385,13 +1385,13 @@ class Memory:
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
         self.storage = Storage(leaves, next(agent.parameters()).device)
-        zeros = partial(torch.zeros, device=self.storage.device)
         num = torch.zeros(1, dtype=torch.int64)
-        self.nothing = {"num": num, "keys": num[:0], "num_edges": num, "links": num.new_zeros(0, 2)}
-        self.nothing |= dict.fromkeys(("h", "c", "messages"), zeros(0, args.lstm_dim))
-        self.nothing["edge_attr"] = zeros(0, agent.memory.edge_dim)
-        self.nothing["action"] = zeros(1, agent.action_dim)
-        self.now = select(self.nothing, np.zeros(num_envs, np.int64))
+        action = torch.zeros(1, agent.action_dim, device=self.storage.device)
+        vectors = action.new_zeros(0, args.lstm_dim)
+        # The state of one env that remembers nothing. Before they begin it stands for all
+        self.nothing = dict.fromkeys(("h", "c", "messages"), vectors)
+        self.nothing |= {"num": num, "num_edges": num, "action": action}
+        self.now = self.nothing
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, what is remembered stays."""
@@ -1401,14 +1401,14 @@ class Memory:
         self.finals = []  # per step that truncates episodes: their states, observations, rewards
 
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
-        """What the memory sees of observations; `starts` and `rewards` [B] come with them."""
-        values = {leaf.path: rows for leaf, rows in zip(self.storage.leaves, flat.values)}
+        """What is seen of B observations; `starts` and `rewards` [B] come with them."""
         num = flat.counts[self.agent.group]
-        keys = values["node_ids"].astype(np.int64) if self.agent.group else np.zeros_like(num)
-        seen = {"num": num, "keys": keys, "starts": starts, "rewards": rewards}
-        if self.agent.links:
-            seen["num_edges"] = flat.counts[self.agent.links]
-            seen["links"] = values[self.agent.links]
+        seen = {"num": num, "keys": np.zeros_like(num), "starts": starts, "rewards": rewards}
+        for leaf, rows in zip(self.storage.leaves, flat.values):
+            if leaf.path == "node_ids" and self.agent.group:
+                seen["keys"] = rows.astype(np.int64)
+            if leaf.path == self.agent.links:
+                seen |= {"num_edges": flat.counts[leaf.group], "links": rows}
         return {name: torch.from_numpy(array) for name, array in seen.items()}
 
     @torch.no_grad()
@@ -1417,13 +1417,14 @@ class Memory:
         stored and remembered."""
         obs = self.storage.append(step.obs)
         starts = step.terminated | step.truncated
-        if starts.any():  # then nothing is remembered
-            envs = np.where(starts, len(starts), np.arange(len(starts)))
-            self.now = select(join_states([self.now, self.nothing]), envs)
+        if starts.any():  # these envs remember nothing
+            envs = np.where(starts, 0, 1 + np.arange(len(starts)))
+            self.now = select(join_states([self.nothing, self.now]), envs)
         if not self.seen:
             self.first = self.now  # the state that the rollout begins with
-        self.seen.append(self.look(step.obs, starts, step.reward))
-        line = Timeline(self.now, self.seen[-1])
+        seen = self.look(step.obs, starts, step.reward)
+        self.seen.append(seen)
+        line = Timeline(self.now, seen)
         action, log_prob, _, value = self.agent(obs, line, greedy=greedy)
         self.now = line.newest()
         self.actions.append(action)
@@ -1446,16 +1447,14 @@ class Memory:
         return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The rollout in `num` random parts, each all T steps of M environments: their numbers,
-        int64 [M * T], as in Storage but env after env, and the agent's inputs."""
-        # They begin with what was remembered before the rollout: R2D2's "stored state" (section 3),
-        # here never older than an update. Gradients end there
+        """The rollout's envs in `num` random parts. Of each: the numbers of all their steps, int64
+        [M * T], as in Storage but env after env, and the agent's inputs. They begin with the state
+        that was remembered then (R2D2's "stored state"), which gets no gradients."""
         actions = torch.cat(self.actions)
         seen = join_states(self.seen)
         N = len(self.first["num"])
-        first_env = N * np.arange(len(self.seen))  # number of env 0 at each step
         for envs in np.array_split(rng.permutation(N), num):
-            idx = (envs[:, None] + first_env).ravel()
+            idx = (envs[:, None] + N * np.arange(len(self.seen))).ravel()
             obs = self.storage.gather(idx)
             line = Timeline(select(self.first, envs), select(seen, idx))
             yield idx, (obs, line, self.storage.select(actions, idx, self.agent.head.acting))
@@ -1469,7 +1468,8 @@ class Memory:
         return self.now
 
     def restore(self, state: State) -> None:
-        self.now = {name: rows.to(self.nothing[name].device) for name, rows in state.items()}
+        device = self.storage.device  # index tensors stay on the CPU
+        self.now = {k: v.to(device) if v.is_floating_point() else v for k, v in state.items()}
 
 
 # ---- Agent: the networks ----
@@ -1479,7 +1479,7 @@ def id_group(leaves: list[Leaf]) -> str:
         if leaf.path.split(".")[0] == "node_ids":
             group = group_of("nodes", leaves)
             is_integer = leaf.space.shape == () and leaf.dtype.kind in "iu"
-            if leaf.group != "node_ids" or not is_integer or not group:
+            if not (is_integer and group and leaf.group == "node_ids"):
                 raise UsageError(
                     f"leaf '{leaf.path}': {leaf.space} must be a Sequence of integers, one per "
                     "node of the only graph or element of the only set"
@@ -1497,40 +1497,38 @@ class Agent(nn.Module):
         self.group = id_group(leaves) if args.state_per_node else ""
         dims = self.encoder.element_dims | {"": self.encoder.dim}
         links = self.encoder.links.get(self.group, "")
+        self.links = links if args.remember_edges else ""  # whose edges are remembered
         if args.remember_edges and not links:
             raise UsageError(
                 "--remember-edges needs --state-per-node, a graph and the observation 'node_ids'"
             )
-        self.links = links if args.remember_edges else ""
-        edge_dim = dims[links] - 2 * args.gnn_dim if links else 0
         self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
         first = 0 if args.prev_action else self.action_dim
         self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)
         dim = dims[self.group] + self.columns.stop - first
+        edge_dim = dims[links] - 2 * args.gnn_dim  # of an edge's own features
         self.memory = SparseLSTM(dim, edge_dim, self.group != "", args)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         dims[self.group] += args.lstm_dim  # the head sees what is remembered of each element
-        if links:  # and of both ends of each edge
-            dims[links] += 2 * args.lstm_dim
+        dims[links] += 2 * args.lstm_dim  # and of both ends of each edge
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
     def forward(
         self, obs: Obs, line: Timeline, action: Tensor | None = None, greedy: bool = False
     ) -> tuple[Tensor, ...]:
-        """(action [B, columns], log_prob [B], entropy [B], value [B]). `line` says what is
-        remembered before B = M * T steps; its `rows` and `action` are set, for the next one."""
+        """(action [B, columns], log_prob [B], entropy [B], value [B]) of B = M * T steps. What the
+        memory keeps of them becomes known to `line`."""
         features, elements = self.encoder(obs)
-        each = torch.arange(len(features) + 1, device=features.device)
-        elements[""] = Ragged(features, each, each[:-1])
+        elements[""] = Ragged(features, None, None)
         nodes = elements[self.group]
         past = self.past(line, action, elements, obs)
         if self.links:
-            edge_attr = [line.state["edge_attr"], elements[self.links].values]
-            line.known["edge_attr"] = torch.cat(edge_attr)
-        x = torch.cat([nodes.values, select_rows(past, nodes.batch)], 1)
+            line.add({"edge_attr": elements[self.links].values})
+        at = to_device(line.at[line.num_old :], past.device)
+        x = torch.cat([nodes.values, select_rows(past, at)], 1)
         out, readout = self.memory(x, line)
         nodes = nodes._replace(values=torch.cat([nodes.values, out], 1))
         features = torch.cat([features, readout], 1)
@@ -1544,13 +1542,12 @@ class Agent(nn.Module):
         """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""
         actions = line.state["action"][:, None]  # [M, 1, any], before the first step
         if action is not None:
-            chosen = embed_action(self.head, action, elements, obs)
-            chosen = chosen.unflatten(0, (len(actions), -1))
+            chosen = embed_action(self.head, action, elements, obs).unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
-        starts = to_device(line.seen["starts"].numpy(), actions.device)
-        rewards = to_device(line.seen["rewards"].numpy(), actions.device)
+        arrays = [line.known["starts"].numpy(), line.known["rewards"].numpy()]
+        starts, rewards = pack(arrays, actions.device)
         past = torch.cat([actions.flatten(0, 1), rewards[:, None]], 1)
-        return past[:, self.columns].masked_fill(starts[:, None], 0.0)
+        return past[:, self.columns] * (1 - starts[:, None])
 
 
 # --- shared: ranks ---
@@ -1824,6 +1821,10 @@ def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
     return [infos[i] for i in range(N)]
 
 
+# --- end shared: play ---
+
+
+# --- shared: main ---
 def main(args: Any) -> None:
     """Trains, saves and plays."""
     seed(args)
@@ -1845,11 +1846,13 @@ def main(args: Any) -> None:
         print("returns of greedy episodes:", *[float(info["episode"]["r"]) for info in infos])
 
 
-# --- end shared: play ---
+# --- end shared: main ---
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the package, if in its folder
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+        sys.path[0] = str(folder.parent)
     try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
         from cleanrl_graph import services
     except ModuleNotFoundError as error:

@@ -254,10 +254,10 @@ def arrays_of(space: gym.Space, obs: Any) -> list:
         return [obs.nodes, obs.edge_links, obs.edges][: 2 if space.edge_space is None else 3]
     if isinstance(space, spaces.Sequence):
         row = space.feature_space
-        if not space.stack:  # a tuple of rows
-            empty = gym.vector.utils.create_empty_array(row, len(obs))
-            obs = gym.vector.utils.concatenate(row, obs, empty)
-        return arrays_of(row, obs)
+        if space.stack:
+            return arrays_of(row, obs)
+        columns = list(zip(*[arrays_of(row, each) for each in obs]))  # of a tuple of rows
+        return columns or [None] * len(leaves_of(row, group="rows"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return [obs]
     arrays = []
@@ -600,17 +600,19 @@ class CNN(nn.Module):
         return self.net(images.flatten(1, -3).float() * self.scale)
 
 
-def make_conv(kind: str, dim: int, edge_dim: int, aggr: str) -> nn.Module:
+def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
     """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
-        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim or None)
+        return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
         return pyg.SAGEConv(dim, dim, aggr=aggr)
+    if kind not in ("gine", "gin"):
+        raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if edge_dim == 0:
+    if edge_dim is None:
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
@@ -633,7 +635,7 @@ class GNN(nn.Module):
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
         for _ in range(args.gnn_layers):
-            self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
+            self.convs.append(make_conv(args.gnn, dim, edge_dim or None, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
         self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
@@ -815,7 +817,7 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
         name = "avail_actions"
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
-    found = groups & {name}
+    found = groups & {name} - {"flat"}
     if name in ("node", "nodes"):
         found = set(links.values()) or groups - {"avail_actions"}
     elif name in ("edge", "edges"):
@@ -869,7 +871,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             columns = slice(column, column + k)
             entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
             parts.append(Part(factor.path, columns, group, mask, entries, k, n))
-            column = columns.stop
+            column += k
             entry[mask] = entries.stop
     return parts
 
@@ -885,12 +887,12 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        columns = []  # of each child
+        children = []
         for _, child in children_of(space):
             num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
-            columns.append(to_env_actions(child, actions[:, :num]))
+            children.append(to_env_actions(child, actions[:, :num]))
             actions = actions[:, num:]
-        rows = list(zip(*columns))
+        rows = list(zip(*children))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
@@ -902,10 +904,10 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
 class Project(nn.Linear):
     """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
 
-    def __init__(self, group: str, leaves: list[Leaf], dims: dict[str, int], dim: int):
+    def __init__(self, group: str, nodes: str, dims: dict[str, int], dim: int):
         super().__init__(dims[group], dim)
         self.group = group
-        self.nodes = {leaf.group: leaf.nodes for leaf in leaves}[group]  # which edges connect
+        self.nodes = nodes  # of edges: the group of the nodes
 
     def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         rows = elements[self.group].values
@@ -931,17 +933,16 @@ class Project(nn.Linear):
 
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims."""
+    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
+    of its ends."""
 
-    def __init__(self, part: Part, leaves: list[Leaf], dim: int, dims: dict, args: Any):
+    def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
         num_outputs = part.k * part.n
-        if part.group:  # the width of an embedding, for edges that of their nodes
-            num_outputs = min(
-                dims[leaf.nodes or part.group] for leaf in leaves if leaf.group == part.group
-            )
+        if part.group:  # the width of an embedding
+            num_outputs = dims[nodes or part.group]
         elif part.n == 0 and args.state_dependent_std:
             num_outputs = 2 * part.k
         elif part.n == 0:
@@ -950,7 +951,7 @@ class PartHead(nn.Module):
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
         if part.group:
             self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
-            self.key = Project(part.group, leaves, dims, num_outputs)
+            self.key = Project(part.group, nodes, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
@@ -1014,17 +1015,19 @@ class ActionHead(nn.Module):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
+        nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
         # Numbers of the parts, choices first
         self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
         for k, part in enumerate(parts):
-            head = PartHead(part, leaves, dim, dims, args)
+            head = PartHead(part, nodes[part.group], dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
         self.acting = acting_group(space, leaves, args.action_head)
         if self.acting:
-            self.row = Project(self.acting, leaves, dims, dim)  # a row's embedding -> its latent
+            # A row's embedding -> its latent
+            self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
     def forward(
         self,
@@ -1109,11 +1112,11 @@ class Memory:
     number `start` on they are the rollout's, after as many older ones as views reach back to.
 
     A view with shift s shows at step t what there was at step t + s of the same episode, or zeros
-    if it had not begun. Row 1 + number of `tables` has the step's encoded observation, its embedded
-    action, and the reward that came with its observation, which is that of the step before. Row 0
-    is zero. `reads` has the rows that the views of each step of the rollout read. With N = 10,
-    obs_shifts "-2,0", no action_shifts and reward_shifts "-1", those of env 6, in which an episode
-    begins at step 3:
+    if it had not begun. Row 1 + number of `tables` has what views show of a step: its encoded
+    observation, its images if they enter as channels (they are stored nowhere else), its embedded
+    action, and the reward that came with its observation, that of the step before. Row 0 is zero.
+    `reads` has the rows that the views of each step of the rollout read. With N = 10, obs_shifts
+    "-2,0", no action_shifts, reward_shifts "-1" and an episode that begins in env 6 at step 3:
 
         step  row  age   reads
         3     37    0     0  37   0
@@ -1123,12 +1126,12 @@ class Memory:
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
-        self.num_envs = num_envs
+        self.leaves = leaves
         self.device = next(agent.parameters()).device
-        self.storage = Storage(leaves, self.device)
-        shifts = agent.shifts.values()
-        self.shifts = np.concatenate(list(shifts))  # [views]
-        self.num_views = list(map(len, shifts))
+        stored = [leaf for leaf in leaves if leaf not in agent.images]
+        self.storage = Storage(stored, self.device)
+        self.shifts = np.concatenate(list(agent.shifts.values()))  # [views]
+        self.num_views = [len(shifts) for shifts in agent.shifts.values()]
         names = np.repeat(list(agent.shifts), self.num_views)  # the table that each view reads
         later = names == "rewards"  # which come with the next observation
         self.offsets = (self.shifts + later) * num_envs  # in rows from the step's own row
@@ -1139,7 +1142,7 @@ class Memory:
             learned.append("actions")
         self.learned = np.isin(names, learned)
         depth = -int(self.shifts.min())
-        self.recent = deque(maxlen=depth)  # (observations, rewards, actions) of the last steps
+        self.recent = deque(maxlen=depth)  # the last steps: observations, rewards, actions
         self.age = np.zeros(num_envs, np.int64)  # of the last step, 0 where an episode begins
         self.num_rows = 1 + (depth + args.num_steps + 1) * num_envs
         actions = torch.zeros(self.num_rows, agent.action_dim, device=self.device)
@@ -1151,74 +1154,80 @@ class Memory:
         self.storage.blocks.clear()
         self.size = 0
         self.actions = []
-        self.finals = []  # the last observations of episodes that were truncated
         self.reads = []
-        self.final_reads = []
+        self.finals = []  # V of the last observations of episodes that were truncated
         if self.recent:  # views still reach these steps, which are encoded again
             observations, rewards, actions = zip(*self.recent)
-            obs = self.storage.append(join(observations))
-            elements = self.see(obs, np.concatenate(rewards))
-            actions = [action.to(self.device) for action in actions]  # restored: on the CPU
-            self.remember(torch.cat(actions), elements, obs)
+            obs, elements = self.see(join(observations), np.concatenate(rewards))
+            self.remember(torch.cat(actions).to(self.device), elements, obs)
         self.start = self.size
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
         stored."""
-        self.age = self.next_age(step)
+        self.age = np.where(step.terminated | step.truncated, 0, self.age + 1)
         reads = self.next_reads(self.age)
-        obs = self.storage.append(step.obs)
-        elements = self.see(obs, step.reward)
+        obs, elements = self.see(step.obs, step.reward)
         views = self.views(reads, self.tables)
         action, log_prob, _, value = self.agent(views, elements, obs, greedy=greedy)
         self.remember(action, elements, obs)
         self.reads.append(reads)
-        self.recent.append((step.obs, step.reward, action))
+        self.recent.append((step.obs, step.reward, action.cpu()))
         return action, log_prob, value
 
-    def see(self, obs: Obs, reward: np.ndarray) -> dict[str, Ragged]:
-        """Writes the next observations into the tables, with the rewards that came with them.
-        Returns their elements."""
-        shown, elements = self.agent.encode(obs)
-        self.write(rewards=to_device(reward, self.device)[:, None], **shown)
-        return elements
+    def see(self, flat: Flat, reward: np.ndarray) -> tuple[Obs, dict[str, Ragged]]:
+        """Stores the next observations, with the rewards that came with them. (obs, elements)"""
+        self.write("rewards", to_device(reward, self.device)[:, None])
+        values = []
+        for leaf, rows in zip(self.leaves, flat.values):
+            if leaf in self.agent.images:
+                self.write(key(leaf.path), to_device(rows, self.device))
+            else:
+                values.append(rows)
+        obs = self.storage.append(Flat(values, flat.counts))
+        elements = {}
+        if self.agent.encoder.dim:
+            features, elements = self.agent.encoder(obs)
+            self.write("obs", features)
+        return obs, elements
 
     def remember(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> None:
-        """Writes the actions that were taken there: the steps are complete."""
+        """Stores the actions that were taken there: the steps are complete."""
         seen = embed_action(self.agent.head, action, elements, obs)
-        self.write(actions=seen)
+        self.write("actions", seen)
         self.actions.append(action)
         self.size += len(seen)
 
-    def write(self, **shown: Tensor) -> None:
-        """Writes what views show of the next steps into the tables, [steps, ...] each."""
+    def write(self, name: str, values: Tensor) -> None:
+        """Writes what views show of the next steps into a table, [steps, ...]."""
+        if name not in self.tables:
+            self.tables[name] = values.new_zeros(self.num_rows, *values.shape[1:])
         first = 1 + self.size
-        for name, values in shown.items():
-            if name not in self.tables:
-                self.tables[name] = values.new_zeros(self.num_rows, *values.shape[1:])
-            self.tables[name][first : first + len(values)] = values
+        self.tables[name][first : first + len(values)] = values
 
+    @torch.no_grad()
     def keep(self, step: Step) -> None:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
-        self.finals += step.finals
-        reads = self.next_reads(self.age + 1)  # as if the episode had gone on
-        self.final_reads.append(reads[step.truncated])
+        if step.finals:
+            cut = step.truncated
+            reads = self.next_reads(self.age + 1)[cut]  # as if the episodes had gone on
+            rows = 1 + self.size + np.arange(len(reads))  # of these observations, in `value`
+            reads[:, self.offsets == 0] = rows[:, None]
+            self.finals.append(self.value(join(step.finals), step.reward[cut], reads))
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
         """V [N + truncations]: of `step.obs`, which the last actions led to, then of `finals`."""
-        flat = self.storage.copy(join([step.obs, *self.finals]))
-        shown, _ = self.agent.encode(self.storage.batch(flat))
-        shown["rewards"] = to_device(step.reward, self.device)[:, None]
-        first = 1 + self.size
-        tables = dict(self.tables)
-        for name, values in shown.items():
-            tables[name] = torch.cat([tables[name][:first], values])
-        reads = np.concatenate([self.next_reads(self.next_age(step)), *self.final_reads])
-        rows = first + np.arange(len(reads))
-        reads[:, self.shifts == 0] = rows[:, None]
-        return self.agent.value(self.views(reads, tables))
+        age = np.where(step.terminated | step.truncated, 0, self.age + 1)
+        reads = self.next_reads(age)
+        return torch.cat([self.value(step.obs, step.reward, reads), *self.finals])
+
+    def value(self, flat: Flat, reward: np.ndarray, reads: np.ndarray) -> Tensor:
+        """V of observations that are no steps of the rollout, [B]."""
+        self.see(flat, reward)
+        self.storage.blocks.pop()
+        return self.agent.critic(self.views(reads, self.tables)).squeeze(1)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], counted from
@@ -1234,24 +1243,21 @@ class Memory:
             tables = dict(self.tables)
             for rows in filter(len, (others, own)):
                 obs = self.storage.gather(rows - 1)
-                shown, elements = self.agent.encode(obs)
                 action = self.storage.select(actions, rows - 1, self.agent.head.acting)
-                shown["actions"] = embed_action(self.agent.head, action, elements, obs)
                 at = to_device(rows, self.device)
-                for name in shown.keys() - self.agent.cnns.keys():  # images do not change
-                    tables[name] = tables[name].index_copy(0, at, shown[name])
+                elements = {}
+                if self.agent.encoder.dim:
+                    features, elements = self.agent.encoder(obs)
+                    tables["obs"] = tables["obs"].index_copy(0, at, features)
+                seen = embed_action(self.agent.head, action, elements, obs)
+                tables["actions"] = tables["actions"].index_copy(0, at, seen)
             yield idx, (self.views(reads, tables), elements, obs, action)
-
-    def next_age(self, step: Step) -> np.ndarray:
-        """The age of the observations of `step`, [N]."""
-        return np.where(step.terminated | step.truncated, 0, self.age + 1)
 
     def next_reads(self, age: np.ndarray) -> np.ndarray:
         """The rows that the views of the next step read if it has this age, [N, views]."""
-        present = 1 + self.size + np.arange(self.num_envs)
-        rows = present[:, None] + self.offsets
+        present = 1 + self.size + np.arange(len(age))
         exists = age[:, None] >= -self.shifts
-        return np.where(exists, rows, 0)
+        return np.where(exists, present[:, None] + self.offsets, 0)
 
     def views(self, reads: np.ndarray, tables: dict[str, Tensor]) -> Tensor:
         """All views side by side, [B, dim]; those of an image through its CNN."""
@@ -1278,7 +1284,7 @@ class Memory:
 
 # ---- Agent: the networks ----
 class Agent(nn.Module):
-    """Actor and critic: an MLP each on the views of encoded steps, and the action head."""
+    """Actor and critic: an MLP each on the views of steps, and the action head."""
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
@@ -1287,7 +1293,8 @@ class Agent(nn.Module):
         reward_shifts = parse_shifts(args.reward_shifts, -1, "--reward-shifts")
         self.images = []  # leaves whose views are channels
         if args.image_views == "channels" and len(obs_shifts):
-            self.images = [leaf for leaf in leaves if leaf.is_image and leaf.group == ""]
+            inputs = [leaf for leaf in leaves if leaf.is_input and not leaf.group]
+            self.images = [leaf for leaf in inputs if leaf.is_image]
         self.cnns = nn.ModuleDict()
         for leaf in self.images:
             self.cnns[key(leaf.path)] = CNN(leaf, len(obs_shifts))
@@ -1308,22 +1315,10 @@ class Agent(nn.Module):
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
-    def encode(self, obs: Obs) -> tuple[dict[str, Tensor], dict[str, Ragged]]:
-        """(what views show of each observation, by name [B, ...], and the elements)"""
-        shown = {key(leaf.path): obs[leaf.path].values for leaf in self.images}
-        if not self.encoder.dim:  # there are only images, which enter as channels
-            return shown, {}
-        shown["obs"], elements = self.encoder(obs)
-        return shown, elements
-
     def forward(self, views: Tensor, elements: dict, obs: Obs, action=None, greedy: bool = False):
         """(action [B, columns], log_prob [B], entropy [B], value [B]) given all views, [B, dim]."""
         outputs = self.head(self.actor(views), elements, obs, action, greedy)
-        return *outputs, self.value(views)
-
-    def value(self, views: Tensor) -> Tensor:
-        """V(views), [B]"""
-        return self.critic(views).squeeze(1)
+        return *outputs, self.critic(views).squeeze(1)
 
 
 # --- shared: ranks ---
@@ -1597,6 +1592,10 @@ def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
     return [infos[i] for i in range(N)]
 
 
+# --- end shared: play ---
+
+
+# --- shared: main ---
 def main(args: Any) -> None:
     """Trains, saves and plays."""
     seed(args)
@@ -1618,11 +1617,13 @@ def main(args: Any) -> None:
         print("returns of greedy episodes:", *[float(info["episode"]["r"]) for info in infos])
 
 
-# --- end shared: play ---
+# --- end shared: main ---
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[1]))  # the package, if in its folder
+    folder = Path(__file__).resolve().parent
+    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+        sys.path[0] = str(folder.parent)
     try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
         from cleanrl_graph import services
     except ModuleNotFoundError as error:

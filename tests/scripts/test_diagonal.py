@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from helpers import MASK, graph_space, vector
 
-from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse
+from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse, services
 
 COLOURS = np.eye(4, dtype=np.float32)
 
@@ -202,10 +202,10 @@ def share_of_the_best(name, observation, action, delay, flags, run_dir):
         eval_episodes=64,
         cuda=False,
         run_dir=str(run_dir),
-        checkpoint_every=0,
     )
     kwargs = {"observation": observation, "action": action, "delay": delay}
-    rows = script.main(script.Args(env_id="Show-v0", env_kwargs=kwargs, **args | memory | flags))
+    args = script.Args(env_id="Show-v0", env_kwargs=kwargs, **args | memory | flags)
+    rows = services.run(script, args, checkpoint_every=0)
     return np.mean([row["return"] for row in rows]) / (4 - delay)
 
 

@@ -6,7 +6,8 @@ import pytest
 from gymnasium import spaces
 from helpers import graph_space, train_events, vector
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph, services
+from cleanrl_graph.services import arguments
 
 
 class Match(gym.Env):
@@ -146,7 +147,7 @@ def learn(tmp_path, env_id, env_kwargs=None, **kwargs):
         run_dir=str(tmp_path),
     )
     args |= {"env_id": env_id, "env_kwargs": env_kwargs or {}, "checkpoint_every": 0}
-    rows = ppo_graph.main(ppo_graph.Args(**args | kwargs))
+    rows = services.run(ppo_graph, arguments.args_of(ppo_graph, **args | kwargs))
     returns = [ret for _, ret in train_events(tmp_path)["charts/episodic_return"]]
     return np.mean(returns[-200:]), np.mean([row["return"] for row in rows] or 0.0)
 

@@ -4,19 +4,19 @@
 import contextlib
 import csv
 import importlib
+import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import tyro
 from gymnasium import spaces
-from helpers import run, small_args, train_events, vector
+from helpers import UsageErrors, run, small_args, train_events, vector
 from processes import SCRIPTS, SMALL, train_ranks
 
-from cleanrl_graph import ppo_graph
-from cleanrl_graph.ppo_graph import UsageError
-from cleanrl_graph.utils.workers import WorkerEnvs
+from cleanrl_graph import ppo_graph, services
+from cleanrl_graph.services import arguments
+from cleanrl_graph.services.command import envs_of
 
 
 class Family(gym.Env):
@@ -72,21 +72,20 @@ NUMBERS = [{"number": 1}, {"number": 2}, {"number": 4}]
 
 
 def make_envs(num_workers=0, num_envs=4, **flags):
-    """The Envs, or WorkerEnvs, that ppo_graph.py makes of its flags, to be closed."""
+    """The Envs, or WorkerEnvs, that the services make of the flags of ppo_graph.py, to be
+    closed."""
     args = small_args(num_envs=num_envs, num_workers=num_workers, **flags)
-    makers = [ppo_graph.partial(ppo_graph.make_env, args, i) for i in range(num_envs)]
-    envs = WorkerEnvs(ppo_graph.Envs, makers, args, 0) if num_workers else ppo_graph.Envs(makers)
-    return contextlib.closing(envs)
+    return contextlib.closing(envs_of(ppo_graph, args))
 
 
 def record(num_steps, **flags):
-    """Leaf values [num_steps + 1, N, ...] by path, and the episodes of every step; action 0 is
-    taken."""
+    """Leaf values [num_steps + 1, N, ...] by path, and env and last info of the episodes that ended
+    in every step; action 0 is taken."""
     with make_envs(**flags) as envs:
         steps = [envs.reset(7)] + [envs.step([0] * 4) for _ in range(num_steps)]
     columns = zip(*(step.obs.values for step in steps))
     return {leaf.path: np.array(column) for leaf, column in zip(envs.leaves, columns)}, [
-        s.episodes for s in steps
+        s.infos for s in steps
     ]
 
 
@@ -96,7 +95,7 @@ def test_env_i_has_entry_i_modulo_the_number(num_workers):
     """Copy i has entry i modulo the length of the list, wherever it is stepped."""
     values, episodes = record(6, num_workers=num_workers, env_id="Family-v0", env_kwargs=NUMBERS)
     assert values["obs"][:, :, 0].tolist() == [[1, 2, 4, 1]] * 7
-    assert [[(episode.env, episode.length) for episode in row] for row in episodes] == [
+    assert [[(i, info["episode"]["l"]) for i, info in row] for row in episodes] == [
         [],
         [],
         [],
@@ -162,7 +161,7 @@ def test_ranks_cover_the_list(tmp_path):
     [
         (
             [{}, {}, {"width": 4}],
-            r"env 2, leaf 'obs', step 0: shape \(4,\) where \(3,\) is declared",
+            r"--env-kwargs: not all entries have the observation space Box.*\(3,\).*\(4,\)",
         ),
         (
             [{}, {"actions": 4}],
@@ -173,14 +172,17 @@ def test_ranks_cover_the_list(tmp_path):
             [{"kind": "set"}, {"kind": "set", "start": 1}],
             r"--env-kwargs: not all entries have the action space Discrete",
         ),
-        ([{}, {"kind": "set"}], "env 1, leaf 'obs', step 0: (cannot be read|dtype object)"),
+        (
+            [{}, {"kind": "set"}],
+            r"--env-kwargs: not all entries have the observation space Box.*Dict.*Sequence",
+        ),
         ([], r"--env-kwargs \[\]: an object, or a list of at least one"),
         ([3], r"--env-kwargs \[3\]: an object, or a list of at least one"),
     ],
 )
 def test_spaces_that_differ(tasks, words, num_workers, tmp_path):
     """One policy plays all entries, so one with other spaces is an error, as is an empty list."""
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageErrors, match=words):
         run(tmp_path, env_id="Family-v0", env_kwargs=tasks, num_workers=num_workers)
 
 
@@ -200,13 +202,18 @@ def test_spaces_that_fit():
             envs.reset(0)
 
 
-def test_list_on_the_command_line():
+def test_list_on_the_command_line(monkeypatch):
     """An object or a list of them, and any number of wrappers."""
+
+    def parse(*flags):
+        monkeypatch.setattr(sys, "argv", ["ppo_graph.py", *flags])
+        return arguments.parse(ppo_graph)
+
     flags = ["--env-kwargs", '[{"number": 1}, {}]', "--wrap", "hide:1,3", "z:skill:3"]
-    args = tyro.cli(ppo_graph.Args, args=flags)
+    args = parse(*flags)
     assert args.env_kwargs == [{"number": 1}, {}] and args.wrap == ("hide:1,3", "z:skill:3")
-    with pytest.raises(UsageError, match="--env-kwargs 3: an object, or a list of at least one"):
-        ppo_graph.main(tyro.cli(ppo_graph.Args, args=["--env-kwargs", "3"]))
+    with pytest.raises(UsageErrors, match="--env-kwargs 3: an object, or a list of at least one"):
+        services.run(ppo_graph, parse("--env-kwargs", "3"))
 
 
 # ---- z ----
@@ -234,7 +241,7 @@ def test_z_of_an_episode(kind, z):
         assert min(np.bincount(drawn.ravel().astype(int))) > 0.25 * len(drawn)
     else:
         assert changed[begins[1:]].all() and 0 <= drawn.min() < 0.05 and 0.95 < drawn.max() < 1
-    ended = [(episode.env, episode.group) for row in episodes for episode in row]
+    ended = [(i, info["group"]) for row in episodes for i, info in row]
     before = [(i, shown[t, i, 0]) for t in range(120) for i in range(4) if begins[t + 1, i]]
     assert ended == [(i, f"z_{int(first if z == 'skill:3' else 3 * first)}") for i, first in before]
 

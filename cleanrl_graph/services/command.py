@@ -52,21 +52,21 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
     Returns the rows of the evaluation's table; none on ranks above 0."""
     args = args_of(script, **vars(args) | more)
     process.tune()
-    if args.load_model:
-        policy.take_flags(args)
-    check.refuse(check.wrong_flags(args))
-    make = partial(check.make_env, script)
-    Envs = check.checked(script)
-    if getattr(args, "record", None):
-        demos.record_file(Envs, make, args)
-        return []
-    if getattr(args, "demos", None):
-        with contextlib.closing(Envs([partial(make, args)], args)) as probe:
-            demos.check(args.demos, probe)
-    evaluate.check(make, args)  # what cannot be evaluated is an error now
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.ranks())
         stack.enter_context(process.patched(script))
+        if args.load_model:
+            policy.take_flags(args)
+        check.refuse(check.wrong_flags(args))
+        make = partial(check.make_env, script)
+        Envs = check.checked(script)
+        if getattr(args, "record", None):
+            demos.record_file(Envs, make, args)
+            return []
+        if getattr(args, "demos", None):
+            with contextlib.closing(Envs([partial(make, args)], args)) as probe:
+                demos.check(args.demos, probe)
+        evaluate.check(make, args)  # what cannot be evaluated is an error now
         if not hasattr(script, "Collector"):  # which forks a process first
             script.start(args)
         run = type("Run", (runs.Services, script.Run), {"script": script})(args, stack)

@@ -121,10 +121,8 @@ def given_flags(args: Any) -> set[str]:
         if word.startswith("--"):
             name = word.partition("=")[0].lstrip("-").replace("-", "_")
             given.add(name.removeprefix("no_"))
-    for name, default in vars(type(args)()).items():
-        if getattr(args, name) != default:
-            given.add(name)
-    return given
+    defaults = vars(type(args)())
+    return given | {name for name, value in vars(args).items() if value != defaults[name]}
 
 
 def take_flags(args: Any) -> None:

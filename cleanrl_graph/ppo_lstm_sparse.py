@@ -1232,9 +1232,9 @@ class Timeline:
             ends, at, rows["num_edges"] = self.edges()
             new["num_edges"] = torch.from_numpy(np.bincount(at, minlength=len(num)))
             new["links"] = torch.from_numpy(ends - (num.cumsum() - num)[at, None])
-        for name in self.known.keys() & COUNTS.keys() - new.keys():
-            values = self.known[name]
-            new[name] = select_rows(values, to_device(rows[COUNTS[name]], values.device))
+        for name, values in self.known.items():
+            if name in COUNTS and name not in new:
+                new[name] = select_rows(values, to_device(rows[COUNTS[name]], values.device))
         return new
 
 
@@ -1246,20 +1246,14 @@ class GRU(nn.GRU):
         return output, (h,)
 
 
-def run_cell(
-    cell: nn.LSTM | GRU,
-    x: Tensor,
-    state: list[Tensor],
-    events: np.ndarray,
-    lengths: np.ndarray,
-    begin: np.ndarray,
-) -> list[Tensor]:
-    """Runs the cell over sequences of any lengths: x[events] has them one after the other. Sequence
-    k begins with row begin[k] of h and c, `state`. Returns the new h [events, H] in the order of x
-    and, if each sequence has a single step, the new c.
+def run_cell(cell: nn.Module, x: Tensor, state: list[Tensor], sequences: tuple) -> list[Tensor]:
+    """Runs the cell over `sequences`, (events, lengths, begin): x[events] has them one after the
+    other; number k has lengths[k] rows and begins with row begin[k] of `state`, [h, c] or [h].
+    Returns the new h [events, H] in the order of x and, if each has a single row, the new c.
 
     On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, each call makes all steps
     until the next sequences end: a stair of a staircase."""
+    events, lengths, begin = sequences
     if not len(x):
         return [rows[:0] for rows in state]
     if len(lengths) == len(x):  # one row each
@@ -1278,9 +1272,7 @@ def run_cell(
     return [select_rows(h, place)]
 
 
-def run_stairs(
-    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: tuple[Tensor, ...]
-) -> Tensor:
+def run_stairs(cell: nn.Module, x: Tensor, num_active: np.ndarray, state: list) -> Tensor:
     """h where x has the order of a PackedSequence, num_active[t] sequences at step t."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
     widths = -widths  # numbers of sequences, the largest first
@@ -1299,7 +1291,7 @@ def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     ...: fewer stairs, but some places stay empty."""
     order = np.argsort(-lengths, kind="stable")
     stops = lengths[order]
-    unit = (2 ** np.log2(stops).astype(np.int64) // 2).clip(1)
+    unit = (2 ** np.log2(stops).astype(int) // 2).clip(1)
     stops = -(-stops // unit) * unit
     num_active = np.searchsorted(-stops, -np.arange(lengths.max()))
     step = ranges(0 * lengths, lengths)
@@ -1336,9 +1328,9 @@ class SparseLSTM(nn.Module):
     def forward(self, x: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:
         """From the inputs x [events, any] of the nodes that are seen: (their h, with messages,
         [events, H]; the readout of each step [M * T, dim])."""
-        old = [line.state[name] for name in ("h", "c") if name in line.state]
-        old = [F.pad(rows, (0, 0, 1, 0)) for rows in old]  # row 0 is zero
-        new = run_cell(self.cell, self.token(x), old, *line.sequences())
+        # A zero row, then those of the state
+        old = [F.pad(line.state[name], (0, 0, 1, 0)) for name in ("h", "c") if name in line.state]
+        new = run_cell(self.cell, self.token(x), old, line.sequences())
         line.add(dict(zip(("h", "c"), new)))
         out = line.known["h"]
         if self.message:
@@ -1347,8 +1339,8 @@ class SparseLSTM(nn.Module):
             inputs = torch.cat([select_rows(out, sender), edge_attr], 1)
             line.add({"messages": segment(self.message(inputs).relu(), ptr, "mean")})
             out = out + line.known["messages"]
-        events = out[line.num_old :]
-        return events, self.sum_up(out, line) if self.per_node else events
+        readout = self.sum_up(out, line) if self.per_node else out[line.num_old :]
+        return out[line.num_old :], readout
 
     def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
         """[M * T, H + 1]: mean or sum of the newest rows of all entries at each step, log(1 + their

@@ -366,7 +366,8 @@ def broadcast(value: Any) -> Any:
 def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> dict:
     """What one rank has: its environments, where they can be asked, and what they returned last,
     random states and memory."""
-    states = envs.ask(repeat(env_state)) if hasattr(envs, "ask") else []  # a Collector has none
+    is_collector = not hasattr(envs, "meaning")  # which cannot be asked
+    states = [] if is_collector else envs.ask(repeat(env_state))
     dumps = iter(exact_dumps(sum([state["envs"] for state in states], [])))
     for state in states:
         state["envs"] = [next(dumps) for _ in state["envs"]]

@@ -19,6 +19,7 @@ import torch
 from gymnasium import spaces
 from helpers import (
     OBSERVATIONS,
+    command,
     everything,
     make_envs,
     run,
@@ -31,9 +32,10 @@ from helpers import (
 from processes import FORK, children, is_alive, start, wait_for
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph, services
 from cleanrl_graph import ppo_graph_async as script
-from cleanrl_graph.utils import checkpoint
+from cleanrl_graph.services import check, checkpoint
+from cleanrl_graph.services.command import envs_of
 
 CPU = torch.device("cpu")
 RANDOM = dict(env_id="Random-v0", env_kwargs={"observation": "set"})
@@ -45,7 +47,9 @@ def collects(args, seed):
     """(envs, memory, first step) in this process, as the collector has them."""
     args = dataclasses.replace(args, seed=seed, num_workers=0)
     script.start(args)
-    envs = script.make_envs(args)
+    script.seed(args)
+    makers = [partial(check.make_env, script, args, i) for i in range(args.num_envs)]
+    envs = check.make_envs(script, args, makers)
     agent = script.Agent(envs.leaves, envs.action_space, args)
     return envs, script.Memory(agent, envs.leaves, args.num_envs, args), envs.reset(seed)
 
@@ -87,9 +91,10 @@ def recorded(run_dir, **flags):
         return agents[-1]
 
     def note_rollout(collector):
-        rollout = receive(collector)
-        updates.append(Update(copy.deepcopy(agents[0]), copy.deepcopy(rollout), []))
-        return rollout
+        answer = receive(collector)
+        if isinstance(answer, script.Rollout):  # the first answer is made of spaces
+            updates.append(Update(copy.deepcopy(agents[0]), copy.deepcopy(answer), []))
+        return answer
 
     def note_gradient(*_):
         named = agents[0].named_parameters()
@@ -249,13 +254,13 @@ def test_rollouts_arrive_bit_by_bit(observation, num_workers):
     args = small_args(
         script, env_id="Random-v0", env_kwargs={"observation": observation}, num_workers=num_workers
     )
-    with contextlib.closing(script.Collector(args)) as collector:
+    with contextlib.closing(envs_of(script, args)) as collector:
         collector.reset(7)
         envs, memory, step = collects(args, 7)
         for version in (5, 5, 9):
             collector.ask(version, memory.agent)
         for version in (5, 5, 9):
-            expected = script.collect(memory, envs, step, version, args)
+            expected = script.collect(memory, envs, step, version, args.num_steps)
             step = expected.steps[-1]
             rollout = collector.receive()
             assert rollout.version == version and len(rollout.steps) == len(expected.steps) == 9
@@ -263,7 +268,7 @@ def test_rollouts_arrive_bit_by_bit(observation, num_workers):
                 assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
                 assert ours.tobytes() == theirs.tobytes()
             for ours, theirs in zip(rollout.steps, expected.steps):
-                assert ours.episodes == theirs.episodes
+                assert ours.infos == theirs.infos
 
 
 def arrays_in(value):
@@ -284,11 +289,11 @@ def test_a_rollout_is_what_happened():
     envs, memory, first = collects(args, 3)
     steps, step_envs = [first], envs.step
     envs.step = lambda actions: steps.append(step_envs(actions)) or steps[-1]
-    rollout = script.collect(memory, envs, first, 0, args)
+    rollout = script.collect(memory, envs, first, 0, args.num_steps)
     assert len(rollout.steps) == len(steps) == 31
     assert all(ours is theirs for ours, theirs in zip(rollout.steps, steps))
     happened = outcomes(rollout)
-    num_episodes = sum(len(step.episodes) for step in steps)
+    num_episodes = sum(len(step.infos) for step in steps)
     assert happened.dones.sum() == num_episodes > len(happened.cut) > 0
     assert len(memory.storage.blocks) == 1
     with torch.no_grad():
@@ -297,7 +302,7 @@ def test_a_rollout_is_what_happened():
         obs, actions = storage.gather(np.arange(90)), torch.as_tensor(rollout.actions)
         _, log_probs, *_ = memory.agent(obs, actions)
     np.testing.assert_allclose(rollout.log_probs, log_probs, atol=1e-5)
-    assert len(everything(storage)["obs"]) == 93 + len(happened.cut)
+    assert len(everything(storage)["obs"].values) == 93 + len(happened.cut)
 
 
 def test_messages():
@@ -403,7 +408,7 @@ def test_errors_arrive(how, num_workers, text, tmp_path):
     """What goes wrong in the collector is a sentence here, with the frames of the environment;
     nothing is left over, and it is seen when that rollout is needed."""
     before = children(os.getpid())
-    with pytest.raises(script.UsageError, match=text):
+    with pytest.raises(check.UsageError, match=text):
         run(
             tmp_path,
             script,
@@ -416,18 +421,64 @@ def test_errors_arrive(how, num_workers, text, tmp_path):
         )
     wait_for(lambda: children(os.getpid()) == before, 10)
     saved = checkpoint.read(checkpoint.checkpoints_in(str(run_folder(tmp_path)))[0])
-    assert saved["iteration"] == 3 and (run_folder(tmp_path) / "failed").exists()
+    assert saved["global_step"] == 3 * 24 and (run_folder(tmp_path) / "failed").exists()
+
+
+class Unsupported(Fails):
+    observation_space = spaces.Text(3)
+
+
+gym.register("Unsupported-v0", entry_point=Unsupported)
+
+
+@pytest.mark.parametrize(
+    "flags, sentence",
+    [
+        (["--env-id", "Fails-v0"], "env 0, step 30, step(1,): KeyError: 'the bridge is out'"),
+        (["--env-id", "Unsupported-v0"], "leaf 'obs': Text(1, 3, charset="),
+        (["--env-id", "Nowhere-v0"], "--env-id Nowhere-v0 "),
+        (["--env-id", "CartPole-v1", "--max-lag", -1], "--max-lag -1 --max-rho 1.0: at least 0"),
+        (["--env-id", "CartPole-v1", "--action-head", "nodes"], "--action-head nodes needs "),
+    ],
+)
+def test_sentences_of_the_collector(flags, sentence, tmp_path):
+    """What is wrong there ends the command as what is wrong here does: with a sentence, after the
+    frames of the environment if it raised, and exit code 1."""
+    small = ["--hidden-dims", 8, "--no-cuda", "--run-dir", tmp_path]
+    code, _, text = command(*flags, *small, script=script)
+    assert code == 1 and text.splitlines()[-1].startswith(sentence), text
+    assert "in the collector" not in text and ("Traceback" in text) == ("bridge" in sentence)
+    assert "cleanrl_graph/services" not in text
 
 
 def test_error_of_the_program(monkeypatch):
     """What is no sentence comes with the frames of the collector."""
     args = small_args(script, **RANDOM)
     monkeypatch.setattr(script, "collect", lambda *args: 1 / 0)
-    with contextlib.closing(script.Collector(args)) as collector:
+    with contextlib.closing(envs_of(script, args)) as collector:
         collector.reset(1)
         collector.ask(0, script.Agent(collector.leaves, collector.action_space, args))
         with pytest.raises(RuntimeError, match="in the collector: (?s:.*)ZeroDivisionError"):
             collector.receive()
+
+
+@pytest.mark.parametrize(
+    "flags, error, text",
+    [
+        (dict(env_id="CartPole-v1", max_lag=-1), script.UsageError, "--max-lag -1"),
+        (dict(env_id="Unsupported-v0"), script.UsageError, "leaf 'obs': Text"),
+        (dict(env_id="Nowhere-v0"), script.UsageError, "`Nowhere` doesn't exist"),
+        (dict(env_id="Fails-v0"), RuntimeError, "(?s)in the collector: .*the bridge is out"),
+        (dict(env_id="Fails-v0", env_kwargs={"how": "die"}), script.UsageError, "exit code -9"),
+    ],
+)
+def test_errors_without_services(flags, error, text, tmp_path, capsys):
+    """They arrive from the collector of the script alone, too, which is gone after them."""
+    before = children(os.getpid())
+    args = script.Args(**flags, hidden_dims=(8,), cuda=False, run_dir=str(tmp_path))
+    with pytest.raises(error, match=text):
+        script.main(args)
+    assert children(os.getpid()) == before
 
 
 def saved_in(run_dir):
@@ -468,7 +519,7 @@ def test_signals_stop_both(number, group, env, workers, tmp_path):
         process.join(30)
         assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
         wait_for(lambda: not any(map(is_alive, others)), 10)
-        assert checkpoint.read(saved_in(tmp_path)[0])["iteration"] >= 1
+        assert checkpoint.read(saved_in(tmp_path)[0])["global_step"] >= 24
     finally:
         process.kill()
         process.join()
@@ -484,11 +535,8 @@ def test_resume(tmp_path, capfd):
         if name == "c":
             (first.folder / "failed").write_text("UsageError: once\n")
         capfd.readouterr()
-        script.main(
-            small_args(
-                script, **flags, run_dir=str(tmp_path / name), resume="auto", total_timesteps=168
-            )
-        )
+        args = small_args(script, **flags, run_dir=str(tmp_path / name), total_timesteps=168)
+        services.run(script, args, resume="auto")
         assert capfd.readouterr().err.count("the environments begin new episodes") == 1
     log = train_events(tmp_path / "a")
     assert [step for step, _ in log["debug/lag"]] == [24 * k for k in range(1, 8)]
@@ -497,7 +545,7 @@ def test_resume(tmp_path, capfd):
     assert_same(a, b)
     assert not all(torch.equal(a[name], c[name]) for name in a)
     newest = checkpoint.read(saved_in(tmp_path / "a")[0])
-    assert newest["iteration"] == 7 and newest["optimizer"]["state"][0]["step"] == 7 * 4
+    assert newest["global_step"] == 7 * 24 and newest["optimizer"]["state"][0]["step"] == 7 * 4
 
 
 def test_resume_with_another_network(tmp_path):
@@ -524,14 +572,17 @@ def test_resume_with_another_network(tmp_path):
     ],
 )
 def test_flags_without_a_meaning(flags, text, tmp_path):
-    with pytest.raises(script.UsageError, match=text):
-        script.main(small_args(script, **RANDOM, **flags, run_dir=str(tmp_path)))
+    with pytest.raises(check.UsageError, match=text):
+        services.run(script, small_args(script, **RANDOM, **flags, run_dir=str(tmp_path)))
 
 
 def test_torchrun_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "WORLD_SIZE", 2)
-    with pytest.raises(script.UsageError, match="without torchrun"):
-        script.main(small_args(script, **RANDOM, run_dir=str(tmp_path), total_timesteps=96))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(check.UsageError, match="without torchrun"):
+        services.run(
+            script, small_args(script, **RANDOM, run_dir=str(tmp_path), total_timesteps=96)
+        )
 
 
 # ---- Whole runs ----

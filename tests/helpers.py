@@ -26,7 +26,6 @@ from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services import arguments, check
 from cleanrl_graph.services.workers import WorkerEnvs
 
-
 # of a script alone, and of its services: a sentence that says what was wrong
 UsageErrors = ppo_graph.UsageError, check.UsageError
 
@@ -260,6 +259,12 @@ def make_envs(makers, num_workers=0, script=ppo_graph, **flags):
     plain = SimpleNamespace(**vars(args))  # can be pickled
     make = partial(check.make_envs, script, plain)
     return WorkerEnvs(make, makers, plain, 0) if num_workers else make(makers)
+
+
+def checked_parts(action_space, observation_space, **flags):
+    """The parts of an action space, if the services refuse nothing."""
+    make = lambda: ListEnv(observation_space, [], action_space)
+    return make_envs([make], **flags).parts[0]
 
 
 def list_envs(observation_space, observations, script=ppo_graph, **kwargs):

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, ListEnv, UsageErrors, graph_space, make_envs, run, small_args, vector
+from helpers import (
+    MASK,
+    ListEnv,
+    UsageErrors,
+    checked_parts,
+    graph_space,
+    make_envs,
+    run,
+    small_args,
+    vector,
+)
 
 from cleanrl_graph import (
     envs,  # noqa: F401
@@ -18,7 +28,6 @@ from cleanrl_graph import (
     ppo_gtrxl,
     ppo_lstm_sparse,
 )
-from cleanrl_graph.services import check
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
 GRAPH = graph_space(vector(2))
@@ -282,9 +291,8 @@ NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
 )
 def test_what_parts_choose_from(space, observation, head, groups):
     """By name in a Dict, else by --action-head, which says what rows act in a Sequence."""
-    leaves = ppo_graph.leaves_of(observation)
-    parts = check.parts_of(ppo_graph, space, leaves, small_args(action_head=head))
-    acting = ppo_graph.acting_group(space, leaves, head)
+    parts = checked_parts(space, observation, action_head=head)
+    acting = ppo_graph.acting_group(space, ppo_graph.leaves_of(observation), head)
     assert [part.group or acting for part in parts] == groups
     assert (acting != "") == isinstance(space, spaces.Sequence)
 
@@ -359,13 +367,18 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             "auto",
             "not fit",
         ),
+        (
+            spaces.Dict(a=spaces.Discrete(9)),
+            spaces.Dict(avail_actions=spaces.Sequence(vector(1)), g=GRAPH),
+            "auto",
+            "Dict.* chooses from no avail_actions: give --action-head avail_actions, or flat",
+        ),
     ],
 )
 def test_spaces_that_do_not_fit(space, observation, head, sentence):
     """A sentence names the flag, the leaf or the space."""
     with pytest.raises(UsageErrors, match=sentence):
-        leaves = ppo_graph.leaves_of(observation)
-        check.parts_of(ppo_graph, space, leaves, small_args(action_head=head))
+        checked_parts(space, observation, action_head=head)
 
 
 GOOD = spaces.GraphInstance(

@@ -11,6 +11,7 @@ from helpers import (
     MASK,
     ListEnv,
     UsageErrors,
+    checked_parts,
     graph_space,
     make_envs,
     options_of,
@@ -22,7 +23,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import check
 
 NUM = 3  # observations of a case
 MASK2 = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
@@ -479,9 +479,9 @@ def test_cost_of_a_choice_is_its_rows():
 )
 def test_what_an_action_indexes(extra, head, expected):
     """The head is found from the observation space, or named by --action-head."""
-    leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
-    args = small_args(action_head=head)
-    assert ppo_graph.parts_of(spaces.Discrete(50), leaves, args)[0].group == expected
+    observations = spaces.Dict({"x": vector(4), **extra})
+    (part,) = checked_parts(spaces.Discrete(50), observations, action_head=head)
+    assert part.group == expected
 
 
 @pytest.mark.parametrize(
@@ -497,10 +497,9 @@ def test_what_an_action_indexes(extra, head, expected):
 )
 def test_head_that_does_not_fit(space, extra, head):
     """A head that the spaces cannot have is an error that names the flag."""
-    leaves = ppo_graph.leaves_of(spaces.Dict({"x": vector(4), **extra}))
     sentence = rf"--action-head (graph\.)?{head}|'{head}' can mean each of .* as --action-head"
     with pytest.raises(UsageErrors, match=sentence):
-        check.parts_of(ppo_graph, space, leaves, small_args(action_head=head))
+        checked_parts(space, spaces.Dict({"x": vector(4), **extra}), action_head=head)
 
 
 @pytest.mark.parametrize(
@@ -519,4 +518,4 @@ def test_unsupported_action_space_is_named(space):
     """An action space without a rule is an error that names it, and says that it is one of
     actions."""
     with pytest.raises(UsageErrors, match=r"action.* (Box|Text|Sequence|Dict)\(.*not supported"):
-        check.parts_of(ppo_graph, space, ppo_graph.leaves_of(graph_space()), small_args())
+        checked_parts(space, graph_space())

@@ -178,7 +178,9 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
     if args.update_epochs is None:
-        args.update_epochs = 4 if args.state_per_node and id_group(leaves) else 8
+        args.update_epochs = 8
+        if args.state_per_node and id_group(leaves):
+            args.update_epochs = 4
     if args.num_minibatches > args.num_envs:
         raise UsageError(
             f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}, "
@@ -1106,9 +1108,14 @@ Entries are sorted by env and key. Index tensors are int64 and on the CPU.
 
 What is seen in B steps has the same form: the "num" and "keys" of the nodes, the edges, "starts"
 bool [B], whether an episode begins, and "rewards" [B], of the step before."""
-# What says how many rows each env has. The other tensors have one
-COUNTS = {"keys": "num", "h": "num", "c": "num", "messages": "num"}
-COUNTS |= {"links": "num_edges", "edge_attr": "num_edges"}
+COUNTS = {  # what says how many rows of these an env has; it has one of the others
+    "keys": "num",
+    "h": "num",
+    "c": "num",
+    "messages": "num",
+    "links": "num_edges",
+    "edge_attr": "num_edges",
+}
 
 
 def select(state: State, envs: np.ndarray) -> State:
@@ -1246,14 +1253,20 @@ class GRU(nn.GRU):
         return output, (h,)
 
 
-def run_cell(cell: nn.Module, x: Tensor, state: list[Tensor], sequences: tuple) -> list[Tensor]:
-    """Runs the cell over `sequences`, (events, lengths, begin): x[events] has them one after the
-    other; number k has lengths[k] rows and begins with row begin[k] of `state`, [h, c] or [h].
-    Returns the new h [events, H] in the order of x and, if each has a single row, the new c.
+def run_cell(
+    cell: nn.LSTM | GRU,
+    x: Tensor,
+    state: list[Tensor],
+    events: np.ndarray,
+    lengths: np.ndarray,
+    begin: np.ndarray,
+) -> list[Tensor]:
+    """Runs the cell over sequences of any lengths: x[events] has them one after the other; number k
+    has lengths[k] rows and begins with row begin[k] of `state`, [h, c] or [h]. Returns the new h
+    [events, H] in the order of x and, if each sequence has a single row, the new c.
 
     On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, each call makes all steps
     until the next sequences end: a stair of a staircase."""
-    events, lengths, begin = sequences
     if not len(x):
         return [rows[:0] for rows in state]
     if len(lengths) == len(x):  # one row each
@@ -1272,7 +1285,9 @@ def run_cell(cell: nn.Module, x: Tensor, state: list[Tensor], sequences: tuple) 
     return [select_rows(h, place)]
 
 
-def run_stairs(cell: nn.Module, x: Tensor, num_active: np.ndarray, state: list) -> Tensor:
+def run_stairs(
+    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
+) -> Tensor:
     """h where x has the order of a PackedSequence, num_active[t] sequences at step t."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
     widths = -widths  # numbers of sequences, the largest first
@@ -1285,7 +1300,7 @@ def run_stairs(cell: nn.Module, x: Tensor, num_active: np.ndarray, state: list) 
     return torch.cat(outputs)
 
 
-def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
+def by_time(events: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A PackedSequence, sorted by step, then the longest sequence first: (order of the sequences;
     their number at each step; place of each event). Lengths are rounded up to 1, 2, 3, 4, 6, 8, 12,
     ...: fewer stairs, but some places stay empty."""
@@ -1325,27 +1340,33 @@ class SparseLSTM(nn.Module):
         self.cell.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
         self.message = nn.Linear(H + edge_dim, H) if args.remember_edges else None
 
-    def forward(self, x: Tensor, line: Timeline) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, timeline: Timeline) -> tuple[Tensor, Tensor]:
         """From the inputs x [events, any] of the nodes that are seen: (their h, with messages,
         [events, H]; the readout of each step [M * T, dim])."""
         # A zero row, then those of the state
-        old = [F.pad(line.state[name], (0, 0, 1, 0)) for name in ("h", "c") if name in line.state]
-        new = run_cell(self.cell, self.token(x), old, line.sequences())
-        line.add(dict(zip(("h", "c"), new)))
-        out = line.known["h"]
+        old = [
+            F.pad(timeline.state[name], (0, 0, 1, 0))
+            for name in ("h", "c")
+            if name in timeline.state
+        ]
+        new = run_cell(self.cell, self.token(x), old, *timeline.sequences())
+        timeline.add(dict(zip(("h", "c"), new)))
+        out = timeline.known["h"]
         if self.message:
-            edge, sender, ptr = pack(line.senders(), x.device)
-            edge_attr = select_rows(line.known["edge_attr"], edge)
+            edge, sender, ptr = pack(timeline.senders(), x.device)
+            edge_attr = select_rows(timeline.known["edge_attr"], edge)
             inputs = torch.cat([select_rows(out, sender), edge_attr], 1)
-            line.add({"messages": segment(self.message(inputs).relu(), ptr, "mean")})
-            out = out + line.known["messages"]
-        readout = self.sum_up(out, line) if self.per_node else out[line.num_old :]
-        return out[line.num_old :], readout
+            timeline.add({"messages": segment(self.message(inputs).relu(), ptr, "mean")})
+            out = out + timeline.known["messages"]
+        seen = out[timeline.num_old :]
+        if self.per_node:
+            return seen, self.sum_up(out, timeline)
+        return seen, seen
 
-    def sum_up(self, values: Tensor, line: Timeline) -> Tensor:
+    def sum_up(self, values: Tensor, timeline: Timeline) -> Tensor:
         """[M * T, H + 1]: mean or sum of the newest rows of all entries at each step, log(1 + their
         number). It is a running sum of what each row changes."""
-        before, at, first = pack([line.before, line.at, line.first], values.device)
+        before, at, first = pack([timeline.before, timeline.at, timeline.first], values.device)
         changes = values - select_rows(F.pad(values, (0, 0, 1, 0)), before)
         # double, as what earlier episodes added is subtracted again; the last column counts
         changes = torch.cat([changes, before[:, None] == 0], 1).double()
@@ -1380,10 +1401,15 @@ class Memory:
         num = torch.zeros(1, dtype=torch.int64)
         action = torch.zeros(1, agent.action_dim, device=self.storage.device)
         vectors = action.new_zeros(0, args.lstm_dim)
-        # The state of one env that remembers nothing. Before they begin it stands for all
-        self.nothing = dict.fromkeys(("h", "c", "messages"), vectors)
-        self.nothing |= {"num": num, "num_edges": num, "action": action}
-        self.now = self.nothing
+        self.nothing = {  # the state of one env that remembers nothing
+            "num": num,
+            "h": vectors,
+            "c": vectors,
+            "action": action,
+            "messages": vectors,
+            "num_edges": num,
+        }
+        self.now = self.nothing  # after the first step the state of all envs
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, what is remembered stays."""
@@ -1395,12 +1421,18 @@ class Memory:
     def look(self, flat: Flat, starts: np.ndarray, rewards: np.ndarray) -> State:
         """What is seen of B observations; `starts` and `rewards` [B] come with them."""
         num = flat.counts[self.agent.group]
-        seen = {"num": num, "keys": np.zeros_like(num), "starts": starts, "rewards": rewards}
+        seen = {
+            "num": num,
+            "keys": np.zeros_like(num),  # without ids
+            "starts": starts,
+            "rewards": rewards,
+        }
         for leaf, rows in zip(self.storage.leaves, flat.values):
             if leaf.path == "node_ids" and self.agent.group:
                 seen["keys"] = rows.astype(np.int64)
             if leaf.path == self.agent.links:
-                seen |= {"num_edges": flat.counts[leaf.group], "links": rows}
+                seen["num_edges"] = flat.counts[leaf.group]
+                seen["links"] = rows
         return {name: torch.from_numpy(array) for name, array in seen.items()}
 
     @torch.no_grad()
@@ -1416,9 +1448,9 @@ class Memory:
             self.first = self.now  # the state that the rollout begins with
         seen = self.look(step.obs, starts, step.reward)
         self.seen.append(seen)
-        line = Timeline(self.now, seen)
-        action, log_prob, _, value = self.agent(obs, line, greedy=greedy)
-        self.now = line.newest()
+        timeline = Timeline(self.now, seen)
+        action, log_prob, _, value = self.agent(obs, timeline, greedy=greedy)
+        self.now = timeline.newest()
         self.actions.append(action)
         return action, log_prob, value
 
@@ -1448,8 +1480,8 @@ class Memory:
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + N * np.arange(len(self.seen))).ravel()
             obs = self.storage.gather(idx)
-            line = Timeline(select(self.first, envs), select(seen, idx))
-            yield idx, (obs, line, self.storage.select(actions, idx, self.agent.head.acting))
+            timeline = Timeline(select(self.first, envs), select(seen, idx))
+            yield idx, (obs, timeline, self.storage.select(actions, idx, self.agent.head.acting))
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1460,8 +1492,11 @@ class Memory:
         return self.now
 
     def restore(self, state: State) -> None:
-        device = self.storage.device  # index tensors stay on the CPU
-        self.now = {k: v.to(device) if v.is_floating_point() else v for k, v in state.items()}
+        self.now = {}
+        for name, rows in state.items():
+            if rows.is_floating_point():  # else it is an index, which stays on the CPU
+                rows = rows.to(self.storage.device)
+            self.now[name] = rows
 
 
 # ---- Agent: the networks ----
@@ -1469,12 +1504,15 @@ def id_group(leaves: list[Leaf]) -> str:
     """The group whose rows `node_ids` names, "" without ids. UsageError if they do not fit."""
     for leaf in leaves:
         if leaf.path.split(".")[0] == "node_ids":
-            group = group_of("nodes", leaves)
+            try:
+                group = group_of("nodes", leaves)
+            except UsageError:  # there are several
+                group = ""
             is_integer = leaf.space.shape == () and leaf.dtype.kind in "iu"
             if not (is_integer and group and leaf.group == "node_ids"):
                 raise UsageError(
-                    f"leaf '{leaf.path}': {leaf.space} must be a Sequence of integers, one per "
-                    "node of the only graph or element of the only set"
+                    f"leaf '{leaf.path}': {leaf.space} must be a Sequence of integers, one per row "
+                    "of the only graph or set"
                 )
             return group
     return ""
@@ -1486,14 +1524,19 @@ class Agent(nn.Module):
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
         self.encoder = Encoder(leaves, args)
-        self.group = id_group(leaves) if args.state_per_node else ""
+        self.group = ""  # the one whose rows have states
+        if args.state_per_node:
+            self.group = id_group(leaves)
         dims = self.encoder.element_dims | {"": self.encoder.dim}
         links = self.encoder.links.get(self.group, "")
-        self.links = links if args.remember_edges else ""  # whose edges are remembered
-        if args.remember_edges and not links:
-            raise UsageError(
-                "--remember-edges needs --state-per-node, a graph and the observation 'node_ids'"
-            )
+        self.links = ""  # path of those that are remembered
+        if args.remember_edges:
+            self.links = links
+            if not links:
+                raise UsageError(
+                    "--remember-edges needs --state-per-node, a graph and the observation "
+                    "'node_ids'"
+                )
         self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
         first = 0 if args.prev_action else self.action_dim
         self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)
@@ -1509,34 +1552,40 @@ class Agent(nn.Module):
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
     def forward(
-        self, obs: Obs, line: Timeline, action: Tensor | None = None, greedy: bool = False
+        self,
+        obs: Obs,
+        timeline: Timeline,
+        action: Tensor | None = None,
+        greedy: bool = False,
     ) -> tuple[Tensor, ...]:
         """(action [B, columns], log_prob [B], entropy [B], value [B]) of B = M * T steps. What the
-        memory keeps of them becomes known to `line`."""
+        memory keeps of them becomes known to `timeline`."""
         features, elements = self.encoder(obs)
         elements[""] = Ragged(features, None, None)
         nodes = elements[self.group]
-        past = self.past(line, action, elements, obs)
+        past = self.past(timeline, action, elements, obs)
         if self.links:
-            line.add({"edge_attr": elements[self.links].values})
-        at = to_device(line.at[line.num_old :], past.device)
+            timeline.add({"edge_attr": elements[self.links].values})
+        at = to_device(timeline.at[timeline.num_old :], past.device)
         x = torch.cat([nodes.values, select_rows(past, at)], 1)
-        out, readout = self.memory(x, line)
+        out, readout = self.memory(x, timeline)
         nodes = nodes._replace(values=torch.cat([nodes.values, out], 1))
         features = torch.cat([features, readout], 1)
         remembered = elements | {self.group: nodes}
         outputs = self.head(self.actor(features), remembered, obs, action, greedy)
         if action is None:
-            line.action = embed_action(self.head, outputs[0], elements, obs)
+            timeline.action = embed_action(self.head, outputs[0], elements, obs)
         return *outputs, self.critic(features).squeeze(1)
 
-    def past(self, line: Timeline, action: Tensor | None, elements: dict, obs: Obs) -> Tensor:
+    def past(
+        self, timeline: Timeline, action: Tensor | None, elements: dict[str, Ragged], obs: Obs
+    ) -> Tensor:
         """Action, reward or both of the step before, zeros where an episode begins, [B, any]."""
-        actions = line.state["action"][:, None]  # [M, 1, any], before the first step
+        actions = timeline.state["action"][:, None]  # [M, 1, any], before the first step
         if action is not None:
             chosen = embed_action(self.head, action, elements, obs).unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
-        arrays = [line.known["starts"].numpy(), line.known["rewards"].numpy()]
+        arrays = [timeline.known["starts"].numpy(), timeline.known["rewards"].numpy()]
         starts, rewards = pack(arrays, actions.device)
         past = torch.cat([actions.flatten(0, 1), rewards[:, None]], 1)
         return past[:, self.columns] * (1 - starts[:, None])

@@ -147,7 +147,7 @@ class Transformer:
         args = self.args = policy.args
         agent = policy.agent
         self.script = policy.script
-        heads = (args.num_heads, "steps", agent.gtrxl.head_dim)
+        heads = (args.num_heads, "steps", args.dim // args.num_heads)
         self.forms = {
             "age": form("int64", "B"),
             "action": form("float32", "B", agent.action_dim),
@@ -160,9 +160,8 @@ class Transformer:
         if self.args.prev_reward:
             previous = torch.cat([previous, memory["reward"][:, None]], 1)
         kv = memory["keys_values"].movedim(0, 2)  # [layers, 2, B, H, W, d]
-        past = self.script.Past(age[None], previous, list(kv))
-        features, elements, _, kv = agent.encode(obs, past)
-        action, log_prob, _, value = agent.decide(features, elements, obs, None, greedy)
+        features, elements, _, kv = agent.encode(obs, age[None], previous, list(kv))
+        action, log_prob, _, value = agent(features, elements, obs, greedy=greedy)
         if self.args.prev_action:
             memory["action"] = self.script.embed_action(agent.head, action, elements, obs)
         kv = torch.stack(kv)[..., 1:, :]

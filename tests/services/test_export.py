@@ -16,8 +16,8 @@ from gymnasium import spaces
 from helpers import run, small_args
 
 import cleanrl_graph
-from cleanrl_graph.utils import export
-from cleanrl_graph.utils.policy import load_policy
+from cleanrl_graph.services import export
+from cleanrl_graph.services.policy import load_policy
 
 FOLDER = Path(cleanrl_graph.__file__).parent
 SOURCE = export.__doc__
@@ -32,7 +32,7 @@ def saved(path, name, **flags):
     script = importlib.import_module(f"cleanrl_graph.{name}")
     args = small_args(script, **{"env_id": "Random-v0", "gnn_layers": 1} | flags)
     env = script.make_env(args)
-    leaves = script.Envs([lambda: env], args.action_head).leaves
+    leaves = script.Envs([lambda: env]).leaves
     agent = script.Agent(leaves, env.action_space, args)
     for parameter in agent.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape)  # more would amplify rounding
@@ -108,7 +108,7 @@ def play(path, num_steps=12, N=3, ties="none"):
     act = policy.memory.act
     acted = []  # (action, log_prob, value) of each step
     policy.memory.act = lambda *inputs: acted.append(act(*inputs)) or acted[-1]
-    per_row = policy.agent.head.per_row
+    acting = policy.agent.head.acting
     envs = [policy.make_env() for _ in range(N)]
     observations = [env.reset(seed=i)[0] for i, env in enumerate(envs)]
     rewards = np.ones(N, np.float32)
@@ -121,7 +121,7 @@ def play(path, num_steps=12, N=3, ties="none"):
         inputs = batch(observations, file)
         outputs, memory = program(inputs, memory)
         theirs = policy(observations, rewards, starts)
-        num_rows = inputs[f"counts/{per_row}"].tolist() if per_row else [1] * N
+        num_rows = inputs[f"counts/{acting}"].tolist() if acting else [1] * N
         ours = actions_of(policy, outputs, num_rows)
         _, log_prob, value = acted[-1]
         assert torch.allclose(outputs["log_prob"].float(), log_prob.float(), atol=2e-4)
@@ -168,7 +168,7 @@ def test_sizes(trained):
         outputs, memory = program(batch(chosen, file), {})
         actions = policy(chosen)
         assert close(tuple(outputs["action"].detach().numpy()), tuple(actions)) and memory == {}
-        flat = policy.envs.collate([policy.envs.read(0, obs) for obs in chosen], range(len(chosen)))
+        flat = policy.envs.collate([policy.envs.read(obs) for obs in chosen])
         obs = policy.memory.storage.append(flat)
         mean, log_prob, _, value = policy.agent(obs, greedy=True)
         assert torch.allclose(outputs["loc/action"], mean, atol=1e-5)
@@ -278,11 +278,11 @@ def test_sampled_actions(tmp_path, action):
     assert torch.equal(outputs[name], again[name])
     start = 2 if action == "discrete" else 0
     log_probs = outputs[f"log_probs/{name}"]
-    shares = (outputs[name] - start).bincount(minlength=log_probs.shape[1]) / 4000
-    assert torch.allclose(shares, log_probs[0].exp(), atol=0.04)
+    shares = (outputs[name] - start).bincount(minlength=log_probs.shape[2]) / 4000
+    assert torch.allclose(shares, log_probs[0, 0].exp(), atol=0.04)
     if action == "mixed":
         drawn = outputs["action.rest.1"].float().mean(0)
-        assert torch.allclose(drawn, outputs["probs/action.rest.1"][0], atol=0.04)
+        assert torch.allclose(drawn, outputs["log_probs/action.rest.1"][0, :, 1].exp(), atol=0.04)
 
 
 # ---- Memories ----
@@ -341,7 +341,7 @@ def test_refused(tmp_path, monkeypatch):
 def test_command(tmp_path):
     """As the documentation says; what is wrong is a sentence."""
     path = saved(tmp_path / "model.pt", "ppo_graph", env_id="envs:PoissonGraph-v0")
-    command = [sys.executable, "-m", "cleanrl_graph.utils.export", "model.pt", "p.pt2"]
+    command = [sys.executable, "-m", "cleanrl_graph.services.export", "model.pt", "p.pt2"]
     where = dict(cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(FOLDER.parent)})
     subprocess.run(command, check=True, **where)
     assert json.loads((tmp_path / "p.json").read_text())["script"] == "cleanrl_graph.ppo_graph"

@@ -547,11 +547,10 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
         low = leaf.space.start
         high = low + num_options(leaf.space)
     else:
-        bad = np.zeros(values.shape, bool)
-        for dtype in (leaf.dtype, leaf.space.dtype):  # uint16 is kept as int64
-            if values.dtype != dtype:
-                bad |= values.astype(dtype) != values
-        return bad
+        if values.dtype == leaf.dtype == leaf.space.dtype:
+            return np.zeros(values.shape, bool)
+        cast = values.astype(leaf.space.dtype)  # uint16 is kept as int64
+        return (cast != values) | (values.astype(leaf.dtype) != values)
     return (values < low) | (values >= high)
 
 

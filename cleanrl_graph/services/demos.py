@@ -40,6 +40,7 @@ from gymnasium import spaces
 from tqdm import tqdm
 
 from cleanrl_graph.services import import_first
+from cleanrl_graph.services.process import whole
 
 FORMAT = "cleanrl_graph-demos-1"
 Policy = Callable[[gym.Env, Any, np.random.Generator], Any]
@@ -115,15 +116,8 @@ def record_file(Envs: type, make_env: Callable, args: Any) -> None:
     with contextlib.closing(Envs([partial(make_env, args)], args)) as envs:
         data = record(envs, find_policy(args.record), num, args.seed)
     kwargs = json.dumps(args.env_kwargs)
-    unfinished = path + ".tmp"
-    try:
-        with open(unfinished, "wb") as file:
-            np.savez_compressed(file, format=FORMAT, env_id=args.env_id, env_kwargs=kwargs, **data)
-        os.replace(unfinished, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.remove(unfinished)
-        raise SystemExit(f"cannot write {path}: {error}") from None
+    with whole(path) as unfinished, open(unfinished, "wb") as file:
+        np.savez_compressed(file, format=FORMAT, env_id=args.env_id, env_kwargs=kwargs, **data)
     rewards = data["rewards"]
     mean = rewards.sum(dtype=float) / num
     size = os.path.getsize(path) / 2**20

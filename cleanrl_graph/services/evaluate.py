@@ -22,6 +22,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from cleanrl_graph.services.check import close, entries
+from cleanrl_graph.services.process import whole
 
 NAMES = ("instance", "episode", "group", "best_known", "lower_bound")  # columns without a mean
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
@@ -160,18 +161,16 @@ def eval_table(rows: list[dict]) -> str:
 
 def save_table(rows: list[dict], folder: str, writer: Any, step: int) -> None:
     """Prints and logs the table of the rows; eval.md in `folder` holds it too, eval.csv the costs
-    themselves. SystemExit if they cannot be written."""
+    themselves."""
     table = eval_table(rows)
     print(table, flush=True)
     writer.add_text("evaluation", table, step)
-    try:
-        Path(folder, "eval.md").write_text(table + "\n")
-        with open(Path(folder, "eval.csv"), "w", newline="") as file:
-            lines = csv.DictWriter(file, columns_of(rows), lineterminator="\n")
-            lines.writeheader()
-            lines.writerows(rows)
-    except OSError as error:
-        raise SystemExit(f"cannot write the evaluation's table: {error}") from None
+    with whole(Path(folder, "eval.md")) as unfinished:
+        Path(unfinished).write_text(table + "\n")
+    with whole(Path(folder, "eval.csv")) as unfinished, open(unfinished, "w", newline="") as file:
+        lines = csv.DictWriter(file, columns_of(rows), lineterminator="\n")
+        lines.writeheader()
+        lines.writerows(rows)
 
 
 # ---- Videos ----
@@ -220,7 +219,7 @@ def check_video(make: Callable[..., gym.Env]) -> None:
 
 def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
     """Three greedy episodes, one after the other as an animated GIF, at the environment's
-    render_fps. SystemExit if it cannot be written."""
+    render_fps."""
     films = [Filmed(make(render_mode="rgb_array")) for _ in range(3)]
     play([lambda film=film: film for film in films], True)
     fps = films[0].metadata.get("render_fps") or 10
@@ -232,10 +231,9 @@ def save_video(path: str, play: Callable, make: Callable[..., gym.Env]) -> None:
         durations += [duration] * (len(film.pictures) - 1) + [3000]
     size = pictures[0].size
     first, *others = [picture.resize(size) for picture in pictures]
-    try:
-        first.save(path, save_all=True, append_images=others, duration=durations, loop=0)
-    except OSError as error:
-        raise SystemExit(f"cannot write {path}: {error}") from None
+    timing = {"duration": durations, "loop": 0}
+    with whole(path) as unfinished:
+        first.save(unfinished, "GIF", save_all=True, append_images=others, **timing)
 
 
 # ---- What the flags ask for ----
@@ -263,9 +261,6 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
         for row in played:
             rows.append(row)
     finally:
-        if all(row.get("group") is None for row in rows):
-            for row in rows:
-                row.pop("group", None)
         if rows:
             save_table(rows, run.folder, run.writer, run.global_step)
     if args.capture_video:
@@ -282,7 +277,7 @@ def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Ite
         if args.eval_episodes:
             infos = play([partial(make, args, k)] * args.eval_episodes, True)
         for i, info in enumerate(infos):
-            row = {"episode": i, "group": info.get("group")}
-            if num_tasks > 1:
-                row["group"] = f"task_{k}"
+            row = {"episode": i, "group": f"task_{k}" if num_tasks > 1 else info.get("group")}
+            if row["group"] is None:
+                del row["group"]
             yield row | {"length": info["episode"]["l"], "return": info["episode"]["r"]}

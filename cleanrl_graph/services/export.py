@@ -212,7 +212,8 @@ class Cell:
     def new_state(self, net: nn.Module, x: Tensor, before: Tensors) -> Tensors:
         """{part: [rows, H]}"""
         parts = tuple(before[name][None] for name in self.parts)
-        _, after = net.cell(net.token(x)[None], parts)
+        tokens = net.token(x)
+        _, after = net.cell(tokens[None], parts)
         return {name: rows[0] for name, rows in zip(self.parts, after)}
 
     def per_node(
@@ -226,7 +227,10 @@ class Cell:
             is_same = is_same & (memory[name][:, None] == values)  # [entries, nodes]
         numbers = torch.arange(1, len(is_kept) + 1, device=x.device)
         rows = (is_same * numbers[:, None]).sum(0)  # 0 for a node without an entry
-        before = {name: F.pad(memory[name], (0, 0, 1, 0))[rows] for name in self.parts}
+        before = {}
+        for name in self.parts:
+            padded = F.pad(memory[name], (0, 0, 1, 0))
+            before[name] = padded[rows]
         new = self.new_state(net, x, before)
         others = is_kept & ~is_same.any(1)  # of nodes that are not seen now
         others = others.nonzero().squeeze(1)
@@ -285,7 +289,11 @@ class Program(nn.Module):
         self.factors = factors_of(policy)
         self.found = []  # (part, its distribution), in the order of the head
         for head in self.agent.head.heads:
-            head.register_forward_hook(lambda head, _, probs: self.found.append((head.part, probs)))
+            head.register_forward_hook(self.find)
+
+    def find(self, head: nn.Module, inputs: tuple, probs: Any) -> None:
+        """Notes a distribution, when its head returns it."""
+        self.found.append((head.part, probs))
 
     def forward(self, inputs: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
         obs = self.observations(inputs)
@@ -295,8 +303,7 @@ class Program(nn.Module):
                 if name != "starts" and self.memory_forms[name]["shape"][0] == "B":
                     starts = memory["starts"].view(-1, *[1] * (values.ndim - 1))
                     memory[name] = values.masked_fill(starts, 0)
-            outputs = self.memory.step(self.agent, obs, memory, self.greedy)
-            action, log_prob, value = outputs
+            action, log_prob, value = self.memory.step(self.agent, obs, memory, self.greedy)
             memory["starts"] = torch.zeros_like(memory["starts"])
         else:
             action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)
@@ -316,8 +323,9 @@ class Program(nn.Module):
             numbers = torch.arange(len(inputs[leaf.path]) + 1)
             index.setdefault(group, (numbers, numbers[:-1]))
             if group:
-                ptr = F.pad(inputs[f"counts/{group}"].cumsum(0), (1, 0))
-                index[group] = ptr, torch.bucketize(numbers[:-1], ptr[1:], right=True)
+                stops = inputs[f"counts/{group}"].cumsum(0)
+                batch = torch.bucketize(numbers[:-1], stops, right=True)
+                index[group] = F.pad(stops, (1, 0)), batch
         obs = {}
         for leaf, group in self.leaves:
             rows = inputs[leaf.path]

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import os
 from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
@@ -24,6 +25,20 @@ def tune() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 2**25)
         libc.mallopt(M_TRIM_THRESHOLD, 2**30)
     atexit.register(gc.freeze)
+
+
+@contextlib.contextmanager
+def whole(path: Any) -> Iterator[str]:
+    """Where to write a file that takes its place at the end, whole or not at all. SystemExit if it
+    cannot be written."""
+    unfinished = f"{path}.tmp"
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    except (OSError, RuntimeError) as error:  # RuntimeError: of torch
+        with contextlib.suppress(OSError):
+            os.remove(unfinished)
+        raise SystemExit(f"cannot write {path}: {error}") from None
 
 
 @contextlib.contextmanager

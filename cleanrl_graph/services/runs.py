@@ -22,6 +22,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from cleanrl_graph.services import checkpoint, policy
 from cleanrl_graph.services.check import UsageError, entries
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
+from cleanrl_graph.services.process import whole
 
 
 def run_name(args: Any) -> str:
@@ -190,14 +191,9 @@ class Services:
 
     def save_model(self, agent: torch.nn.Module) -> None:
         """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
-        path = self.folder / "model.pt"
-        unfinished = self.folder / "unfinished.tmp"
         model = {"script": self.name, "args": self.flags, "model": agent.state_dict()}
-        try:
+        with whole(self.folder / "model.pt") as unfinished:
             torch.save(model, unfinished)
-            os.replace(unfinished, path)  # whole or not at all
-        except (OSError, RuntimeError) as problem:  # of torch for a full disk
-            raise UsageError(f"--save-model {path}: {problem}") from None
 
 
 def sizes(storage: Any) -> dict[str, float]:

@@ -1175,7 +1175,7 @@ class Timeline:
         self.num_old = len(state["h"])
 
     def add(self, seen: State) -> None:
-        """Makes known what is seen, too, or what was computed from it."""
+        """Joins the state and what is seen, or what was computed from it."""
         self.known |= join_states([self.state, seen])
 
     def sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -1372,7 +1372,7 @@ class SparseLSTM(nn.Module):
         changes = torch.cat([changes, before[:, None] == 0], 1).double()
         added = changes.new_zeros(len(first), self.dim).index_add(0, at, changes)  # by each step
         sums = added.cumsum(0)
-        sums = sums - select_rows(sums - added, first)
+        sums = sums - select_rows(sums - added, first)  # what was there before the episode
         sums, num = sums.tensor_split([-1], 1)
         if self.readout == "mean":
             sums = sums / num.clamp(min=1)
@@ -1530,25 +1530,27 @@ class Agent(nn.Module):
         dims = self.encoder.element_dims | {"": self.encoder.dim}
         links = self.encoder.links.get(self.group, "")
         self.links = ""  # path of those that are remembered
+        edge_dim = 0  # of their features
         if args.remember_edges:
-            self.links = links
             if not links:
                 raise UsageError(
                     "--remember-edges needs --state-per-node, a graph and the observation "
                     "'node_ids'"
                 )
+            self.links = links
+            edge_dim = dims[links] - 2 * args.gnn_dim
         self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
         first = 0 if args.prev_action else self.action_dim
         self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)
         dim = dims[self.group] + self.columns.stop - first
-        edge_dim = dims[links] - 2 * args.gnn_dim  # of an edge's own features
         self.memory = SparseLSTM(dim, edge_dim, self.group != "", args)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         dims[self.group] += args.lstm_dim  # the head sees what is remembered of each element
-        dims[links] += 2 * args.lstm_dim  # and of both ends of each edge
+        if links:  # and of both ends of each edge
+            dims[links] += 2 * args.lstm_dim
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
     def forward(
@@ -1561,12 +1563,12 @@ class Agent(nn.Module):
         """(action [B, columns], log_prob [B], entropy [B], value [B]) of B = M * T steps. What the
         memory keeps of them becomes known to `timeline`."""
         features, elements = self.encoder(obs)
-        elements[""] = Ragged(features, None, None)
+        elements[""] = Ragged(features, None, None)  # its rows are the observations
         nodes = elements[self.group]
         past = self.past(timeline, action, elements, obs)
         if self.links:
             timeline.add({"edge_attr": elements[self.links].values})
-        at = to_device(timeline.at[timeline.num_old :], past.device)
+        at = to_device(timeline.at[timeline.num_old :], past.device)  # step of each event
         x = torch.cat([nodes.values, select_rows(past, at)], 1)
         out, readout = self.memory(x, timeline)
         nodes = nodes._replace(values=torch.cat([nodes.values, out], 1))

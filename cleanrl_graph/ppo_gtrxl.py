@@ -3,18 +3,19 @@
     python cleanrl_graph/ppo_gtrxl.py --env-id CartPole-v1 --wrap hide:1,3 --memory-length 50
     python cleanrl_graph/ppo_gtrxl.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Rooms: Args, observations, environments, storage, encoder, action heads, memory (GTrXL), agent,
-ranks, run, train. A leaf is one array of an observation. A dense leaf has one row per step, a
-ragged one any number of rows: the nodes of a graph, its edges, the elements of a set. Both are
-stored flat, each row once, and a minibatch is one selection of rows per leaf. Actions may choose a
-node, an edge or an element, or there may be one action for each of them.
+Read ppo_graph_mini.py first: it is the idea in 250 lines. Rooms of this file: Args, observations,
+environments, storage, encoder, action heads, memory (GTrXL), agent, ranks, run, train.
+
+A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of
+a graph, its edges or the elements of a set, one for everything else. Each row is stored once, and a
+minibatch is one selection of rows per leaf. An action may choose a node, an edge or an element, or
+each of them may act.
 
 A step attends to itself and to the `memory_length` steps before it in its episode (GTrXL, Parisotto
 et al. 2019, arXiv:1910.06764; Transformer-XL, Dai et al. 2019, arXiv:1901.02860). Training runs all
-steps of a rollout at once. Of earlier steps the inputs of the layers are kept, from which new keys
-and values are made. Actor and critic see the observation, the transformer's output, what its
-attention found, and how many steps the episode had so far. The defaults differ from CleanRL's: see
-benchmark/results/memory_defaults.
+steps of a rollout at once; of earlier ones the layers' inputs are kept, of which new keys and values
+are made. Actor and critic see the observation, the transformer's output, what its attention found
+and the steps since the episode began. benchmark/results/memory_defaults explains the defaults.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
@@ -22,9 +23,6 @@ arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer net
 al. 2015, arXiv:1506.03134).
 """
 
-import atexit
-import contextlib
-import importlib
 import inspect
 import json
 import math
@@ -32,11 +30,10 @@ import os
 import random
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
-from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -49,22 +46,19 @@ import torch.nn.functional as F
 import tyro
 from gymnasium import spaces
 from torch import Tensor
-from torch.distributions import Bernoulli, Normal
+from torch.distributions import Normal
 from torch.nn.attention import flex_attention as flex
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-VERSION = "1.1.0.dev0"  # of cleanrl_graph; services of another version are not used
-
 Json = Annotated[dict | list, tyro.conf.arg(constructor=json.loads, metavar="JSON")]
 
 
-# --load-model reads this class: the network's flags are those below the comment line "# Network",
-# up to the next such line. So add no other comment lines of their own inside of it
 @dataclass
 class Args:
-    """Experiment, environment (--env-id), network (--hidden-dims), algorithm
-    (--total-timesteps), memory (--memory-length)."""
+    """Flags of the experiment, then of the environment (from --env-id on), of the network (from
+    --hidden-dims on), of the memory (from --memory-length on) and of the algorithm (from
+    --total-timesteps on)."""
 
     exp_name: str = Path(__file__).stem
     """the name of this experiment"""
@@ -74,61 +68,30 @@ class Args:
     """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
     """uses CUDA when it is available"""
-    track: bool = False
-    """tracks this experiment with Weights and Biases"""
-    wandb_project_name: str = "cleanrl_graph"
-    """the wandb's project name"""
-    wandb_entity: str | None = None
-    """the entity (team) of wandb's project"""
-    capture_video: bool = False
-    """saves three greedy episodes to {run_dir}/{run_name}/episode.gif when training ends"""
     run_dir: str = "runs"
-    """folder of the runs' folders: TensorBoard log, model, checkpoints, evaluation"""
+    """folder of the runs' folders: TensorBoard log, model"""
     save_model: bool = False
     """saves the model to {run_dir}/{run_name}/model.pt when training ends"""
-    load_model: str | None = None
-    """model.pt to start from; the flags of network and environment that are not given are taken
-    from it"""
-    checkpoint_every: int = 100
-    """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
-    checkpoint_minutes: float = 5.0
-    """a checkpoint is also written after this many minutes without one; 0: only by updates"""
-    resume: str | None = None
-    """resumes from this checkpoint, or from the newest one in this folder; `auto`: from the newest
-    one of this environment, exp_name and seed, if there is any"""
-    eval_suite: str | None = None
-    """name of a list of env kwargs in the env's `eval_suites`, each played at the end"""
     eval_episodes: int = 10
-    """greedy episodes played when training ends if there is no eval_suite; 0 for none"""
-    eval_samples: int = 16
-    """sampled episodes per entry of the eval_suite, beside the greedy one; the best is reported"""
+    """greedy episodes played when training ends; 0 for none"""
     eval_max_steps: int = 10_000
-    """steps after which an evaluation's episode is cut off"""
+    """steps after which an episode of the evaluation is cut off"""
 
-    # Environment
     env_id: str = "envs:JobShop-v0"
     """the environment's id, `module:Name-v0` imports the module first"""
     env_kwargs: Json = field(default_factory=dict)
     """keyword arguments of the environment as JSON, or a list of them: env i gets entry i modulo
     their number"""
-    wrap: tuple[str, ...] = ()
-    """wrappers, innermost first: `hide:1,3`, `z:skill:4`, `z:uniform:2` (envs/wrappers.py),
-    `module:wrapper`"""
     norm_obs: bool = True
     """normalises vectors and the columns of graphs and sets by their running mean and std"""
-    num_workers: int = 0
-    """worker processes that step the environments; 0 steps them in this process"""
-    env_timeout: float = 300.0
-    """seconds after which a worker that does not answer has failed; 0 waits forever"""
 
-    # Network
     hidden_dims: tuple[int, ...] = (256, 256)
     """widths of the actor's and of the critic's MLP"""
     activation: Literal["tanh", "relu", "elu", "gelu"] = "tanh"
     """activation of all MLPs"""
     gnn: Literal["gine", "gin", "gatv2", "transformer", "sage"] = "gine"
-    """message passing layer of graph observations. gin is faster, but sums the neighbors of a node
-    and its edges apart: it does not know which neighbor is behind which edge"""
+    """message passing layer of graph observations. gin is faster, but sums neighbors and edge
+    features separately, so it cannot match them"""
     gnn_layers: int = 3
     """number of message passing layers"""
     gnn_dim: int = 64
@@ -139,13 +102,12 @@ class Args:
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
-    flat, a fixed list; auto: see `infer_heads`. Of a Sequence: the rows that act"""
+    flat, a fixed list; auto: see `choices`. In a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
     """makes the log-std of Box actions an output of the network instead of a parameter"""
 
-    # Memory
     memory_length: int = 64
     """previous steps of its episode that a step attends to; 0: none, 1000000: all"""
     num_layers: int = 1
@@ -164,9 +126,8 @@ class Args:
     """kernel of the training; flex is for CUDA, auto takes it where steps look back at least 128
     steps and heads are at least 16 wide"""
     bf16: bool = False
-    """if toggled, the transformer computes in bfloat16 (CUDA); mismatches of up to 0.05"""
+    """if toggled, the transformer computes in bfloat16; mismatches of up to 0.05"""
 
-    # Algorithm
     total_timesteps: int = 500000
     """total timesteps"""
     learning_rate: float = 1e-3
@@ -187,16 +148,20 @@ class Args:
     """the K epochs to update the policy; None: 8 with images, else 4"""
     norm_adv: bool = True
     """toggles advantages normalization"""
-    stay_solved: float | None = 0.999
-    """keeps updates small where a task is solved: norm_adv divides by the advantages' std plus 0.1
-    of the largest std of the returns so far, which decays by this factor at each update. If
-    above 0, it also makes Adam AMSGrad. None: off"""
+    adv_floor: float = 0.1
+    """keeps updates small where a task is solved: norm_adv adds this share of the returns' std to
+    the advantages' std"""
+    adv_floor_decay: float = 0.999
+    """if above 0, adv_floor takes the largest std of the returns so far, which decays by this
+    factor at each update"""
+    amsgrad: bool = True
+    """makes Adam AMSGrad (Reddi et al. 2018), whose steps stay small after large gradients"""
     clip_coef: float = 0.2
     """the surrogate clipping coefficient"""
     clip_vloss: bool = False
     """toggles the clipped loss of the value function"""
-    norm_vloss: bool = True
-    """divides the loss of the value function by 1 + the variance of the returns"""
+    norm_vloss: float = 1.0
+    """if above 0, divides the loss of the value function by this + the variance of the returns"""
     ent_coef: float | None = None
     """coefficient of the entropy; None: 0.01 with images, else 0"""
     vf_coef: float = 0.5
@@ -206,164 +171,142 @@ class Args:
     target_kl: float | None = 0.03
     """the target KL divergence threshold"""
 
-    batch_size: tyro.conf.Suppress[int] = 0
-    """the number of steps of a rollout, on each rank; these three are set at run time"""
-    world_size: tyro.conf.Suppress[int] = 1
-    """the number of ranks"""
     num_iterations: tyro.conf.Suppress[int] = 0
-    """the number of rollouts, each followed by an update"""
+    """the number of rollouts, each followed by an update (computed in runtime)"""
+
+
+def complete(args: Args, leaves: list["Leaf"]) -> None:
+    """Sets the flags that are computed in runtime. UsageError for what does not fit."""
+    if args.num_minibatches > args.num_envs:
+        raise UsageError(
+            f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}, which "
+            "it shares out"
+        )
+    has_cuda = args.cuda and torch.cuda.is_available()
+    if args.attention == "flex" and not has_cuda:
+        raise UsageError("--attention flex needs a CUDA device")
+    has_images = any(leaf.is_image and leaf.is_input for leaf in leaves)
+    if args.update_epochs is None:
+        args.update_epochs = 8 if has_images else 4
+    if args.ent_coef is None:
+        args.ent_coef = 0.01 if has_images else 0.0
+    args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
 
 
 class UsageError(ValueError):
-    """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
+    """A sentence that says what was wrong, where, and what to do."""
 
 
 # --- shared: observations ---
-# ---- Observations: the leaves of a space, and N observations as flat arrays ----
+# ---- Observations: a space is a list of leaves, N observations are rows one after the other ----
 NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
 
 
 class Leaf(NamedTuple):
-    """One array of an observation. A ragged leaf (`group` is not None) has any number of rows per
-    step; all leaves of a group have the same number. `shape` and `dtype` are those of one row
-    (ragged) or of one step (dense), and so is `space`, but that of links is the graph's."""
+    """One array of an observation, as rows of `space`. All leaves of a group have the same number
+    of rows: one per step in the group "", any number in the others, which are named after a set, or
+    are the nodes or the edges of a graph. A mask and node_ids are groups of their own."""
 
     path: str  # "graph.nodes", "position"
-    kind: str  # "vector", "image", "discrete" or "links" (pairs of node indices)
-    shape: tuple[int, ...]
-    dtype: np.dtype
     space: gym.Space
-    getters: tuple[Callable, ...]  # called one after the other: observation -> array
-    group: str | None = None
-    nodes: str | None = None  # of links and edges: the group whose rows they connect
+    group: str
+    nodes: str = ""  # of links and edges: the group of the nodes that they connect
 
     @property
     def is_input(self) -> bool:
         return self.path.split(".")[0] not in NOT_INPUT
 
-    def read(self, obs: Any) -> Any:
-        """The array in an observation, or None, which means no rows."""
-        for get in self.getters:
-            obs = get(obs)
-        return obs
+    @property
+    def is_links(self) -> bool:
+        """Whether its rows are pairs of node indices, source and target."""
+        return self.nodes != "" and self.path == self.group
+
+    @property
+    def is_image(self) -> bool:
+        """HWC if the last side is smaller than the first, else CHW; at least 8 x 8 pixels."""
+        if not isinstance(self.space, spaces.Box) or len(self.space.shape) != 3:
+            return False
+        first, middle, last = self.space.shape
+        return min(middle, max(first, last)) >= 8
+
+    @property
+    def dtype(self) -> np.dtype:
+        dtype = np.dtype(self.space.dtype).newbyteorder("=")
+        if dtype.kind == "f":
+            return np.dtype(np.float64 if dtype.itemsize > 4 else np.float32)
+        if dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
+            return np.dtype(np.int64)
+        return dtype
 
 
-def leaves_of(space: gym.Space, path: str = "") -> list[Leaf]:
-    """The leaves of `space` in a fixed order. UsageError for a space with no rule, naming it."""
-    name = path or "obs"  # of a space that is not inside another
+def children_of(space: gym.Space) -> list[tuple]:
+    """(key, space) of the children of a Dict or Tuple."""
+    return list(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
+
+
+def leaves_of(space: gym.Space, path: str = "", group: str = "") -> list[Leaf]:
+    """The leaves of `space` in a fixed order. UsageError names a space that is not supported."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        leaves = []
+        for k, child in children_of(space):
+            leaves += leaves_of(child, f"{path}.{k}".removeprefix("."), group)
+        return leaves
+    path = path or "obs"  # of a space that is not inside another
+    if isinstance(space, spaces.Sequence) and not group:
+        return leaves_of(space.feature_space, path, path)
+    if isinstance(space, spaces.Graph) and not group:
+        nodes = f"{path}.nodes"
+        links = f"{path}.edge_links"
+        pair = spaces.MultiDiscrete([2**31 - 1] * 2, np.int32)
+        leaves = leaves_of(space.node_space, nodes, nodes)
+        leaves.append(Leaf(links, pair, links, nodes))
+        if space.edge_space is not None:
+            leaves.append(Leaf(f"{path}.edges", space.edge_space, links, nodes))
+        return leaves
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return [Leaf(path, space, group)]
+    raise UsageError(
+        f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, Dict "
+        "and Tuple are; Graph and Sequence, too, but not inside a Sequence)"
+    )
+
+
+def arrays_of(space: gym.Space, obs: Any) -> list:
+    """The arrays in an observation, in the order of `leaves_of`; None means no rows."""
     if isinstance(space, spaces.Graph):
-        return graph_leaves(space, name)
+        return [obs.nodes, obs.edge_links, obs.edges][: 2 if space.edge_space is None else 3]
     if isinstance(space, spaces.Sequence):
-        return sequence_leaves(space, name)
+        row = space.feature_space
+        if space.stack:
+            return arrays_of(row, obs)
+        columns = list(zip(*[arrays_of(row, each) for each in obs]))  # of a tuple of rows
+        return columns or [None] * len(leaves_of(row, group="rows"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return [array_leaf(space, name)]
-    leaves = []
-    children = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-    for k, child in children:
-        for leaf in leaves_of(child, f"{path}.{k}".removeprefix(".")):
-            leaves.append(leaf._replace(getters=(itemgetter(k), *leaf.getters)))
-    return leaves
+        return [obs]
+    arrays = []
+    for k, child in children_of(space):
+        arrays += arrays_of(child, obs[k])
+    return arrays
 
 
-def graph_leaves(space: spaces.Graph, path: str) -> list[Leaf]:
-    """Nodes, edge_links and, if they have features, edges."""
-    nodes = f"{path}.nodes"
-    links = f"{path}.edge_links"
-    get_links = (attrgetter("edge_links"),)
-    leaves = [
-        array_leaf(space.node_space, nodes, attrgetter("nodes"))._replace(group=nodes),
-        Leaf(links, "links", (2,), np.dtype(np.int32), space, get_links, links, nodes),
-    ]
-    if space.edge_space is not None:
-        edges = array_leaf(space.edge_space, f"{path}.edges", attrgetter("edges"))
-        leaves.append(edges._replace(group=links, nodes=nodes))
-    return leaves
-
-
-def sequence_leaves(space: spaces.Sequence, path: str) -> list[Leaf]:
-    """The leaves of a row, as ragged ones. With `stack` they are arrays of all rows; without it an
-    observation is a tuple of rows, and each row is read on its own."""
-    leaves = []
-    for leaf in leaves_of(space.feature_space, path):
-        if leaf.group:
-            raise UsageError(
-                f"leaf '{path}': {space} is not supported, its rows must have a fixed shape"
-            )
-        getters = leaf.getters if space.stack else (partial(read_rows, leaf),)
-        leaves.append(leaf._replace(group=path, getters=getters))
-    return leaves
-
-
-def read_rows(leaf: Leaf, rows: Iterable) -> list | None:
-    """The arrays of a leaf, one for each row of a Sequence that is a tuple; None if it is empty."""
-    return [leaf.read(row) for row in rows] or None
-
-
-def array_leaf(space: gym.Space, path: str, *getters: Callable) -> Leaf:
-    """The leaf of a space whose elements are arrays or numbers."""
-    kind = "vector"
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        kind = "discrete"
-    elif not isinstance(space, (spaces.Box, spaces.MultiBinary)):
-        raise UsageError(
-            f"leaf '{path}': {space} is not supported (Box, Discrete, MultiDiscrete, MultiBinary, "
-            "Graph, Sequence, Dict and Tuple are)"
-        )
-    elif isinstance(space, spaces.Box) and len(space.shape) == 3:
-        # (height, width) of HWC or CHW; an image has at least 8 x 8 pixels
-        pixels = space.shape[:2] if space.shape[2] < space.shape[0] else space.shape[1:]
-        kind = "image" if min(pixels) >= 8 else "vector"
-    dtype = space.dtype.newbyteorder("=")
-    if dtype.kind == "f":
-        dtype = np.dtype(np.float32)
-    elif dtype.kind == "u" and dtype != np.uint8:  # torch knows no larger unsigned numbers
-        dtype = np.dtype(np.int64)
-    return Leaf(path, kind, tuple(space.shape), dtype, space, getters)
-
-
-def num_options(leaf: Leaf) -> np.ndarray:
-    """The number of values of each entry of a discrete leaf, int64 [entries]."""
-    num = leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec
-    return np.ravel(num).astype(np.int64)
-
-
-class Group(NamedTuple):
-    """The paths of the leaves of a graph, or of a set, which has no edges."""
-
-    nodes: list[str]  # leaves with a row per node of the graph, or per element of the set
-    edges: list[str]  # leaves with a row per edge; the first, edge_links, names their group
-
-
-def groups_of(leaves: list[Leaf]) -> dict[str, Group]:
-    """The graphs and sets among the inputs, by the name of the group of their nodes or elements."""
-    groups = {}
-    for leaf in leaves:
-        if leaf.group and leaf.is_input:
-            group = groups.setdefault(leaf.nodes or leaf.group, Group([], []))
-            paths = group.edges if leaf.nodes else group.nodes
-            paths.append(leaf.path)
-    return groups
-
-
-def element_groups(leaves: list[Leaf]) -> list[str]:
-    """The groups that "nodes" can mean, as an action head or in node_ids: the nodes of all graphs;
-    without a graph all sets but avail_actions."""
-    groups = groups_of(leaves)
-    graphs = [name for name, group in groups.items() if group.edges]
-    return graphs or [name for name in groups if name != "avail_actions"]
+def num_options(space: gym.Space) -> list[int]:
+    """The number of values of each entry of a space of categories; of a Box none."""
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape)
+    return np.ravel(getattr(space, "nvec", getattr(space, "n", []))).tolist()
 
 
 class Flat(NamedTuple):
-    """N observations. Observation i has counts[leaf.group][i] rows of a ragged leaf, one of a dense
-    leaf. The values are on the host, in a Storage they are tensors on the device."""
+    """N observations: per leaf the rows of all N one after the other. The values are on the host;
+    in a Storage they are tensors on the device."""
 
-    values: list[np.ndarray]  # per leaf [N, ...] (dense) or the rows of all N one after the other
-    counts: dict[str, np.ndarray]  # group of ragged leaves -> int64 [N]
+    values: list[np.ndarray]
+    counts: dict[str, np.ndarray]  # group -> rows of each observation, int64 [N]
 
     @property
     def size(self) -> int:
-        """N: the length of any count or, if all leaves are dense, of any leaf."""
-        return len(next(iter(self.counts.values()), self.values[0]))
+        """N"""
+        return len(self.counts[""])
 
 
 def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
@@ -378,72 +321,20 @@ def join(flats: list[Flat], concatenate: Callable = np.concatenate) -> Flat:
 
 # --- shared: environments ---
 # ---- Environments: made from the flags, stepped one after the other ----
-@cache
-def service(name: str, flag: str | None = None):
-    """The module cleanrl_graph.NAME; None if this script was copied alone, or another version of
-    the package is installed. `flag`, if set, is a flag that needs it: UsageError, not None."""
-    try:
-        package = importlib.import_module("cleanrl_graph")
-    except ModuleNotFoundError:
-        package = None
-    if getattr(package, "__version__", None) == VERSION:
-        return importlib.import_module(f"cleanrl_graph.{name}")
-    if flag:
-        raise UsageError(
-            f"{flag} needs cleanrl_graph {VERSION}: its folder, or an installed package"
-        )
-
-
-def guarded(doing: str, function: Callable, *args, **kwargs) -> Any:
-    """function(*args, **kwargs). With utils/check.py an exception becomes a UsageError that reads
-    "{doing}{args}: {exception}". Bind by `partial` what it should not show. If `doing` ends with
-    " step" or " reset", the result is checked too."""
-    check = service("utils.check")
-    if check:
-        return check.guarded(UsageError, doing, function, *args, **kwargs)
-    return function(*args, **kwargs)
-
-
 def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
-    """Environment i of all ranks in its wrappers, with `more` keyword arguments. `envs:NAME` is one
-    of cleanrl_graph unless the current folder has a module `envs`."""
+    """Environment i of all ranks, with `more` keyword arguments."""
     tasks = args.env_kwargs if isinstance(args.env_kwargs, list) else [args.env_kwargs]
     kwargs = {"disable_env_checker": True} | tasks[i % len(tasks)] | more
-    env_id = args.env_id
-    hint = ""  # for the error's sentence; without the package there is none
-    wrappers = service("envs.wrappers", args.wrap and "--wrap")
-    if wrappers:
-        env_id, hint = wrappers.full_id(env_id)
-    env = guarded(f"--env-id {args.env_id} ({hint})", partial(gym.make, env_id, **kwargs))
-    return wrappers.wrap_all(env, args.wrap) if wrappers else env
-
-
-def aligned(leaves: list[Leaf], parts: list["Part"]) -> list[Leaf]:
-    """The leaves, inputs first, with `group` set where the observation space alone cannot tell it.
-    A mask gets that of its part's rows; node_ids that of the nodes or elements that act, or of the
-    first ones if none act."""
-    groups = {part.mask: part.group for part in parts}
-    acting = [part.group for part in parts if part.kind != "choice"]  # None outside a Sequence
-    # The group that acts; if none of these acts, max returns the first
-    groups["node_ids"] = max(element_groups(leaves), key=acting.count, default=None)
-    leaves = [leaf._replace(group=groups.get(leaf.path, leaf.group)) for leaf in leaves]
-    return sorted(leaves, key=lambda leaf: not leaf.is_input)
+    env = gym.make(args.env_id, **kwargs)
+    if env.has_wrapper_attr("episode_returns"):  # it is recorded already
+        return env
+    return gym.wrappers.RecordEpisodeStatistics(env)
 
 
 # --- end shared: environments ---
 
 
 # --- shared: steps ---
-class Episode(NamedTuple):
-    """An episode that ended, or that `play` cut off."""
-
-    env: int  # counted over all ranks
-    ret: float  # sum of the rewards
-    length: int  # steps
-    group: str | None  # info["group"]
-    eval: dict  # info["eval"]
-
-
 class Step(NamedTuple):
     """What N environments returned. Where one is `terminated` or `truncated`, as all are at first,
     a new episode begins."""
@@ -453,129 +344,69 @@ class Step(NamedTuple):
     terminated: np.ndarray  # bool [N]
     truncated: np.ndarray  # bool [N]
     finals: list[Flat]  # the last observation of each truncated episode
-    episodes: list[Episode]
+    infos: list[tuple[int, dict]]  # environment and last info of each episode that ended
 
 
 class Envs:
     """N environments stepped one after the other. Autoreset in the same step: the observation after
-    an episode's last step is the first of the next one. UsageError names env, step and action, or
-    leaf and value, of what goes wrong."""
+    an episode's last step is the first of the next one."""
 
-    def __init__(self, makers: list[Callable], action_head: str = "auto", first_env: int = 0):
-        self.first_env = first_env
-        self.num_steps = 0
-        self.check = service("utils.check")
-        self.envs = [guarded(f"env {first_env + i}", make) for i, make in enumerate(makers)]
+    def __init__(self, makers: list[Callable]):
+        self.envs = [make() for make in makers]
+        self.space = self.envs[0].observation_space
         self.action_space = self.envs[0].action_space
-        leaves = leaves_of(self.envs[0].observation_space)
-        self.parts = [parts_of(env.action_space, leaves, action_head) for env in self.envs]
-        if self.check:
-            self.check.spaces_fit(UsageError, self.envs, self.parts, leaves)
-        self.leaves = aligned(leaves, self.parts[0])
-        self.returns = np.zeros(len(makers))  # of the present episodes
-        self.lengths = np.zeros(len(makers), np.int64)
-        self.observations = [None] * len(makers)  # leaf arrays of the last step
+        self.leaves = leaves_of(self.space)
 
-    def reset(self, seed: int | None = None) -> Step:
-        """Starts new episodes; env i, counted over all ranks, is seeded with seed + i."""
-        # Rows: reward, terminated (1 or 0), truncated (1 or 0). At first all count as terminated
-        self.outcome = np.zeros((3, len(self.envs)), np.float32)
-        self.outcome[1] = 1
-        for i in range(len(self.envs)):
-            self.begin(i, None if seed is None else seed + self.first_env + i)
-        return self.latest([], [])
-
-    def begin(self, i: int, seed: int | None = None) -> None:
-        """Starts an episode of env i."""
-        obs, _ = self.call(i, "reset", seed=seed)
-        self.observations[i] = self.read(i, obs)
-        self.returns[i] = 0.0
-        self.lengths[i] = 0
-
-    def latest(self, finals: list[Flat], episodes: list[Episode]) -> Step:
-        """The Step made of the last observations and outcomes."""
-        obs = self.collate(self.observations, range(len(self.envs)))
-        reward, terminated, truncated = self.outcome
-        return Step(obs, reward, terminated > 0, truncated > 0, finals, episodes)
+    def reset(self, seed: int) -> Step:
+        """Starts new episodes; env i is seeded with seed + i."""
+        N = len(self.envs)
+        self.rows = [self.read(env.reset(seed=seed + i)[0]) for i, env in enumerate(self.envs)]
+        begins = np.ones(N, bool)
+        return Step(self.collate(self.rows), np.zeros(N, np.float32), begins, ~begins, [], [])
 
     def step(self, actions: list) -> Step:
         """Steps env i with actions[i], an element of its action space."""
-        self.num_steps += 1
-        self.outcome = np.zeros(self.outcome.shape, np.float32)
+        N = len(actions)
+        reward = np.zeros(N, np.float32)
+        terminated = np.zeros(N, bool)
+        truncated = np.zeros(N, bool)
         finals = []
-        episodes = []
-        for i, action in enumerate(actions):
-            obs, reward, terminated, truncated, info = self.call(i, "step", action)
-            info = info or {}
-            if self.check:
-                self.check.outcome(self.error, i, reward, info, self.parts[i])
-            self.outcome[0, i] = reward
-            self.returns[i] += reward
-            self.lengths[i] += 1
-            if not terminated:
-                self.observations[i] = self.read(i, obs)
-            if terminated or truncated:
-                self.outcome[1 if terminated else 2, i] = 1  # what is both counts as terminated
-                if not terminated:
-                    finals.append(self.collate([self.observations[i]], [i]))
-                if info.get("episode", {}) is not None:  # None: only a life ended (envs/atari.py)
-                    episodes.append(self.episode(i, info))
-                self.begin(i)
-        return self.latest(finals, episodes)
+        infos = []
+        for i, env in enumerate(self.envs):
+            obs, reward[i], terminated[i], truncated[i], info = env.step(actions[i])
+            if terminated[i] or truncated[i]:
+                if not terminated[i]:
+                    finals.append(self.collate([self.read(obs)]))
+                if "episode" in info:  # not where only a life of a game ended
+                    infos.append((i, info))
+                obs, _ = env.reset()
+            self.rows[i] = self.read(obs)
+        truncated &= ~terminated  # what is both counts as terminated
+        return Step(self.collate(self.rows), reward, terminated, truncated, finals, infos)
 
-    def episode(self, i: int, info: dict) -> Episode:
-        """The present episode of env i; return and length are those of RecordEpisodeStatistics if
-        the environment is wrapped in it."""
-        stats = {"r": self.returns[i], "l": self.lengths[i]}
-        if isinstance(info.get("episode"), dict):
-            stats |= info["episode"]
-        ret = float(np.sum(stats["r"]))  # older gymnasium's are arrays of one number
-        length = int(np.sum(stats["l"]))
-        return Episode(self.first_env + i, ret, length, info.get("group"), info.get("eval", {}))
+    def read(self, obs: Any) -> list[np.ndarray]:
+        """The rows of each leaf, copied: the environment may write into its arrays."""
+        rows = []
+        for leaf, array in zip(self.leaves, arrays_of(self.space, obs)):
+            if leaf.group == "":
+                array = [array]
+            elif array is None:
+                array = np.zeros((0, *leaf.space.shape), leaf.dtype)
+            rows.append(np.array(array))
+        return rows
 
-    def call(self, i: int, method: str, *args, **kwargs) -> tuple:
-        """What `reset` or `step` of env i returns."""
-        doing = f"env {self.first_env + i}, step {self.num_steps}, {method}"
-        return guarded(doing, getattr(self.envs[i], method), *args, **kwargs)
-
-    def read(self, i: int, obs: Any) -> list[np.ndarray]:
-        """The arrays of one observation of env i, in the order of `leaves`."""
-        arrays = []
-        for leaf in self.leaves:
-            try:
-                array = leaf.read(obs)
-                if array is None and leaf.group:
-                    array = np.zeros((0, *leaf.shape), leaf.dtype)
-                arrays.append(np.array(array))  # a copy: the environment may write into it
-            except Exception as error:
-                problem = f"cannot be read: {type(error).__name__} {error} in {str(obs)[:100]}"
-                raise self.error(i, problem, leaf) from None
-        return arrays
-
-    def collate(self, observations: list[list[np.ndarray]], envs: Iterable[int]) -> Flat:
-        """A Flat of observations, copied; observations[b] is what `read` returned for envs[b]."""
-        if self.check:
-            self.check.observations(self.error, self.leaves, self.parts, observations, list(envs))
+    def collate(self, observations: list[list[np.ndarray]]) -> Flat:
+        """A Flat of what `read` returned."""
         values = []
-        counts = {}
-        for leaf, arrays in zip(self.leaves, zip(*observations)):
-            if leaf.group:  # cast one by one: int64 with uint64 would become float64
-                counts[leaf.group] = np.fromiter(map(len, arrays), np.int64)
-                values.append(np.concatenate(arrays, dtype=leaf.dtype, casting="unsafe"))
-            else:
-                values.append(np.array(arrays, leaf.dtype))
+        counts = {"": np.ones(len(observations), np.int64)}
+        for leaf, rows in zip(self.leaves, zip(*observations)):
+            counts[leaf.group] = np.fromiter(map(len, rows), np.int64)
+            values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
         return Flat(values, counts)
-
-    def error(self, i: int, problem: str, leaf: Leaf | None = None) -> UsageError:
-        of_leaf = f", leaf '{leaf.path}'" if leaf else ""
-        return UsageError(f"env {self.first_env + i}{of_leaf}, step {self.num_steps}: {problem}")
 
     def close(self) -> None:
         for env in self.envs:
-            if self.check:
-                self.check.close(env)
-            else:
-                env.close()
+            env.close()
 
 
 # --- end shared: steps ---
@@ -592,7 +423,7 @@ class Ragged(NamedTuple):
     batch: Tensor  # int64 [rows], the observation that a row belongs to
 
 
-Obs = dict[str, Tensor | Ragged]  # leaf path -> [B, ...] (dense) or Ragged
+Obs = dict[str, Ragged]  # leaf path -> its rows; in the group "" row b is that of observation b
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -610,8 +441,6 @@ def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def pack(arrays: list[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
     """Each array on the device, all by one copy."""
-    if not arrays:
-        return ()
     lengths = [len(array) for array in arrays]
     return to_device(np.concatenate(arrays), device).split(lengths)
 
@@ -633,7 +462,7 @@ class Storage:
 
     def copy(self, flat: Flat) -> Flat:
         """The same observations with tensors on the device as values, by one copy per leaf."""
-        return Flat([to_device(array, self.device) for array in flat.values], flat.counts)
+        return Flat([to_device(rows, self.device) for rows in flat.values], flat.counts)
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations and returns them as a batch."""
@@ -646,42 +475,43 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx` (int64 [B], repeats allowed): one selection of rows per leaf."""
-        values, counts = self.whole()
-        groups = [None, *counts]  # None: of dense leaves
-        indices = pack([self.places(idx, group) for group in groups], self.device)
-        places = dict(zip(groups, indices))  # group -> int64 [rows of the minibatch]
-        rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
-
-    def places(self, idx: np.ndarray, group: str | None) -> np.ndarray:
-        """The indices in a group's leaves of all rows of the observations `idx`, one observation
-        after the other, int64; of dense leaves (None) `idx` itself."""
-        if group is None:
-            return idx
+    def places(self, idx: np.ndarray, group: str) -> np.ndarray:
+        """The numbers of a group's rows, int64, of the observations `idx` (int64 [B], repeats
+        allowed), one observation after the other."""
         num = self.whole().counts[group]
         return ranges((num.cumsum() - num)[idx], num[idx])
 
-    def select(self, actions: Tensor, idx: np.ndarray, group: str | None) -> Tensor:
-        """The rows of `actions` that belong to the observations `idx`. `actions` has one row per
-        stored observation (`group` None) or, for a Sequence, one per stored row of `group`."""
+    def select(self, actions: Tensor, idx: np.ndarray, group: str) -> Tensor:
+        """The rows of `actions`, one for each row of a group, that belong to the observations
+        `idx`."""
         return actions[to_device(self.places(idx, group), self.device)]
+
+    def gather(self, idx: np.ndarray) -> Obs:
+        """The observations `idx`: one selection of rows per leaf."""
+        values, counts = self.whole()
+        places = pack([self.places(idx, group) for group in counts], self.device)
+        places = dict(zip(counts, places))  # group -> int64 [rows of the minibatch]
+        rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
+        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        arrays = []  # ptr and batch of the first group, of the second one, ...
-        for num in flat.counts.values():
-            arrays += [np.append(0, num.cumsum()), np.arange(len(num)).repeat(num)]
+        numbers = np.arange(flat.size + 1)
+        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
+        groups = ["", *(group for group in flat.counts if group)]
+        for group in groups[1:]:
+            num = flat.counts[group]
+            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
-            if leaf.kind == "links":  # node indices of each graph become those of the batch
-                first_node = select_rows(index[leaf.nodes][0], index[leaf.group][1])
-                rows = rows + first_node[:, None]
-            obs[leaf.path] = Ragged(rows, *index[leaf.group]) if leaf.group else rows
+            ptr, batch = index[leaf.group]
+            if leaf.is_links:  # node indices of each graph become those of the batch
+                first_node, _ = index[leaf.nodes]
+                rows = rows + select_rows(first_node, batch)[:, None]
+            obs[leaf.path] = Ragged(rows, ptr, batch)
         return obs
 
 
@@ -689,7 +519,7 @@ class Storage:
 
 
 # --- shared: encoder ---
-# ---- Encoder: one small network per leaf kind, concatenated ----
+# ---- Encoder: one small network per leaf, concatenated ----
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU}
 
 
@@ -707,26 +537,17 @@ def mlp(widths: list[int], activation: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
-    """Sums, means or maxima ("max") of values[ptr[b]:ptr[b + 1]], [B, ...]. An empty segment has
-    the sum and mean 0 and the maximum -inf."""
-    initial = None if reduce == "max" else 0
-    return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
-
-
 class Rows(nn.Module):
-    """A leaf's rows as floats [rows, dim], one row per observation if it is dense. Vectors are
-    flattened. Categories are one-hot, or embedded if there are more than 64. Links have dim 0. With
-    `norm_obs` a Box is normalised by mean and std of all rows that `observe` was given, and clipped
-    to -10..10."""
+    """A leaf's rows as floats [rows, dim]. Numbers are flattened. Categories are one-hot, or
+    embedded if there are more than 64. With `norm_obs` a Box is normalised by mean and std of all
+    rows that `observe` was given, and clipped to -10..10."""
 
     def __init__(self, leaf: Leaf, norm_obs: bool):
         super().__init__()
-        self.entries = math.prod(leaf.shape)
-        self.dim = 0 if leaf.kind == "links" else self.entries
-        self.num = 0  # categories of all entries together, 0 if the leaf is not discrete
-        if leaf.kind == "discrete":
-            num = num_options(leaf)
+        self.num = 0  # categories of all entries together
+        self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box)
+        if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
+            num = np.array(num_options(leaf.space))
             # Value v of entry k is category v + shift[k]
             shift = num.cumsum() - num - np.ravel(leaf.space.start)
             self.register_buffer("shift", torch.as_tensor(shift), persistent=False)
@@ -734,7 +555,8 @@ class Rows(nn.Module):
             self.dim = min(self.num, 64)
             if self.num > 64:
                 self.embedding = nn.EmbeddingBag(self.num, self.dim, mode="sum")
-        self.norm_obs = norm_obs and isinstance(leaf.space, spaces.Box)
+        else:
+            self.dim = math.prod(leaf.space.shape)
         if self.norm_obs:
             zeros = torch.zeros(self.dim, dtype=torch.float64)
             self.register_buffer("count", zeros.sum())
@@ -746,9 +568,8 @@ class Rows(nn.Module):
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
         2.1)."""
         values = values[..., None].flatten(1).double()
-        num_rows = max(len(values), 1)
-        mean = values.sum(0) / num_rows
-        var = ((values - mean) ** 2).sum(0) / num_rows
+        mean = values.mean(0)
+        var = ((values - mean) ** 2).mean(0)
         for num, new_mean, new_var in all_ranks((len(values), mean, var)):
             if num > 0:
                 share = num / (self.count + num)
@@ -758,12 +579,12 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values.reshape(len(values), self.entries)
-        if self.norm_obs:
-            std = (self.var + 1e-8).sqrt().float()
-            return ((values.float() - self.mean.float()) / std).clamp(-10, 10)
+        values = values[..., None].flatten(1)
+        if self.norm_obs:  # float32 would lose the digits of a small change to a large number
+            std = (self.var + 1e-8).sqrt()
+            return ((values - self.mean) / std).float().clamp(-10, 10)
         if self.num == 0:
-            return values[:, : self.dim].float()  # no columns of links
+            return values.float()
         if self.num > 64:
             return self.embedding(values + self.shift)
         zeros = torch.zeros(len(values), self.num, device=values.device)
@@ -780,18 +601,20 @@ class CNN(nn.Module):
         self.dim = 512
         self.norm_obs = False  # read by Encoder.observe; images are not normalised
         self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
-        self.channels_last = leaf.shape[2] < leaf.shape[0]
-        channels, height, width = np.roll(leaf.shape, self.channels_last).tolist()  # HWC to CHW
+        shape = leaf.space.shape
+        self.channels_last = shape[2] < shape[0]
+        channels, height, width = np.roll(shape, self.channels_last).tolist()  # HWC to CHW
+        num_in = channels * num_frames
+        example = torch.zeros(1, num_in, height, width)
         spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
         if min(height, width) >= 36:
             spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
         layers = []
-        num_in = channels * num_frames
         for num_out, kernel, stride in spec:
             layers += [layer_init(nn.Conv2d(num_in, num_out, kernel, stride)), nn.ReLU()]
             num_in = num_out
         self.net = nn.Sequential(*layers, nn.Flatten())
-        num_features = self.net(torch.zeros(1, channels * num_frames, height, width)).shape[1]
+        num_features = self.net(example).shape[1]
         self.net.append(layer_init(nn.Linear(num_features, self.dim))).append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -812,134 +635,113 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
     if kind not in ("gine", "gin"):
         raise UsageError(f"--gnn {kind}: make_conv knows no such layer")
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
-    if not edge_dim:
+    if edge_dim is None:
         return pyg.GINConv(net, aggr=aggr)
     if kind == "gine":
         return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
-    return service("utils.layers", "--gnn gin").GINWithEdges(net, dim, edge_dim, aggr)
+
+    class GINWithEdges(pyg.GINEConv):  # without its ReLU
+        def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+            return x_j + self.lin(edge_attr)
+
+    return GINWithEdges(net, edge_dim=edge_dim, aggr=aggr)
 
 
 class GNN(nn.Module):
     """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention. Residual layers with
     pre-norm: h + relu(conv(norm(h)))."""
 
-    def __init__(self, node_dim: int, edge_dim: int | None, args: Any):
+    def __init__(self, node_dim: int, edge_dim: int, args: Any):
         super().__init__()
         dim = args.gnn_dim
         self.embed = nn.Linear(node_dim, dim)
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
         for _ in range(args.gnn_layers):
-            self.convs.append(make_conv(args.gnn, dim, edge_dim, args.gnn_aggr))
+            self.convs.append(make_conv(args.gnn, dim, edge_dim or None, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
         inputs = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = edge_dim and "edge_attr" in inputs
-        layers = service("utils.layers")
-        self.faster = layers and layers.faster
+        self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         h = self.embed(x)
         edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        # A function (conv, h) -> conv's output that writes no row per edge, or None
-        call = self.faster and self.faster(self.convs[0], edge_index, edge_attr, len(x))
         for conv, norm in zip(self.convs, self.norms):
-            messages = call(conv, norm(h)) if call else conv(norm(h), *edges)
-            h = h + messages.relu()
+            h = h + conv(norm(h), *edges).relu()
         return h
 
 
-class Elements(NamedTuple):
-    """Rows of B observations that an action can choose, or that each have an action: nodes or set
-    elements with their embeddings, or edges with their features and both ends."""
-
-    values: Tensor  # [rows, dim]
-    ptr: Tensor  # int64 [B + 1]
-    batch: Tensor  # int64 [rows]
-    ends: Tensor | None = None  # of edges: int64 [edges, 2], rows of `nodes`: source and target
-    nodes: Tensor | None = None  # of edges: embeddings [nodes, dim]
-
-    def at(self, rows: Tensor) -> Tensor:
-        """Vectors [len(rows), dim] of these rows; of edges source, target and features side by
-        side."""
-        chosen = self.values[rows]
-        if self.ends is None:
-            return chosen
-        return torch.cat([self.nodes[self.ends[rows]].flatten(1), chosen], 1)
-
-
 class Encoder(nn.Module):
-    """Observation -> (features [B, dim], elements {group: Elements}). Dense leaves enter as they
-    are, images through a CNN, graphs through a GNN, sets through an MLP per row; a readout makes
-    one vector of each graph or set."""
+    """Observation -> (features [B, dim], elements {group: Ragged}). The group "" enters as it is,
+    images through a CNN, graphs through a GNN, sets through an MLP per row; a readout makes one
+    vector of each graph or set. Elements are embedded nodes, embedded rows of a set, and the
+    features of edges."""
 
     def __init__(self, leaves: list[Leaf], args: Any):
         super().__init__()
         self.leaves = [leaf for leaf in leaves if leaf.is_input]
-        self.dense = [leaf.path for leaf in self.leaves if leaf.group is None]
-        self.groups = groups_of(leaves)
+        self.links = {leaf.nodes: leaf.path for leaf in self.leaves if leaf.is_links}
         self.readouts = ["mean", "max"] if args.readout == "meanmax" else [args.readout]
         self.rows = nn.ModuleDict()  # key(path of a leaf) -> Rows or CNN
+        widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
-            is_image = leaf.kind == "image"
-            self.rows[key(leaf.path)] = CNN(leaf) if is_image else Rows(leaf, args.norm_obs)
+            if leaf.is_links:
+                widths[leaf.group] += 0
+                continue
+            net = CNN(leaf) if leaf.is_image else Rows(leaf, args.norm_obs)
+            self.rows[key(leaf.path)] = net
+            widths[leaf.group] += net.dim
         dim = args.gnn_dim
-        self.nets = nn.ModuleDict()  # key(name of a group) -> GNN or MLP
-        self.element_dims = dict.fromkeys(self.groups, dim)  # group -> width of `Elements.at`
-        self.dim = self.dim_of(self.dense)  # of the features
-        for name, group in self.groups.items():
-            node_dim = self.dim_of(group.nodes)
-            if group.edges:
-                edge_dim = self.dim_of(group.edges)
-                self.nets[key(name)] = GNN(node_dim, edge_dim or None, args)
-                self.element_dims[group.edges[0]] = 2 * dim + edge_dim
-            else:
-                self.nets[key(name)] = mlp([node_dim, dim, dim], args.activation)
+        self.nets = nn.ModuleDict()  # key(group of nodes, or of a set) -> GNN or MLP
+        self.dim = widths.pop("", 0)  # of the features
+        self.element_dims = {}  # group -> width of `Project.inputs`
+        edge_dims = {nodes: widths.pop(links) for nodes, links in self.links.items()}
+        for group, width in widths.items():
+            self.element_dims[group] = dim
             self.dim += len(self.readouts) * dim + 1  # as `pool` returns
-
-    def dim_of(self, paths: list[str]) -> int:
-        return sum(self.rows[key(path)].dim for path in paths)
-
-    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Elements]]:
-        features = [self.rows[key(path)](obs[path]) for path in self.dense]
-        elements = {}
-        for name, group in self.groups.items():
-            _, ptr, batch = obs[group.nodes[0]]
-            x = self.features_of(group.nodes, obs)  # [nodes or elements of the set, any]
-            if group.edges:
-                links, edge_ptr, edge_batch = obs[group.edges[0]]  # links [edges, 2]
-                edge_attr = self.features_of(group.edges, obs)
-                x = self.nets[key(name)](x, links.t().contiguous(), edge_attr)
-                edges = Elements(edge_attr, edge_ptr, edge_batch, links, x)
-                elements[group.edges[0]] = edges
+            if group in edge_dims:
+                self.nets[key(group)] = GNN(width, edge_dims[group], args)
+                self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
             else:
-                x = self.nets[key(name)](x)
-            elements[name] = Elements(x, ptr, batch)
-            features.append(self.pool(x, ptr, batch))
-        return torch.cat(features, 1), elements
+                self.nets[key(group)] = mlp([width, dim, dim], args.activation)
 
-    def features_of(self, paths: list[str], obs: Obs) -> Tensor:
-        """The leaves of a group side by side, [rows, dim]."""
-        return torch.cat([self.rows[key(path)](obs[path].values) for path in paths], 1)
+    def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Ragged]]:
+        rows = {}  # group -> its leaves side by side, [rows, width]
+        for leaf in self.leaves:
+            values, ptr, batch = obs[leaf.path]
+            if leaf.is_links:
+                own = values.new_zeros(len(values), 0, dtype=torch.float32)  # no columns
+            else:
+                own = self.rows[key(leaf.path)](values)
+            if leaf.group in rows:
+                own = torch.cat([rows[leaf.group].values, own], 1)
+            rows[leaf.group] = Ragged(own, ptr, batch)
+        features = [rows.pop("").values] if "" in rows else []
+        for group, (x, ptr, batch) in list(rows.items()):
+            if key(group) not in self.nets:  # edges
+                continue
+            inputs = [x]
+            if group in self.links:
+                links = self.links[group]
+                inputs += [obs[links].values.t().contiguous(), rows[links].values]
+            h = self.nets[key(group)](*inputs)
+            rows[group] = Ragged(h, ptr, batch)
+            features.append(self.pool(h, ptr))
+        return torch.cat(features, 1), rows
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for leaf in self.leaves:
-            net = self.rows[key(leaf.path)]
-            if net.norm_obs:
-                rows = obs[leaf.path]
-                net.observe(rows.values if leaf.group else rows)
+            if not leaf.is_links and self.rows[key(leaf.path)].norm_obs:
+                self.rows[key(leaf.path)].observe(obs[leaf.path].values)
 
-    def pool(self, rows: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
+    def pool(self, h: Tensor, ptr: Tensor) -> Tensor:
         """Rows [rows, dim] to [B, len(readouts) * dim + 1]; the last is log(1 + number of rows)."""
-        counts = ptr.diff()[:, None]
-        sums = rows.new_zeros(len(counts), rows.shape[1]).index_add(0, batch, rows)
-        pooled = {"sum": sums, "mean": sums / counts.clamp(min=1)}
-        if "max" in self.readouts:  # zero where there are no rows; faster than `segment`
-            numbers = torch.arange(len(rows), device=rows.device)
-            pooled["max"] = nn.functional.embedding_bag(
-                numbers, rows, ptr, mode="max", include_last_offset=True
-            )
-        return torch.cat([*map(pooled.get, self.readouts), counts.log1p()], 1)
+        numbers = torch.arange(len(h), device=h.device)
+        pooled = []
+        for mode in self.readouts:  # zero where there are no rows
+            pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
+        return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
 
 
 def key(path: str) -> str:
@@ -951,14 +753,21 @@ def key(path: str) -> str:
 
 
 # --- shared: action heads ---
-# ---- Action heads: sample, log-probability and entropy over any action space, [B, columns] ----
+# ---- Action heads: sample, log-probability and entropy over any action space ----
 LOWEST = torch.finfo(torch.float32).min  # for -inf in an entropy: 0 * -inf would be nan
 
 
+def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
+    """Sums, means or maxima ("max") of values[ptr[b]:ptr[b + 1]], [B, ...]. An empty segment has
+    the sum and mean 0 and the maximum -inf."""
+    initial = None if reduce == "max" else 0
+    return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
+
+
 class Categorical:
-    """One of n options, logits [B, n], -inf for those that are masked. Unlike torch's Categorical
-    its actions, log-probabilities and entropies are [B, 1]. `best` and `total` reduce over the
-    options; `Choice` has its own."""
+    """One of n options for each of k entries, logits [B, k, n], -inf for those that are masked.
+    Actions, log-probabilities and entropies are [B, k]. Unlike torch's Categorical it samples
+    without waiting for the device."""
 
     def __init__(self, logits: Tensor):
         self.log_probs = logits.log_softmax(-1)
@@ -972,34 +781,34 @@ class Categorical:
         return self.best(self.log_probs - noise)
 
     def best(self, score: Tensor) -> Tensor:
-        return score.argmax(-1, keepdim=True)
+        return score.argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self.log_probs.gather(-1, action.long())
+        return self.log_probs.gather(-1, action.long()[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
         return self.total(-self.log_probs.exp() * self.log_probs.clamp(min=LOWEST))
 
     def total(self, terms: Tensor) -> Tensor:
-        return terms.sum(-1, keepdim=True)
+        return terms.sum(-1)
 
 
 class Choice(Categorical):
-    """One of the rows of each observation; logits [rows], those of what is not allowed -inf."""
+    """One of the rows of each observation, logits [rows]. Actions and the rest are [B, 1]."""
 
-    def __init__(self, logits: Tensor, elements: Elements):
-        self.ptr = elements.ptr
-        self.batch = elements.batch
-        logits = logits - segment(logits.detach(), self.ptr, "max")[self.batch]
+    def __init__(self, logits: Tensor, options: Ragged):
+        self.ptr = options.ptr
+        logits = logits - segment(logits.detach(), self.ptr, "max")[options.batch]
         log_total = segment(logits.exp(), self.ptr).log()
-        self.log_probs = logits - select_rows(log_total, self.batch)
+        self.log_probs = logits - select_rows(log_total, options.batch)
 
     def best(self, score: Tensor) -> Tensor:
-        is_best = score == segment(score, self.ptr, "max")[self.batch]
-        # double: float32 cannot tell the numbers of rows above 2**24 apart
-        rows = torch.arange(len(score), dtype=torch.double, device=score.device)
-        best = segment(rows * is_best, self.ptr, "max").long()  # of equal ones the last
-        return (best - self.ptr[:-1])[:, None]  # counted within each observation
+        rows = torch.arange(len(score), device=score.device)
+        # With mode 2, the maximum, the last output is the number of the largest row
+        *_, best = torch.embedding_bag(
+            score[:, None], rows, self.ptr, mode=2, include_last_offset=True
+        )
+        return best - self.ptr[:-1, None]  # counted within each observation
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs[self.ptr[:-1, None] + action.long()]
@@ -1009,113 +818,105 @@ class Choice(Categorical):
 
 
 class Part(NamedTuple):
-    """One factor of the action: `kind` is "categorical", "choice" (a row of the observation),
-    "bits" or "normal"."""
+    """One factor of the action: a choice of a row of `group`; or, without a group, k entries with n
+    options each; or, if n is 0, k numbers."""
 
     path: str  # in the action space: "action.amount"
-    kind: str
     columns: slice  # the part's own in the action [B, columns]
-    group: str | None  # a choice is one of its rows; in a Sequence each of its rows has an action
-    mask: str | None  # path of the mask's leaf
+    group: str
+    mask: str  # path of the mask's leaf, or ""
     entries: slice  # the part's own in a row of the mask
-    space: str  # to compare environments; only `start` of a choice, whose size may differ
-    size: int  # number of options, bits or dimensions; of a choice, the most rows allowed
+    k: int
+    n: int  # of a choice: the most rows allowed
 
 
-def parts_of(space: gym.Space, leaves: list[Leaf], head: str) -> list[Part]:
-    """The factors of an action space, or of each row of a Sequence, in order. UsageError for what
-    does not fit."""
-    per_row = isinstance(space, spaces.Sequence)
-    factors = leaves_of(space.feature_space if per_row else space, "action")
-    heads = infer_heads(space, factors, leaves) if head == "auto" else [head] * len(factors)
-    choices = [groups_named(head, leaves) for head in heads]  # several groups are refused below
+def group_of(name: str, leaves: list[Leaf]) -> str:
+    """The group of rows that a name means, --action-head or a key of a Dict of actions: "nodes" of
+    the graph, or elements of the set; "edges"; the name of a group; "" for others. "auto" means
+    avail_actions or, if the mask has rows, nodes. UsageError for a name that can mean several."""
+    groups = {leaf.group for leaf in leaves if leaf.group and leaf.is_input}
+    links = {leaf.path: leaf.nodes for leaf in leaves if leaf.is_links}
+    if name == "auto" and "avail_actions" in groups:
+        name = "avail_actions"
+    elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
+        name = "nodes"
+    found = groups & {name} - {"flat"}
+    if name in ("node", "nodes"):
+        found = set(links.values()) or groups - {"avail_actions"}
+    elif name in ("edge", "edges"):
+        found = set(links)
+    if len(found) > 1:
+        raise UsageError(f"'{name}' can mean each of {sorted(found)}: give one as --action-head")
+    return min(found, default="")
+
+
+def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str:
+    """In a Sequence the group whose rows act, each on its own; "" for other action spaces."""
+    if not isinstance(space, spaces.Sequence):
+        return ""
+    group = group_of("nodes" if head == "auto" else head, leaves)
+    if not group:
+        raise UsageError(f"--action-head {head}: there are no such rows to act in {space}")
+    return group
+
+
+def mask_of(factor: Leaf, rows: str, leaves: list[Leaf]) -> str:
+    """The path of a factor's mask, that of the whole action or of its name, "" without one. If it
+    chooses from `rows`, or these act, the mask has rows, too."""
+    own = factor.path.replace("action", "action_mask", 1)
+    for leaf in leaves:
+        if leaf.path in ("action_mask", own) and (leaf.group == "") == (rows == ""):
+            return leaf.path
+    return ""
+
+
+def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+    """The factors of an action space, or of each row of a Sequence, in order. All Discrete ones
+    choose from what --action-head says, but with auto those of a Dict from what their names say."""
+    factors = leaves_of(space, "action")
+    acting = acting_group(space, leaves, args.action_head)
+    has_names = args.action_head == "auto" and isinstance(space, spaces.Dict)
     parts = []
     column = 0  # the first one that belongs to no part yet
     entry = Counter()  # path of a mask -> its first entry that belongs to no part yet
-    for factor, groups in zip(factors, choices):
-        group = groups[0] if groups else None
-        kind, sizes = kind_of(factor, group and not per_row)
-        mask = mask_of(factor, group, leaves)
-        mask_path = mask.path if mask else None
-        text = str(factor.space.start if kind == "choice" else factor.space)
-        for size in sizes:
-            columns = slice(column, column + (1 if factor.kind == "discrete" else size))
-            entries = slice(entry[mask_path], entry[mask_path] + (1 if kind == "choice" else size))
-            parts.append(Part(factor.path, kind, columns, group, mask_path, entries, text, size))
-            column = columns.stop
-            if mask and mask.shape:  # a mask of one number per row is for all parts
-                entry[mask_path] = entries.stop
-    check = service("utils.check")
-    if check:
-        check.parts(UsageError, space, factors, parts, leaves, heads, choices)
+    for factor in factors:
+        name = factor.path.removeprefix("action.") if has_names else args.action_head
+        options = num_options(factor.space)
+        is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
+        group = group_of(name, leaves) if is_discrete and not acting else ""
+        mask = mask_of(factor, group or acting, leaves) if is_discrete else ""
+        sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
+        if not options:
+            sizes = [(math.prod(factor.space.shape), 0)]
+        elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
+            sizes = [(len(options), options[0])]
+        for k, n in sizes:
+            columns = slice(column, column + k)
+            entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
+            parts.append(Part(factor.path, columns, group, mask, entries, k, n))
+            column += k
+            entry[mask] = entries.stop
     return parts
 
 
-def kind_of(factor: Leaf, is_choice: bool) -> tuple[str, list[int]]:
-    """(kind of the parts of a factor, their sizes). Each entry of a MultiDiscrete is a part."""
-    if factor.kind == "discrete":
-        kind = "choice" if is_choice else "categorical"
-        return kind, num_options(factor).tolist()
-    kind = "bits" if isinstance(factor.space, spaces.MultiBinary) else "normal"
-    return kind, [math.prod(factor.shape)]
-
-
-def mask_of(factor: Leaf, group: str | None, leaves: list[Leaf]) -> Leaf | None:
-    """The mask of a factor: that of the whole action, or of its name."""
-    own = factor.path.replace("action", "action_mask", 1)
-    for leaf in leaves:
-        fits = factor.kind == "discrete" and bool(leaf.group) == bool(group)
-        if leaf.path in ("action_mask", own) and fits:
-            return leaf
-
-
-def infer_heads(space: gym.Space, factors: list[Leaf], leaves: list[Leaf]) -> list[str]:
-    """What --action-head auto means for each factor. A Sequence has an action for each node. In a
-    Dict a Discrete named node, edge, or like a set, chooses one. If all factors are Discrete and
-    none is named so, they choose from avail_actions if the observation has these, from the nodes if
-    the action_mask has a row for each. All others are flat."""
-    if isinstance(space, spaces.Sequence):
-        return ["nodes"] * len(factors)
-    heads = []
-    for factor in factors:
-        name = factor.path.removeprefix("action.")
-        is_named = isinstance(space, spaces.Dict) and groups_named(name, leaves)
-        heads.append(name if is_named and factor.kind == "discrete" else "flat")
-    if set(heads) == {"flat"} and all(factor.kind == "discrete" for factor in factors):
-        if groups_named("avail_actions", leaves):
-            return ["avail_actions"] * len(factors)
-        if any(leaf.group and leaf.path.startswith("action_mask") for leaf in leaves):
-            return ["nodes"] * len(factors)
-    return heads
-
-
-def groups_named(name: str, leaves: list[Leaf]) -> list[str]:
-    """The groups of rows that a name, an --action-head or a key of a Dict of actions, can mean. If
-    they are none or several, utils/check.py refuses the name as an action head."""
-    if name in ("node", "nodes"):
-        return element_groups(leaves)
-    if name in ("edge", "edges"):
-        return [leaf.path for leaf in leaves if leaf.kind == "links"]
-    is_group = name != "flat" and any(leaf.group == name and leaf.is_input for leaf in leaves)
-    return [name] if is_group else []
-
-
 def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
-    """B elements of `space` from actions [B, columns]; those of a Box are clipped to it. A Sequence
-    has actions [rows, columns]: element b is made of the next counts[b] rows."""
+    """Elements of `space` from actions [rows, columns]; those of a Box are clipped to it. Each row
+    makes one, but element b of a Sequence is made of the next counts[b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        rows = np.split(actions, counts.cumsum()[:-1])
-        elements = [tuple(to_env_actions(each, own)) for own in rows]
+        rows = to_env_actions(each, actions)
+        elements = [tuple(rows[stop - num : stop]) for stop, num in zip(counts.cumsum(), counts)]
         if space.stack:
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
-    if isinstance(space, spaces.Dict):
-        rows = to_env_actions(spaces.Tuple(space.values()), actions)
-        return [dict(zip(space, row)) for row in rows]
-    if isinstance(space, spaces.Tuple):
-        stops = np.cumsum([num_columns(child) for child in space])  # map drops the empty last piece
-        return list(zip(*map(to_env_actions, space, np.split(actions, stops, 1))))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        children = []
+        for _, child in children_of(space):
+            num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
+            children.append(to_env_actions(child, actions[:, :num]))
+            actions = actions[:, num:]
+        rows = list(zip(*children))
+        return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         return list(values.clip(space.low, space.high).astype(space.dtype))
@@ -1123,75 +924,101 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
 
 
-def num_columns(space: gym.Space) -> int:
-    """The number of columns that actions of this space have in [B, columns]."""
-    return sum(math.prod(leaf.shape) for leaf in leaves_of(space))
+class Project(nn.Linear):
+    """A linear layer of each row of a group; of edges relu(linear(source, target, features))."""
+
+    def __init__(self, group: str, nodes: str, dims: dict[str, int], dim: int):
+        super().__init__(dims[group], dim)
+        self.group = group
+        self.nodes = nodes  # of edges: the group of the nodes
+
+    def forward(self, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        rows = elements[self.group].values
+        if not self.nodes:
+            return super().forward(rows)
+        # Nodes are multiplied before they are selected: once per node, not once per edge
+        h = elements[self.nodes].values
+        *weights, weight = self.weight.tensor_split([h.shape[1], 2 * h.shape[1]], 1)
+        projected = F.linear(rows, weight, self.bias)
+        for own, end in zip(weights, obs[self.group].values.unbind(1)):  # source, target
+            projected = projected + select_rows(h @ own.t(), end)
+        return projected.relu()
+
+    def inputs(self, rows: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        """What the layer sees of these rows, [len(rows), dims[group]]: of edges source, target and
+        features side by side."""
+        chosen = elements[self.group].values[rows]
+        if not self.nodes:
+            return chosen
+        ends = obs[self.group].values[rows]
+        return torch.cat([elements[self.nodes].values[ends].flatten(1), chosen], 1)
 
 
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims: group -> width of `Elements.at`."""
+    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
+    of its ends."""
 
-    def __init__(self, part: Part, dim: int, query_dim: int, dims: dict[str, int], args: Any):
+    def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
         self.part = part
         self.log_std = None
-        num_outputs = part.size
-        if part.kind == "choice":
-            num_outputs = query_dim
-        elif part.kind == "normal" and args.state_dependent_std:
-            num_outputs = 2 * part.size
-        elif part.kind == "normal":
-            self.log_std = nn.Parameter(torch.zeros(part.size))
+        num_outputs = part.k * part.n
+        if part.group:  # the width of an embedding
+            num_outputs = dims[nodes or part.group]
+        elif part.n == 0 and args.state_dependent_std:
+            num_outputs = 2 * part.k
+        elif part.n == 0:
+            num_outputs = part.k
+            self.log_std = nn.Parameter(torch.zeros(part.k))
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
-        if part.kind == "choice":
-            self.score = layer_init(nn.Linear(query_dim, 1), 0.01)
-            self.key = nn.Linear(dims[part.group], query_dim)
+        if part.group:
+            self.score = layer_init(nn.Linear(num_outputs, 1), 0.01)
+            self.key = Project(part.group, nodes, dims, num_outputs)
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Elements], obs: Obs
-    ) -> Categorical | Bernoulli | Normal:
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs
+    ) -> Categorical | Normal:
         """Its log_prob and entropy are [B, columns of the part]."""
         output = self.output(latent)
-        if self.part.kind == "bits":
-            return Bernoulli(logits=output, validate_args=False)
-        if self.part.kind == "normal":
-            log_std = self.log_std
-            if log_std is None:
-                output, log_std = output.chunk(2, 1)
-            return Normal(output, log_std.exp(), validate_args=False)
-        if self.part.kind == "categorical":
-            return Categorical(self.masked(output, obs))
-        options = elements[self.part.group]
-        keys = project(self.key, options)
-        query = select_rows(output, options.batch)
-        logits = self.score(torch.tanh(keys + query)).squeeze(1)
-        logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-        return Choice(self.masked(logits, obs), options)
+        if self.part.group:
+            options = elements[self.part.group]
+            keys = self.key(elements, obs)
+            query = select_rows(output, options.batch)
+            logits = self.score(torch.tanh(keys + query)).squeeze(1)
+            logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
+            return Choice(self.masked(logits, obs), options)
+        if self.part.n:
+            return Categorical(self.masked(output.unflatten(1, (self.part.k, -1)), obs))
+        log_std = self.log_std
+        if log_std is None:
+            output, log_std = output.chunk(2, 1)
+        return Normal(output, log_std.exp(), validate_args=False)
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
         """-inf where the mask is 0."""
-        mask = obs.get(self.part.mask)
-        if mask is None:
+        if not self.part.mask:
             return logits
-        if self.part.group:
-            mask = mask.values
-        mask = mask[..., None].flatten(1)[:, self.part.entries]  # [B, or rows, entries]
+        mask = obs[self.part.mask].values[..., None].flatten(1)  # [B, or rows, entries]
+        if mask.shape[1] > 1:  # else one number per row is for all parts
+            mask = mask[:, self.part.entries]
         return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
 
+    def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+        """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
+        row, one-hot vectors, or the numbers themselves."""
+        if self.part.group:
+            rows = elements[self.part.group].ptr[:-1] + action.long().squeeze(1)
+            return self.key.inputs(rows, elements, obs)
+        if self.part.n:
+            action = F.one_hot(action.long(), self.part.n).flatten(1)
+        return action.float()
 
-def project(linear: nn.Linear, elements: Elements) -> Tensor:
-    """`linear` of each row; of edges relu(linear(source, target, features)). Nodes are multiplied
-    before they are selected: that is once per node, not once per edge."""
-    if elements.ends is None:
-        return linear(elements.values)
-    dim = elements.nodes.shape[1]
-    *end_weights, edge_weight = linear.weight.tensor_split([dim, 2 * dim], 1)
-    projected = nn.functional.linear(elements.values, edge_weight, linear.bias)
-    for weight, end in zip(end_weights, elements.ends.unbind(1)):  # source, target
-        projected = projected + select_rows(elements.nodes @ weight.t(), end)
-    return projected.relu()
+
+def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
+    """The width of `PartHead.embed` of these parts together."""
+    return sum(dims[part.group] if part.group else part.k * max(part.n, 1) for part in parts)
 
 
 # --- end shared: action heads ---
@@ -1202,102 +1029,88 @@ class ActionHead(nn.Module):
     """The policy's distribution over any action space, from the actor's latent [B, dim] and the
     elements. A choice scores row e by w . tanh(k + q) + k . q / sqrt(d) with key k = W e and query
     q = U latent: the score of a pointer network plus that of dot-product attention (Vaswani et al.
-    2017). Of an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
+    2017). For an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
     drawn in sequence, choices first. Each updates the latent of the next; the entropy is the sum of
-    theirs, each given the parts drawn before it. In a Sequence each row has its own latent and
-    action; log-probability and entropy are sums over the rows."""
+    theirs, each given the parts drawn before it. In a Sequence each row of the group `acting` has
+    its own latent and action; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
         self.space = space
-        self.parts = parts_of(space, leaves, args.action_head)
+        parts = parts_of(space, leaves, args)
+        nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
         # Numbers of the parts, choices first
-        self.order = sorted(range(len(self.parts)), key=lambda k: self.parts[k].kind != "choice")
-        nodes = {leaf.group: leaf.nodes for leaf in leaves if leaf.nodes}  # edges' group -> nodes'
+        self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
-        for k, part in enumerate(self.parts):
-            # The width of an embedding, for edges that of their nodes; None without a group
-            query_dim = dims.get(nodes.get(part.group, part.group))
-            head = PartHead(part, dim, query_dim, dims, args)
+        for k, part in enumerate(parts):
+            head = PartHead(part, nodes[part.group], dim, dims, args)
             if args.autoregressive and k != self.order[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
-        self.per_row = None  # of a Sequence: the group whose rows have an action each
-        if isinstance(space, spaces.Sequence):
-            self.per_row = self.parts[0].group
-            self.row = nn.Linear(dims[self.per_row], dim)  # embedding of a row -> its latent
+        self.acting = acting_group(space, leaves, args.action_head)
+        if self.acting:
+            # A row's embedding -> its latent
+            self.row = Project(self.acting, nodes[self.acting], dims, dim)
 
     def forward(
         self,
         latent: Tensor,
-        elements: dict[str, Elements],
+        elements: dict[str, Ragged],
         obs: Obs,
         action: Tensor | None = None,
         greedy: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
-        `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. Of a
-        Sequence action is [rows, columns]. `obs` has the masks."""
-        if self.per_row:
-            acting = elements[self.per_row]
-            latent = select_rows(latent, acting.batch) + project(self.row, acting)
-            latent = torch.tanh(latent)
+        `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. For a
+        Sequence action is [rows, columns]. `obs` has masks and links."""
+        if self.acting:
+            acting = elements[self.acting]
+            latent = torch.tanh(select_rows(latent, acting.batch) + self.row(elements, obs))
         log_prob = 0.0
         entropy = latent.new_zeros(len(latent))
-        columns = [None] * len(self.parts)
+        columns = [None] * len(self.heads)
         for k in self.order:
-            part = self.parts[k]
             head = self.heads[k]
             probs = head(latent, elements, obs)
             if action is not None:
-                columns[k] = action[:, part.columns].float()  # bits may be stored as integers
+                own = action[:, head.part.columns]
                 entropy = entropy + probs.entropy().sum(1)
             elif greedy:
-                columns[k] = probs.mode.nan_to_num()  # bits have nan at 0.5
+                own = probs.mode
             else:  # Normal.sample would wait for the device
-                columns[k] = probs.rsample() if part.kind == "normal" else probs.sample()
-            log_prob = log_prob + probs.log_prob(columns[k]).sum(1)
+                own = probs.sample() if head.part.n else probs.rsample()
+            log_prob = log_prob + probs.log_prob(own).sum(1)
+            columns[k] = own.float()
             if head.condition:
-                before = self.embed(part, columns[k], elements)
-                latent = torch.tanh(latent + head.condition(before))
-        if self.per_row:
+                latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
+        if self.acting:
             # float32 would lose digits of the ratio in a sum over many rows
             log_prob = segment(log_prob.double(), acting.ptr)
             entropy = segment(entropy, acting.ptr)
         return torch.cat(columns, 1), log_prob, entropy
 
-    def embed(self, part: Part, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-        """One part of an action as a network's input, [B, seen_dim([part], dims)]: vector of the
-        chosen row, a one-hot vector, or the numbers themselves."""
-        if part.kind == "choice":
-            options = elements[part.group]
-            return options.at(options.ptr[:-1] + action.long().squeeze(1))
-        if part.kind == "categorical":
-            action = nn.functional.one_hot(action.long().squeeze(1), part.size)
-        return action.float()
-
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.per_row))
-
-
-def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
-    """The width of `ActionHead.embed` of these parts together."""
-    return sum(dims[part.group] if part.kind == "choice" else part.size for part in parts)
+        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.acting))
 
 
 # --- end shared: action head ---
 
 
+# --- shared: embed action ---
+def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
+    """What the next steps see of an action: all parts; in a Sequence the mean over the rows."""
+    parts = [each.embed(action[:, each.part.columns], elements, obs) for each in head.heads]
+    embedded = torch.cat(parts, 1)
+    if head.acting:
+        embedded = segment(embedded, elements[head.acting].ptr, "mean")
+    return embedded
+
+
+# --- end shared: embed action ---
+
+
 # ---- Memory: gated Transformer-XL; T steps of B envs look at W steps before them; D = H * d ----
-class Past(NamedTuple):
-    """What T steps know beside their observations."""
-
-    age: Tensor  # int64 [T, B], steps of its episode before each step
-    previous: Tensor  # [T * B, columns], what each step sees of the action and reward before it
-    kv: list[Tensor]  # of each layer keys and values of W steps before them, [2, B, H, W, d]
-
-
 class GRUGate(nn.Module):
     """Joins a sublayer's output y, little of it at first, to the stream x (Parisotto et al.)."""
 
@@ -1313,8 +1126,7 @@ class GRUGate(nn.Module):
         r_x, z_x = self.x(x).chunk(2, -1)
         r = torch.sigmoid(r_y + r_x)
         z = torch.sigmoid(z_y + z_x - self.bias)
-        h_x = self.rx(r * x)
-        h = torch.tanh(h_y + h_x)
+        h = torch.tanh(h_y + self.rx(r * x))
         return torch.addcmul(x, z, h - x)
 
 
@@ -1322,73 +1134,56 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """What queries q [B, H, T, d] find in keys k and values v [B, H, W + T, d] at the distances W,
     ..., 0, whose logits have a bias [B, H, T, W + 1]. Chunks of C >= W queries, or of all T if
     T < W, find W + C keys: the cost is O(T W), as long as T has a divisor that fits."""
-    _, H, T, _ = q.shape
+    T = q.shape[2]
     W = k.shape[2] - T
-    smallest = max(W, 16)
-    num = max(1, T // smallest)
+    num = max(1, T // max(W, 16))
     while T % num:
         num -= 1
     C = T // num
-    q = q.unflatten(2, (num, C)).flatten(1, 2)  # [B, H * num, C, d]
-    k = k.unfold(2, W + C, C)  # [B, H, num, d, W + C]
-    k = k.mT.flatten(1, 2)  # [B, H * num, W + C, d]
-    v = v.unfold(2, W + C, C)
-    v = v.mT.flatten(1, 2)
+    q = q.unflatten(2, (num, C))  # [B, H, num, C, d]
+    k = k.unfold(2, W + C, C).mT  # [B, H, num, W + C, d]
+    v = v.unfold(2, W + C, C).mT
     # Row i of a chunk finds distance W - m at key i + m: it lies one further to the right than the
     # row before, as it does where rows are one longer than there are keys. The rest is -inf
-    bias = bias.unflatten(2, (num, C)).flatten(1, 2)  # [B, H * num, C, W + 1]
-    bias = F.pad(bias, (0, C), value=-torch.inf)
-    bias = bias.flatten(2)[..., : C * (W + C)]
-    bias = bias.unflatten(2, (C, W + C))
-    out = F.scaled_dot_product_attention(q, k, v, bias)  # [B, H * num, C, d]
-    return out.unflatten(1, (H, num)).flatten(2, 3)
+    bias = bias.unflatten(2, (num, C))  # [B, H, num, C, W + 1]
+    bias = F.pad(bias, (0, C), value=-torch.inf).flatten(3)
+    bias = bias[..., : C * (W + C)].unflatten(3, (C, W + C))
+    return F.scaled_dot_product_attention(q, k, v, bias).flatten(2, 3)
 
 
-def attend_step(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """attend_in_chunks for T = 1, in few operations: it is called at each step."""
-    logits = q @ k.mT / math.sqrt(q.shape[3]) + bias  # [B, H, 1, W + 1]
-    return logits.softmax(3) @ v
+# FlexAttention, compiled when it is needed first
+compiled_flex = cache(partial(torch.compile, flex.flex_attention, dynamic=True))
 
 
-@cache
-def compiled_flex() -> Callable:
-    """FlexAttention, compiled when it is needed first."""
-    return torch.compile(flex.flex_attention, dynamic=True)
-
-
-def flex_attend(age: Tensor, W: int) -> Callable:
-    """attend_in_chunks by FlexAttention, which skips blocks that are out of reach."""
-    T, B = age.shape
-    reach = age.clamp(max=W)
-    attention = compiled_flex() if age.is_cuda else flex.flex_attention
+def flex_attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """attend_in_chunks by FlexAttention, which skips blocks of keys that are out of reach."""
+    T = q.shape[2]
+    W = k.shape[2] - T
+    attention = compiled_flex() if q.is_cuda else flex.flex_attention
+    bias = bias.to(k.dtype).contiguous()
 
     def in_window(b, h, i, j):
-        distance = W + i - j
-        return (distance >= 0) & (distance <= reach[i, b])
+        return (i <= j) & (j <= i + W)
 
-    mask = flex.create_block_mask(in_window, B, None, T, W + T, device=age.device)
+    def add_bias(score, b, h, i, j):
+        m = (j - i).clamp(0, W)
+        return score + bias[b, h, i, m]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        q = q.to(k.dtype)
-        bias = bias.to(k.dtype).contiguous()
-
-        def add_bias(score, b, h, i, j):
-            m = (j - i).clamp(0, W)
-            return score + bias[b, h, i, m]
-
-        return attention(q, k, v, add_bias, mask)
-
-    return attend
+    mask = flex.create_block_mask(in_window, None, None, T, W + T, device=q.device)
+    return attention(q.to(k.dtype), k, v, add_bias, mask)
 
 
 def feed_forward(dim: int) -> nn.Sequential:
     """The MLP of a transformer, with the norm of its input."""
-    return nn.Sequential(
-        nn.LayerNorm(dim),
-        nn.Linear(dim, 2 * dim),
-        nn.ReLU(),
-        nn.Linear(2 * dim, dim),
-    )
+    layers = [nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)]
+    return nn.Sequential(*layers)
+
+
+def encode_steps(steps: Tensor, dim: int) -> Tensor:
+    """Sines and cosines of numbers of steps, [any] to [any, dim] (Dai et al. 2019, section 3.3)."""
+    exponent = torch.arange(0, dim, 2, dtype=torch.double, device=steps.device) / dim
+    angles = steps[:, None] * (10000.0**-exponent).float()
+    return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 class GTrXLLayer(nn.Module):
@@ -1418,111 +1213,65 @@ class GTrXLLayer(nn.Module):
         kv = self.kv(h).unflatten(2, (2, self.num_heads, -1))
         return kv.permute(2, 1, 3, 0, 4)
 
-    def forward(
-        self,
-        x: Tensor,
-        kv: Tensor,
-        distances: Tensor,
-        encodings: Tensor,
-        far: Tensor,
-        attend: Callable,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, age: Tensor, kv: Tensor, attend: Callable) -> tuple[Tensor, ...]:
         """(outputs [T, B, D], what attention found [T, B, D], keys and values [2, B, H, W + T, d])
-        of inputs x [T, B, D] after W steps with keys and values kv. The distances are W, ..., 0,
-        their encodings [W + 1, D]; `far` are those at which a step sees nothing, bool [B, 1, T,
-        W + 1]."""
+        of inputs x [T, B, D] at ages [T, B], after W steps with keys and values kv."""
         h = self.norm_attention(x)
         q = self.q(h).unflatten(2, (self.num_heads, -1))  # [T, B, H, d]
-        r = self.r(encodings) / math.sqrt(q.shape[3])  # here, since `attend` scales only q . k
-        r = r.unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
+        distances = torch.arange(kv.shape[3], -1, -1, device=x.device)  # W, ..., 0
+        encodings = encode_steps(distances, x.shape[2])
+        r = self.r(encodings).unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
+        r = r / math.sqrt(q.shape[3])  # here, since `attend` scales only q . k
         bias = torch.einsum("tbhd,whd->bhtw", q + self.bias_distance, r)
         bias = bias - self.decay[:, None, None] * distances
-        bias = torch.where(far, -torch.inf, bias)
+        before = distances > age.T[:, None, :, None]  # the episode, [B, 1, T, W + 1]
+        bias = torch.where(before, -torch.inf, bias)
         new = self.keys_values(h)
         kv = torch.cat([kv.to(new.dtype), new], 3)
-        k, v = kv
-        q = q + self.bias_key
-        y = attend(q.permute(1, 2, 0, 3), k, v, bias)  # [B, H, T, d]
-        y = y.permute(2, 0, 1, 3).flatten(2)
-        found = self.out(y)
+        q = (q + self.bias_key).permute(1, 2, 0, 3)
+        y = attend(q, kv[0], kv[1], bias)  # [B, H, T, d]
+        found = self.out(y.permute(2, 0, 1, 3).flatten(2))
         x = self.gate_attention(x, found.relu())
         x = self.gate_mlp(x, self.mlp(x).relu())
         return x, found, kv
 
 
 class GTrXL(nn.Module):
-    """The gated Transformer-XL. UsageError for flags that do not fit."""
+    """The gated Transformer-XL. UsageError for a width that its heads cannot share."""
 
-    def __init__(self, args: Any):
+    def __init__(self, args: Args):
         super().__init__()
         if args.dim % (2 * args.num_heads):
             raise UsageError(
                 f"--dim {args.dim}: a multiple of 2 x --num-heads {args.num_heads} is needed"
             )
-        has_cuda = args.cuda and torch.cuda.is_available()
-        if not has_cuda and (args.bf16 or args.attention == "flex"):
-            raise UsageError("--bf16 and --attention flex need a CUDA device")
-        self.bf16 = args.bf16
-        self.attention = args.attention
-        self.head_dim = args.dim // args.num_heads
-        exponent = torch.arange(0, args.dim, 2, dtype=torch.double) / args.dim
-        frequency = 10000.0**-exponent  # Dai et al. 2019, section 3.3
-        self.register_buffer("frequency", frequency.float(), persistent=False)
+        self.args = args
         self.layers = nn.ModuleList()
         for _ in range(args.num_layers):
             self.layers.append(GTrXLLayer(args.dim, args.num_heads, args.gate))
 
-    def forward(self, x: Tensor, past: Past) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def forward(self, x: Tensor, age: Tensor, kv: list) -> tuple[Tensor, Tensor, list[Tensor]]:
         """(outputs [T, B, 2 D] of tokens x [T, B, D], the second half is what the last layer's
-        attention found; and of each layer its inputs [T, B, D] and keys and values [2, B, H, W + T,
-        d])"""
-        W = past.kv[0].shape[3]
-        attend = self.kernel(past.age, W)
-        distances = torch.arange(W, -1, -1, device=x.device)
-        age = past.age.T[:, None, :, None]  # [B, 1, T, 1]
-        far = distances > age
-        encodings = self.encodings(distances)
+        attention found; the layers' inputs [layers, T, B, D]; and of each layer keys and values
+        [2, B, H, W + T, d])"""
+        # FlexAttention computes blocks of 128 keys, more than the chunks where W is less
+        fits = x.is_cuda and kv[0].shape[3] >= 128 and self.args.dim >= 16 * self.args.num_heads
+        is_flex = self.args.attention == "flex" or (self.args.attention == "auto" and fits)
+        attend = flex_attend if is_flex and len(x) > 1 else attend_in_chunks
         inputs = []
         keys_values = []
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            for layer, kv in zip(self.layers, past.kv):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.args.bf16):
+            for layer, before in zip(self.layers, kv):
                 inputs.append(x)
-                x, found, kv = layer(x, kv, distances, encodings, far, attend)
-                keys_values.append(kv)
-        return torch.cat([x, found], 2), inputs, keys_values
-
-    def encodings(self, steps: Tensor) -> Tensor:
-        """[any, D], sines and cosines of numbers of steps [any]."""
-        angles = steps[:, None] * self.frequency
-        return torch.cat([angles.sin(), angles.cos()], 1)
-
-    def kernel(self, age: Tensor, W: int) -> Callable:
-        """The function that attends for steps of these ages [T, B]."""
-        if len(age) == 1:
-            return attend_step
-        # FlexAttention computes blocks of 128 keys, more than the chunks where W is less
-        fits = age.is_cuda and W >= 128 and self.head_dim >= 16
-        if self.attention == "flex" or (self.attention == "auto" and fits):
-            return flex_attend(age, W)
-        return attend_in_chunks
+                x, found, own = layer(x, age, before, attend)
+                keys_values.append(own)
+        return torch.cat([x, found], 2), torch.stack(inputs), keys_values
 
     def keys_values(self, inputs: Tensor, W: int) -> list[Tensor]:
         """Of each layer [2, B, H, W, d], of the last W of its inputs [layers, steps, B, D]."""
-        keys_values = []
-        for layer, x in zip(self.layers, inputs):
-            kv = layer.keys_values(layer.norm_attention(x))
-            missing = W - len(x)  # zeros, which are out of reach; below 0 F.pad cuts
-            keys_values.append(F.pad(kv, (0, 0, missing, 0)))
-        return keys_values
-
-
-def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Elements]) -> Tensor:
-    """What the next steps see of an action: all parts; of a Sequence the mean over the rows."""
-    parts = [head.embed(part, action[:, part.columns], elements) for part in head.parts]
-    embedded = torch.cat(parts, 1)
-    if head.per_row:
-        embedded = segment(embedded, elements[head.per_row].ptr, "mean")
-    return embedded
+        missing = W - inputs.shape[1]  # zeros, which are out of reach; below 0 F.pad cuts
+        kv = [layer.keys_values(layer.norm_attention(x)) for layer, x in zip(self.layers, inputs)]
+        return [F.pad(x, (0, 0, missing, 0)) for x in kv]
 
 
 class Memory:
@@ -1531,7 +1280,7 @@ class Memory:
     batch looks back W steps: the largest age in it, but at most `memory_length`; a younger step
     sees no further than its own age. Keys and values are made anew for each rollout."""
 
-    def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Any):
+    def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
         self.args = args
         weight = next(agent.parameters())
@@ -1539,94 +1288,90 @@ class Memory:
         self.storage = Storage(leaves, self.device)
         # First at the K steps before the rollout, [layers, K, N, D], then at each step with K = 1
         self.inputs = [weight.new_zeros(args.num_layers, 0, num_envs, args.dim)]
-        # The last action, embedded
-        self.seen_action = weight.new_zeros(num_envs, agent.action_dim)
+        self.seen_action = weight.new_zeros(num_envs, agent.action_dim)  # the last one
         self.age = np.zeros(num_envs, np.int64)  # steps of the present episodes so far
 
     @torch.no_grad()
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, and what is out of reach."""
-        before = self.state()["inputs"]
-        K = before.shape[1]
-        self.inputs = [before]
-        # Of each layer [2, N, H, K, d], by the present weights; `act` adds those of its step
-        self.kv = self.agent.gtrxl.keys_values(before, K)
         self.storage.blocks.clear()
+        self.inputs = [self.state()["inputs"]]
+        # Of each layer [2, N, H, K, d], by the present weights; `act` adds those of its step
+        self.kv = self.agent.gtrxl.keys_values(self.inputs[0], self.reach(self.age))
         self.actions = []
         self.ages = []
         self.previous = []
-        self.finals = []  # the last observations of episodes that were truncated
-        self.truncated = []  # where the steps led to them, bool [N] of each step
+        self.finals = []  # V of the last observations of episodes that were truncated
 
     @torch.no_grad()
     def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
         stored."""
         obs = self.storage.append(step.obs)
-        begins = step.terminated | step.truncated
-        age = np.where(begins, 0, self.age)
-        W = self.reach(age)
-        kv = [x[..., x.shape[3] - W :, :] for x in self.kv]  # the last W; `-W :` fails for W = 0
-        previous = self.after(step)
-        past = Past(to_device(age[None], self.device), previous, kv)
-        features, elements, inputs, self.kv = self.agent.encode(obs, past)
-        action, log_prob, _, value = self.agent.decide(features, elements, obs, None, greedy)
+        age = np.where(step.terminated | step.truncated, 0, self.age)
+        ages, previous, kv = self.past(step, age)
+        features, elements, inputs, self.kv = self.agent.encode(obs, ages, previous, kv)
+        action, log_prob, _, value = self.agent(features, elements, obs, greedy=greedy)
         if self.args.prev_action:
-            self.seen_action = embed_action(self.agent.head, action, elements)
-        self.inputs.append(torch.stack(inputs))
+            self.seen_action = embed_action(self.agent.head, action, elements, obs)
+        self.inputs.append(inputs)
         self.previous.append(previous)
         self.actions.append(action)
         self.ages.append(age)
         self.age = age + 1
         return action, log_prob, value
 
+    @torch.no_grad()
     def keep(self, step: Step) -> None:
         """Keeps what is needed to value the last observations of episodes that `step` truncated."""
-        self.finals += step.finals
-        self.truncated.append(step.truncated)
+        if step.finals:
+            cut = to_device(np.flatnonzero(step.truncated), self.device)
+            age, previous, kv = self.past(step, self.age)  # as if the episodes had gone on
+            past = age[:, cut], previous[cut], [x[:, cut] for x in kv]
+            self.finals.append(self.value(join(step.finals), *past))
 
     @torch.no_grad()
     def next_values(self, step: Step) -> Tensor:
         """V [N + truncations]: of `step.obs`, which the last actions led to, then of `finals`."""
-        N = len(self.age)
-        ages = np.concatenate(self.ages)
-        last = np.arange(len(ages))[-N:]
-        cuts = np.flatnonzero(self.truncated)
-        idx = np.append(last, cuts)  # [B], the steps that led there
-        # Where an episode ended with the last step this age is wrong, but its V is not used
-        age = ages[idx] + 1
-        W = self.reach(age)
-        # Row s * N + i of the inputs is step s of env i, and the rollout begins with step K
-        K = self.inputs[0].shape[1]
-        steps = np.arange(K + 1 - W, K + 1)
-        rows = N * steps[:, None] + idx  # [W, B], below 0 where it is too far for the age
-        rows = to_device(rows.clip(0), self.device)
-        inputs = torch.cat(self.inputs, 1).flatten(1, 2)[:, rows]  # [layers, W, B, D]
-        after = self.after(step)
-        previous = torch.cat([*self.previous[1:], after])  # what the step after each sees
-        previous = previous[to_device(idx, self.device)]
-        past = self.past(age[None], previous, inputs)
-        flat = self.storage.copy(join([step.obs, *self.finals]))
-        obs = self.storage.batch(flat)
-        features, *_ = self.agent.encode(obs, past)
+        age = np.where(step.terminated | step.truncated, 0, self.age)
+        return torch.cat([self.value(step.obs, *self.past(step, age)), *self.finals])
+
+    def value(self, flat: Flat, *past) -> Tensor:
+        """V of observations that are no steps of the rollout, [B]."""
+        obs = self.storage.batch(self.storage.copy(flat))
+        features, *_ = self.agent.encode(obs, *past)
         return self.agent.critic(features).squeeze(1)
 
+    def past(self, step: Step, age: np.ndarray) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """What the step at these ages [N] knows of those before it, as `Agent.encode` takes it."""
+        seen = [self.seen_action]
+        if self.args.prev_reward:
+            seen.append(to_device(step.reward, self.device)[:, None])
+        W = self.reach(age)
+        kv = [x[..., x.shape[3] - W :, :] for x in self.kv]  # the last W; `-W :` fails for W = 0
+        return to_device(age[None], self.device), torch.cat(seen, 1), kv
+
+    def reach(self, age: np.ndarray) -> int:
+        """The largest distance at which steps of these ages see something."""
+        return min(int(age.max()), self.args.memory_length)
+
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The environments in `num` random parts: numbers of their steps, inputs of the agent."""
+        """The environments in `num` random parts. Of each: numbers of their steps, int64 [T * B],
+        and the agent's inputs."""
         ages = np.stack(self.ages)  # [T, N]
         numbers = np.arange(ages.size).reshape(ages.shape)
         actions = torch.cat(self.actions)
         previous = torch.cat(self.previous)
-        order = rng.permutation(len(self.age))
-        for envs in np.array_split(order, num):
+        for envs in np.array_split(rng.permutation(len(self.age)), num):
             idx = numbers[:, envs].ravel()
-            mb = to_device(idx, self.device)
-            env_idx = to_device(envs, self.device)
-            inputs = self.inputs[0].index_select(2, env_idx)
-            past = self.past(ages[:, envs], previous[mb], inputs)
+            age = ages[:, envs]
+            inputs = self.inputs[0][:, :, to_device(envs, self.device)]
+            kv = self.agent.gtrxl.keys_values(inputs, self.reach(age))
+            past = to_device(age, self.device), previous[to_device(idx, self.device)], kv
             obs = self.storage.gather(idx)
-            action = self.storage.select(actions, idx, self.agent.head.per_row)
-            yield idx, (obs, past, action)
+            features, elements, *_ = self.agent.encode(obs, *past)
+            action = self.storage.select(actions, idx, self.agent.head.acting)
+            yield idx, (features, elements, obs, action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1636,58 +1381,27 @@ class Memory:
         """What a checkpoint keeps: what the next step attends to, and sees of the last action."""
         inputs = torch.cat(self.inputs, 1)
         first = inputs.shape[1] - self.reach(self.age)
-        return {
-            "inputs": inputs[:, first:].clone(),
-            "age": self.age,
-            "action": self.seen_action,
-        }
+        inputs = inputs[:, first:].clone()
+        return {"inputs": inputs, "age": self.age, "action": self.seen_action}
 
     def restore(self, state: dict) -> None:
         self.inputs = [state["inputs"].to(self.device)]
         self.age = state["age"]
         self.seen_action = state["action"].to(self.device)
 
-    def reach(self, age: np.ndarray) -> int:
-        """The largest distance at which steps of these ages see something."""
-        longest = int(age.max())
-        return min(longest, self.args.memory_length)
-
-    def past(self, age: np.ndarray, previous: Tensor, inputs: Tensor) -> Past:
-        """Of steps of these ages [T, B] after those where the layers were given `inputs`."""
-        kv = self.agent.gtrxl.keys_values(inputs, self.reach(age))
-        age = to_device(age, self.device)
-        return Past(age, previous, kv)
-
-    def after(self, step: Step) -> Tensor:
-        """What the steps at `step.obs` see of the action before them and of its reward, [N, any].
-        `Agent.encode` makes it 0 where an episode begins."""
-        if not self.args.prev_reward:
-            return self.seen_action
-        reward = to_device(step.reward, self.device)
-        return torch.cat([self.seen_action, reward[:, None]], 1)
-
-
-def max_minibatches(args: Any) -> int:
-    """The largest --num-minibatches: one for each environment, whose rollout stays whole."""
-    return args.num_envs
-
 
 # ---- Agent: the networks ----
 class Agent(nn.Module):
     """Actor and critic: one encoder, one transformer, an MLP each, and the action head."""
 
-    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Any):
+    def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
         self.encoder = Encoder(leaves, args)
         self.gtrxl = GTrXL(args)
-        has_images = any(leaf.kind == "image" for leaf in self.encoder.leaves)
+        has_images = any(leaf.is_image for leaf in self.encoder.leaves)
         # Actor and critic see the age faintly beside images: else the policy is sure of what it
         # does by the clock before it has learned to see
         self.age_scale = 0.1 if has_images else 1.0
-        if args.update_epochs is None:  # both are read by `train`; known once there is an agent
-            args.update_epochs = 8 if has_images else 4
-        if args.ent_coef is None:
-            args.ent_coef = 0.01 if has_images else 0.0
         # They see the observation, the stream, what attention found (D each) and the age's encoding
         widths = [self.encoder.dim + 3 * args.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
@@ -1695,7 +1409,8 @@ class Agent(nn.Module):
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         dims = self.encoder.element_dims
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
-        self.action_dim = seen_dim(self.head.parts, dims) if args.prev_action else 0
+        parts = [head.part for head in self.head.heads]
+        self.action_dim = seen_dim(parts, dims) if args.prev_action else 0
         num_inputs = self.encoder.dim + self.action_dim + args.prev_reward
         # With its bias the size of an input survives the LayerNorms, which would divide it out.
         # Previous actions are mostly noise: their weights begin small
@@ -1704,34 +1419,22 @@ class Agent(nn.Module):
         # An MLP before attention, so that keys and values know an action together with its outcome
         self.token_mlp = feed_forward(args.dim)
 
-    def forward(self, obs: Obs, past: Past, action: Tensor):
-        """(action [T * B, columns], log_prob [T * B], entropy [T * B], value [T * B])"""
-        features, elements, _, _ = self.encode(obs, past)
-        return self.decide(features, elements, obs, action)
-
-    def encode(self, obs: Obs, past: Past) -> tuple[Tensor, dict, list[Tensor], list[Tensor]]:
-        """(features [T * B, any], elements, and of each layer of the transformer its inputs, and
-        keys and values). The first step of an episode sees no action before it."""
+    def encode(self, obs: Obs, age: Tensor, previous: Tensor, kv: list[Tensor]) -> tuple:
+        """(features [T * B, any], elements, and what GTrXL returns besides) of T steps of B envs.
+        An episode had age [T, B] steps before them. Unless that is 0 a step sees `previous` [T * B,
+        any] of the one before. kv are those of the W steps before the first, [2, B, H, W, d]."""
         features, elements = self.encoder(obs)
-        age = past.age.flatten()
-        previous = past.previous * (age > 0)[:, None]
+        ages = age.flatten()
+        previous = previous * (ages > 0)[:, None]
         tokens = self.token(torch.cat([features, previous], 1))
         tokens = tokens + self.token_mlp(tokens)
-        tokens = tokens.unflatten(0, past.age.shape)
-        outputs, inputs, keys_values = self.gtrxl(tokens, past)
-        encodings = self.age_scale * self.gtrxl.encodings(age)
+        outputs, inputs, kv = self.gtrxl(tokens.unflatten(0, age.shape), age, kv)
+        encodings = self.age_scale * encode_steps(ages, outputs.shape[2] // 2)
         features = torch.cat([features, outputs.flatten(0, 1), encodings], 1)
-        return features, elements, inputs, keys_values
+        return features, elements, inputs, kv
 
-    def decide(
-        self,
-        features: Tensor,
-        elements: dict[str, Elements],
-        obs: Obs,
-        action: Tensor | None = None,
-        greedy: bool = False,
-    ):
-        """(action [T * B, columns], log_prob [T * B], entropy [T * B], value [T * B])"""
+    def forward(self, features: Tensor, elements: dict, obs: Obs, action=None, greedy=False):
+        """(action [B, columns], log_prob [B], entropy [B], value [B]) given features [B, dim]."""
         outputs = self.head(self.actor(features), elements, obs, action, greedy)
         return *outputs, self.critic(features).squeeze(1)
 
@@ -1739,7 +1442,6 @@ class Agent(nn.Module):
 # --- shared: ranks ---
 # ---- Ranks: the processes of torchrun, each with its own environments ----
 RANK = int(os.environ.get("RANK", 0))
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -1754,129 +1456,87 @@ def all_ranks(value: Any) -> list:
 def average_gradients(agent: nn.Module) -> None:
     """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
-        grads = [param.grad for param in agent.parameters() if param.grad is not None]
+        for param in agent.parameters():
+            if param.grad is None:  # a network without rows, on this rank
+                param.grad = torch.zeros_like(param)
+        grads = [param.grad for param in agent.parameters()]
         total = nn.utils.parameters_to_vector(grads)  # of this rank, of all after all_reduce
         dist.all_reduce(total)
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
 
+def seed(args: Any) -> None:
+    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
+    random.seed(args.seed + RANK)
+    np.random.seed((args.seed + RANK) % 2**32)
+    torch.manual_seed(args.seed)
+
+
 def start(args: Any) -> torch.device:
-    """The device of this rank. Connects the ranks, and sets torch's threads and all seeds."""
+    """The device of this rank. Connects the ranks and sets torch's threads."""
     device = torch.device("cpu")
     if torch.cuda.is_available() and args.cuda:
-        device = torch.device(f"cuda:{LOCAL_RANK}")
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     if WORLD_SIZE > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-        atexit.register(dist.destroy_process_group)  # its threads may abort a process that ends
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)  # more are slower on busy cores
-    process = service("utils.process")
-    if process:
-        process.tune()
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    random.seed(args.seed + RANK)
-    np.random.seed(args.seed + RANK)
-    torch.manual_seed(args.seed)  # for the same weights on all ranks
     return device
-
-
-def make_envs(args: Any) -> Any:
-    """The environments of this rank, in worker processes if --num-workers says so."""
-    first_env = RANK * args.num_envs
-    makers = [partial(make_env, args, first_env + i) for i in range(args.num_envs)]
-    if args.num_workers:
-        workers = service("utils.workers", "--num-workers")
-        return workers.WorkerEnvs(Envs, makers, args, first_env)
-    return Envs(makers, args.action_head, first_env)
 
 
 # --- end shared: ranks ---
 
 
 # --- shared: run ---
-# ---- Run: its folder, log and model ----
-class Run(contextlib.ExitStack):
-    """The folder of a run, its log and its progress bar. With utils/checkpoint.py it also has a
-    lock and checkpoints, from which it resumes, and it ends after an update when a signal came."""
+# ---- Run: its folder and its log ----
+class Run:
+    """The folder of a run, its log and its progress bar."""
+
+    first = 0  # updates made before, if the run was resumed
+    std_floor = 0.0  # the largest std of the returns so far, see --adv-floor
 
     def __init__(self, args: Any):
-        super().__init__()
         self.args = args
-        self.flags = dict(vars(args))  # for model.pt, before a memory changes any
-        self.script = type(args).exp_name  # the default, which is the name of this file
-        self.steps = args.batch_size * WORLD_SIZE  # of all ranks, per update
-        self.first = 0  # updates made before the run was resumed
-        self.signals = []  # received so far; utils/checkpoint.py puts its own list here
-        self.recent = deque(maxlen=100)  # returns of the last episodes
-        self.extras = service("utils.log", args.track and "--track")
-        self.checkpoints = service("utils.checkpoint", args.resume and "--resume")
-        if self.checkpoints:
-            self.checkpoints.open_run(self)
-        elif RANK == 0:
-            env_name = args.env_id.split(":")[-1]
-            name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
-            self.folder = os.path.abspath(os.path.join(args.run_dir, name))
-            print(
-                f"writes to {self.folder}\nruns alone: without cleanrl_graph {VERSION} there are "
-                "no checkpoints, workers or evaluation tables"
-            )
+        env_name = args.env_id.split(":")[-1].replace("/", "-")
+        name = f"{env_name}__{args.exp_name}__{args.seed}__{int(1000 * time.time())}"
+        self.folder = Path(args.run_dir, name).absolute()
 
-    def begin(self, agent, optimizer, memory, envs, rng) -> Step:
-        """The Step to begin with. Loads --load-model's weights, gives each rank random numbers of
-        its own, puts back what a checkpoint holds and opens the log."""
-        args = self.args
-        self.trained = (agent, optimizer, memory, envs, rng)
-        if args.load_model:
-            service("utils.policy", "--load-model").load_weights(agent, args)
-        if RANK > 0:  # the weights are made: from here on ranks draw different actions
-            torch.manual_seed(args.seed + RANK)
-        if self.first:
-            step = self.checkpoints.restore(self, *self.trained)
+    def begin(self, agent: nn.Module, optimizer, memory, envs, rng) -> Step:
+        """The Step to begin with. Gives each rank random numbers of its own and opens the log."""
+        if RANK > 0:
+            torch.manual_seed(self.args.seed + RANK)
         else:
-            step = envs.reset(args.seed)
-        if RANK == 0:
-            done = self.first * self.steps
-            if self.extras:
-                self.extras.begin(self)
-            self.writer = SummaryWriter(self.folder, purge_step=done + 1)
-            self.callback(self.writer.close)
-            self.bar = tqdm(total=args.total_timesteps, initial=done, unit_scale=True)
-            self.callback(self.bar.close)
-        self.start_time = time.time()
-        return step
+            print(f"writes to {self.folder}")
+            self.writer = SummaryWriter(self.folder)
+            self.bar = tqdm(total=self.args.total_timesteps, unit_scale=True)
+        return envs.reset(self.args.seed + RANK * self.args.num_envs)
 
-    def log(self, iteration: int, scalars: dict, episodes: list, storage: Storage) -> None:
-        """Writes scalars of rank 0 and the episodes of all ranks, each with its global step."""
+    def log(self, global_step: int, scalars: dict, episodes: list) -> None:
+        """Writes the episodes of all ranks, (global step, env, last info) each, and the scalars of
+        rank 0."""
         episodes = sum(all_ranks(episodes), [])
         if RANK > 0:
             return
-        if self.extras:
-            scalars |= self.extras.log(self, iteration, episodes, storage)
-        num_steps = (iteration - self.first) * self.steps
-        scalars["charts/SPS"] = int(num_steps / (time.time() - self.start_time))
+        for step, _, info in episodes:
+            self.writer.add_scalar("charts/episodic_return", info["episode"]["r"], step)
+            self.writer.add_scalar("charts/episodic_length", info["episode"]["l"], step)
+        self.bar.update(global_step - self.bar.n)
+        num_steps = global_step - self.bar.initial
+        scalars["charts/SPS"] = int(num_steps / self.bar.format_dict["elapsed"])
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, iteration * self.steps)
-        for global_step, episode in episodes:
-            self.recent.append(episode.ret)
-            self.writer.add_scalar("charts/episodic_return", episode.ret, global_step)
-            self.writer.add_scalar("charts/episodic_length", episode.length, global_step)
-        mean = f"{np.mean(self.recent):.4g}" if self.recent else "-"
-        self.bar.set_postfix(SPS=scalars["charts/SPS"], ret=mean)
-        self.bar.update(self.steps)
+            self.writer.add_scalar(name, value, global_step)
+        if episodes:
+            mean = np.mean([info["episode"]["r"] for _, _, info in episodes])
+            self.bar.set_postfix(ret=f"{mean:.4g}")
 
-    def checkpoint(self, iteration: int) -> None:
-        """Writes a checkpoint where one is due. SystemExit when a signal came."""
-        if self.checkpoints:
-            self.checkpoints.after_update(self, iteration, *self.trained)
+    def end_update(self, iteration: int, step: Step) -> None:
+        """Called after each update, with the Step that the next one begins with."""
 
-    def save_model(self, agent: nn.Module) -> None:
-        """Writes model.pt: tensors and flags, which anyone can load with weights_only=True."""
-        path = os.path.join(self.folder, "model.pt")
-        unfinished = os.path.join(self.folder, "unfinished.tmp")
-        model = {"script": self.script, "args": self.flags, "model": agent.state_dict()}
-        guarded(f"--save-model {path}", partial(torch.save, model, unfinished))
-        os.replace(unfinished, path)  # whole or not at all
+    def close(self) -> None:
+        self.bar.close()
+        self.writer.close()
 
 
 # --- end shared: run ---
@@ -1896,28 +1556,28 @@ LOGGED = (
 )
 
 
-def train(args: Any, device: torch.device, run: Run) -> Agent:
+def train(args: Any, run: Run, envs: Envs) -> Agent:
     """The trained agent."""
+    complete(args, envs.leaves)
     T = args.num_steps
     N = args.num_envs
+    device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    envs = make_envs(args)
-    run.callback(envs.close)
-    agent = Agent(envs.leaves, envs.action_space, args).to(device)
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
+    agent.to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(
-        params, lr=args.learning_rate, eps=1e-5, amsgrad=bool(args.stay_solved), fused=True
+        params, lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad, fused=True
     )
     step = run.begin(agent, optimizer, memory, envs, rng)
-    # lr, and our std_floor, so that checkpoints keep it. Read after run.begin: resuming replaces it
-    settings = optimizer.param_groups[0]
-    check = service("utils.check")
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
             frac = 1.0 - (iteration - 1.0) / args.num_iterations
-            settings["lr"] = frac * args.learning_rate
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
 
         # Collect: T steps of N environments
         memory.begin()
@@ -1937,7 +1597,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             dones[t] = step.terminated | step.truncated
             truncated[t] = step.truncated
             global_step = ((iteration - 1) * T + t + 1) * N * WORLD_SIZE
-            episodes += [(global_step, episode) for episode in step.episodes]
+            episodes += [(global_step, i, info) for i, info in step.infos]
         log_probs = torch.cat(log_probs)  # [T * N]
         values = torch.cat(values)
 
@@ -1960,18 +1620,14 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
         # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
+        run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef
         if args.norm_vloss:
-            vf_coef /= args.norm_vloss + returns_std**2  # True counts as 1
-        std_floor = 0.0
-        if args.stay_solved is not None:
-            std_floor = max(0.1 * returns_std, args.stay_solved * settings.get("std_floor", 0.0))
-            settings["std_floor"] = std_floor
+            vf_coef /= args.norm_vloss + returns_std**2
         advantages = to_device(advantages.reshape(-1), device)
         returns = advantages + values
 
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
-        torch.set_grad_enabled(True)  # whatever an environment has set
         logs = []
         for _ in range(args.update_epochs):
             for idx, inputs in memory.minibatches(rng, args.num_minibatches):
@@ -1981,7 +1637,7 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
                 if args.norm_adv and len(idx) > 1:
-                    std = mb_advantages.std() + std_floor + 1e-8
+                    std = mb_advantages.std() + args.adv_floor * run.std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
                 clipped = torch.clamp(ratio, 1 - args.clip_coef, 1 + args.clip_coef)
@@ -2014,16 +1670,17 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
             agent.encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
-        if check:
-            check.losses(UsageError, iteration, LOGGED, logs)
         scalars = dict(zip(LOGGED, logs[-1]))
         scalars["losses/clipfrac"] = logs[:, LOGGED.index("losses/clipfrac")].mean()
         # max |ratio - 1| before the first step of the optimizer: 0 but for rounding
         scalars["debug/collection_mismatch"] = logs[0, -1]
         scalars["losses/explained_variance"] = explained_var
-        scalars["charts/learning_rate"] = settings["lr"]
-        run.log(iteration, scalars, episodes, memory.storage)
-        run.checkpoint(iteration)
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        run.log(global_step, scalars, episodes)
+        run.end_update(iteration, step)
+    if WORLD_SIZE > 1:  # together: NCCL needs all ranks for it
+        dist.barrier()
+        dist.destroy_process_group()
     return agent
 
 
@@ -2032,69 +1689,64 @@ def train(args: Any, device: torch.device, run: Run) -> Agent:
 
 # --- shared: play ---
 @torch.no_grad()
-def play(agent: Agent, args: Any, makers: list[Callable], greedy: bool) -> list[Episode]:
-    """The first episode of each environment. One that has not ended after --eval-max-steps is
-    returned as it is then, without a cost."""
-    N = len(makers)
-    found = {}
-    with contextlib.closing(Envs(makers, args.action_head)) as envs:
-        memory = Memory(agent, envs.leaves, N, args)
-        step = envs.reset(args.seed + 10_000)
-        while len(found) < N and envs.num_steps < args.eval_max_steps:
-            if envs.num_steps % args.num_steps == 0:
-                memory.begin()
-            action, _, _ = memory.act(step, greedy)
-            step = envs.step(agent.head.env_actions(action, step.obs.counts))
-            for episode in step.episodes:
-                found.setdefault(episode.env, episode)
-        return [found.get(i) or envs.episode(i, {"eval": {"cost": None}}) for i in range(N)]
-
-
-def main(args: Any) -> list:
-    """Trains, saves and evaluates. Returns the rows of the evaluation's table; without the package
-    the greedy Episodes, of the entries of --env-kwargs in turn; nothing on ranks above 0."""
-    if args.load_model:
-        service("utils.policy", "--load-model").take_flags(args)
-    check = service("utils.check")
-    if check:
-        check.flags(UsageError, args, max_minibatches(args), WORLD_SIZE)
-    args.world_size = WORLD_SIZE
-    args.batch_size = args.num_envs * args.num_steps
-    args.num_iterations = args.total_timesteps // (args.batch_size * WORLD_SIZE)
-    evaluation = service("utils.evaluate", args.eval_suite and "--eval-suite")
-    service("utils.evaluate", args.capture_video and "--capture-video")  # an error without it
-    if evaluation:
-        evaluation.check(make_env, args)  # what cannot be evaluated is an error now
-    device = start(args)
-    with Run(args) as run:
-        agent = train(args, device, run)
-        if RANK > 0:
-            return []
-        if args.save_model:
-            run.save_model(agent)
-        run.bar.close()
-        run.signals.append(0)  # as if one had come: the next one ends the process at once
-        playing = partial(play, agent, args)
-        if evaluation:
-            return evaluation.evaluate(run, playing, make_env)
-        if args.eval_episodes == 0:
-            return []
-        episodes = playing([partial(make_env, args, i) for i in range(args.eval_episodes)], True)
-        print("returns of greedy episodes:", *[episode.ret for episode in episodes])
-        return episodes
+def play(agent: Agent, args: Any, envs: Envs, greedy: bool) -> list[dict]:
+    """The last info of the first episode of each environment. One that has not ended after
+    --eval-max-steps is cut off, which its info says by "cut"."""
+    N = len(envs.envs)
+    memory = Memory(agent, envs.leaves, N, args)
+    step = envs.reset(args.seed + 10_000)
+    infos = {}
+    for t in range(args.eval_max_steps):
+        if t % args.num_steps == 0:
+            memory.begin()
+        action, _, _ = memory.act(step, greedy)
+        step = envs.step(agent.head.env_actions(action, step.obs.counts))
+        infos = dict(step.infos) | infos
+        if len(infos) == N:
+            break
+    for i in set(range(N)) - set(infos):
+        ret = envs.envs[i].get_wrapper_attr("episode_returns")
+        infos[i] = {"episode": {"r": ret, "l": args.eval_max_steps}, "cut": True}
+    return [infos[i] for i in range(N)]
 
 
 # --- end shared: play ---
 
 
+# --- shared: main ---
+def main(args: Any) -> None:
+    """Trains, saves and plays."""
+    seed(args)
+    run = Run(args)
+    first = RANK * args.num_envs
+    envs = Envs([partial(make_env, args, first + i) for i in range(args.num_envs)])
+    agent = train(args, run, envs)
+    envs.close()
+    if RANK > 0:
+        return
+    run.close()
+    if args.save_model:
+        model = {"script": Path(__file__).stem, "args": vars(args), "model": agent.state_dict()}
+        torch.save(model, run.folder / "model.pt")
+    if args.eval_episodes:
+        envs = Envs([partial(make_env, args, i) for i in range(args.eval_episodes)])
+        infos = play(agent, args, envs, greedy=True)
+        envs.close()
+        print("returns of greedy episodes:", *[float(info["episode"]["r"]) for info in infos])
+
+
+# --- end shared: main ---
+
+
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent
-    if (folder / "__init__.py").exists() and sys.path[0] == str(folder):
-        sys.path[0] = str(folder.parent)  # so that our `envs` and `utils` do not hide the user's
-    sys.path.append(os.getcwd())  # where --env-id and --wrap find the user's modules
-    try:
+    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+        sys.path[0] = str(folder.parent)
+    try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
+        from cleanrl_graph import services
+    except ModuleNotFoundError as error:
+        if error.name != "cleanrl_graph":
+            raise
         main(tyro.cli(Args))
-        if RANK > 0:  # at once: threads of torch.distributed may abort a process that ends
-            os._exit(0)
-    except (UsageError, gym.error.Error, OSError) as problem:
-        sys.exit(str(problem))
+    else:
+        services.main(sys.modules[__name__], version=1)

@@ -166,7 +166,11 @@ class Args:
 
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
-    """Sets the flags that are computed in runtime."""
+    """Sets the flags that are computed in runtime. UsageError for flags without a meaning."""
+    if args.bc_updates and not args.demos:
+        raise UsageError(
+            f"--bc-updates {args.bc_updates}: give --demos, the file of what is to be cloned"
+        )
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
 
 
@@ -1449,13 +1453,13 @@ class Extras:
         self.demos = Storage(storage.leaves, storage.device)
         if args.demos:
             file = np.load(args.demos)
-            self.actions = to_device(file["actions"], storage.device)
+            self.actions = to_device(file["actions"].astype(np.float32), storage.device)
             counts = {"": np.ones(len(self.actions), np.int64)}
             values = []
             for leaf in storage.leaves:
                 values.append(file[f"values/{leaf.path}"].astype(leaf.dtype))
                 if leaf.group:
-                    counts[leaf.group] = file[f"counts/{leaf.path}"]
+                    counts[leaf.group] = file[f"counts/{leaf.path}"].astype(np.int64)
             self.demos.append(Flat(values, counts))
 
     def sample(self, rng: np.random.Generator) -> tuple[Obs, Tensor]:

@@ -29,6 +29,7 @@ to the last: one of a Discrete, one per entry of MultiDiscrete, MultiBinary and 
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -132,8 +133,11 @@ def check(path: str, envs: Any) -> None:
             raise ValueError("those of a Sequence of actions, whose number varies, cannot be read")
         observations, actions = read(path, envs.leaves)
         envs.place = "step {}, leaf '{}'".format
+        # There may be more rows to choose from than in this environment
+        parts = [part._replace(n=math.inf) if part.group else part for part in envs.parts[0]]
+        envs.parts = [parts]
         flat = envs.collate(observations)
-        check_actions(actions, envs.parts[0], flat, [leaf.path for leaf in envs.leaves])
+        check_actions(actions, parts, flat, [leaf.path for leaf in envs.leaves])
     except Exception as problem:  # of many kinds
         raise SystemExit(f"--demos {path}: {problem}") from None
 
@@ -141,9 +145,12 @@ def check(path: str, envs: Any) -> None:
 def read(path: str, leaves: list) -> tuple[list, np.ndarray]:
     """(what a script's Envs.read returns for each step, actions [S, columns]). ValueError for a
     file of something else, or of other leaves."""
-    with np.load(path, allow_pickle=False) as file:
-        data = dict(file)
-    if str(data.get("format")) != FORMAT:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            data = dict(file)
+    except Exception as problem:  # of many kinds
+        raise ValueError(f"not a file of demonstrations: {problem}") from None
+    if str(data.get("format")) != FORMAT or "actions" not in data:
         raise ValueError(f"its format is {data.get('format')}, this script reads {FORMAT}")
     ours = sorted(leaf.path for leaf in leaves)
     theirs = sorted(name.removeprefix("values/") for name in data if name.startswith("values/"))
@@ -153,9 +160,9 @@ def read(path: str, leaves: list) -> tuple[list, np.ndarray]:
     values = []  # of each leaf the arrays of all steps
     for leaf in leaves:
         rows = data[f"values/{leaf.path}"]
-        num = np.ones(num_steps, np.int64)
-        if leaf.group:
-            num = data.get(f"counts/{leaf.path}", num).astype(np.int64)
+        num = data.get(f"counts/{leaf.path}", np.array([])).astype(np.int64)
+        if leaf.group == "":
+            num = np.ones(num_steps, np.int64)
         if len(num) != num_steps or num.min(initial=0) < 0 or num.sum() != len(rows):
             raise ValueError(
                 f"leaf '{leaf.path}': counts of {len(num)} steps and {num.sum()} rows where there "

@@ -15,6 +15,7 @@ from helpers import (
     ListEnv,
     RandomEnv,
     command,
+    make_envs,
     observation_spaces,
     run,
     sample,
@@ -26,10 +27,10 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph, services
 from cleanrl_graph import ppo_graph_aux as script
 from cleanrl_graph.envs import job_shop
-from cleanrl_graph.utils import demos
+from cleanrl_graph.services import check, demos
 
 CPU = torch.device("cpu")
 SMALL_SHOP = dict(env_id="envs:JobShop-v0", env_kwargs={"jobs": 3, "machines": 3})
@@ -67,40 +68,41 @@ def legal(env, obs, rng):
 def demos_of(folder, observation="vector", action="discrete", head="flat", num_episodes=6):
     """(path of the file of a few episodes in a RandomEnv, the flags of that environment)"""
     kwargs = {"observation": observation, "action": action, "head": head}
-    data = demos.record(script.Envs([partial(RandomEnv, **kwargs)]), legal, num_episodes, 0)
-    demos.save(path := str(folder / "demos.npz"), data, "Random-v0", kwargs)
-    return path, dict(env_id="Random-v0", env_kwargs=kwargs)
+    flags = dict(env_id="Random-v0", env_kwargs=kwargs)
+    path = str(folder / "demos.npz")
+    record = dict(record=f"{__name__}:legal", record_episodes=num_episodes, seed=0)
+    services.run(script, small_args(script, **flags, **record, demos=path))
+    return path, flags
 
 
 def collected(env, num_steps=8, num_envs=3, **flags):
-    """args, an agent, and what it saw and did in copies of `env()`: storage, actions and the steps
-    that ended an episode, [num_steps * num_envs, ...]."""
+    """args, an agent, and what it saw and did in copies of `env()`: storage, actions, and the steps
+    that ended an episode, [num_steps, num_envs]."""
     args = small_args(script, num_steps=num_steps, num_envs=num_envs, **flags)
-    envs = script.Envs([env] * num_envs)
+    envs = check.make_envs(script, args, [env] * num_envs)
+    probe = check.make_envs(script, args, [env])
     agent = script.Agent(envs.leaves, envs.action_space, args)
     storage, step, actions, dones = script.Storage(envs.leaves, CPU), envs.reset(0), [], []
     for _ in range(num_steps):
         with torch.no_grad():
             actions.append(agent(storage.append(step.obs))[0])
-        step = envs.step(script.to_env_actions(envs.action_space, actions[-1].numpy()))
+        step = envs.step(agent.head.env_actions(actions[-1], step.obs.counts))
         dones.append(step.terminated | step.truncated)
     return SimpleNamespace(
         args=args,
         agent=agent,
-        leaves=envs.leaves,
+        probe=probe,
         storage=storage,
         actions=torch.cat(actions),
-        dones=np.concatenate(dones),
-        num_envs=num_envs,
+        dones=np.stack(dones),
     )
 
 
 def load_demos(path, found):
-    """(storage, actions) of a file for the environments of `collected`."""
-    storage, head = script.Storage(found.leaves, CPU), found.agent.head
-    *flat, actions = demos.load(path, found.leaves, head.parts)
-    storage.append(script.Flat(*flat))
-    return storage, torch.as_tensor(actions)
+    """(storage, actions) of a file that fits the environment of `collected`."""
+    demos.check(path, found.probe)
+    extras = script.Extras(found.agent, found.storage, SimpleNamespace(demos=path))
+    return extras.demos, extras.actions
 
 
 def same(a, b):
@@ -129,18 +131,17 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
         given_actions.append(sample(action_space, rng))
         return given_actions[-1]
 
-    data = demos.record(
-        script.Envs([lambda: Once(space, observations, action_space)]), policy, 1, 0
-    )
-    demos.save(path := str(tmp_path_factory.mktemp("demos") / "demos.npz"), data, "Once-v0", {})
-    storage, leaves = stored(space, [[obs] for obs in observations], action_space=action_space)
-    *flat, actions = demos.load(path, leaves, script.parts_of(action_space, leaves, "auto"))
-    cloned, idx = script.Storage(leaves, CPU), np.array([2, 0, 1, 1])
-    cloned.append(script.Flat(*flat))
-    for a, b in zip(cloned.gather(idx).values(), storage.gather(idx).values(), strict=True):
-        assert same(a, b)
+    envs = make_envs([lambda: Once(space, observations, action_space)], script=script)
+    data = demos.record(envs, policy, 1, 0)
+    path = str(tmp_path_factory.mktemp("demos") / "demos.npz")
+    np.savez(path, format=demos.FORMAT, **data)
+    demos.check(path, envs)
+    storage, _ = stored(space, [[obs] for obs in observations], action_space=action_space)
+    extras, idx = script.Extras(None, storage, SimpleNamespace(demos=path)), np.array([2, 0, 1, 1])
+    for a, b in zip(extras.demos.gather(idx).values(), storage.gather(idx).values(), strict=True):
+        assert same(a, b) and a.values.dtype == b.values.dtype
     for action, expected in zip(
-        script.to_env_actions(action_space, actions), given_actions, strict=True
+        script.to_env_actions(action_space, extras.actions.numpy()), given_actions, strict=True
     ):
         np.testing.assert_allclose(
             spaces.flatten(action_space, action), spaces.flatten(action_space, expected)
@@ -152,6 +153,16 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     ]
 
 
+def chosen_row(data):
+    """The row of the mask that allows the action of the first step with several rows; all its other
+    rows are allowed now."""
+    counts = data["counts/action_mask"]
+    step = (counts > 1).argmax()
+    first = counts[:step].sum()
+    data["values/action_mask"][first : first + counts[step]] = 1
+    return first + data["actions"][step, 0]
+
+
 @pytest.mark.parametrize(
     "change, sentence",
     [
@@ -161,7 +172,7 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
         ),
         (
             lambda d: d["values/obs.edge_links"].__setitem__((0, 0), 999),
-            "step 0, leaf 'obs.edge_links': value 999 is out",
+            r"step 0, leaf 'obs.edge_links': value 999 in row 0 of a graph with \d+ nodes",
         ),
         (
             lambda d: d["actions"].__setitem__((3, 0), 99),
@@ -171,7 +182,11 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
             lambda d: d["values/action_mask"].__setitem__(
                 slice(int(d["counts/action_mask"][:5].sum()), None), 0
             ),
-            "step 5: part 0 of the action, .*, is masked",
+            r"step 5, leaf 'action_mask': all actions are masked: \[0",
+        ),
+        (
+            lambda d: d["values/action_mask"].__setitem__(chosen_row(d), 0),
+            r"step \d+: part 0 of the action, \[\d+\], is masked",
         ),
     ],
 )
@@ -184,7 +199,9 @@ def test_files_that_do_not_fit(change, sentence, tmp_path):
     change(data)
     np.savez(path, **data)
     with pytest.raises(SystemExit, match=f"--demos {path}: {sentence}"):
-        script.main(small_args(script, **flags, demos=path, run_dir=str(tmp_path / "runs")))
+        services.run(
+            script, small_args(script, **flags, demos=path, run_dir=str(tmp_path / "runs"))
+        )
 
 
 @pytest.mark.parametrize(
@@ -200,10 +217,20 @@ def test_files_that_do_not_fit(change, sentence, tmp_path):
 )
 def test_flags_without_a_meaning(flag, value):
     with pytest.raises(
-        script.UsageError,
+        check.UsageError,
         match=f"--{flag.replace('_', '-')} {value}: a number from . to inf is needed",
     ):
-        script.main(small_args(script, **{flag: value}))
+        services.run(script, small_args(script, **{flag: value}))
+
+
+def test_cloning_needs_demonstrations(tmp_path):
+    """--bc-updates without --demos would do nothing: it is refused, with services and without."""
+    flags = dict(env_id="CartPole-v1", bc_updates=3, run_dir=str(tmp_path))
+    sentence = "--bc-updates 3: give --demos, the file of what is to be cloned"
+    with pytest.raises(check.UsageError, match=sentence):
+        services.run(script, small_args(script, **flags))
+    with pytest.raises(script.UsageError, match=sentence):
+        script.main(script.Args(**flags, cuda=False))
 
 
 def test_recording(tmp_path):
@@ -268,7 +295,10 @@ def test_recording(tmp_path):
             ["--record", "envs.job_shop:mwkr", "--demos", "x.npz", "--record-episodes", 0],
             "0 episodes of demonstrations",
         ),
-        (["--demos", "missing.npz"], "--demos missing.npz: not a file of demonstrations"),
+        (
+            ["--demos", "missing.npz"],
+            "--demos missing.npz: not a file of demonstrations: [Errno 2]",
+        ),
     ],
 )
 def test_what_cannot_be_recorded_or_read(flags, sentence, tmp_path):
@@ -314,8 +344,8 @@ def test_cloning_loss(observation, action, head, flags, tmp_path):
     assert logs["losses/behaviour_cloning"].item() == pytest.approx(np.mean(expected), abs=1e-4)
     assert np.isfinite(expected).all()
     number = torch.zeros(actions.shape[1], dtype=torch.bool)
-    for part in agent.head.parts:
-        number[part.columns] = part.kind == "normal"
+    for head in agent.head.heads:
+        number[head.part.columns] = head.part.n == 0
     assert ("charts/demo_distance" in logs) == bool(number.any())
     assert ("charts/demo_accuracy" in logs) == bool(not number.all())
     if number.any():
@@ -348,7 +378,8 @@ def test_clones_a_dispatching_rule(tmp_path):
         env_kwargs={"jobs": [3, 4], "machines": [3, 3]},
         demos=str(tmp_path / "demos"),
     )
-    script.main(small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=40))
+    args = small_args(script, **env, record="envs.job_shop:mwkr", record_episodes=40)
+    services.run(script, args)
     log = run(
         tmp_path / "runs",
         script,
@@ -422,7 +453,8 @@ def test_warm_start(tmp_path, monkeypatch):
     losses = totals(monkeypatch)
     result = run(tmp_path / "runs", script, **flags)
     assert len(losses) == 52 and np.mean(losses[40:50]) < 0.95 * np.mean(losses[:10])
-    script.main(small_args(script, **flags | {"total_timesteps": 72}, resume=str(result.folder)))
+    args = small_args(script, **flags | {"total_timesteps": 72})
+    services.run(script, args, resume=str(result.folder))
     assert len(losses) == 53
 
 
@@ -434,10 +466,10 @@ def test_warm_start_normalises(bc_updates, tmp_path):
     args = small_args(script, **env, demos=path, norm_obs=True, bc_updates=bc_updates)
     envs = script.Envs([partial(script.make_env, args)])
     agent = script.Agent(envs.leaves, envs.action_space, args)
-    demos = script.Demonstrations(agent, envs.leaves, args, CPU)
-    script.clone(agent, torch.optim.Adam(agent.parameters()), demos, args)
+    extras = script.Extras(agent, script.Storage(envs.leaves, CPU), args)
+    extras.clone(torch.optim.Adam(agent.parameters()))
     (rows,) = agent.encoder.rows.values()
-    seen = demos.storage.whole().values[0].double()
+    seen = extras.demos.whole().values[0].double()
     assert rows.count == (len(seen) if bc_updates else 0)
     if bc_updates:
         torch.testing.assert_close(rows.mean, seen.mean(0))
@@ -495,15 +527,14 @@ def test_reconstruction_loss(observation):
     with torch.no_grad():
         latent = agent(obs)[4]
         torch.manual_seed(5)
-        loss = script.reconstruct(agent, found.args, found.leaves, obs, latent).item()
+        loss = agent.aux(agent, obs, latent).item()
         torch.manual_seed(5)
-        leaves = [leaf for leaf in found.leaves if script.key(leaf.path) in agent.aux]
-        moved, places = script.move(leaves, obs)
+        moved, places = agent.aux.move(obs)
         features, elements = agent.encoder(moved)
         context, total = agent.actor(features), []
-        for leaf in leaves:
-            decoder = agent.aux[script.key(leaf.path)]
-            values = obs[leaf.path].values if leaf.group else obs[leaf.path]
+        told = [leaf for leaf in found.probe.leaves if leaf.is_input and not leaf.is_links]
+        for leaf, decoder in zip(told, agent.aux.decoders, strict=True):
+            values = obs[leaf.path].values
             rows = places[leaf.group].tolist() if leaf.group else range(24)
             owner = obs[leaf.path].batch.tolist() if leaf.group else range(24)
             rows_of, outs, wanted = {}, [], []
@@ -515,14 +546,14 @@ def test_reconstruction_loss(observation):
                 elif leaf.group:
                     parts += [elements[leaf.group].values[row]]
                 out, value = decoder(torch.cat(parts)[None])[0], values[row]
-                if leaf.kind == "image":
+                if leaf.is_image:
                     value = value.movedim(-1, 0) if value.shape[2] < value.shape[0] else value
                     out = out[:, : value.shape[1], : value.shape[2]]
                 rows_of.setdefault(owner[row], []).append(k)
                 outs.append(out.flatten().double().numpy())
                 wanted.append(value.flatten().double().numpy())
-            if leaf.kind in ("discrete", "multidiscrete"):
-                num, errors = script.num_options(leaf), []
+            if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
+                num, errors = np.array(script.num_options(leaf.space)), []
                 for out, value in zip(outs, wanted):
                     local = (value - np.ravel(leaf.space.start)).astype(int)
                     factors = zip(np.split(out, num.cumsum()[:-1]), local)
@@ -530,7 +561,7 @@ def test_reconstruction_loss(observation):
                         np.mean([np.log(np.exp(logits).sum()) - logits[v] for logits, v in factors])
                     )
             elif rows:
-                shape = (-1, 1) if leaf.kind == "image" else (len(wanted), -1)
+                shape = (-1, 1) if leaf.is_image else (len(wanted), -1)
                 target = plain_standardised(np.reshape(wanted, shape)).reshape(len(wanted), -1)
                 errors = ((np.array(outs) - target) ** 2).mean(1)
             total.append(
@@ -548,7 +579,7 @@ def test_a_quarter_of_the_rows_moves():
         lambda: RandomEnv("set_of_dict", head="nodes"), aux="reconstruct", num_steps=40
     )
     obs = found.storage.gather(np.arange(120))
-    moved, places = script.move([leaf for leaf in found.leaves if leaf.is_input], obs)
+    moved, places = found.agent.aux.move(obs)
     (rows,) = places.values()
     a, b = (f"obs.{name}" for name in "ab")
     assert len(rows.unique()) == len(rows) == -(-len(obs[a].values) // 4)
@@ -590,7 +621,7 @@ def test_no_row_is_copied():
         for _ in range(120):
             obs = found.storage.gather(rng.permutation(240)[:120])
             latent = agent(obs)[4]
-            loss = script.reconstruct(agent, found.args, found.leaves, obs, latent)
+            loss = agent.aux(agent, obs, latent)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -643,12 +674,12 @@ def test_what_follows(tmp_path, monkeypatch):
             batches.append(obs)
             yield idx, (obs, actions)
 
-    def note(agent, latent, elements, actions, rows, next_obs):
-        now, after = batches[-1]["a"][rows], next_obs["a"]
+    def note(agent, seen_now, rows, next_obs):
+        now, after = batches[-1]["a"].values[rows], next_obs["a"].values
         assert torch.equal(after - now, torch.tensor([0.0, 0.0, 1.0]).expand_as(now))
         assert torch.equal(next_obs["b"].values, after)
         seen.update(tuple(row) for row in now.int().tolist())
-        losses.append((len(rows), predict(agent, latent, elements, actions, rows, next_obs)))
+        losses.append((len(rows), predict(agent, seen_now, rows, next_obs)))
         return losses[-1][1]
 
     monkeypatch.setattr(script, "predict", note)
@@ -675,27 +706,32 @@ def test_what_follows(tmp_path, monkeypatch):
 @pytest.mark.parametrize("observation, action, head, flags", CASES, **IDS)
 def test_prediction_loss(observation, action, head, flags):
     """The squared error against the encoding of each next observation alone, from the latent and
-    the action alone."""
+    the action alone; not where an episode or the rollout ends."""
     found = collected(lambda: RandomEnv(observation, action, head), aux="predict", **flags)
-    agent, storage, idx = found.agent, found.storage, np.random.default_rng(1).permutation(21)[:12]
-    rows, actions = np.flatnonzero(~found.dones[idx]), found.actions
+    agent, storage, idx = found.agent, found.storage, np.random.default_rng(1).permutation(24)[:12]
+    actions, dones, rng = found.actions, found.dones, np.random.default_rng(0)
+    followed = [k for k in idx.tolist() if k < 21 and not dones.flat[k]]
+    assert len(followed) < (idx < 21).sum() < 12
+    found.args.aux_coef = 0.3
     with torch.no_grad():
-        obs = storage.gather(idx)
-        *_, latent, elements = agent(obs, actions[idx])
-        next_obs = storage.gather(idx[rows] + 3)
-        loss = script.predict(agent, latent, elements, actions[idx], rows, next_obs)
+        inputs = storage.gather(idx), actions[idx]
+        *_, latent, elements = agent(*inputs)
+        extras = script.Extras(agent, storage, found.args)
+        total, logs = extras.losses(1, rng, idx, inputs, dones, latent, elements)
+        loss = logs["losses/predict"]
+        assert total.item() == pytest.approx(0.3 * loss.item()) and len(logs) == 1
         predicted, target = [], []
-        for k in idx[rows].tolist():
+        for k in followed:
             features, elements = agent.encoder(storage.gather(np.array([k])))
             parts = [agent.actor(features)[0]]
-            for part in agent.head.parts:
+            for part in (head.part for head in agent.head.heads):
                 value = actions[k, part.columns]
-                if part.kind == "choice":
+                if part.group:
                     parts.append(elements[part.group].values[int(value)])
-                elif part.kind == "categorical":
-                    parts.append(torch.eye(part.size)[int(value)])
+                elif part.n:
+                    parts += [torch.eye(part.n)[int(entry)] for entry in value]
                 else:
-                    parts.append(value.float())
+                    parts.append(value)
             predicted.append(agent.aux(torch.cat(parts)).double().numpy())
             target.append(agent.encoder(storage.gather(np.array([k + 3])))[0][0].double().numpy())
     expected = ((np.array(predicted) - plain_standardised(target)) ** 2).mean()
@@ -713,17 +749,12 @@ def test_encoder_learns(aux, tmp_path):
     agent, obs = found.agent, found.storage.gather(np.arange(45))
     *_, latent, elements = agent(obs)
     if aux == "reconstruct":
-        loss = script.reconstruct(agent, found.args, found.leaves, obs, latent)
+        loss = agent.aux(agent, obs, latent)
     elif aux == "predict":
-        rows = np.flatnonzero(~found.dones[:45])
-        loss = script.predict(
-            agent,
-            latent,
-            elements,
-            found.actions[:45],
-            rows,
-            found.storage.gather(rows + 3),
-        )
+        rows = np.flatnonzero(~found.dones.reshape(-1)[:45])
+        action = script.embed_action(agent.head, found.actions[:45], elements, obs)
+        next_obs = found.storage.gather(rows + 3)
+        loss = script.predict(agent, torch.cat([latent, action], 1), rows, next_obs)
     else:
         storage, actions = load_demos(path, found)
         loss = script.behaviour_cloning(agent, storage.gather(np.arange(len(actions))), actions)
@@ -794,15 +825,8 @@ def test_collection_and_training_agree(aux, observation, action, head, flags, tm
 def test_resume(aux, tmp_path):
     """A run that goes on from its second update ends with bitwise the same weights, the falling
     weight included."""
-    script.main(
-        small_args(
-            script,
-            **SMALL_SHOP,
-            demos=str(tmp_path / "demos"),
-            record="envs.job_shop:mwkr",
-            record_episodes=5,
-        )
-    )
+    record = dict(record="envs.job_shop:mwkr", record_episodes=5)
+    services.run(script, small_args(script, **SMALL_SHOP, demos=str(tmp_path / "demos"), **record))
     flags = dict(
         **SMALL_SHOP,
         aux=aux,
@@ -815,14 +839,8 @@ def test_resume(aux, tmp_path):
     result = run(tmp_path / "runs", script, **flags)
     expected = weights(result.folder)
     (result.folder / "model.pt").unlink()
-    script.main(
-        small_args(
-            script,
-            **flags,
-            run_dir=str(tmp_path / "runs"),
-            resume=str(result.folder / "checkpoint_000000000072.ckpt"),
-        )
-    )
+    args = small_args(script, **flags, run_dir=str(tmp_path / "runs"))
+    services.run(script, args, resume=str(result.folder / "checkpoint_000000000072.ckpt"))
     again = weights(result.folder)
     assert list(again) == list(expected) and all(
         torch.equal(again[name], expected[name]) for name in expected

@@ -150,13 +150,16 @@ def read(path: str, leaves: list) -> tuple[list, np.ndarray]:
             data = dict(file)
     except Exception as problem:  # of many kinds
         raise ValueError(f"not a file of demonstrations: {problem}") from None
-    if str(data.get("format")) != FORMAT or "actions" not in data:
+    if str(data.get("format")) != FORMAT:
         raise ValueError(f"its format is {data.get('format')}, this script reads {FORMAT}")
     ours = sorted(leaf.path for leaf in leaves)
     theirs = sorted(name.removeprefix("values/") for name in data if name.startswith("values/"))
     if theirs != ours:
         raise ValueError(f"it has the leaves {theirs}, the environment {ours}")
-    num_steps = len(data["actions"])
+    actions = data.get("actions", ())
+    num_steps = len(actions)
+    if num_steps == 0:
+        raise ValueError("it has no actions")
     values = []  # of each leaf the arrays of all steps
     for leaf in leaves:
         rows = data[f"values/{leaf.path}"]
@@ -169,14 +172,14 @@ def read(path: str, leaves: list) -> tuple[list, np.ndarray]:
                 f"are {num_steps} steps and {len(rows)} rows"
             )
         values.append(np.split(rows, num.cumsum()[:-1]))
-    return list(zip(*values)), data["actions"]
+    return list(zip(*values)), actions
 
 
 def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str]) -> None:
     """ValueError if actions [S, columns] have another shape, do not exist or are masked; `paths`
     are those of the leaves of the S observations."""
     num = parts[-1].columns.stop
-    if actions.ndim != 2 or actions.shape[1] != num or not len(actions):
+    if actions.ndim != 2 or actions.shape[1] != num:
         raise ValueError(f"actions of shape {actions.shape} where [steps, {num}] is needed")
     for k, part in enumerate(parts):
         chosen = actions[:, part.columns]

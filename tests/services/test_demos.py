@@ -1,116 +1,40 @@
-"""utils/demos.py, demonstrations that are recorded into a file and read again."""
+"""services/demos.py, demonstrations that are recorded into a file and read again."""
 
 import json
 import resource
 import sys
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from helpers import MASK, ListEnv, make_envs, small_args, vector
 
+from cleanrl_graph import ppo_graph_aux as script
 from cleanrl_graph.envs import flexible_job_shop, job_shop
-from cleanrl_graph.utils import demos
+from cleanrl_graph.services import check, demos
+
+DENSE = {"gear": spaces.Discrete(5, start=-2), "speed": vector(2, low=-np.inf, high=np.inf)}
+GRAPH = {"g": spaces.Graph(vector(3), spaces.MultiDiscrete([4, 4]))}
+ROW_MASK = {"action_mask": MASK}
+AVAIL = {"avail_actions": spaces.Sequence(vector(2), stack=True)}
+ALL = DENSE | GRAPH | ROW_MASK
 
 
-class Part(NamedTuple):
-    """As the scripts have it."""
-
-    kind: str
-    size: int
-    columns: slice
-    group: str | None
-    mask: str | None
-    entries: slice
-
-
-def parts(*kinds, group="g.nodes"):
-    """Parts of these (kind, size), one after the other, choices from the group, with entries of
-    "action_mask"."""
-    found, column, entry = [], 0, 0
-    for kind, size in kinds:
-        width, entries = (
-            size if kind in ("bits", "normal") else 1,
-            {"categorical": size, "choice": 1}.get(kind, 0),
-        )
-        found.append(
-            Part(
-                kind,
-                size,
-                slice(column, column + width),
-                group if kind == "choice" else None,
-                "action_mask" if entries else None,
-                slice(entry, entry + entries),
-            )
-        )
-        column, entry = column + width, entry + entries
-    return found
-
-
-def leaf(path, kind, shape, dtype, group=None, space=None, get=None):
-    return SimpleNamespace(
-        path=path,
-        kind=kind,
-        shape=shape,
-        dtype=np.dtype(dtype),
-        group=group,
-        nodes="g.nodes" if kind == "links" else None,
-        space=space or SimpleNamespace(dtype=np.dtype(dtype)),
-        get=get or (lambda obs: obs[path]),
-    )
-
-
-DENSE = [
-    leaf("gear", "discrete", (), np.int64, space=spaces.Discrete(5, start=-2)),
-    leaf("speed", "vector", (2,), np.float32),
-]
-GRAPH = [
-    leaf("g.nodes", "vector", (3,), np.float32, "g.nodes", get=lambda obs: obs["g"].nodes),
-    leaf(
-        "g.edge_links", "links", (2,), np.int32, "g.edge_links", get=lambda obs: obs["g"].edge_links
-    ),
-    leaf(
-        "g.edges",
-        "discrete",
-        (2,),
-        np.int64,
-        "g.edge_links",
-        spaces.MultiDiscrete([4, 4]),
-        lambda obs: obs["g"].edges,
-    ),
-]
-ROW_MASK = leaf("action_mask", "vector", (), np.int8, "g.nodes")
-
-
-class FakeEnvs:
-    """What `record` uses of the scripts' Envs."""
-
-    def __init__(self, env, leaves):
-        self.envs, self.leaves, self.num_steps = [env], leaves, 0
-
-    def read(self, i, obs):
-        return [np.asarray(leaf.get(obs), leaf.dtype) for leaf in self.leaves]
-
-    def collate(self, observations, envs):
-        values, counts = [], {}
-        for leaf, arrays in zip(self.leaves, zip(*observations, strict=True), strict=True):
-            values.append(np.concatenate(arrays) if leaf.group else np.stack(arrays))
-            if leaf.group:
-                counts[leaf.group] = np.array([len(array) for array in arrays])
-            if not np.isfinite(values[-1]).all():
-                raise ValueError(
-                    f"env {list(envs)[0]}, leaf '{leaf.path}', step {self.num_steps}: not finite"
-                )
-        return SimpleNamespace(values=values, counts=counts)
+def envs_with(children, action_space=None, **flags):
+    """Envs of the script with these observations and actions, which cannot be stepped."""
+    make = lambda: ListEnv(spaces.Dict(children), [], action_space or spaces.Discrete(9))
+    return make_envs([make], script=script, **flags)
 
 
 class Growing(gym.Env):
     """A graph with one more node in each step, 2 to 4, in one array that is written again; action 0
     is masked."""
 
-    def __init__(self, action_space=None, bad_step=None):
+    def __init__(self, action_space=None, bad_step=None, children=ALL):
+        self.observation_space = spaces.Dict(children)
         self.action_space = action_space or spaces.Discrete(9)
         self.bad_step, self.speed, self.total = bad_step, np.zeros(2, np.float32), 0
 
@@ -124,12 +48,13 @@ class Growing(gym.Env):
         self.speed[:] = np.nan if self.total == self.bad_step else self.total
         links = np.stack([np.arange(num), np.arange(num)[::-1]], 1)[1:]
         graph = spaces.GraphInstance(self.np_random.random((num, 3)), links % 4, links)
-        return {
+        obs = {
             "gear": self.t - 2,
             "speed": self.speed,
             "g": graph,
             "action_mask": np.arange(num) > 0,
         }
+        return {name: obs[name] for name in self.observation_space}
 
     def step(self, action):
         self.t, self.total = self.t + 1, self.total + 1
@@ -147,26 +72,49 @@ def last_node(env, obs, rng):
     return len(obs["g"].nodes) - 1
 
 
-def recorded(policy=last_node, leaves=(*DENSE, *GRAPH, ROW_MASK), num_episodes=2, **kwargs):
-    """(arrays, environment)"""
-    env = Growing(**kwargs)
-    return demos.record(FakeEnvs(env, list(leaves)), policy, num_episodes, 3), env
+def recorded(policy=last_node, num_episodes=2, seed=3, **kwargs):
+    """The arrays of a few episodes."""
+    envs = make_envs([lambda: Growing(**kwargs)], script=script)
+    return demos.record(envs, policy, num_episodes, seed)
+
+
+def record_file(path, policy="last_node", num_episodes=2, **flags):
+    """A file of `recorded`."""
+    args = small_args(
+        script,
+        demos=str(path),
+        record=f"{__name__}:{policy}",
+        record_episodes=num_episodes,
+        seed=3,
+        env_id="Growing-v0",
+        env_kwargs={"size": 3},
+        **flags,
+    )
+    demos.record_file(check.checked(script), lambda args: Growing(), args)
 
 
 def file_of(folder, data, change=lambda data: None):
     """The path of the data after `change`, in the format of the file."""
-    demos.save(path := str(folder / "demos.npz"), data, "Growing-v0", {"size": 3})
-    with np.load(path) as file:
-        data = dict(file)
+    data = {name: array.copy() for name, array in data.items()} | {"format": demos.FORMAT}
     change(data)
+    path = str(folder / "demos.npz")
     np.savez(path, **data)
     return path
+
+
+def load(path, envs):
+    """(the observations, the actions) that the script reads from a file that fits the
+    environment."""
+    demos.check(path, envs)
+    storage = script.Storage(envs.leaves, torch.device("cpu"))
+    extras = script.Extras(None, storage, SimpleNamespace(demos=path))
+    return extras.demos.whole(), extras.actions
 
 
 # ---- Recording ----
 def test_recorded_arrays():
     """Every step of the episodes in order, without padding, as it was when the policy saw it."""
-    data, _ = recorded()
+    data = recorded()
     assert data["counts/g.nodes"].tolist() == data["counts/action_mask"].tolist() == [2, 3, 4] * 2
     assert data["counts/g.edges"].tolist() == [1, 2, 3] * 2 and "counts/gear" not in data
     assert data["values/g.nodes"].shape == (18, 3) and data["values/g.edge_links"].shape == (12, 2)
@@ -182,16 +130,14 @@ def test_recorded_arrays():
 
 def test_outcomes_as_arrays():
     """Rewards and ends that are arrays of one number, as the scripts take them, are recorded."""
-    env = Growing()
-    step = env.step
 
-    def with_arrays(action):
-        obs, reward, terminated, truncated, info = step(action)
-        return obs, reward, np.array([terminated]), np.array(truncated), info
+    class WithArrays(Growing):
+        def step(self, action):
+            obs, reward, terminated, truncated, info = super().step(action)
+            return obs, np.array([reward]), np.array([terminated]), np.array(truncated), info
 
-    env.step = with_arrays
-    data = demos.record(FakeEnvs(env, [*DENSE, *GRAPH, ROW_MASK]), last_node, 2, 3)
-    expected, _ = recorded()
+    data = demos.record(make_envs([WithArrays], script=script), last_node, 2, 3)
+    expected = recorded()
     for name in ("rewards", "terminated", "truncated"):
         assert np.array_equal(data[name], expected[name]), name
 
@@ -200,10 +146,10 @@ def test_seed():
     """It fixes what the environment and the policy draw, over all episodes, which are not the
     same."""
     policy = lambda env, obs, rng: int(rng.integers(9))
-    (a, _), (b, env) = recorded(policy), recorded(policy)
+    a, b = recorded(policy), recorded(policy)
     assert all(np.array_equal(a[name], b[name]) for name in a)
     assert not np.array_equal(*np.split(a["values/g.nodes"], 2))
-    other = demos.record(FakeEnvs(env, [*DENSE, *GRAPH, ROW_MASK]), policy, 2, 4)
+    other = recorded(policy, seed=4)
     assert not np.array_equal(a["actions"], other["actions"])
     assert not np.array_equal(a["values/g.nodes"], other["values/g.nodes"])
 
@@ -211,21 +157,20 @@ def test_seed():
 def test_policy_sees_the_bare_environment():
     """A rule looks inside; the actions of MWKR are those of the rule."""
     env, found = gym.wrappers.TimeLimit(job_shop.JobShopEnv(jobs=[2, 3], machines=[2, 3]), 99), []
-    leaves = [leaf("times", "vector", (), np.float32, get=lambda obs: 0.0)]
 
     def policy(bare, obs, rng):
         assert bare is env.unwrapped
         found.append(job_shop.mwkr(bare, obs, rng))
         return found[-1]
 
-    data = demos.record(FakeEnvs(env, leaves), policy, 2, 0)
+    data = demos.record(make_envs([lambda: env], script=script), policy, 2, 0)
     assert data["actions"].tolist() == [[a] for a in found] and data["terminated"].sum() == 2
 
 
 def test_observation_that_does_not_fit():
     """The environments' own check names the step; nothing is asked of the policy there."""
     seen = []
-    with pytest.raises(ValueError, match="leaf 'speed', step 4"):
+    with pytest.raises(check.UsageError, match="env 0, leaf 'speed', step 4: value nan"):
         recorded(lambda *_: seen.append(0) or 1, bad_step=4)
     assert len(seen) == 4
 
@@ -254,7 +199,7 @@ def test_observation_that_does_not_fit():
 def test_columns_of_actions(space, action, columns):
     """In the order of the space, options counted from 0; integers, or floats where a part is a
     Box."""
-    data, _ = recorded(lambda *_: action, action_space=space)
+    data = recorded(lambda *_: action, action_space=space, children=DENSE)
     assert data["actions"].tolist() == [columns] * 6
     assert data["actions"].dtype == (
         np.float32 if any(isinstance(column, float) for column in columns) else np.int64
@@ -265,54 +210,89 @@ def test_what_cannot_be_recorded():
     with pytest.raises(SystemExit, match="0 episodes of demonstrations: at least 1 is needed"):
         recorded(num_episodes=0)
     with pytest.raises(SystemExit, match=r"actions in Sequence\(Discrete\(2\).*cannot be recorded"):
-        recorded(lambda *_: (0, 1), action_space=spaces.Sequence(spaces.Discrete(2)))
+        actions = spaces.Sequence(spaces.Discrete(2))
+        recorded(lambda *_: (0, 1), action_space=actions, children=GRAPH)
 
 
 # ---- The file ----
 def test_file_comes_back(tmp_path):
     """Observations in the order of the leaves, rows of each step, and actions."""
-    data, _ = recorded()
-    path = file_of(tmp_path, data)
-    leaves = [ROW_MASK, *GRAPH, *DENSE]
-    values, counts, actions = demos.load(path, leaves, parts(("choice", 9)))
-    for leaf, found in zip(leaves, values, strict=True):
-        assert np.array_equal(found, data[f"values/{leaf.path}"]) and found.dtype == leaf.dtype
-    assert {group: num.tolist() for group, num in counts.items()} == {
+    data, envs = recorded(), envs_with(ALL)
+    path = str(tmp_path / "demos.npz")
+    record_file(path)
+    flat, actions = load(path, envs)
+    for leaf, found in zip(envs.leaves, flat.values, strict=True):
+        expected = data[f"values/{leaf.path}"]
+        assert np.array_equal(found, expected) and found.numpy().dtype == leaf.dtype
+    assert {group: num.tolist() for group, num in flat.counts.items()} == {
+        "": [1] * 6,
         "g.nodes": [2, 3, 4] * 2,
+        "action_mask": [2, 3, 4] * 2,
         "g.edge_links": [1, 2, 3] * 2,
     }
-    assert actions.tolist() == [[1], [2], [3]] * 2 and actions.dtype == np.int64
+    assert actions.tolist() == [[1], [2], [3]] * 2
     with np.load(path, allow_pickle=False) as file:
         assert str(file["env_id"]) == "Growing-v0" and json.loads(str(file["env_kwargs"])) == {
             "size": 3
         }
         assert str(file["format"]) == "cleanrl_graph-demos-1"
+        assert all(np.array_equal(file[name], array) for name, array in data.items())
+        assert file["actions"].dtype == np.int64
+    backwards = envs.leaves[::-1]
+    observations, _ = demos.read(path, backwards)
+    for leaf, rows in zip(backwards, zip(*observations, strict=True), strict=True):
+        assert np.array_equal(np.concatenate(rows), data[f"values/{leaf.path}"])
 
 
-def test_links_of_older_files(tmp_path):
-    """They were int64."""
-    data, _ = recorded()
-    links, leaves = data["values/g.edge_links"], [ROW_MASK, *GRAPH, *DENSE]
-    path = file_of(tmp_path, data | {"values/g.edge_links": links.astype(np.int64)})
-    found, _, _ = demos.load(path, leaves, parts(("choice", 9)))
-    (values,) = (values for leaf, values in zip(leaves, found) if leaf.kind == "links")
-    assert np.array_equal(values, links) and values.dtype == links.dtype == np.int32
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        ("values/g.edge_links", np.int64),  # of older files
+        ("values/g.nodes", np.float64),
+        ("values/gear", np.int16),
+        ("counts/g.nodes", np.uint64),
+        ("actions", np.float64),
+        ("actions", np.uint8),
+    ],
+)
+def test_other_sizes_of_numbers(name, dtype, tmp_path):
+    """They are read as those that the script has."""
+    data, envs = recorded(), envs_with(ALL)
+    flat, actions = load(file_of(tmp_path, data | {name: data[name].astype(dtype)}), envs)
+    for leaf, values in zip(envs.leaves, flat.values):
+        expected = data[f"values/{leaf.path}"]
+        assert np.array_equal(values, expected) and values.numpy().dtype == leaf.dtype
+    assert all(num.dtype == np.int64 for num in flat.counts.values())
+    assert np.array_equal(actions, data["actions"]) and actions.dtype == torch.float32
+
+
+def test_more_rows_than_the_environment_has(tmp_path):
+    """Demonstrations of larger environments are read where the rows are what is chosen from."""
+    flat, actions = load(file_of(tmp_path, recorded()), envs_with(ALL, spaces.Discrete(2)))
+    assert flat.size == 6 and actions.max() == 3
+
+
+def test_actions_of_a_sequence(tmp_path):
+    """They cannot be read, and a sentence says so."""
+    envs = envs_with(GRAPH, spaces.Sequence(spaces.Discrete(2)))
+    with pytest.raises(SystemExit, match="--demos .*Sequence of actions, .*, cannot be read"):
+        demos.check(file_of(tmp_path, recorded(children=GRAPH)), envs)
 
 
 def test_file_that_cannot_be_written(tmp_path):
     """An error, and what was there before stays."""
-    data, _ = recorded()
     with pytest.raises(SystemExit, match="cannot write .*missing.*Errno"):
-        demos.save(str(tmp_path / "missing" / "demos.npz"), data, "", {})
-    path = file_of(tmp_path, data)
+        record_file(tmp_path / "missing" / "demos.npz")
+    path = str(tmp_path / "demos.npz")
+    record_file(path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     try:
         with pytest.raises(SystemExit, match=f"cannot write {path}: .*Errno"):
-            demos.save(path, data, "", {})
+            record_file(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert [found.name for found in tmp_path.iterdir()] == ["demos.npz"]
-    demos.load(path, [*DENSE, *GRAPH, ROW_MASK], parts(("choice", 9)))
+    load(path, envs_with(ALL))
 
 
 def put(name, index, value):
@@ -333,16 +313,24 @@ def put(name, index, value):
         ),
         (lambda d: d.pop("values/gear"), r"it has the leaves .*, the environment \[.*'gear'"),
         (
-            lambda d: d.update({"values/speed": d["values/speed"].astype(float)}),
-            r"leaf 'speed': dtype float64, shape \(2,\) where the environment has dtype float32, "
-            r"shape \(2,\)",
+            lambda d: d.update({"values/gear": d["values/gear"].astype(float)}),
+            r"step 0, leaf 'gear': dtype float64, shape \(\) where dtype int64, shape \(\) is "
+            "declared",
+        ),
+        (
+            lambda d: d.update({"values/speed": d["values/speed"].astype(str)}),
+            r"step 0, leaf 'speed': dtype <U\d+, shape \(2,\) where dtype float32, shape \(2,\) is",
         ),
         (
             lambda d: d.update({"values/g.nodes": d["values/g.nodes"][:, :2]}),
-            r"leaf 'g.nodes': dtype float32, shape \('rows', 2\) where the environment has dtype "
-            r"float32, shape \('rows', ",
+            r"step 0, leaf 'g.nodes': dtype float32, shape \(2, 2\) where dtype float32, shape "
+            r"\('rows', 3\) is declared",
         ),
-        (lambda d: d.pop("counts/g.nodes"), r"leaf 'g.nodes': dtype float32, shape \(3,\) where"),
+        (
+            lambda d: d.pop("counts/g.nodes"),
+            "leaf 'g.nodes': counts of 0 steps and 0 rows where there are 6 steps and 18 rows",
+        ),
+        (lambda d: d.pop("actions"), "it has no actions"),
         (
             lambda d: d.update({"counts/g.nodes": d["counts/g.nodes"][1:]}),
             "leaf 'g.nodes': counts of 5 steps and 16 rows",
@@ -359,28 +347,32 @@ def put(name, index, value):
             lambda d: d.update(
                 {name: d[name][:0] for name in d if "/" in name or name == "actions"}
             ),
-            r"actions of shape \(0, 1\) where \[steps, 1\] is needed",
+            "it has no actions",
         ),
         (
             lambda d: d.update({"counts/action_mask": np.roll(d["counts/action_mask"], 1)}),
-            "leaf 'action_mask': its counts are not those of the other leaves of 'g.nodes'",
+            "step 0, leaf 'action_mask': 4 rows where 'g.nodes' has 2",
+        ),
+        (
+            lambda d: d.update({"counts/g.edge_links": np.roll(d["counts/g.edge_links"], 1)}),
+            "step 0, leaf 'g.edges': 1 rows where 'g.edge_links' has 3",
         ),
         (
             put("values/g.nodes", (5, 1), np.nan),
-            "step 2, leaf 'g.nodes': value nan is out of range",
+            "step 2, leaf 'g.nodes': value nan in row 0",
         ),
-        (put("values/speed", (4, 0), np.inf), "step 4, leaf 'speed': value inf is out of range"),
+        (put("values/speed", (4, 0), np.inf), "step 4, leaf 'speed': value inf"),
         (
             put("values/g.edge_links", (1, 0), 3),
-            "step 1, leaf 'g.edge_links': value 3 is out of range",
+            "step 1, leaf 'g.edge_links': value 3 in row 0 of a graph with 3 nodes",
         ),
         (
             put("values/g.edge_links", (0, 1), -1),
-            "step 0, leaf 'g.edge_links': value -1 is out of range",
+            "step 0, leaf 'g.edge_links': value -1 in row 0 of a graph with 2 nodes",
         ),
-        (put("values/g.edges", (11, 1), 4), "step 5, leaf 'g.edges': value 4 is out of range"),
-        (put("values/gear", 3, 3), "step 3, leaf 'gear': value 3 is out of range"),
-        (put("values/gear", 0, -3), "step 0, leaf 'gear': value -3 is out of range"),
+        (put("values/g.edges", (11, 1), 4), "step 5, leaf 'g.edges': value 4 in row 2"),
+        (put("values/gear", 3, 3), "step 3, leaf 'gear': value 3"),
+        (put("values/gear", 0, -3), "step 0, leaf 'gear': value -3"),
         (put("actions", (3, 0), 2), r"step 3: part 0 of the action, \[2\], is out of range"),
         (put("actions", (0, 0), -1), r"step 0: part 0 of the action, \[-1\], is out of range"),
         (put("actions", (4, 0), 0), r"step 4: part 0 of the action, \[0\], is masked"),
@@ -400,9 +392,9 @@ def put(name, index, value):
 )
 def test_files_that_do_not_fit(change, sentence, tmp_path):
     """What does not fit the environment is named, with the file and the step."""
-    path = file_of(tmp_path, recorded()[0], change)
+    path = file_of(tmp_path, recorded(), change)
     with pytest.raises(SystemExit, match=f"--demos {path}: {sentence}"):
-        demos.load(path, [*DENSE, *GRAPH, ROW_MASK], parts(("choice", 9)))
+        demos.check(path, envs_with(ALL))
 
 
 def test_files_that_are_none(tmp_path):
@@ -412,11 +404,13 @@ def test_files_that_are_none(tmp_path):
         with pytest.raises(
             SystemExit, match=f"--demos {tmp_path / name}: not a file of demonstrations: "
         ):
-            demos.load(str(tmp_path / name), DENSE, parts(("categorical", 2)))
+            demos.check(str(tmp_path / name), envs_with(DENSE))
 
 
-COMPOSITE = parts(("categorical", 3), ("bits", 2), ("categorical", 2), ("normal", 1))
-OPTIONS = leaf("action_mask", "vector", (5,), np.int8)
+COMPOSITE = spaces.Tuple(
+    [spaces.Discrete(3), spaces.MultiBinary(2), spaces.Discrete(2), vector(1, low=-9, high=9)]
+)
+OPTIONS = {"action_mask": spaces.MultiBinary(5)}
 
 
 @pytest.mark.parametrize(
@@ -437,7 +431,7 @@ OPTIONS = leaf("action_mask", "vector", (5,), np.int8)
 def test_composite_actions(action, mask, problem, tmp_path):
     """Each part has its range, and its entries of a dense mask; one Box makes all columns
     float32."""
-    data, _ = recorded()
+    data = recorded()
     data = {
         "values/gear": data["values/gear"],
         "values/speed": data["values/speed"],
@@ -445,66 +439,72 @@ def test_composite_actions(action, mask, problem, tmp_path):
         "actions": np.zeros((6, 5), np.float32),
     }
     data["actions"][3], data["values/action_mask"][3] = action, mask
-    path = file_of(tmp_path, data)
+    path, envs = file_of(tmp_path, data), envs_with(DENSE | OPTIONS, COMPOSITE)
     if problem is None:
-        _, _, actions = demos.load(path, [*DENSE, OPTIONS], COMPOSITE)
-        assert actions.dtype == np.float32 and actions[3].tolist() == action
+        _, actions = load(path, envs)
+        assert actions.dtype == torch.float32 and actions[3].tolist() == action
     else:
         with pytest.raises(SystemExit, match=f"step 3: {problem}"):
-            demos.load(path, [*DENSE, OPTIONS], COMPOSITE)
-
-
-AVAIL = leaf("avail_actions", "vector", (2,), np.float32, "avail_actions")
+            demos.check(path, envs)
 
 
 @pytest.mark.parametrize(
-    "group, leaves, num",
+    "head, children, num",
     [
-        ("g.nodes", [*GRAPH[::-1]], 2),
-        ("avail_actions", [*GRAPH, AVAIL], 3),
-        ("g.nodes", [AVAIL, *GRAPH, ROW_MASK], 2),
-        ("g.edge_links", [*GRAPH, AVAIL], 1),
+        ("nodes", GRAPH, 2),
+        ("auto", GRAPH | AVAIL, 3),
+        ("nodes", GRAPH | AVAIL | ROW_MASK, 2),
+        ("edges", GRAPH | AVAIL, 1),
     ],
 )
-def test_rows_that_are_chosen(group, leaves, num, tmp_path):
+def test_rows_that_are_chosen(head, children, num, tmp_path):
     """An action is one of the rows of its part's group."""
-    data, _ = recorded()
+    data, envs = recorded(), envs_with(children, action_head=head)
     data |= {
         "values/avail_actions": np.zeros((18, 2), np.float32),
         "counts/avail_actions": np.full(6, 3),
     }
     data["values/action_mask"][:] = 1
-    paths = [leaf.path for leaf in leaves]
+    paths = [leaf.path for leaf in envs.leaves]
     for name in list(data):
         if "/" in name and name.split("/")[1] not in paths:
             del data[name]
-    (part,) = parts(("choice", 9), group=group)
-    if part.mask not in paths:
-        part = part._replace(mask=None)
     for action in range(4):
         data["actions"][:] = 0
         data["actions"][0] = action
         path = file_of(tmp_path, data)
         if action < num:
-            assert demos.load(path, leaves, [part])[2][0] == action
+            assert load(path, envs)[1][0] == action
         else:
             with pytest.raises(SystemExit, match="step 0: part 0 .* is out of range"):
-                demos.load(path, leaves, [part])
+                demos.check(path, envs)
 
 
 def test_mask_with_a_column_per_part(tmp_path):
     """Two choices among the same rows, each with its own column of the mask."""
-    data, _ = recorded()
+    data = recorded()
     mask = np.stack([data["values/action_mask"], 1 - data["values/action_mask"]], 1)
     data |= {"values/action_mask": mask, "actions": np.array([[1, 0]] * 6)}
-    leaves = [*DENSE, *GRAPH, leaf("action_mask", "vector", (2,), np.int8, "g.nodes")]
-    demos.load(file_of(tmp_path, data), leaves, parts(("choice", 9), ("choice", 9)))
+    columns = {"action_mask": spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)}
+    envs = envs_with(DENSE | GRAPH | columns, spaces.Tuple([spaces.Discrete(9)] * 2))
+    load(file_of(tmp_path, data), envs)
     for step, action, part in ((2, [0, 0], 0), (4, [1, 1], 1)):
         path = file_of(tmp_path, data, put("actions", step, action))
         with pytest.raises(
             SystemExit, match=f"step {step}: part {part} of the action, .*, is masked"
         ):
-            demos.load(path, leaves, parts(("choice", 9), ("choice", 9)))
+            demos.check(path, envs)
+
+
+def test_mask_for_all_parts(tmp_path):
+    """Two choices among the same rows, whose mask has one number per row."""
+    data, envs = recorded(), envs_with(ALL, spaces.Tuple([spaces.Discrete(9)] * 2))
+    data["actions"] = np.array([[1, 1]] * 6)
+    load(file_of(tmp_path, data), envs)
+    for step, action, part in ((2, [0, 1], 0), (4, [1, 0], 1)):
+        path = file_of(tmp_path, data, put("actions", step, action))
+        with pytest.raises(SystemExit, match=f"step {step}: part {part} .*, is masked"):
+            demos.check(path, envs)
 
 
 # ---- Policies ----

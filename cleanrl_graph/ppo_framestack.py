@@ -1293,8 +1293,9 @@ class Agent(nn.Module):
         reward_shifts = parse_shifts(args.reward_shifts, -1, "--reward-shifts")
         self.images = []  # leaves whose views are channels
         if args.image_views == "channels" and len(obs_shifts):
-            inputs = [leaf for leaf in leaves if leaf.is_input and not leaf.group]
-            self.images = [leaf for leaf in inputs if leaf.is_image]
+            self.images = [
+                leaf for leaf in leaves if leaf.is_image and leaf.is_input and not leaf.group
+            ]
         self.cnns = nn.ModuleDict()
         for leaf in self.images:
             self.cnns[key(leaf.path)] = CNN(leaf, len(obs_shifts))
@@ -1366,6 +1367,14 @@ def start(args: Any) -> torch.device:
         torch.set_num_threads(1)  # more are slower on busy cores
     torch.backends.cudnn.deterministic = args.torch_deterministic
     return device
+
+
+def make_agent(args: Any, envs: Any) -> "Agent":
+    """An agent whose weights are the same on all ranks."""
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])
+    return agent
 
 
 # --- end shared: ranks ---
@@ -1445,10 +1454,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
     N = args.num_envs
     device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    seed(args)  # environments may have drawn from the generators
-    agent = Agent(envs.leaves, envs.action_space, args)
-    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
-    agent.to(device)
+    agent = make_agent(args, envs).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(

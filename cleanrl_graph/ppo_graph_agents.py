@@ -4,13 +4,13 @@ a value and a probability ratio per row that acts.
     python cleanrl_graph/ppo_graph_agents.py --env-id envs:Crowd-v0 --total-timesteps 200000
     python cleanrl_graph/ppo_graph_agents.py --env-id envs:TrafficLights-v0 --num-workers 4
 
-Read ppo_graph.py first; `diff ppo_graph.py ppo_graph_agents.py` shows the idea. The action space is
-a Sequence: one action for each row of its group. `info["rewards"]` has a number for each row that
-acted. All agents share the network, which sees their whole graph. Steps have a reward per row,
-log-probabilities are not summed, there is a value per row, and the room "agents" follows an agent
-from step to step by its id in the observation `node_ids`. An agent whose id is gone has ended.
-Without ids rows are matched by their places, and their number may not change within an episode. The
-environment's own reward is only logged.
+Read ppo_graph_mini.py and ppo_graph.py first; `diff ppo_graph.py ppo_graph_agents.py` shows the
+idea. The action space is a Sequence: one action for each row of its group. `info["rewards"]` has a
+number for each row that acted. All agents share the network, which sees their whole graph. Steps
+have a reward per row, log-probabilities are not summed, there is a value per row, and the room
+"agents" follows an agent from step to step by its id in the observation `node_ids`. An agent whose
+id is gone has ended. Without ids rows are matched by their places, and their number may not change
+within an episode. The environment's own reward is only logged.
 
 Minibatches are made of whole observations. Losses and entropy are means over the rows of a
 minibatch, within which advantages are normalised. Each rank does that with its own rows, so ranks
@@ -1258,6 +1258,14 @@ def start(args: Any) -> torch.device:
     return device
 
 
+def make_agent(args: Any, envs: Any) -> "Agent":
+    """An agent whose weights are the same on all ranks."""
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])
+    return agent
+
+
 # --- end shared: ranks ---
 
 
@@ -1334,10 +1342,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
     N = args.num_envs
     device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    seed(args)  # environments may have drawn from the generators
-    agent = Agent(envs.leaves, envs.action_space, args)
-    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
-    agent.to(device)
+    agent = make_agent(args, envs).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(

@@ -1238,6 +1238,14 @@ def start(args: Any) -> torch.device:
     return device
 
 
+def make_agent(args: Any, envs: Any) -> "Agent":
+    """An agent whose weights are the same on all ranks."""
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])
+    return agent
+
+
 # --- end shared: ranks ---
 
 
@@ -1449,9 +1457,7 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
     N = args.num_envs
     device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    seed(args)  # environments may have drawn from the generators
-    agent = Agent(collector.leaves, collector.action_space, args)
-    agent.to(device)
+    agent = make_agent(args, collector).to(device)
     memory = Memory(agent, collector.leaves, N, args)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(

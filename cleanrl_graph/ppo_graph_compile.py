@@ -3,8 +3,8 @@
     python cleanrl_graph/ppo_graph_compile.py --env-id envs:PoissonGraph-v0 --num-envs 64
     python cleanrl_graph/ppo_graph_compile.py --env-id CartPole-v1 --compile-mode none
 
-Read ppo_graph.py first; `diff ppo_graph.py ppo_graph_compile.py` shows the idea: a room "buckets",
-a memory that fills batches up, and the loss as a function.
+Read ppo_graph_mini.py and ppo_graph.py first; `diff ppo_graph.py ppo_graph_compile.py` shows the
+idea: a room "buckets", a memory that fills batches up, and the loss as a function.
 
 Compiled are a step of the policy (encoder, heads, sampling) and the loss of a minibatch with its
 gradients, each as one graph without breaks. On CUDA both are captured (mode reduce-overhead): one
@@ -1306,6 +1306,14 @@ def start(args: Any) -> torch.device:
     return device
 
 
+def make_agent(args: Any, envs: Any) -> "Agent":
+    """An agent whose weights are the same on all ranks."""
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])
+    return agent
+
+
 # --- end shared: ranks ---
 
 
@@ -1418,10 +1426,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
     N = args.num_envs
     device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    seed(args)  # environments may have drawn from the generators
-    agent = Agent(envs.leaves, envs.action_space, args)
-    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
-    agent.to(device)
+    agent = make_agent(args, envs).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     memory.compile(args)
     loss_of = compiled(partial(ppo_loss, agent, args), args, memory.storage)

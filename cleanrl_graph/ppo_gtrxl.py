@@ -13,9 +13,9 @@ each of them may act.
 
 A step attends to itself and to the `memory_length` steps before it in its episode (GTrXL, Parisotto
 et al. 2019, arXiv:1910.06764; Transformer-XL, Dai et al. 2019, arXiv:1901.02860). Training runs all
-steps of a rollout at once; of earlier ones the layers' inputs are kept, of which new keys and values
-are made. Actor and critic see the observation, the transformer's output, what its attention found
-and the steps since the episode began. benchmark/results/memory_defaults explains the defaults.
+steps of a rollout at once. Of earlier steps the inputs of the layers are kept, from which new keys
+and values are made. Actor and critic see the observation, the transformer's output, what its
+attention found, and the age of the episode. The defaults: see benchmark/results/memory_defaults.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
@@ -1486,6 +1486,14 @@ def start(args: Any) -> torch.device:
     return device
 
 
+def make_agent(args: Any, envs: Any) -> "Agent":
+    """An agent whose weights are the same on all ranks."""
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])
+    return agent
+
+
 # --- end shared: ranks ---
 
 
@@ -1563,10 +1571,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
     N = args.num_envs
     device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    seed(args)  # environments may have drawn from the generators
-    agent = Agent(envs.leaves, envs.action_space, args)
-    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
-    agent.to(device)
+    agent = make_agent(args, envs).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(

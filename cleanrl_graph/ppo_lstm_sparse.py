@@ -4,8 +4,9 @@
     python cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --remember-edges
     python cleanrl_graph/ppo_lstm_sparse.py --env-id your_module:YourEnv-v0 --prev-reward
 
-Read ppo_graph.py first: only memory and agent are new. Rooms of this file: Args, observations,
-environments, storage, encoder, action heads, memory (an LSTM), agent, ranks, run, train.
+Read ppo_graph_mini.py and ppo_graph.py first: only memory and agent are new. Rooms of this file:
+Args, observations, environments, storage, encoder, action heads, memory (an LSTM), agent, ranks,
+run, train.
 
 A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of
 a graph, its edges or the elements of a set, one for everything else. Each row is stored once, and a
@@ -1640,6 +1641,14 @@ def start(args: Any) -> torch.device:
     return device
 
 
+def make_agent(args: Any, envs: Any) -> "Agent":
+    """An agent whose weights are the same on all ranks."""
+    seed(args)  # environments may have drawn from the generators
+    agent = Agent(envs.leaves, envs.action_space, args)
+    agent.load_state_dict(all_ranks(agent.state_dict())[0])
+    return agent
+
+
 # --- end shared: ranks ---
 
 
@@ -1717,10 +1726,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
     N = args.num_envs
     device = start(args)
     rng = np.random.default_rng(args.seed + RANK)  # of the minibatches
-    seed(args)  # environments may have drawn from the generators
-    agent = Agent(envs.leaves, envs.action_space, args)
-    agent.load_state_dict(all_ranks(agent.state_dict())[0])  # the same on all ranks
-    agent.to(device)
+    agent = make_agent(args, envs).to(device)
     memory = Memory(agent, envs.leaves, N, args)
     params = list(agent.parameters())
     optimizer = torch.optim.Adam(

@@ -3,9 +3,9 @@
     python cleanrl_graph/ppo_graph_mini.py
     python cleanrl_graph/ppo_graph_mini.py --env-id your_module:YourEnv-v0 --gae-lambda 0.95
 
-An observation is {"graph": GraphInstance, "action_mask": [n]}. Each node has a vector or a category,
-and each edge may have one. The mask is 1 for the nodes that may be chosen. The action is the number
-of a node. ppo_graph.py does the same for any observation and action.
+An observation is {"graph": GraphInstance, "action_mask": [n]}. Each node has a vector or a
+category, and each edge may have one. The mask is 1 for the nodes that may be chosen. The action is
+the number of a node. ppo_graph.py does the same for any observation and action.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).

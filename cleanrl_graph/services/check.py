@@ -291,12 +291,15 @@ def wrong_leaves(leaves: list) -> Iterator[str]:
     paths = [leaf.path.replace("/", ".") for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         yield f"leaves {paths} need different names, and one must be an input"
+    named = {leaf.group for leaf in leaves if leaf.is_input} - {"", "avail_actions"}
     for leaf in leaves:
         is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
         if is_discrete and num_options(leaf.space).sum() > MOST:
             yield f"leaf '{leaf.path}': {leaf.space} has over {MOST} values; a Box has numbers"
-        if leaf.path == "node_ids" and leaf.dtype.kind not in "iu":
-            yield f"leaf 'node_ids': {leaf.space} must be integers"
+        is_sequence = leaf.path == leaf.group and leaf.dtype.kind in "iu"
+        if leaf.path == "node_ids" and not (is_sequence and named):
+            needed = "must be integers in a Sequence, one per node or element of a set"
+            yield f"leaf 'node_ids': {leaf.space} {needed}"
 
 
 def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
@@ -325,7 +328,7 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
         masked = [part for part in parts if part.mask == mask.path]
         stop = max((part.entries.stop for part in masked), default=0)
         width = math.prod(mask.space.shape)
-        if width == 1 and mask.group:  # one number per row is for all parts
+        if width == 1 and any(part.group for part in masked):  # one number per row is for all
             stop = min(stop, 1)
         is_mask = mask.path.split(".")[0] == "action_mask"
         if is_mask and (stop != width or len({part.group for part in masked}) > 1):

@@ -182,7 +182,10 @@ def accelerate(conv: nn.Module) -> None:
     other options, which a user may have written there, is left as it is."""
     kind = type(conv)
     is_known = kind in (pyg.GINConv, pyg.GINEConv) or pyg.GINEConv in kind.__bases__
-    if not is_known or kind.__name__ not in FASTER or getattr(conv, "lin", conv) is None:
+    is_faster = isinstance(conv, GINEConv)  # already
+    if not is_known or is_faster or kind.__name__ not in FASTER:
+        return
+    if getattr(conv, "lin", conv) is None:
         return
     has_eps = conv.initial_eps != 0 or isinstance(conv.eps, nn.Parameter)
     if conv.aggr in ("sum", "add") and conv.flow == "source_to_target" and not has_eps:

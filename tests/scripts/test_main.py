@@ -288,7 +288,9 @@ def test_played_episodes(tmp_path):
     for _ in range(4):
         env = ppo_graph.make_env(args)
         reset = env.reset
-        env.reset = lambda reset=reset, **kwargs: seeds.append(kwargs.get("seed")) or reset(**kwargs)
+        env.reset = lambda reset=reset, **kwargs: (
+            seeds.append(kwargs.get("seed")) or reset(**kwargs)
+        )
         makers.append(lambda env=env: env)
     play = lambda greedy: ppo_graph.play(agent, args, ppo_graph.Envs(makers), greedy)
     greedy, sampled, again = play(True), play(False), play(True)

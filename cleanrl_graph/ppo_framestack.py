@@ -32,7 +32,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -614,14 +614,20 @@ def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module
     net = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
     if edge_dim is None:
         return pyg.GINConv(net, aggr=aggr)
-    if kind == "gine":
-        return pyg.GINEConv(net, edge_dim=edge_dim, aggr=aggr)
+    layer = pyg.GINEConv if kind == "gine" else gin_with_edges()
+    return layer(net, edge_dim=edge_dim, aggr=aggr)
 
-    class GINWithEdges(pyg.GINEConv):  # without its ReLU
+
+@cache
+def gin_with_edges() -> type:
+    """GIN (Xu et al. 2019, arXiv:1810.00826) on nodes and edges: GINE without its ReLU."""
+    from torch_geometric import nn as pyg
+
+    class GINWithEdges(pyg.GINEConv):
         def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
             return x_j + self.lin(edge_attr)
 
-    return GINWithEdges(net, edge_dim=edge_dim, aggr=aggr)
+    return GINWithEdges
 
 
 class GNN(nn.Module):
@@ -1635,6 +1641,8 @@ if __name__ == "__main__":
     except ModuleNotFoundError as error:
         if error.name != "cleanrl_graph":
             raise
-        main(tyro.cli(Args))
-    else:
+        services = None
+    if services:
         services.main(sys.modules[__name__], version=1)
+    else:
+        main(tyro.cli(Args))

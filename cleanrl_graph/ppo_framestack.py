@@ -1165,7 +1165,7 @@ class Memory:
         if self.recent:  # views still reach these steps, which are encoded again
             observations, rewards, actions = zip(*self.recent)
             obs, elements = self.see(join(observations), np.concatenate(rewards))
-            self.remember(torch.cat(actions).to(self.device), elements, obs)
+            self.remember(torch.cat(actions), elements, obs)
         self.start = self.size
 
     @torch.no_grad()
@@ -1179,7 +1179,7 @@ class Memory:
         action, log_prob, _, value = self.agent(views, elements, obs, greedy=greedy)
         self.remember(action, elements, obs)
         self.reads.append(reads)
-        self.recent.append((step.obs, step.reward, action.cpu()))
+        self.recent.append((step.obs, step.reward, action))
         return action, log_prob, value
 
     def see(self, flat: Flat, reward: np.ndarray) -> tuple[Obs, dict[str, Ragged]]:
@@ -1285,7 +1285,8 @@ class Memory:
 
     def restore(self, state: dict) -> None:
         self.age = state["age"]
-        self.recent.extend(state["recent"])
+        for obs, reward, action in state["recent"]:
+            self.recent.append((obs, reward, action.to(self.device)))
 
 
 # ---- Agent: the networks ----

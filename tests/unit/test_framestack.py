@@ -12,7 +12,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
-from helpers import ACTIONS, OBSERVATIONS, graph_space, run, sample, small_args, vector, weights
+from helpers import (
+    ACTIONS,
+    OBSERVATIONS,
+    UsageErrors,
+    graph_space,
+    run,
+    sample,
+    small_args,
+    vector,
+    weights,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +79,7 @@ def test_wrong_shifts(text, newest):
 
 def test_no_views_at_all(tmp_path):
     """A policy without any input is refused."""
-    with pytest.raises(ppo_framestack.UsageError, match="not all can be empty"):
+    with pytest.raises(UsageErrors, match="not all can be empty"):
         train(tmp_path, env_id="CartPole-v1", obs_shifts="", action_shifts="", reward_shifts="")
 
 
@@ -108,7 +118,7 @@ class Script(gym.Env):
 def start(space, lengths, args, **kwargs):
     """What a run has before its first step; game i is env i."""
     games = [Script(space, row, seed, **kwargs) for seed, row in enumerate(lengths)]
-    envs = ppo_framestack.Envs([lambda game=game: game for game in games], args.action_head)
+    envs = ppo_framestack.Envs([lambda game=game: game for game in games])
     agent = ppo_framestack.Agent(envs.leaves, envs.action_space, args)
     memory = ppo_framestack.Memory(agent, envs.leaves, len(games), args)
     return SimpleNamespace(
@@ -131,7 +141,7 @@ def collect(part):
         action, _, _ = memory.act(part.step)
         for game, row in zip(part.games, action):
             game.log[-1][2] = row
-        part.step = envs.step(ppo_framestack.to_env_actions(envs.action_space, action.numpy()))
+        part.step = envs.step(part.agent.head.env_actions(action, part.step.obs.counts))
         memory.keep(part.step)
         cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
     actor.remove()
@@ -169,41 +179,38 @@ def reference_views(part, log, position):
 
     def encoded(entry):
         storage = ppo_framestack.Storage(envs.leaves, CPU)
-        return agent.encode(storage.append(envs.collate([envs.read(0, entry[1])], [0])))
+        return agent.encoder(storage.append(envs.collate([envs.read(entry[1])])))
 
     def embedded(entry):
         numbers = []
-        for k, column in enumerate(entry[2]):
-            factor = next(p for p in agent.head.parts if p.columns.start <= k < p.columns.stop)
-            if factor.kind == "choice":
-                numbers.append(encoded(entry)[1][factor.group].values[int(column)])
-            else:
-                categorical = factor.kind == "categorical"
-                numbers.append(
-                    F.one_hot(column.long(), factor.size) if categorical else column[None]
-                )
+        for head in agent.head.heads:
+            for column in entry[2][head.part.columns]:
+                if head.part.group:
+                    numbers.append(encoded(entry)[1][head.part.group].values[int(column)])
+                elif head.part.n:
+                    numbers.append(F.one_hot(column.long(), head.part.n))
+                else:
+                    numbers.append(column[None])
         return torch.cat(numbers)
 
     reads = {
-        "obs": lambda entry: encoded(entry)[0][0],
-        "actions": embedded,
-        "rewards": lambda e: torch.tensor([e[3]]),
+        "obs": (agent.encoder.dim, lambda entry: encoded(entry)[0][0]),
+        "actions": (agent.action_dim, embedded),
+        "rewards": (1, lambda entry: torch.tensor([entry[3]])),
     }
-    for name, read in reads.items():
-        for shift in agent.shifts[name]:
+    missing = reads.keys() - agent.shifts.keys()
+    assert not missing or missing == {"obs"} and agent.encoder.dim == 0  # all images are channels
+    for name, (dim, read) in reads.items():
+        for shift in agent.shifts.get(name, ()):
             entry = window(log, position, shift)
-            parts.append(torch.zeros(agent.view_dims[name]) if entry is None else read(entry))
-    for leaf in envs.leaves:
+            parts.append(torch.zeros(dim) if entry is None else read(entry))
+    for k, leaf in enumerate(envs.leaves):
         if ppo_framestack.key(leaf.path) in agent.cnns:
-            entries = [window(log, position, shift) for shift in agent.shifts["obs"]]
-            images = [
-                np.zeros(leaf.shape, leaf.dtype) if entry is None else leaf.read(entry[1])
-                for entry in entries
-            ]
-            images = [
-                image.transpose(2, 0, 1) if leaf.shape[2] < leaf.shape[0] else image
-                for image in images
-            ]
+            shape, images = leaf.space.shape, []
+            for shift in agent.shifts[ppo_framestack.key(leaf.path)]:
+                entry = window(log, position, shift)
+                image = np.zeros(shape, leaf.dtype) if entry is None else envs.read(entry[1])[k][0]
+                images.append(image.transpose(2, 0, 1) if shape[2] < shape[0] else image)
             net = agent.cnns[ppo_framestack.key(leaf.path)]
             parts.append(
                 net.net(torch.as_tensor(np.concatenate(images))[None].float() * net.scale)[0]
@@ -346,9 +353,10 @@ def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_pa
 
     def shifted(self, step, greedy=False):
         result = original(self, step, greedy)
-        self.size -= self.num_envs
-        self.reads[-1] = self.next_reads(np.clip(self.age + off, 0, self.size // self.num_envs))
-        self.size += self.num_envs
+        num_envs = len(self.age)
+        self.size -= num_envs
+        self.reads[-1] = self.next_reads(np.clip(self.age + off, 0, self.size // num_envs))
+        self.size += num_envs
         return result
 
     monkeypatch.setattr(ppo_framestack.Memory, "act", shifted)
@@ -359,17 +367,24 @@ def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_pa
 @pytest.mark.parametrize("kind", ["vector", "image_chw", "graph_edges"])
 def test_each_step_is_stored_once(kind):
     """The stored bytes are those of a run without views, plus the steps that views reach back to:
-    also after the last values were computed and minibatches were made."""
+    also after the last values were computed and minibatches were made. Images that enter as
+    channels are in their table and not in the storage."""
     part = play(OBSERVATIONS[kind], LENGTHS, fs_args(num_steps=7))
     plain = ppo_graph.Storage(part.envs.leaves, CPU)
-    flat = lambda entries: part.envs.collate(
-        [part.envs.read(0, entry) for entry in entries], range(len(entries))
-    )
     for row in zip(*[game.log[-(4 + 7 + 1) : -1] for game in part.games]):
-        plain.append(flat([entry[1] for entry in row]))
+        plain.append(part.envs.collate([part.envs.read(entry[1]) for entry in row]))
     list(part.memory.minibatches(np.random.default_rng(0), 3))
     mine, expected = part.memory.storage.whole(), plain.whole()
-    assert all(torch.equal(a, b) for a, b in zip(mine.values, expected.values))
+    values = iter(mine.values)
+    for leaf, rows in zip(part.envs.leaves, expected.values, strict=True):
+        if kind == "image_chw":
+            table = part.memory.tables[ppo_framestack.key(leaf.path)]
+            stored = table[1 : 1 + len(rows)]
+            assert table.dtype == rows.dtype and not table[0].any()
+        else:
+            stored = next(values)
+        assert torch.equal(stored, rows)
+    assert not list(values)
     assert all((mine.counts[group] == expected.counts[group]).all() for group in expected.counts)
     assert len(part.memory.recent) == 4
     assert {len(table) for table in part.memory.tables.values()} == {1 + (4 + 7 + 1) * 3}
@@ -388,11 +403,16 @@ def test_each_step_is_encoded_once(monkeypatch):
     idx = np.array([18, 9, 6, 20])
     read = set(np.concatenate(memory.reads)[idx].ravel().tolist()) - {0}
     minibatch(memory, idx)
-    assert encoded == [len(read)] and len(read) < 4 * len(idx)
+    # those outside of the minibatch, then its own
+    assert encoded == [len(read) - len(idx), len(idx)] and len(read) < 4 * len(idx)
     encoded.clear()
     collect(part)
-    # what views still reach and each step, then what came after
-    assert encoded == [3 * 3] + [3] * 7 + [3 + len(part.cut)]
+    # what views still reach, each step and the last observations that it cut off, what came after
+    expected = [3 * 3]
+    for t in range(7):
+        num_cut = sum(i // 3 == t for i in part.cut)
+        expected += [3, num_cut] if num_cut else [3]
+    assert encoded == [*expected, 3] and part.cut
 
 
 class FewRows(gym.Env):
@@ -465,23 +485,17 @@ def test_play_forgets(monkeypatch):
         torch.manual_seed(0)
         args = fs_args(num_steps=num_steps, num_envs=2)
         games = [Script(vector(2), [40], seed) for seed in range(2)]
-        agent = ppo_framestack.Agent(
-            *[
-                getattr(ppo_framestack.Envs([lambda: games[0]]), name)
-                for name in ("leaves", "action_space")
-            ],
-            args,
-        )
+        record = gym.wrappers.RecordEpisodeStatistics
+        envs = ppo_framestack.Envs([lambda game=game: record(game) for game in games])
+        agent = ppo_framestack.Agent(envs.leaves, envs.action_space, args)
         actions, step = [], Script.step
         monkeypatch.setattr(
             Script, "step", lambda self, action: actions.append(action) or step(self, action)
         )
-        episodes = ppo_framestack.play(
-            agent, args, [lambda game=game: game for game in games], True
-        )
+        infos = ppo_framestack.play(agent, args, envs, True)
         monkeypatch.setattr(Script, "step", step)
         returns.append(actions)
-        assert [episode.length for episode in episodes] == [40, 40]
+        assert [info["episode"]["l"] for info in infos] == [40, 40]
     assert returns[0] == returns[1] and len(returns[0]) == 80
     assert memories[0].size <= 2 * (4 + 3) and memories[1].size == 2 * 40
 
@@ -504,8 +518,7 @@ def test_state_goes_on_bitwise(kind, flags):
     file = io.BytesIO()
     torch.save(part.memory.state(), file)
     other = copy.copy(part)
-    memo = {id(part.envs.check): part.envs.check}  # a module
-    other.games, other.envs, other.step = copy.deepcopy((part.games, part.envs, part.step), memo)
+    other.games, other.envs, other.step = copy.deepcopy((part.games, part.envs, part.step))
     other.memory = ppo_framestack.Memory(part.agent, part.envs.leaves, 3, part.args)
     other.agent = copy.deepcopy(part.agent)
     other.memory.agent = other.agent

@@ -1516,7 +1516,7 @@ def id_group(leaves: list[Leaf]) -> str:
             except UsageError:  # there are several
                 group = ""
             is_integer = leaf.space.shape == () and leaf.dtype.kind in "iu"
-            if not (is_integer and group and leaf.group == "node_ids"):
+            if not (is_integer and group and leaf.path == leaf.group == "node_ids"):
                 raise UsageError(
                     f"leaf '{leaf.path}': {leaf.space} must be a Sequence of integers, one per row "
                     "of the only graph or set"

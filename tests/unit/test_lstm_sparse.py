@@ -17,7 +17,6 @@ from cleanrl_graph import ppo_graph
 from cleanrl_graph import ppo_lstm_sparse as script
 
 CPU = torch.device("cpu")
-UsageError = script.UsageError
 
 
 def lstm_args(**kwargs):
@@ -48,7 +47,7 @@ class Dense:
 
     def __init__(self, memory, num_keys):
         self.memory, H = memory, memory.cell.hidden_size
-        self.h, self.c, self.out = (
+        self.h, self.c, self.messages = (
             list(torch.zeros(num_keys, H, dtype=torch.double)) for _ in range(3)
         )
         self.mask, self.edges = np.zeros(num_keys, bool), {}
@@ -60,27 +59,19 @@ class Dense:
             self.h[k], self.c[k] = cell(memory.cell, row, self.h[k], self.c[k])
             self.mask[k] = True
         for (u, v), feature in zip(links, features):
-            self.edges.setdefault((ids[u], ids[v]), feature)
-        for k in ids:
-            self.out[k] = self.h[k]
             if memory.message is not None:
-                senders = [(u, feature) for (u, v), feature in self.edges.items() if v == k]
-                messages = [
-                    memory.message(torch.cat([self.h[u], feature.double()])).relu()
-                    for u, feature in senders
-                ]
-                self.out[k] = self.h[k] + (torch.stack(messages).mean(0) if messages else 0.0)
+                self.edges.setdefault((ids[u], ids[v]), feature)
+        for k in ids:
+            senders = [(u, feature) for (u, v), feature in self.edges.items() if v == k]
+            messages = [
+                memory.message(torch.cat([self.h[u], feature])).relu() for u, feature in senders
+            ]
+            self.messages[k] = torch.stack(messages).mean(0) if messages else 0 * self.h[k]
+        out = [h + messages for h, messages in zip(self.h, self.messages)]
         num = torch.tensor(float(self.mask.sum()), dtype=torch.double)
-        total = (torch.stack(self.out) * torch.from_numpy(self.mask)[:, None]).sum(0)
+        total = (torch.stack(out) * torch.from_numpy(self.mask)[:, None]).sum(0)
         readout = total / num.clamp(min=1) if memory.readout == "mean" else total
-        return [self.out[k] for k in ids], torch.cat([readout, num.log1p()[None]])
-
-
-class Identity(torch.nn.Module):
-    dim = 2
-
-    def forward(self, values):
-        return values
+        return [out[k] for k in ids], torch.cat([readout, num.log1p()[None]])
 
 
 def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
@@ -107,7 +98,8 @@ def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
 
 
 def memory_inputs(steps, names, edges):
-    """The arguments of SparseLSTM.forward for steps[env][t], but the state: x and what is seen."""
+    """Of steps[env][t]: (the inputs x, what a Timeline is told to be seen, features of the edges if
+    there are any)."""
     flat = [step for env in steps for step in env]
     ids = [names[ids.astype(int)] for _, ids, *_ in flat]
     seen = {
@@ -115,22 +107,38 @@ def memory_inputs(steps, names, edges):
         "num": torch.tensor([len(keys) for keys in ids]),
         "keys": torch.from_numpy(np.concatenate(ids)),
     }
+    features = {}
     if edges:
-        keys = [keys[links] for keys, (_, _, links, *_) in zip(ids, flat)]
-        seen["num_edges"] = torch.tensor([len(links) for links in keys])
-        seen["edge_keys"] = torch.from_numpy(np.concatenate(keys))
-        seen["edge_attr"] = torch.cat([step[3] for step in flat])
-    return torch.cat([step[0] for step in flat]), seen
+        links = [links for _, _, links, *_ in flat]
+        seen["num_edges"] = torch.tensor([len(pairs) for pairs in links])
+        seen["links"] = torch.from_numpy(np.concatenate(links))
+        features["edge_attr"] = torch.cat([step[3] for step in flat])
+    return torch.cat([step[0] for step in flat]), seen, features
 
 
-def empty_state(num_envs, edges=True, width=4, vectors=2):
+def empty_state(num_envs, width=4):
+    """The state of envs that remember nothing, as a Memory begins with it."""
     num = torch.zeros(num_envs, dtype=torch.int64)
-    hidden = torch.zeros(0, vectors + edges, width, dtype=torch.double)
-    state = {"num": num, "keys": num[:0], "hidden": hidden}
-    if edges:
-        state |= {"num_edges": num, "edge_keys": num.new_zeros(0, 2)}
-        state["edge_attr"] = torch.zeros(0, 2, dtype=torch.double)
-    return state
+    vectors = torch.zeros(0, width, dtype=torch.double)
+    state = {"num": num, "h": vectors, "c": vectors, "messages": vectors, "num_edges": num}
+    return state | {"action": torch.zeros(num_envs, 2)}
+
+
+def forget(state, starts):
+    """The state as a Memory has it in a step where some envs start an episode."""
+    envs = np.where(starts, 0, 1 + np.arange(len(starts)))
+    return script.select(script.join_states([empty_state(1), state]), envs)
+
+
+def through(memory, steps, names, state):
+    """(outputs, readouts, Timeline) of steps[env][t] from a state."""
+    x, seen, features = memory_inputs(steps, names, memory.message is not None)
+    starts = seen["starts"].view(len(steps), -1)[:, 0]
+    timeline = script.Timeline(forget(state, starts.numpy()), seen)
+    timeline.add(features)
+    out, readout = memory(x, timeline)
+    timeline.action = torch.ones(len(steps), 2)
+    return out, readout, timeline
 
 
 def make_memory(remember_edges, readout, kind="lstm"):
@@ -138,7 +146,7 @@ def make_memory(remember_edges, readout, kind="lstm"):
     args = lstm_args(
         cell=kind, lstm_dim=4, gnn_dim=3, remember_edges=remember_edges, state_readout=readout
     )
-    memory = script.SparseLSTM(3, True, args, Identity()).double()
+    memory = script.SparseLSTM(3, 2, True, args).double()
     memory.token = torch.nn.Identity()
     for parameter in memory.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
@@ -148,13 +156,12 @@ def make_memory(remember_edges, readout, kind="lstm"):
 def walk(memory, steps, names):
     """([(outputs per env, readouts)] of each step, all states, the last one too) one step at a
     time."""
-    edges = memory.message is not None
-    states, results = [empty_state(len(steps), edges, vectors=memory.state_size)], []
+    states, results = [empty_state(len(steps))], []
     for t in range(len(steps[0])):
-        x, seen = memory_inputs([[env[t]] for env in steps], names, edges)
-        out, readout, new = memory(x, seen, states[-1])
-        states.append(new)
-        results.append((out.split(seen["num"].tolist()), readout))
+        now = [[env[t]] for env in steps]
+        out, readout, timeline = through(memory, now, names, states[-1])
+        states.append(timeline.newest())
+        results.append((out.split([len(env[t][1]) for env in steps]), readout))
     return results, states
 
 
@@ -185,9 +192,9 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
             if start:
                 oracle = Dense(memory, 7)
             if t == split:  # the gradient ends where the rollout begins
-                oracle.h, oracle.c, oracle.out = (
+                oracle.h, oracle.c, oracle.messages = (
                     [v if v is None else v.detach() for v in values]
-                    for values in (oracle.h, oracle.c, oracle.out)
+                    for values in (oracle.h, oracle.c, oracle.messages)
                 )
             out, pooled = oracle.step(x, ids, links, features)
             if t >= split:
@@ -197,8 +204,7 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
 
     with torch.no_grad():
         results, states = walk(memory, steps, names)
-    x, seen = memory_inputs([env[split:] for env in steps], names, remember_edges)
-    out, pooled, _ = memory(x, seen, states[split])
+    out, pooled, _ = through(memory, [env[split:] for env in steps], names, states[split])
     expected = torch.stack(expected_out) if expected_out else out.new_zeros(0, 4)
     stepped = [results[t][0][i] for i in range(num_envs) for t in range(split, num_steps)]
     assert_close(out, expected)
@@ -222,20 +228,23 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
         state, seen = script.select(states[-1], np.array([i])), np.flatnonzero(oracle.mask)
         assert state["keys"].tolist() == names[seen].tolist() and state["keys"].dtype == torch.int64
         assert state["num"].tolist() == [len(seen)]
-        names_of = ["c", "h"][-memory.state_size :] + ["out"] * remember_edges
-        assert state["hidden"].shape[1] == len(names_of)
-        for column, name in enumerate(names_of):
+        names_of = ["h"] + ["c"] * (kind == "lstm") + ["messages"] * remember_edges
+        others = {"h", "c", "messages"} & state.keys() - set(names_of)
+        assert not any(len(state[name]) for name in others)  # before anything was seen
+        for name in names_of:
+            assert len(state[name]) == len(seen)
             if len(seen):
                 expected = torch.stack([getattr(oracle, name)[k] for k in seen]).detach()
-                assert_close(state["hidden"][:, column], expected)
+                assert_close(state[name], expected)
         if remember_edges:
             known = sorted(oracle.edges.items())
-            assert state["edge_keys"].tolist() == [[names[u], names[v]] for (u, v), _ in known]
-            assert state["edge_keys"].dtype == torch.int64 and state["num_edges"].tolist() == [
-                len(known)
-            ]
+            ends = [[names[u], names[v]] for (u, v), _ in known]
+            assert state["keys"][state["links"]].tolist() == ends
+            assert state["links"].dtype == torch.int64
+            assert state["num_edges"].tolist() == [len(known)]
             if known:
                 assert_close(state["edge_attr"], torch.stack([feature for _, feature in known]))
+    assert torch.equal(states[-1]["action"], torch.ones(num_envs, 2))
 
 
 @settings(max_examples=25, deadline=None)
@@ -247,19 +256,21 @@ def test_select(seed, envs):
     names, steps = random_steps(rng, 4, 3, 7, 0.5, 0.1)
     with torch.no_grad():
         state = walk(make_memory(True, "mean"), steps, names)[1][-1] | {"action": torch.randn(4, 2)}
+    assert set(script.COUNTS) <= state.keys()
     starts = rng.random(len(envs)) < 0.5
-    part = script.select(state, envs, starts)
-    assert part.keys() == state.keys()
-    for counts, rows in script.ROWS.items():
-        assert part[counts].tolist() == np.where(starts, 0, state[counts][envs]).tolist()
-        for name in rows:
-            mine = [
-                state[name].split(state[counts].tolist())[i]
-                for i, start in zip(envs, starts)
-                if not start
-            ]
-            assert torch.equal(part[name], torch.cat([state[name][:0], *mine]))
-    assert torch.equal(part["action"], state["action"][envs])
+    part = script.select(state, envs)
+    after = forget(part, starts)
+    assert part.keys() == after.keys() == state.keys()
+    for name, values in state.items():
+        if name in script.COUNTS:
+            rows = values.split(state[script.COUNTS[name]].tolist())
+            kept = [rows[i] for i, start in zip(envs, starts) if not start]
+            assert torch.equal(part[name], torch.cat([rows[i] for i in envs]))
+            assert torch.equal(after[name], torch.cat([values[:0], *kept]))
+        else:
+            mask = torch.from_numpy(starts).view(-1, *[1] * (values.dim() - 1))
+            assert torch.equal(part[name], values[envs])
+            assert torch.equal(after[name], values[envs].masked_fill(mask, 0))
 
 
 # ---- the kernel ----
@@ -342,7 +353,9 @@ def test_memory_on_cuda(num_steps):
     rng = np.random.default_rng(0)
     memory = make_memory(True, "mean").float()
     names, steps = random_steps(rng, 3, num_steps, 7, 0.5, 0.2)
-    x, seen = memory_inputs(steps, names, True)
+    x, seen, features = memory_inputs(steps, names, True)
+    seen["starts"][::num_steps] = False  # nothing is remembered there anyway
+    on_host = ("num", "keys", "num_edges", "links")
     results = []
 
     def moved(state, device):
@@ -350,13 +363,16 @@ def test_memory_on_cuda(num_steps):
         return state | floats
 
     for device in ("cpu", "cuda"):
+        timeline = script.Timeline(moved(empty_state(3), device), seen)
+        timeline.add(moved(features, device))
+        new = {}
         with torch.no_grad():
-            out, readout, new = memory.to(device)(
-                x.float().to(device), moved(seen, device), moved(empty_state(3), device)
-            )
-        results.append([out.cpu(), readout.cpu(), *(new[name].cpu() for name in sorted(new or ()))])
-        on_host = ("num", "keys", "num_edges", "edge_keys")
-        assert new is None or all(new[name].device.type == "cpu" for name in on_host)
+            out, readout = memory.to(device)(x.float().to(device), timeline)
+            if num_steps == 1:
+                timeline.action = timeline.state["action"]
+                new = timeline.newest()
+                assert all(new[name].device.type == "cpu" for name in on_host)
+        results.append([out.cpu(), readout.cpu(), *(new[name].cpu() for name in sorted(new))])
     for a, b in zip(*results):
         assert_close(a, b, 1e-5)
 
@@ -473,7 +489,7 @@ def test_collection_and_training_agree(with_ids, case, tmp_path, monkeypatch):
 def begun(makers, agent=None, **kwargs):
     """What a run has before its first step, with lively heads."""
     args = lstm_args(num_envs=len(makers), **kwargs)
-    envs = script.Envs(makers, args.action_head)
+    envs = script.Envs(makers)
     agent = agent or lively(script.Agent(envs.leaves, envs.action_space, args))
     memory = script.Memory(agent, envs.leaves, len(makers), args)
     return SimpleNamespace(args=args, envs=envs, agent=agent, memory=memory, step=envs.reset(3))
@@ -520,8 +536,9 @@ def only(flat, leaves, i):
     """Observation i of a Flat."""
     values = []
     for leaf, array in zip(leaves, flat.values):
-        first = flat.counts[leaf.group][:i].sum() if leaf.group else i
-        values.append(array[first : first + (flat.counts[leaf.group][i] if leaf.group else 1)])
+        num = flat.counts[leaf.group]
+        first = num[:i].sum()
+        values.append(array[first : first + num[i]])
     return script.Flat(values, {group: num[i : i + 1] for group, num in flat.counts.items()})
 
 
@@ -539,10 +556,17 @@ def test_each_episode_alone(makers, flags):
     num_envs, num_cut, alone = len(makers), 0, None
 
     def step_alone(flat, starts, reward, action=None):
-        """What the agent returns of one observation, in the memory of one env."""
+        """(log_prob, value) of one observation in the memory of one env, which remembers it if
+        there is an action."""
         obs = alone.storage.append(flat)
-        seen = alone.look(flat, starts, reward)
-        return part.agent.step(obs, seen, alone.now, action, greedy=True)
+        timeline = script.Timeline(alone.now, alone.look(flat, starts, reward))
+        _, log_prob, _, value = part.agent(obs, timeline, action, greedy=True)
+        if action is not None:
+            features, elements = part.agent.encoder(obs)
+            elements[""] = script.Ragged(features, None, None)
+            timeline.action = script.embed_action(part.agent.head, action, elements, obs)
+            alone.now = timeline.newest()
+        return log_prob[0], value[0]
 
     goes_on = np.zeros(1, bool)
     for i in range(num_envs):
@@ -554,30 +578,29 @@ def test_each_episode_alone(makers, flags):
                 reward = step.reward[i : i + 1]
                 if t and step.truncated[i]:
                     final_obs = step.finals[int(step.truncated[:i].sum())]
-                    value = step_alone(final_obs, goes_on, reward)[3]
-                    assert_close(finals[(t - 1) * num_envs + i], value[0], 1e-5)
+                    _, value = step_alone(final_obs, goes_on, reward)
+                    assert_close(finals[(t - 1) * num_envs + i], value, 1e-5)
                     num_cut += 1
                 obs = only(step.obs, part.envs.leaves, i)
                 if t == len(seen) - 1:  # the next rollout sees it again
                     if not starts[0]:
-                        value = step_alone(obs, goes_on, reward)[3]
-                        assert_close(next_values[i], value[0], 1e-5)
+                        _, value = step_alone(obs, goes_on, reward)
+                        assert_close(next_values[i], value, 1e-5)
                     break
                 if starts[0]:
                     alone = script.Memory(part.agent, part.envs.leaves, 1, part.args)
                     alone.begin()
                 k = t * num_envs + i
-                outputs = step_alone(obs, starts, reward, actions[k : k + 1])
-                _, log_prob, _, value, alone.now = outputs
-                assert_close(log_prob[0], log_probs[k], 1e-5)
-                assert_close(value[0], values[k], 1e-5)
+                log_prob, value = step_alone(obs, starts, reward, actions[k : k + 1])
+                assert_close(log_prob, log_probs[k], 1e-5)
+                assert_close(value, values[k], 1e-5)
     assert num_cut > 5
 
 
 @KINDS
 def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
-    """Memory that leaks over an episode's end while collecting, and a state that was stored one
-    step late, show as a ratio that is not 1."""
+    """A state, or a previous action and reward, that leak over an episode's end while collecting,
+    and a state that was stored one step late, show as a ratio that is not 1."""
     part = collect(collect(begun(makers, **flags)))
     starts = np.stack([step.terminated | step.truncated for step in part.seen])
     assert starts[1:-1].any() and not starts.all()
@@ -590,16 +613,23 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
     assert (ratios(part)[0] - 1).abs().max() > 1e-3
     part.memory.first = first
 
-    honest = script.Agent.step
+    select, Timeline = script.select, script.Timeline
 
-    def leaking(self, obs, seen, *rest, **kwargs):
-        seen = seen | {"starts": torch.zeros_like(seen["starts"])}
-        return honest(self, obs, seen, *rest, **kwargs)
+    def remembering(state, envs):
+        """`select` where the envs that start an episode are to begin with nothing, and do not."""
+        if len(state["num"]) == num_envs + 1:
+            envs = np.where(envs == 0, 1 + np.arange(num_envs), envs)
+        return select(state, envs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(script.Agent, "step", leaking)
-        collect(part)
-    assert (ratios(part)[0] - 1).abs().max() > 1e-3
+    def unaware(state, seen):
+        return Timeline(state, seen | {"starts": torch.zeros_like(seen["starts"])})
+
+    for name, leaking in (("select", remembering), ("Timeline", unaware)):
+        with monkeypatch.context() as patch:
+            patch.setattr(script, name, leaking)
+            collect(part)
+        assert (ratios(part)[0] - 1).abs().max() > 1e-3
+        assert (ratios(collect(part))[0] - 1).abs().max() < 1e-5
 
 
 @KINDS
@@ -629,21 +659,21 @@ def test_play_equals_collection(makers, flags):
 @torch.no_grad()
 def test_state_keeps_its_types():
     """The state grows from nothing, and survives a checkpoint bit by bit: integers beyond 2**53
-    stay what they are, edge features keep their dtype, and what follows is the same."""
+    stay what they are, and what follows is the same."""
     part = begun(
         [lambda: IdEnv("graph_categories", "discrete", "flat")] * 5, remember_edges=True, **MEMORY
     )
     empty = part.memory.state()
     state = collect(part).memory.state()
-    assert empty.keys() | {"edge_attr"} == state.keys()
+    assert empty.keys() | {"keys", "links", "edge_attr"} == state.keys()
     assert all(values.dtype == state[name].dtype for name, values in empty.items())
-    for name in ("num", "keys", "num_edges", "edge_keys", "edge_attr"):
-        assert state[name].dtype == torch.int64
-    assert len(empty["keys"]) == 0 < len(state["keys"]) and (state["keys"] >= 2**60).all()
-    assert (
-        state["edge_keys"].shape == (len(state["edge_attr"]), 2)
-        and (state["edge_keys"] >= 2**60).all()
-    )
+    integers = ("num", "keys", "num_edges", "links")
+    for name, values in state.items():
+        assert values.dtype == (torch.int64 if name in integers else torch.float32)
+    assert len(empty["h"]) == 0 < len(state["keys"]) and (state["keys"] >= 2**60).all()
+    assert state["links"].shape == (len(state["edge_attr"]), 2) and len(state["links"]) > 0
+    num = state["num"].repeat_interleave(state["num_edges"])  # entries of each edge's env
+    assert (0 <= state["links"]).all() and (state["links"] < num[:, None]).all()
     torch.save(state, file := io.BytesIO())
     file.seek(0)
     other = script.Memory(part.agent, part.envs.leaves, 5, part.args)
@@ -714,7 +744,8 @@ def test_inputs_of_the_memory():
             for reward, before in ((1, state), (2, changed)):
                 rewards = np.full(5, reward, np.float32)
                 seen = part.memory.look(part.step.obs, starts, rewards)
-                values.append(part.agent.step(obs, seen, before, greedy=True)[3])
+                timeline = script.Timeline(before, seen)
+                values.append(part.agent(obs, timeline, greedy=True)[3])
             a, b = values
             assert (a != b).tolist() == [on] * 4 + [False]
 
@@ -770,17 +801,17 @@ def test_ids_that_do_not_fit(kwargs, tmp_path):
     """node_ids that are no integers, or could name rows of two graphs or of none, are refused
     before the first step."""
     with pytest.raises(
-        UsageError,
-        match="leaf 'node_ids': .* must be (integers|a Sequence of integers, one per row of)",
+        ValueError,
+        match="leaf 'node_ids(.a)?': .* must be (integers|a Sequence of integers, one per row of)",
     ):
         run(tmp_path, script, env_id="Named-v0", env_kwargs=kwargs)
 
 
 def test_errors(tmp_path):
     """Wrong flags are sentences that say what to do."""
-    with pytest.raises(UsageError, match="--num-minibatches 4 exceeds --num-envs 3"):
+    with pytest.raises(ValueError, match="--num-minibatches 4 exceeds --num-envs 3"):
         run(tmp_path / "a", script, env_id="CartPole-v1", num_minibatches=4)
-    with pytest.raises(UsageError, match="--lstm-dim 0: a number from 1"):
+    with pytest.raises(ValueError, match="--lstm-dim 0: a number from 1"):
         run(tmp_path / "b", script, env_id="CartPole-v1", lstm_dim=0)
     for name, kwargs in (
         ("c", {"env_id": "Random-v0", "env_kwargs": {"observation": "graph"}}),
@@ -788,7 +819,7 @@ def test_errors(tmp_path):
         ("e", {"env_id": "Ids-v0", "state_per_node": False}),
     ):
         with pytest.raises(
-            UsageError, match="--remember-edges needs --state-per-node, a graph and"
+            ValueError, match="--remember-edges needs --state-per-node, a graph and"
         ):
             run(tmp_path / name, script, remember_edges=True, **kwargs)
 

@@ -65,7 +65,7 @@ class Args:
     rounds: int = 2
     """runs of each script in part 2; --seed is the round; 0 leaves it out"""
     scale: float = 1.0
-    """factor of the steps of each run in part 2"""
+    """factor of the steps of each run in part 2, which has at least two rollouts"""
     mode: str = "auto"
     """--compile-mode"""
     cuda: bool = False
@@ -189,7 +189,9 @@ def parts(args, name: str) -> str:
 
 def trainings(args, name: str) -> list[str]:
     """The rows of part 2."""
-    case = CASES[name] | {"total_timesteps": int(CASES[name]["total_timesteps"] * args.scale)}
+    case = dict(CASES[name])
+    least = 2 * case["num_envs"] * case["num_steps"]
+    case["total_timesteps"] = max(int(case["total_timesteps"] * args.scale), least)
     flags = [
         str(x)
         for key, value in case.items()

@@ -182,8 +182,7 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
             f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}, which "
             "it shares out"
         )
-    has_cuda = args.cuda and torch.cuda.is_available()
-    if args.attention == "flex" and not has_cuda:
+    if args.attention == "flex" and not (args.cuda and torch.cuda.is_available()):
         raise UsageError("--attention flex needs a CUDA device")
     has_images = any(leaf.is_image and leaf.is_input for leaf in leaves)
     if args.update_epochs is None:
@@ -1141,9 +1140,6 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     ..., 0, whose logits have a bias [B, H, T, W + 1]. Chunks of C >= W queries, or of all T if
     T < W, find W + C keys: the cost is O(T W), as long as T has a divisor that fits."""
     T = q.shape[2]
-    if T == 1:  # in few operations: it is called at each step
-        logits = q @ k.mT / math.sqrt(q.shape[3]) + bias
-        return logits.softmax(3) @ v
     W = k.shape[2] - T
     num = max(1, T // max(W, 16))
     while T % num:
@@ -1251,9 +1247,7 @@ class GTrXL(nn.Module):
     def __init__(self, args: Args):
         super().__init__()
         if args.dim % (2 * args.num_heads):
-            raise UsageError(
-                f"--dim {args.dim}: a multiple of 2 x --num-heads {args.num_heads} is needed"
-            )
+            raise UsageError(f"--dim {args.dim}: a multiple of 2 x --num-heads is needed")
         self.args = args
         self.layers = nn.ModuleList()
         for _ in range(args.num_layers):
@@ -1297,7 +1291,8 @@ class Memory:
         self.storage = Storage(leaves, self.device)
         # First at the K steps before the rollout, [layers, K, N, D], then at each step with K = 1
         self.inputs = [weight.new_zeros(args.num_layers, 0, num_envs, args.dim)]
-        self.seen_action = weight.new_zeros(num_envs, agent.action_dim)  # the last one
+        # What the next step sees of the last action
+        self.seen_action = weight.new_zeros(num_envs, agent.action_dim)
         self.age = np.zeros(num_envs, np.int64)  # steps of the present episodes so far
 
     @torch.no_grad()
@@ -1365,8 +1360,7 @@ class Memory:
         return min(int(age.max()), self.args.memory_length)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The environments in `num` random parts. Of each: numbers of their steps, int64 [T * B],
-        and the agent's inputs."""
+        """The environments in `num` random parts: numbers of their steps and agent's inputs."""
         ages = np.stack(self.ages)  # [T, N]
         numbers = np.arange(ages.size).reshape(ages.shape)
         actions = torch.cat(self.actions)

@@ -2,6 +2,7 @@
 written out."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import gymnasium as gym
 import helpers
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
-from helpers import ACTIONS, vector, weights
+from helpers import ACTIONS, UsageErrors, vector, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,35 +30,53 @@ def run(run_dir, **kwargs):
     return helpers.run(run_dir, ppo_gtrxl, **SMALL | {"total_timesteps": 72} | kwargs)
 
 
+def encodings(steps, dim):
+    """Sines and cosines of numbers of steps [any], in float64 (Dai et al. 2019, section 3.3)."""
+    frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = steps[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+def exact(r, inputs):
+    """Before W_k,R is multiplied: the encodings of the distances W, ..., 0, in float64."""
+    found = inputs[0].double()
+    expected = encodings(torch.arange(len(found) - 1, -1, -1), found.shape[1])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    return expected
+
+
+def transformer(args, dtype):
+    """A GTrXL, in float64 with exact encodings of the distances."""
+    gtrxl = ppo_gtrxl.GTrXL(args).to(dtype)
+    if dtype == torch.float64:
+        for layer in gtrxl.layers:
+            layer.r.register_forward_pre_hook(exact)
+    return gtrxl
+
+
 class Bare(torch.nn.Module):
     """The transformer alone as an agent: the observations are its tokens, and all that it says is
     what comes out."""
 
     action_dim = 0
-    head = SimpleNamespace(per_row=None)
+    head = SimpleNamespace(acting="")
     critic = torch.nn.Identity()
 
     def __init__(self, seed=0, dtype=torch.float64, **kwargs):
         super().__init__()
         self.args = small_args(**{"prev_action": False} | kwargs)
         torch.manual_seed(seed)
-        self.gtrxl = ppo_gtrxl.GTrXL(self.args).to(dtype)
+        self.gtrxl = transformer(self.args, dtype)
         generator = torch.Generator().manual_seed(seed)
         for parameter in self.gtrxl.parameters():  # the biases included
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=dtype)
 
-    def encode(self, obs, past):
-        latent, inputs, keys_values = self.gtrxl(obs["obs"].unflatten(0, past.age.shape), past)
-        return latent.flatten(0, 1), {}, inputs, keys_values
+    def encode(self, obs, age, previous, kv):
+        outputs, inputs, kv = self.gtrxl(obs["obs"].values.unflatten(0, age.shape), age, kv)
+        return outputs.flatten(0, 1), {}, inputs, kv
 
-    def decide(self, latent, elements, obs, action=None, greedy=False):
-        return latent, latent, latent, latent
-
-    def forward(self, obs, past, action):
-        return self.decide(self.value(obs, past), {}, obs)
-
-    def value(self, obs, past):
-        return self.encode(obs, past)[0]
+    def forward(self, features, elements, obs, action=None, greedy=False):
+        return features, features, features, features
 
 
 class Order:
@@ -74,46 +93,63 @@ def memory_of(agent, num_envs, width=8):
     return Memory(agent, ppo_gtrxl.leaves_of(vector(width)), num_envs, agent.args)
 
 
+def flat_of(x):
+    """Tokens x [B, D] as observations."""
+    return ppo_gtrxl.Flat([x.cpu().numpy()], {"": np.ones(len(x), np.int64)})
+
+
 def step_of(x, starts):
     """What Envs return with tokens x [B, D] where the episodes `starts` begin."""
     num = len(starts)
-    flat = ppo_gtrxl.Flat([x.cpu().numpy()], {})
     no = np.zeros(num, bool)
-    return ppo_gtrxl.Step(flat, np.zeros(num, np.float32), np.array(starts), no, None, [])
+    return ppo_gtrxl.Step(flat_of(x), np.zeros(num, np.float32), np.array(starts), no, [], [])
 
 
-def walk(agent, x, starts, num_before=0):
+def walk(agent, x, starts, num_before=0, finals=None):
     """The steps x [T, B, D] one after the other. The last T - num_before of them are the rollout:
-    its outputs and the memory after it."""
+    its outputs and the memory after it. `finals` are the tokens (t, i) -> [D] that follow step t of
+    env i if it is truncated there."""
     memory = memory_of(agent, x.shape[1])
+    finals = finals or {}
     outputs = []
     for t in range(len(x)):
         if t in (0, num_before):
             memory.begin()
         outputs.append(memory.act(step_of(x[t], starts[t]))[2])
+        cut = [(t, i) in finals for i in range(x.shape[1])]
+        last = [flat_of(finals[t, i][None]) for i in np.flatnonzero(cut)]
+        step = step_of(x[t], starts[t])  # its observations do not count here
+        memory.keep(step._replace(truncated=np.array(cut), finals=last))
     if num_before == len(x):
         memory.begin()
     return torch.stack(outputs)[num_before:], memory
 
 
 def look_back(memory, envs=None):
-    """(obs, past, actions) of the rollout of some envs, by default all."""
+    """The agent's inputs for the rollout of some envs, by default all."""
     envs = np.arange(len(memory.age)) if envs is None else envs
     ((idx, inputs),) = memory.minibatches(Order(envs), 1)
     assert np.array_equal(idx.reshape(-1, len(envs)) % len(memory.age), [envs] * len(memory.ages))
     return inputs
 
 
+def encoded(memory, envs=None):
+    """(obs, age, previous, kv) of the rollout of some envs, as `Agent.encode` takes them."""
+    with mock.patch.object(memory.agent, "encode", wraps=memory.agent.encode) as encode:
+        look_back(memory, envs)
+    return encode.call_args.args
+
+
 def segment(agent, x, starts, num_before, envs=None):
-    """(outputs of the rollout's steps, outputs and past of the same steps at once), of all envs."""
+    """(outputs of the rollout's steps, of all envs; outputs of the same steps at once)"""
     outputs, memory = walk(agent, x, starts, num_before)
-    inputs = look_back(memory, envs)
-    at_once = agent(*inputs)[3].unflatten(0, (len(x) - num_before, -1))
-    return outputs, at_once, inputs[1]
+    at_once = agent(*look_back(memory, envs))[3].unflatten(0, (len(x) - num_before, -1))
+    return outputs, at_once
 
 
-def window(past):
-    return past.kv[0].shape[3]
+def window(memory, envs=None):
+    """How many steps the rollout of some envs looks back."""
+    return encoded(memory, envs)[3][0].shape[3]
 
 
 def history(seed, num_before, num_steps, num_envs, end_probability, dim=8):
@@ -144,7 +180,7 @@ def test_segment_equals_steps(
     agent = Bare(seed, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
     envs = np.random.default_rng(seed).permutation(num_envs)[: max(1, num_envs - seed % 2)]
-    outputs, at_once, _ = segment(agent, x, starts, num_before, envs)
+    outputs, at_once = segment(agent, x, starts, num_before, envs)
     torch.testing.assert_close(at_once, outputs[:, envs], atol=1e-10, rtol=1e-10)
 
 
@@ -161,11 +197,13 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
     others, is what another memory says that made the env's steps up to there and then that one."""
     agent, num_envs, rng = Bare(seed, memory_length=memory_length), 3, np.random.default_rng(seed)
     x, starts = history(seed, num_before, num_steps, num_envs, end_probability)
-    _, memory = walk(agent, x, starts, num_before)
     cut = np.sort(rng.permutation(num_steps * num_envs)[: int(rng.integers(6))])
     tokens = torch.from_numpy(rng.standard_normal((num_envs + len(cut), 8)))
-    memory.truncated = list(np.isin(np.arange(num_steps * num_envs), cut).reshape(-1, num_envs))
-    memory.finals = [ppo_gtrxl.Flat([tokens[num_envs:].numpy()], {})]
+    finals = {}
+    for k, token in zip(cut, tokens[num_envs:]):
+        t, i = divmod(int(k), num_envs)
+        finals[num_before + t, i] = token
+    _, memory = walk(agent, x, starts, num_before, finals)
     values = memory.next_values(step_of(tokens[:num_envs], [False] * num_envs))
     places = [(num_steps - 1, i) for i in range(num_envs)] + [divmod(int(k), num_envs) for k in cut]
     assert len(values) == len(places)
@@ -186,9 +224,9 @@ def test_against_the_formulas(attention, gate, num_layers, memory_length):
     window by itself, head by head, distance by distance."""
     agent = Bare(3, gate=gate, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(4, 12, 40, 2, 0.1)
-    agent.gtrxl.attention = attention
+    agent.args.attention = attention
     with torch.no_grad():
-        outputs, at_once, _ = segment(agent, x, starts, 12)
+        outputs, at_once = segment(agent, x, starts, 12)
     for i in range(2):
         expected = reference(agent.gtrxl, x[:, i], starts[:, i], memory_length)[12:]
         torch.testing.assert_close(outputs[:, i], expected, atol=1e-10, rtol=1e-10)
@@ -199,8 +237,6 @@ def reference(gtrxl, x, starts, memory_length):
     """The outputs [T, 2 D] of one env's tokens x [T, D]. Equations of Dai et al. 2019, section 3.3,
     and Parisotto et al. 2019, sections 3.1 and 3.2; the decay is that of Press et al. 2022."""
     dim = x.shape[1]
-    frequencies = gtrxl.frequency.numpy()
-    np.testing.assert_allclose(frequencies, 10000 ** (-np.arange(0, dim, 2) / dim), rtol=1e-6)
     streams = [list(x)] + [[] for _ in gtrxl.layers]  # inputs of each layer, outputs of the last
     found = []  # by the attention of the last layer
     for t in range(len(x)):
@@ -220,8 +256,7 @@ def reference(gtrxl, x, starts, memory_length):
                 query = w["q.weight"][rows] @ tokens[t]
                 logits = []
                 for s, token in tokens.items():
-                    angles = (t - s) * frequencies
-                    encoding = torch.tensor([*np.sin(angles), *np.cos(angles)], dtype=x.dtype)
+                    encoding = encodings(torch.tensor([t - s]), dim)[0]
                     by_content = (query + w["bias_key"][n]) @ (w_key @ token)
                     by_distance = (query + w["bias_distance"][n]) @ (w["r.weight"][rows] @ encoding)
                     logit = (by_content + by_distance) / d**0.5
@@ -259,8 +294,8 @@ def gated(gate, x, y):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 99), st.integers(1, 90), st.integers(1, 3), st.integers(0, 50))
 def test_attention_against_a_dense_mask(seed, T, B, W):
-    """Chunks, FlexAttention (its plain formula) and, for one step, the short form, with gradients,
-    are attention whose [T, W + T] logits are masked outside of the window."""
+    """Chunks, with gradients, and FlexAttention (its plain formula) are attention whose [T, W + T]
+    logits are masked outside of the window."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, bias = (
         torch.randn(B, 2, num, columns, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -274,16 +309,12 @@ def test_attention_against_a_dense_mask(seed, T, B, W):
     mask = near.gather(3, columns).masked_fill((distance < 0) | (distance > W), -torch.inf)
     expected = F.scaled_dot_product_attention(q, k, v, mask)
     grads = torch.autograd.grad(expected.square().sum(), (q, k, v, bias), retain_graph=True)
-    forms = [ppo_gtrxl.attend_in_chunks, *[ppo_gtrxl.attend_step] * (T == 1)]
-    for attend in forms:
-        found = attend(q, k, v, near)
-        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
-        for a, b in zip(
-            torch.autograd.grad(found.square().sum(), (q, k, v, bias), retain_graph=True), grads
-        ):
-            torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+    found = ppo_gtrxl.attend_in_chunks(q, k, v, near)
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+    for a, b in zip(torch.autograd.grad(found.square().sum(), (q, k, v, bias)), grads):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
     with torch.no_grad():
-        found = ppo_gtrxl.flex_attend(age, W)(*(x.detach() for x in (q, k, v, near)))
+        found = ppo_gtrxl.flex_attend(*(x.detach() for x in (q, k, v, near)))
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
@@ -331,7 +362,8 @@ def test_gradients(memory_length):
     agent = Bare(dim=4, num_heads=2, num_layers=2, memory_length=memory_length)
     x, starts = history(1, 5, 33 if memory_length == 2 else 7, 2, 0.15, dim=4)
     memory = walk(agent, x, starts, 5)[1]
-    _, past, _ = look_back(memory)
+    _, age, _, past = encoded(memory)
+    W = past[0].shape[3]
     names = [
         "layers.0.q.weight",
         "layers.1.kv.weight",
@@ -352,8 +384,8 @@ def test_gradients(memory_length):
             self.gtrxl = agent.gtrxl
 
         def forward(self, tokens):
-            kv = self.gtrxl.keys_values(memory.inputs[0], window(past))
-            return self.gtrxl(tokens, past._replace(kv=kv))[0]
+            kv = self.gtrxl.keys_values(memory.inputs[0], W)
+            return self.gtrxl(tokens, age, kv)[0]
 
     def function(tokens, *values):
         return torch.func.functional_call(Segment(), dict(zip(names, values)), (tokens,))
@@ -378,9 +410,9 @@ def test_gradients_of_flex_attention(monkeypatch, memory_length):
     x, starts = history(1, 10, 50, 2, 0.05)
     _, memory = walk(agent, x, starts, 10)
     weight, grads = torch.randn(100, 16, dtype=torch.float64), {}
-    for agent.gtrxl.attention in ("sdpa", "flex"):
+    for agent.args.attention in ("sdpa", "flex"):
         loss = (agent(*look_back(memory))[3] * weight).sum()
-        grads[agent.gtrxl.attention] = torch.autograd.grad(loss, list(agent.parameters()))
+        grads[agent.args.attention] = torch.autograd.grad(loss, list(agent.parameters()))
     for a, b in zip(*grads.values()):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
@@ -405,15 +437,22 @@ def test_bfloat16(attention, gate):
     x, starts = history(2, 20, 40, 2, 0.05)
     x = x.float()
     expected, _ = walk(agent, x, starts, 20)
-    agent.gtrxl.bf16, agent.gtrxl.attention = True, attention
+    agent.args.bf16, agent.args.attention = True, attention
     with torch.no_grad():
-        outputs, at_once, _ = segment(agent, x, starts, 20)
+        outputs, at_once = segment(agent, x, starts, 20)
     assert at_once.dtype == torch.float32 and not torch.equal(outputs, expected)
     for result in (outputs, at_once):
         assert (result - expected).norm() < 0.02 * expected.norm()
     if attention == "sdpa":
         segment(agent, x, starts, 20)[1].sum().backward()
         assert all(torch.isfinite(parameter.grad).all() for parameter in agent.parameters())
+
+
+def test_bfloat16_on_the_cpu(tmp_path):
+    """A whole run with --bf16 needs no CUDA device; collection and training agree within 0.05."""
+    _, scalars, *_ = run(tmp_path, env_id="CartPole-v1", bf16=True, eval_episodes=1)
+    mismatches = [value for _, value in scalars["debug/collection_mismatch"]]
+    assert len(mismatches) == 3 and 0 < max(mismatches) < 0.05
 
 
 def test_gates_begin_near_the_identity():
@@ -424,7 +463,7 @@ def test_gates_begin_near_the_identity():
     for gate in ("gru", "none"):
         agent = Bare(gate=gate, num_layers=1)
         torch.manual_seed(0)
-        agent.gtrxl = ppo_gtrxl.GTrXL(agent.args).double()
+        agent.gtrxl = transformer(agent.args, torch.float64)
         stream = walk(agent, x, starts)[0][..., :8]  # the second half is what attention found
         change[gate] = ((stream - x).norm() / x.norm()).item()
         gates = [module for module in agent.modules() if isinstance(module, ppo_gtrxl.GRUGate)]
@@ -455,7 +494,7 @@ def test_whole_history():
     starts[[30, 45], [0, 1]] = True
     outputs, memory = walk(Bare(memory_length=10**9), x, starts, 50)
     assert memory.inputs[0].shape[1] == 20 and len(memory.inputs) == 1 + 60
-    assert window(look_back(memory)[1]) == 79 and window(look_back(memory, [1])[1]) == 64
+    assert window(memory) == 79 and window(memory, [1]) == 64
     torch.testing.assert_close(outputs, walk(Bare(memory_length=79), x, starts, 50)[0])
     assert not torch.allclose(outputs, walk(Bare(memory_length=70), x, starts, 50)[0])
 
@@ -584,10 +623,16 @@ class Recorded(Memory):
         super().begin()
         Recorded.last, self.before = self, self.state()
         self.obs, self.idx = [], []
+        self.truncated, self.lasts = [], []  # of each step; of each truncated episode
 
     def act(self, step, greedy=False):
         self.obs.append(step.obs.values[0])
         return super().act(step, greedy)
+
+    def keep(self, step):
+        super().keep(step)
+        self.truncated.append(step.truncated)
+        self.lasts += [flat.values[0] for flat in step.finals]
 
     def next_values(self, step):
         values = super().next_values(step)
@@ -628,7 +673,7 @@ def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
     memory = counter_run(tmp_path, monkeypatch, memory_length=memory_length)
     (step, values), agent = memory.valued, memory.agent
     cut = np.flatnonzero(memory.truncated)
-    final = np.concatenate([step.obs.values[0], *(flat.values[0] for flat in memory.finals)])
+    final = np.concatenate([step.obs.values[0], *memory.lasts])
     lengths, times = (5, 13, 3), np.arange(33, 49)  # of actions 1, 2, ... of the third rollout
     assert list(cut) == [
         t * 3 + i for t in range(16) for i in range(3) if times[t] % lengths[i] == 0
@@ -662,7 +707,7 @@ def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
             known = step_of(torch.from_numpy(token[None]), [begins])
             *_, value = alone.act(known._replace(reward=reward.astype(np.float32)))
             if action is not None:
-                alone.seen_action = torch.nn.functional.one_hot(action[0], 3).float()
+                alone.seen_action = F.one_hot(action[0].long(), 3).float()
         torch.testing.assert_close(values[row], value[0], atol=1e-5, rtol=1e-5)
 
 
@@ -672,10 +717,9 @@ def test_previous_action_and_reward(tmp_path, monkeypatch):
     memory = counter_run(tmp_path, monkeypatch)
     agent, seen = memory.agent, []
     agent.token.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    _, past, _ = inputs = look_back(memory)
-    agent(*inputs)
+    _, age, *_ = encoded(memory)
     previous = seen[0][:, agent.encoder.dim :].view(16, 3, 4)
-    age, actions = past.age, torch.stack(memory.actions)
+    actions = torch.stack(memory.actions)
     assert (previous[age == 0] == 0).all() and (age == 0).sum() > 5
     for t, i in zip(*np.nonzero(age[1:].numpy())):
         action = previous[t + 1, i, :3]
@@ -688,9 +732,8 @@ def test_ages_of_a_rollout(tmp_path, monkeypatch):
     """The age of a token is its step in the episode, which the rollout's start does not cut."""
     lengths = (5, 13, 100)
     memory = counter_run(tmp_path, monkeypatch, 2, env_kwargs=[{"length": n} for n in lengths])
-    assert look_back(memory)[1].age.T.tolist() == [
-        (np.arange(16, 32) % n).tolist() for n in lengths
-    ]
+    _, age, *_ = encoded(memory)
+    assert age.T.tolist() == [(np.arange(16, 32) % n).tolist() for n in lengths]
 
 
 def test_minibatches_are_envs(tmp_path, monkeypatch):
@@ -703,17 +746,18 @@ def test_minibatches_are_envs(tmp_path, monkeypatch):
         assert sorted(np.concatenate(envs)) == [0, 1, 2]
         for idx, first in zip(memory.idx[k : k + 2], envs):
             assert np.array_equal(idx.reshape(16, -1), 3 * np.arange(16)[:, None] + first)
-    (obs, past, actions), everything = look_back(memory, [2, 0]), look_back(memory)
     both = [2, 0]
-    assert torch.equal(past.age, everything[1].age[:, both])
+    obs, age, previous, kv = encoded(memory, both)
+    all_obs, all_age, all_previous, all_kv = encoded(memory)
+    assert torch.equal(age, all_age[:, both])
     for found, all_of in (
-        (past.previous, everything[1].previous),
-        (obs["obs"], everything[0]["obs"]),
-        (actions, everything[2]),
+        (previous, all_previous),
+        (obs["obs"].values, all_obs["obs"].values),
+        (look_back(memory, both)[3], look_back(memory)[3]),
     ):
         assert torch.equal(found.unflatten(0, (16, 2)), all_of.unflatten(0, (16, 3))[:, both])
-    kv = everything[1].kv[0][:, both]
-    assert torch.equal(past.kv[0], kv[..., window(everything[1]) - window(past) :, :])
+    further = all_kv[0].shape[3] - kv[0].shape[3]
+    assert torch.equal(kv[0], all_kv[0][:, both, :, further:])
 
 
 def test_resume_continues_the_memory(tmp_path):
@@ -750,12 +794,13 @@ def test_what_images_ask_for(observation, faint, epochs, ent_coef, tmp_path, mon
     observation has an image. Updates have 8 epochs there and an entropy bonus of 0.01, else
     4 epochs and none."""
     seen, train_args = [], []
-    decide = ppo_gtrxl.Agent.decide
-    monkeypatch.setattr(
-        ppo_gtrxl.Agent,
-        "decide",
-        lambda self, features, *rest: seen.append(features) or decide(self, features, *rest),
-    )
+    forward = ppo_gtrxl.Agent.forward
+
+    def record(self, features, *rest, **greedy):
+        seen.append(features)
+        return forward(self, features, *rest, **greedy)
+
+    monkeypatch.setattr(ppo_gtrxl.Agent, "forward", record)
     memory = ppo_gtrxl.Memory
     monkeypatch.setattr(
         ppo_gtrxl, "Memory", lambda *args: train_args.append(args[-1]) or memory(*args)
@@ -786,12 +831,11 @@ def test_what_images_ask_for(observation, faint, epochs, ent_coef, tmp_path, mon
         ({"num_layers": 0}, "--num-layers 0"),
         ({"dim": 0}, "--dim 0"),
         ({"memory_length": -1}, "--memory-length -1"),
-        ({"bf16": True}, "--bf16"),
         ({"attention": "flex"}, "CUDA"),
     ],
 )
 def test_flags_that_do_not_fit(flags, message, tmp_path):
-    with pytest.raises(ppo_gtrxl.UsageError, match=message):
+    with pytest.raises(UsageErrors, match=message):
         run(tmp_path, env_id="CartPole-v1", **flags)
 
 
@@ -872,9 +916,9 @@ def test_compiled_flex_attention(memory_length):
     x = x.float().cuda()
     _, memory = walk(agent, x, starts, 150)
     weight, results = torch.randn(256 * 3, 64, device="cuda"), {}
-    for agent.gtrxl.attention in ("sdpa", "flex"):
+    for agent.args.attention in ("sdpa", "flex"):
         out = agent(*look_back(memory))[3]
-        results[agent.gtrxl.attention] = (
+        results[agent.args.attention] = (
             out,
             *torch.autograd.grad((out * weight).sum(), list(agent.parameters())),
         )
@@ -926,7 +970,7 @@ def encoder_of(**kwargs):
 
     def encode(previous, age):
         with torch.no_grad():
-            return agent.encode(obs, ppo_gtrxl.Past(torch.tensor([[age]]), previous, kv))
+            return agent.encode(obs, torch.tensor([[age]]), previous, kv)
 
     return args, agent, obs, encode
 
@@ -939,8 +983,7 @@ def test_what_actor_and_critic_see():
     seen = []
     for age in (3, 9):
         seen.append(encode(previous, age)[0])
-        angles = age * agent.gtrxl.frequency
-        expected = torch.cat([angles.sin(), angles.cos()])[None]
+        expected = encodings(torch.tensor([age]), args.dim).float()
         torch.testing.assert_close(seen[-1][:, -args.dim :], expected)
     a, b = seen
     assert torch.equal(a[:, : agent.encoder.dim], agent.encoder(obs)[0])

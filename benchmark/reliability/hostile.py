@@ -586,7 +586,7 @@ observation("ids for two of three nodes", IDS, ids(1, 2), "2 rows where 'g.nodes
 observation("ids that are new in each step", IDS, lambda env: ids(*(np.arange(3) + 3 * env.t))(env))
 observation("ids of width 1", WITH_IDS, ids([1], [2], [3]), is_again=False)
 float_ids = spaces.Dict(g=GRAPH, node_ids=spaces.Sequence(vector(), stack=True))
-observation("ids that are one float32", float_ids, ids(2.0**24, 2.0**24 + 1, 0), "occurs twice")
+observation("ids that are one float32", float_ids, ids(2.0**24, 2.0**24 + 1, 0), "must be integers")
 for script in ("ppo_lstm_sparse", "ppo_gtrxl", "ppo_framestack"):
     observation(f"ids near 2^62, {script}", IDS, ids(2**62, 2**62 - 1, 0), script=script)
     observation(f"ids below 0, {script}", IDS, ids(-1, -2, -(2**62)), script=script)

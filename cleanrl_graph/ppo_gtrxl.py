@@ -1140,6 +1140,9 @@ def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     ..., 0, whose logits have a bias [B, H, T, W + 1]. Chunks of C >= W queries, or of all T if
     T < W, find W + C keys: the cost is O(T W), as long as T has a divisor that fits."""
     T = q.shape[2]
+    if T == 1:  # in few operations: it is called at each step
+        logits = q @ k.mT / math.sqrt(q.shape[3]) + bias
+        return logits.softmax(3) @ v
     W = k.shape[2] - T
     num = max(1, T // max(W, 16))
     while T % num:

@@ -539,10 +539,10 @@ class Rows(nn.Module):
                 self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
-        values = values[..., None].flatten(1)
+        values = values.reshape(len(values), math.prod(values.shape[1:]))
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
             std = (self.var + 1e-8).sqrt()
-            return ((values - self.mean) / std).float().clamp(-10, 10)
+            return ((values.double() - self.mean) / std).float().clamp(-10, 10)
         if self.num == 0:
             return values.float()
         if self.num > 64:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from helpers import (
     LOGGED,
     OBSERVATIONS,
+    UsageErrors,
     command,
     everything,
     observation_spaces,
@@ -476,7 +477,7 @@ def test_no_silent_fallback(tmp_path, monkeypatch):
         script.ActionHead, "forward", lambda *args: print() or head(*args)
     )  # breaks the graph
     with pytest.raises(
-        script.UsageError,
+        UsageErrors,
         match="(?s)print.*--compile-mode default: this cannot be compiled; --comp",
     ):
         run(tmp_path, script, env_id="CartPole-v1", compile_mode="default")
@@ -556,7 +557,7 @@ def test_what_cannot_be_captured(tmp_path, cache):
     """A layer that needs a number from the device is an error where graphs are captured, and
     compiles without."""
     flags = TASKS["graph"] | {"gnn": "gatv2", "cuda": True}
-    with pytest.raises((script.UsageError, RuntimeError), match="(?i)cudagraph|capture"):
+    with pytest.raises((*UsageErrors, RuntimeError), match="(?i)cudagraph|capture"):
         run(tmp_path / "a", script, **flags, compile_mode="reduce-overhead")
     torch._dynamo.reset()
     log = run(tmp_path / "b", script, **flags, compile_mode="default").scalars

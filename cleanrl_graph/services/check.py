@@ -405,8 +405,11 @@ class Checks:
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
         # Path of a ragged mask, or node_ids -> the group that it has as many rows as
         named = {part.mask: part.group or self.acting for part in self.parts[0]}
+        # Agents have ids, else nodes and elements of a set have, also where edges act
+        links = [leaf.path for leaf in leaves if leaf.is_links and not env.has_agents]
         with contextlib.suppress(script.UsageError):  # there are several graphs
-            named["node_ids"] = self.acting or script.group_of("nodes", leaves)
+            is_acting = self.acting and self.acting not in links
+            named["node_ids"] = self.acting if is_acting else script.group_of("nodes", leaves)
         ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
         self.named = {path: named[path] for path in ragged if named.get(path)}
 
@@ -531,7 +534,7 @@ def wrong_values(leaf: Any, values: np.ndarray, counts: dict, parts: list[list])
         if len(again):
             yield f"the id {values.flat[again[0]]} occurs twice, at index {again[0]} again"
     for k, part in enumerate(parts[0]):
-        most = np.array([own[k].n for own in parts])
+        most = np.array([own[k].n for own in parts])[: len(num)]
         if part.group and part.group == leaf.group and ((num == 0) | (num > most)).any():
             yield f"{num[0]} rows to choose from, the action space has {most[0]}"
         if part.mask == leaf.path and is_all_masked(values, env, len(num), part):

@@ -71,7 +71,14 @@ THREE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3))
 FIVE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(5))
 DEEP = spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), vector(2))))
 
+
 # name -> (observation space, action space, good, bad, leaf, words of the error)
+def ids_of(space):
+    """A set and an id for each of its elements."""
+    elements = spaces.Sequence(vector(), stack=True)
+    return spaces.Dict(x=elements, node_ids=spaces.Sequence(space, stack=True))
+
+
 FAULTS = {
     "edge beyond the nodes": (
         GRAPH,
@@ -301,8 +308,8 @@ FAULTS = {
         "node_ids",
         ["the id 4 occurs twice, at index 2 again"],
     ),
-    "an id occurs twice in a vector": (
-        spaces.Dict(x=vector(2), node_ids=spaces.Box(0, 9, (2,), np.int64)),
+    "an id occurs twice in a set": (
+        ids_of(spaces.Box(0, 9, (), np.int64)),
         TWO,
         {"x": np.zeros(2), "node_ids": np.array([4, 5])},
         {"x": np.zeros(2), "node_ids": np.array([5, 5])},
@@ -390,7 +397,7 @@ FAULTS = {
         ["value 4294967296 in row 1"],
     ),
     "id too large for its space": (
-        spaces.Dict(x=vector(2), node_ids=spaces.Box(0, 255, (2,), np.uint8)),
+        ids_of(spaces.Box(0, 255, (), np.uint8)),
         TWO,
         {"x": np.zeros(2), "node_ids": np.array([4, 5])},
         {"x": np.zeros(2), "node_ids": np.array([4, 260])},
@@ -583,14 +590,13 @@ def test_space_without_a_meaning(case):
 
 
 def test_choice_of_a_node_beside_a_number():
-    """A Discrete chooses a node where the mask or --action-head says so; a Box beside it has
-    numbers."""
+    """A Discrete chooses a node where the mask says so; a Box beside it has numbers. The flag does
+    not apply to a Box, which is said."""
     action_space = spaces.Tuple((spaces.Discrete(9), vector(1)))
-    for space, head in ((GRAPH_MASK, "auto"), (GRAPH, "nodes")):
-        envs = make_envs(
-            [lambda space=space: ListEnv(space, [None], action_space)], action_head=head
-        )
-        assert [(part.group, part.n) for part in envs.parts[0]] == [("g.nodes", 9), ("", 0)]
+    envs = make_envs([lambda: ListEnv(GRAPH_MASK, [None], action_space)])
+    assert [(part.group, part.n) for part in envs.parts[0]] == [("g.nodes", 9), ("", 0)]
+    with pytest.raises(ValueError, match="--action-head nodes needs Discrete.*Box.*'g.nodes'"):
+        make_envs([lambda: ListEnv(GRAPH, [None], action_space)], action_head="nodes")
 
 
 @pytest.mark.parametrize(
@@ -1170,7 +1176,7 @@ def test_model_is_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", save)
-    fails("--save-model .*model.pt.*No space left", tmp_path, save_model=True, eval_episodes=1)
+    fails("cannot write .*model.pt.*No space left", tmp_path, save_model=True, eval_episodes=1)
     assert not list(tmp_path.glob("*/model.pt")) and not list(tmp_path.glob("*/*.tmp"))
 
 

@@ -278,7 +278,7 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["ppo.py"])
     script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
     with pytest.raises(
-        SystemExit,
+        ValueError,
         match="model.pt: the file is of another network: --gnn-dim 16, it has 8; --dim 32",
     ):
         take_flags(args_of(script, load_model=str(path), gnn_dim=16, dim=32))
@@ -300,7 +300,7 @@ def test_flags_that_make_another_network(tmp_path, monkeypatch):
     for flag in ("--gnn-dim=64", "--gnn_dim", "--no-prev-reward"):  # as the defaults are
         monkeypatch.setattr(sys, "argv", ["ppo.py", flag])
         with pytest.raises(
-            SystemExit, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")
+            ValueError, match=flag.partition("=")[0].replace("_", "-").replace("no-", "")
         ):
             take_flags(args_of(script, load_model=str(path)))
     with pytest.raises(

@@ -205,17 +205,21 @@ def test_ids_are_those_of_the_rows_that_act():
         envs_of(np.array([7.0, 5.0, 9.0], np.float32), spaces.Dict(robots=rows, node_ids=wrong))
 
 
-def test_edges_act_but_ids_are_those_of_nodes():
-    """Then edges are matched by their places."""
+def test_edges_act():
+    """Each is an agent, and has an id of its own; ids of nodes are refused."""
     space = spaces.Dict(graph=spaces.Graph(vector(3), vector(1)), node_ids=IDS)
     links = np.array([[0, 1], [1, 0], [1, 1]])
     graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), np.ones((3, 1), np.float32), links)
-    env = Shows(space, {"graph": graph, "node_ids": np.array([7, 5])})
+    env = Shows(space, {"graph": graph, "node_ids": np.array([7, 5, 6])})
     envs = make_envs([lambda: env], script=script, action_head="edges")
     envs.reset(0)
     step = envs.step([np.zeros(3, int)])
     assert len(step.rewards) == 3
-    assert [list(returns) for returns in envs.agent_returns] == [[0, 1, 2]]
+    assert [list(returns) for returns in envs.agent_returns] == [[7, 5, 6]]
+    env = Shows(space, {"graph": graph, "node_ids": np.array([7, 5])})
+    envs = make_envs([lambda: env], script=script, action_head="edges")
+    with pytest.raises(ValueError, match="'node_ids', step 0: 2 rows where .*edge_links' has 3"):
+        envs.reset(0)
 
 
 # ---- A whole run against loops over agents ----

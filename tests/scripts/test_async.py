@@ -478,7 +478,7 @@ def test_errors_without_services(flags, error, text, tmp_path, capsys):
     args = script.Args(**flags, hidden_dims=(8,), cuda=False, run_dir=str(tmp_path))
     with pytest.raises(error, match=text):
         script.main(args)
-    assert children(os.getpid()) == before
+    wait_for(lambda: children(os.getpid()) == before)
 
 
 def saved_in(run_dir):

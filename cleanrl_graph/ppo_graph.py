@@ -4,7 +4,7 @@
     python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0
 
-Read ppo_graph_mini.py first: it is the idea in 250 lines. Rooms of this file: Args, observations,
+Read ppo_graph_mini.py first: it is the idea in 300 lines. Rooms of this file: Args, observations,
 environments, storage, encoder, action heads, memory (none here), agent, ranks, run, train.
 
 A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of

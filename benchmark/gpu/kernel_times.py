@@ -176,8 +176,7 @@ def attention(
     inputs = torch.randn(2, W, num_envs, dim, device=device)
 
     def forward(net: torch.nn.Module) -> torch.Tensor:
-        past = ppo_gtrxl.Past(age, None, net.keys_values(inputs, W))
-        return net(x, past)[0]
+        return net(x, age, net.keys_values(inputs, W))[0]
 
     systems, differences = {}, {}
     for kernel in ("sdpa", "flex"):
@@ -192,7 +191,7 @@ def attention(
                     gate="none",
                 )
             ).to(device)
-            net.attention, net.bf16 = kernel, bf16  # on the CPU, too
+            net.args.attention, net.args.bf16 = kernel, bf16  # on the CPU, too
             name, start = f"{kernel}{', bf16' if bf16 else ''}", time.perf_counter()
             parameters = list(net.parameters())
             step = functools.partial(

@@ -9,8 +9,9 @@ rollout that views reach back to), and of a buffer that holds 16 observations fo
 "encodings" is the table of encoded steps that views read (a vector's encoding is its copy in
 float32; an image which enters as channels is stored in the table alone). "Gather" makes the views
 of a random quarter of the rollout: by index, and by one selection of rows of the stacked buffer
-(the same function). A graph is gathered raw, each step that is read once (its encoding is what the 16 views
-share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take turns.
+(the same function). A graph is gathered raw, each step that is read once (its encoding is what the
+16 views share), where the stacked buffer yields 16 graphs per step. Medians over repeats that take
+turns.
 """
 
 import sys

@@ -78,7 +78,7 @@ def forward_windows(
     W = windows[0].shape[1]
     distances = torch.arange(W, -1, -1)
     far = distances > age[:, None]
-    encodings = gtrxl.encodings(distances)
+    encodings = ppo_gtrxl.encode_steps(distances, x.shape[1])
     for net, window in zip(gtrxl.layers, windows):
         h = net.norm_attention(torch.cat([window, x[:, None]], 1))
         k, v = (y.unflatten(-1, (net.num_heads, -1)) for y in net.kv(h).chunk(2, -1))
@@ -120,8 +120,7 @@ def memory_part(args: Args) -> list[dict]:
 
         def forward() -> tuple[Tensor, list[Tensor]]:
             """The segment's outputs and layer inputs, as in the script's training."""
-            past = ppo_gtrxl.Past(age, None, gtrxl.keys_values(inputs, W))
-            outputs, layer_inputs, _ = gtrxl(samples, past)
+            outputs, layer_inputs, _ = gtrxl(samples, age, gtrxl.keys_values(inputs, W))
             return outputs, layer_inputs
 
         with torch.no_grad():

@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.envs import flexible_job_shop
 from cleanrl_graph.envs.flexible_job_shop import (
     EDGE_FEATURES,
@@ -579,10 +579,10 @@ def test_a_policy_learns_to_schedule(tmp_path):
         hidden_dims=(64,),
         eval_episodes=50,
         cuda=False,
-        checkpoint_every=0,
         run_dir=str(tmp_path),
     )
-    found = np.mean([row["return"] for row in ppo_graph.main(args)])
+    rows = services.run(ppo_graph, args, checkpoint_every=0)
+    found = np.mean([row["return"] for row in rows])
     env, returns = FlexibleJobShopEnv(**kwargs), {rule: [] for rule in ("MWKR", "random")}
     for i in range(50):
         env.reset(seed=args.seed + 10_000 + i)

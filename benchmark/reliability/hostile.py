@@ -431,7 +431,7 @@ observation(
     "space that changes",
     lambda env: vector(random.SystemRandom().randrange(3, 9999)),
     None,
-    r"env 1, leaf 'obs', step 0: shape",
+    "not all entries have the observation space",
 )
 
 # Names
@@ -724,7 +724,7 @@ for stack in (True, False):
 action("few rows, framestack", spaces.Sequence(THREE), script="ppo_framestack", **none_at_times)
 action("parts per node", spaces.Sequence(spaces.Tuple((THREE, PAIR))), **per_node)
 action("a Sequence of Sequences", spaces.Sequence(spaces.Sequence(THREE)), "not supp", **per_node)
-action("a Sequence without rows", spaces.Sequence(THREE), "needs .* one graph or set")
+action("a Sequence without rows", spaces.Sequence(THREE), "there are no such rows to act")
 differ = "not all entries have the action space"
 two_bounds = [{"b": 0.1}, {"b": 5.0}]
 action("own bounds", ends_at(lambda b: vector(2, low=-b, high=b)), differ, kwargs=two_bounds)

@@ -160,13 +160,13 @@ class Nothing(helpers.RandomEnv):
         return 0 if ppo_graph.RANK == 1 else 1 + super().size(rng)
 
 
-gym.register("Nothing-v0", entry_point=Nothing)
+gym.register("NothingOfRank1-v0", entry_point=Nothing)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_rank_without_elements(script, tmp_path):
     """Networks of rows that a rank has not have gradients of zero there, and all ranks learn."""
-    flags = dict(env_id="Nothing-v0", env_kwargs={"observation": "set"}, total_timesteps=96)
+    flags = dict(env_id="NothingOfRank1-v0", env_kwargs={"observation": "set"}, total_timesteps=96)
     assert train_ranks(tmp_path / "a", script, **flags) == [0, 0]
 
 

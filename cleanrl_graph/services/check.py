@@ -183,8 +183,11 @@ class Checked(gym.Wrapper):
     def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
         """What is wrong with what a step returns beside the observation."""
         for name, value in numbers.items():
-            if number_of(value) is None:
+            number = number_of(value)
+            if number is None:
                 yield f"{name} is {value!r}, not a finite number"
+            elif name != "reward" and number not in (0, 1):
+                yield f"{name} is {value!r}, not True or False"
         if not isinstance(info, dict):
             yield f"info is {info!r}, not a dict"
         if "action_mask" in info and not self.has_mask:

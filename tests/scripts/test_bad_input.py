@@ -707,6 +707,8 @@ RETURNS = {  # what is said, and what is other than it should be in the result o
     "info that is text": ("info is 'text', not a dict", {"info": "text"}),
     "terminated as text": ("terminated is 'no', not", {"terminated": "no"}),
     "terminated that is None": ("terminated is None, not", {"terminated": None}),
+    "terminated that is 2": ("terminated is 2, not True or False", {"terminated": 2}),
+    "truncated that is a half": ("truncated is 0.5, not True or False", {"truncated": 0.5}),
     "terminated for two": (
         r"terminated is array\(.*, not",
         {"terminated": np.array([True, False])},

@@ -95,7 +95,7 @@ class Args:
     """how nodes of a graph, or elements of a set, become one vector"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
-    flat, a fixed list; auto: see `choices`. In a Sequence: the rows that act"""
+    flat, a fixed list; auto: see `parts_of`. In a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -165,7 +165,8 @@ NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a mea
 class Leaf(NamedTuple):
     """One array of an observation, as rows of `space`. All leaves of a group have the same number
     of rows: one per step in the group "", any number in the others, which are named after a set, or
-    are the nodes or the edges of a graph. A mask and node_ids are groups of their own."""
+    are the nodes or the edges of a graph. A mask with rows is a group of its own, and so are
+    node_ids."""
 
     path: str  # "graph.nodes", "position"
     space: gym.Space
@@ -183,7 +184,8 @@ class Leaf(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """HWC if the last side is smaller than the first, else CHW; at least 8 x 8 pixels."""
+        """Whether it has 8 x 8 pixels or more, HWC if the last side is smaller than the first, else
+        CHW."""
         if not isinstance(self.space, spaces.Box) or len(self.space.shape) != 3:
             return False
         first, middle, last = self.space.shape
@@ -376,7 +378,7 @@ class Envs:
 # ---- Storage: every step once, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
     """Rows of B observations one after the other; those of b are values[ptr[b]:ptr[b + 1]]. Values
-    of "edge_links" are rows of the batch's nodes, as in PyG's Batch."""
+    of "edge_links" are numbers of nodes in the whole batch, as in PyG's Batch."""
 
     values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]

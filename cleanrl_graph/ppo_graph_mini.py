@@ -5,7 +5,7 @@
 
 An observation is {"graph": GraphInstance, "action_mask": [n]}. Each node has a vector or a
 category, and each edge may have one. The mask is 1 for the nodes that may be chosen. The action is
-the number of a node. ppo_graph.py does the same for any observation and action.
+the number of a node. ppo_graph.py takes any observation and action.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
@@ -147,8 +147,9 @@ class Agent(nn.Module):
         h = self.embed(graphs.x)
         for norm, conv in zip(self.norms, self.convs):
             h = h + conv(norm(h), *edges).relu()
-        mean = scatter(h, graphs.batch, reduce="mean")
-        largest = scatter(h, graphs.batch, reduce="max")
+        B = graphs.num_graphs  # the last ones may have no nodes
+        mean = scatter(h, graphs.batch, dim_size=B, reduce="mean")
+        largest = scatter(h, graphs.batch, dim_size=B, reduce="max")
         size = graphs.ptr.diff().log1p()[:, None]  # neither mean nor maximum shows it
         return h, torch.cat([mean, largest, size], 1)
 
@@ -266,9 +267,9 @@ if __name__ == "__main__":
                 mb_advantages = mb_advantages - mb_advantages.mean()
                 mb_advantages = mb_advantages / (mb_advantages.std() + 1e-8)
                 pg_loss1 = -mb_advantages * ratio
-                pg_loss2 = -mb_advantages * ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                pg_loss2 = -mb_advantages * clipped
                 pg_loss = torch.max(pg_loss1, pg_loss2).mean()
-
                 v_loss = (newvalue - b_returns[mb]) ** 2
                 if args.clip_vloss:
                     change = (newvalue - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)

@@ -100,6 +100,27 @@ class Stopped(Exception):
     """The optimizer was to make its first step."""
 
 
+def test_graphs_without_nodes():
+    """The last observation of an episode may have none, as the last graph of a batch, too."""
+    space = spaces.Graph(vector(3), vector(2))
+    agent = ppo_graph_mini.Agent(space, ppo_graph_mini.Args())
+    nodes = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    links = np.array([[0, 1], [2, 3]])
+    some = {
+        "graph": spaces.GraphInstance(nodes, np.ones((2, 2), np.float32), links),
+        "action_mask": np.ones(4, np.int8),
+    }
+    graph = spaces.GraphInstance(nodes[:0], None, None)
+    none = {"graph": graph, "action_mask": np.ones(0, np.int8)}
+    values = [
+        agent.get_value(ppo_graph_mini.collate(chosen, space))
+        for chosen in ([some, none], [none, some], [some], [none])
+    ]
+    both, swapped, alone, empty = values
+    torch.testing.assert_close(both, torch.cat([alone, empty]))
+    torch.testing.assert_close(swapped, torch.cat([empty, alone]))
+
+
 def names_at_first_step(path, start) -> dict:
     """The local names where the script at `path` steps the optimizer for the first time, when it
     runs by start()."""

@@ -9,6 +9,7 @@ once more for the gradient, so nothing of the size edges x dim is kept.
 The layers and their parameters stay those of PyG: `accelerate` gives them another `forward`.
 """
 
+import threading
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.index import index2ptr
 
 CHUNK = 2048  # edges, whose messages of 64 numbers fit into the cache of a core
+LATEST = threading.local()  # .edges of this thread's layers before, which often have the same
 
 
 class SortedEdges(NamedTuple):
@@ -57,8 +59,6 @@ class SortedEdges(NamedTuple):
 class Edges:
     """A batch's edge_index [2, edges], sorted when it is first asked for."""
 
-    latest = None  # of the layers before, which have the same edges
-
     def __init__(self, edge_index: Tensor, num_nodes: int):
         self.edge_index = edge_index
         self.source, self.target = edge_index
@@ -66,9 +66,9 @@ class Edges:
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int) -> "Edges":
-        edges = cls.latest
+        edges = getattr(LATEST, "edges", None)
         if edges is None or edges.edge_index is not edge_index or edges.num_nodes != num_nodes:
-            edges = cls.latest = Edges(edge_index, num_nodes)
+            edges = LATEST.edges = cls(edge_index, num_nodes)
         return edges
 
     @cached_property

@@ -1,6 +1,8 @@
 """Message passing without an array of a row per edge: results and gradients of PyG's layers."""
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -332,3 +334,38 @@ def test_edges_keep_their_order(head):
     assert torch.isinf(log_probs[0]).tolist() == (mask == 0).tolist()
     assert log_probs[0][mask == 1].std() > 0.01
     torch.testing.assert_close(log_probs[1], log_probs[0][places], atol=1e-5, rtol=1e-5)
+
+
+THREADS = """
+import threading
+import torch
+from torch_geometric import nn as pyg
+from cleanrl_graph.services.layers import Edges, accelerate
+
+def act(k):
+    for step in range(8_000):
+        num_nodes = 2 + (step + k) % 5
+        edge_index = torch.arange(num_nodes).repeat(2, 1)
+        assert Edges.of(edge_index, num_nodes).edge_index is edge_index
+        with torch.no_grad():
+            conv(torch.ones(num_nodes, 4), edge_index)
+        done[k] = step + 1
+
+torch.set_num_threads(1)
+conv = pyg.GINConv(torch.nn.Linear(4, 4))
+accelerate(conv)
+done = {}
+threads = [threading.Thread(target=act, args=(k,)) for k in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(sorted(done.values()))
+"""
+
+
+def test_threads_that_act_at_once():
+    """Actors in threads, each with its own edges. Where they shared what is kept of the layers
+    before, the interpreter crashed in about two of three such runs, hence a process of its own."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[8000, 8000, 8000, 8000]\n"), done.stderr

@@ -3,6 +3,8 @@
 #
 #     bash benchmark/gpu.sh --out DIR [--dry] [--minutes 7] [--only REGEX] [--peers DIR] [--commit NAME] [PART ...]
 #
+#     first     what settles the most in ten minutes: the checks, then a choice of the measurements, line by line
+#     checks    does the machine compile; where each script waits; do collection and training agree
 #     tests     all tests that need a CUDA device
 #     sps       steps per second of the scripts, eager and compiled, and of the peers
 #     profile   bytes copied, waits of the host, how busy the GPU is
@@ -15,13 +17,21 @@
 # rows left: the same command goes on. --dry tries everything on the CPU in about a minute. See benchmark/gpu/README.md.
 set -uo pipefail
 PYTHON=${PYTHON:-python}
-all=(tests sps profile kernels jobshop recall minigrid)
-parts=() flags=() minutes=7 dry=
+all=(checks tests sps profile kernels jobshop recall minigrid)
+# Of `first`: minutes, part, rows
+first=(
+    "1 checks machine" "3 checks Updates" "2 tests test_(cuda|lstm|gtrxl)" "2 tests test_compile"
+    "1 kernels growing|first.call" "1 kernels Readout|Running" "1 kernels ^Attention.*(128|512|1024) . 128 . 16$"
+    "1 kernels ^Graph network.*gine.* 64" "1 kernels ^LSTM.* 16 . 128$"
+    "2 profile CartPole.*ppo_graph.py|JobShop.*ppo_graph.py|GraphExplore|Stateless.*gtrxl"
+    "2 sps (CartPole|PoissonGraph).*512" "1 sps CartPole.*64"
+)
+parts=() flags=() minutes=7 dry= is_first=
 while [ $# -gt 0 ]; do
     case $1 in
-        --minutes) minutes=${2:-} ;;&
         --dry) dry=1 ;;&
-        --out | --minutes | --only | --peers | --commit)
+        --minutes) minutes=${2:-}; shift $(($# > 1)) ;;
+        --out | --only | --peers | --commit)
             flags+=("$1" "${2:-}")
             shift $(($# > 1))
             ;;
@@ -31,6 +41,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [[ $minutes =~ ^[0-9]+$ ]] || { echo "--minutes $minutes: a whole number is needed" >&2; exit 1; }
+[ "${parts[*]}" != first ] || { is_first=1 parts=(checks tests kernels profile sps); }
 for part in "${parts[@]}"; do
     [[ " ${all[*]} " == *" $part "* ]] || { echo "there is no part $part, the parts are: ${all[*]}" >&2; exit 1; }
 done
@@ -38,8 +49,8 @@ done
 [ -z "$dry" ] || parts=("${parts[*]}")  # in one process, which saves its imports
 
 code=0
-for part in "${parts[@]}"; do
-    timeout -k 20 $((60 * minutes + 60)) "$PYTHON" "$(dirname "${BASH_SOURCE[0]}")/gpu/part.py" $part "${flags[@]}"
+run() {  # minutes, then flags and a part: in a process of its own, since an assert on a GPU spoils all that follows
+    timeout -k 20 $((60 * $1 + 60)) "$PYTHON" "$(dirname "${BASH_SOURCE[0]}")/gpu/part.py" "${@:2}" "${flags[@]}"
     ended=$?
     case $ended in
         0) ;;
@@ -48,5 +59,13 @@ for part in "${parts[@]}"; do
         130) exit 130 ;;
         *) code=1 ;;
     esac
-done
+}
+if [ -n "$is_first" ] && [ -z "$dry" ]; then
+    for line in "${first[@]}"; do
+        read -r minutes part only <<<"$line"
+        run "$minutes" "$part" --minutes "$minutes" --only "$only"
+    done
+else
+    for part in "${parts[@]}"; do run "$minutes" $part --minutes "$minutes"; done
+fi
 exit $code

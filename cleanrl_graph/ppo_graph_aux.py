@@ -59,7 +59,8 @@ class Args:
     torch_deterministic: bool = True
     """if toggled, `torch.backends.cudnn.deterministic=True`"""
     cuda: bool = True
-    """uses CUDA when it is available"""
+    """uses CUDA when it is available, in float32: TF32's rounding would differ between a step and
+    a minibatch"""
     run_dir: str = "runs"
     """folder of the runs' folders: TensorBoard log, model"""
     save_model: bool = False
@@ -551,15 +552,16 @@ class Rows(nn.Module):
         """Adds the rows of all ranks to the running mean and variance (Chan et al. 1979, eq.
         2.1)."""
         values = values[..., None].flatten(1).double()
-        mean = values.mean(0)
-        var = ((values - mean) ** 2).mean(0)
-        for num, new_mean, new_var in all_ranks((len(values), mean, var)):
-            if num > 0:
-                share = num / (self.count + num)
-                delta = new_mean.to(self.mean) - self.mean
-                self.var += share * (new_var.to(delta) - self.var + (1 - share) * delta**2)
-                self.mean += share * delta
-                self.count += num
+        num = sum(all_ranks(len(values)))
+        if num == 0:
+            return
+        mean = sum_of_ranks(values.sum(0)) / num
+        var = sum_of_ranks(((values - mean) ** 2).sum(0)) / num
+        share = num / (self.count + num)
+        delta = mean - self.mean
+        self.var += share * (var - self.var + (1 - share) * delta**2)
+        self.mean += share * delta
+        self.count += num
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.reshape(len(values), math.prod(values.shape[1:]))
@@ -1339,6 +1341,13 @@ def all_ranks(value: Any) -> list:
     return values
 
 
+def sum_of_ranks(tensor: Tensor) -> Tensor:
+    """The sum over all ranks, which takes the tensor's place."""
+    if WORLD_SIZE > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
 def average_gradients(agent: nn.Module) -> None:
     """Replaces each gradient by its mean over all ranks, in one all-reduce."""
     if WORLD_SIZE > 1:
@@ -1346,8 +1355,7 @@ def average_gradients(agent: nn.Module) -> None:
             if param.grad is None:  # a network without rows, on this rank
                 param.grad = torch.zeros_like(param)
         grads = [param.grad for param in agent.parameters()]
-        total = nn.utils.parameters_to_vector(grads)  # of this rank, of all after all_reduce
-        dist.all_reduce(total)
+        total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
         nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
 
 
@@ -1369,6 +1377,7 @@ def start(args: Any) -> torch.device:
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(1)  # more are slower on busy cores
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cudnn.allow_tf32 = False
     return device
 
 

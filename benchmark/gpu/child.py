@@ -5,8 +5,9 @@ know about it.
         ppo_graph --env-id CartPole-v1 ...
 
 mode "train" runs the script as it is; "sps" notes when updates end and stops `seconds` after the
-first one; "profile" makes `warmup` updates, times `plain` ones and has torch.profiler watch
-`watched` ones (its trace is summed up, see `summary`). The file receives what was noted as json.
+first one; "waits" notes where the host waits for the device; "profile" makes `warmup` updates,
+times `plain` ones and has torch.profiler watch `watched` ones (its trace is summed up, see
+`summary`). The file receives what was noted as json.
 The scripts are not changed: their `tqdm`, which is told the steps at the end of each update, is
 replaced, and for a profile the calls of Envs.step, Storage.append, Storage.gather and Adam.step get
 names.
@@ -19,6 +20,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from bisect import bisect_right
 from pathlib import Path
 
@@ -98,6 +100,68 @@ def sps(script, flags: list[str], seconds: float) -> dict:
 
     run_script(script, flags, after)
     return {"updates": updates, **memory()}
+
+
+# ---- Waits of the host ----
+def waits(script, flags: list[str], warmup: int, watched: int) -> dict:
+    """Where the host waits for the device in `watched` updates after `warmup` others, and the
+    largest difference of collection and training."""
+    noted = {"steps": 0, "minibatches": 0, "updates": watched, "waits in steps": 0}
+    noted |= {"waits in minibatches": 0, "other waits": 0, "mismatch": 0.0, "places": {}}
+    inside, times, start = [], [], time.perf_counter()
+
+    def counted(function, name: str):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            inside.append(name)
+            noted[name] += len(times) >= warmup
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        return call
+
+    def note(message, category, filename, lineno, file=None, line=None):
+        if "synchronizing CUDA operation" not in str(message):
+            return
+        where = f"waits in {inside[-1]}" if inside else "other waits"
+        place = f"{Path(filename).name}:{lineno}"
+        noted[where] += 1
+        noted["places"][place] = noted["places"].get(place, 0) + 1
+
+    def watch_minibatches(*args):
+        """The time between two minibatches belongs to the one before."""
+        for minibatch in minibatches(*args):
+            noted["minibatches"] += len(times) >= warmup
+            inside.append("minibatches")
+            yield minibatch
+            inside.pop()
+
+    minibatches = script.Memory.minibatches
+    script.Memory.minibatches = watch_minibatches
+    script.Memory.act = counted(script.Memory.act, "steps")
+    log = script.Run.log
+
+    def log_too(self, step, scalars, episodes):
+        mismatch = float(scalars["debug/collection_mismatch"])
+        noted["mismatch"] = max(noted["mismatch"], mismatch)
+        return log(self, step, scalars, episodes)
+
+    script.Run.log = log_too
+
+    def after(step):
+        times.append(time.perf_counter() - start)
+        if torch.cuda.is_initialized() and len(times) == warmup:
+            torch.cuda.set_sync_debug_mode("warn")
+        if len(times) == warmup + watched:
+            raise Enough(0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        run_script(script, flags, after)
+    return noted | {"first": times[0], **memory()}
 
 
 # ---- torch.profiler ----
@@ -269,7 +333,7 @@ def main(arguments: list[str]) -> None:
         run_script(script, flags, lambda step: None)
         noted = memory()
     else:
-        noted = {"sps": sps, "profile": profiled}[mode](script, flags, **settings)
+        noted = {"sps": sps, "waits": waits, "profile": profiled}[mode](script, flags, **settings)
     if os.environ.get("RANK", "0") == "0":
         result.write_text(json.dumps(noted))
 

@@ -251,6 +251,48 @@ def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
     return figures
 
 
+# ---- Ways to the same numbers ----
+def readout(num: int, rows: int, dim: int, args: kit.Args, deadline: float) -> dict:
+    """The maximum of each of `num` sets of `rows` rows on average, forward and backward."""
+    device, rng = device_of(args), np.random.default_rng(0)
+    counts = rng.integers(1, 2 * rows, num)
+    ptr = torch.from_numpy(np.append(0, counts.cumsum())).to(device)
+    batch = torch.from_numpy(np.arange(num).repeat(counts)).to(device)
+    h = torch.randn(len(batch), dim, device=device, requires_grad=True)
+    numbers = torch.arange(len(h), device=device)
+
+    def scatter() -> Tensor:
+        index = batch[:, None].expand_as(h)
+        return h.new_zeros(num, dim).scatter_reduce(0, index, h, "amax", include_self=False)
+
+    ways = {
+        "embedding_bag, ms": lambda: nn.functional.embedding_bag(
+            numbers, h, ptr, mode="max", include_last_offset=True
+        ),
+        "segment_reduce, ms": lambda: torch.segment_reduce(
+            h, "max", offsets=ptr, axis=0, unsafe=True
+        ),
+        "scatter_reduce, ms": scatter,
+    }
+    return in_turns(
+        {
+            name: functools.partial(lambda way: backward(way(), [h]), way)
+            for name, way in ways.items()
+        },
+        args,
+    )
+
+
+def running_sum(num: int, dim: int, args: kit.Args, deadline: float) -> dict:
+    """Of double numbers down the columns, as ppo_lstm_sparse.py sums up its state."""
+    x = torch.randn(num, dim, device=device_of(args)).double()
+    ways = {
+        "cumsum(0), ms": lambda: x.cumsum(0),
+        "t().cumsum(1).t(), ms": lambda: x.t().cumsum(1).t(),
+    }
+    return in_turns(ways, args)
+
+
 # ---- Batches of graphs ----
 @functools.cache
 def graphs(num: int):
@@ -402,6 +444,24 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
             1 if dry else 60,
         )
     )
+    for num, size in [(4, 3)] if dry else [(256, 10), (2048, 10), (256, 300), (16, 5000)]:
+        rows.append(
+            Row(
+                "Readout, maximum of rows of 64, forward and backward",
+                {"sets": num, "rows each": size},
+                functools.partial(readout, num, size, 64, args),
+                1 if dry else 10,
+            )
+        )
+    for num in (8,) if dry else (512, 4096, 32768):
+        rows.append(
+            Row(
+                "Running sums of 129 double columns",
+                {"rows": num},
+                functools.partial(running_sum, num, 129, args),
+                1 if dry else 10,
+            )
+        )
     table = "Batches of PoissonGraph (10 nodes on average, up to 200)"
     for what, sizes in (
         ("collate a step", (64, 512, 4096)),

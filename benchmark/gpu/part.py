@@ -15,14 +15,16 @@ from typing import Annotated, Literal
 import kit
 import tyro
 
-PARTS = ("tests", "sps", "profile", "kernels", "jobshop", "recall", "minigrid")
+PARTS = ("checks", "tests", "sps", "profile", "kernels", "jobshop", "recall", "minigrid")
 REFUSED = 2
 
 
 def module_of(part: str):
     """The module whose run(part, args, deadline) measures what DIR does not hold yet, and returns
     the exit code."""
-    if part == "tests":
+    if part == "checks":
+        import checks as module
+    elif part == "tests":
         import cuda_tests as module
     elif part == "sps":
         import throughput as module

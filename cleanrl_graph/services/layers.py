@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 from torch_geometric.index import index2ptr
 
+# Under autocast their inputs become float32: the backward pass makes the messages once more
+forward_in_float32 = torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+backward_in_float32 = torch.amp.custom_bwd(device_type="cuda")
+
 CHUNK = 2048  # edges, whose messages of 64 numbers fit into the cache of a core
 LATEST = threading.local()  # .edges of this thread's layers before, which often have the same
 
@@ -96,11 +100,13 @@ class NeighborSum(torch.autograd.Function):
     """The sum of x[source] over the incoming edges of each node, [nodes, dim]."""
 
     @staticmethod
+    @forward_in_float32
     def forward(ctx, x: Tensor, edges: Edges) -> Tensor:
         ctx.edges = edges
         return edges.incoming.neighbor_sum(x)
 
     @staticmethod
+    @backward_in_float32
     def backward(ctx, grad: Tensor) -> tuple:
         return ctx.edges.outgoing.neighbor_sum(grad), None
 
@@ -110,6 +116,7 @@ class MessageSum(torch.autograd.Function):
     dim], from x [nodes, dim] and edge_attr [edges, any]."""
 
     @staticmethod
+    @forward_in_float32
     def forward(ctx, x: Tensor, edge_attr: Tensor, weight: Tensor, bias: Tensor, edges: Edges):
         ctx.save_for_backward(x, edge_attr, weight, bias)
         ctx.edges = edges
@@ -121,6 +128,7 @@ class MessageSum(torch.autograd.Function):
         return joined(sums)
 
     @staticmethod
+    @backward_in_float32
     def backward(ctx, grad: Tensor) -> tuple:
         x, edge_attr, weight, bias = ctx.saved_tensors
         grads_x = []

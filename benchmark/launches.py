@@ -65,6 +65,8 @@ def count(checkout: Path, details: str | None) -> None:
     warnings.filterwarnings("ignore")
     is_package = (checkout / "cleanrl_graph" / "__init__.py").exists()  # older ones are a folder
     sys.path.insert(0, str(checkout if is_package else checkout / "cleanrl_graph"))
+    for name in [name for name in sys.modules if name.split(".")[0] == "cleanrl_graph"]:
+        del sys.modules[name]  # of this checkout
     virtual_cuda.install()
     found = {}
     for name, (script, flags) in ROWS.items():
@@ -94,7 +96,7 @@ def main(args: Args) -> None:
         sys.exit(reason)
     if args.only or args.details:
         count(Path(args.only or ROOT).resolve(), args.details)
-    checkouts = [Path(args.before)] * bool(args.before) + [ROOT]
+    checkouts = [*map(Path, filter(None, [args.before])), ROOT]
     tables = []
     for checkout in checkouts:
         command = [sys.executable, __file__, "--only", checkout]

@@ -443,10 +443,16 @@ def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
 
 
-def pack(arrays: list[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:
-    """Each array on the device, all by one copy."""
-    lengths = [len(array) for array in arrays]
-    return to_device(np.concatenate(arrays), device).split(lengths)
+def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Each array on the device, all by one copy of their bytes."""
+    hosts = [torch.from_numpy(array) for array in arrays]
+    if device.type == "cpu":
+        return hosts
+    parts = [np.zeros(8, np.uint8)]  # so that there is something; all begin at multiples of 8
+    for array in arrays:
+        parts += [array.reshape(-1).view(np.uint8), np.zeros(-array.nbytes % 8, np.uint8)]
+    copies = to_device(np.concatenate(parts), device).split([len(part) for part in parts])
+    return [own.view(host.dtype).view(host.shape) for own, host in zip(copies[1::2], hosts)]
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:
@@ -465,8 +471,8 @@ class Storage:
         self.blocks = []  # what was appended, each a Flat with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
-        """The same observations with tensors on the device as values, by one copy per leaf."""
-        return Flat([to_device(rows, self.device) for rows in flat.values], flat.counts)
+        """The same observations with tensors on the device as values."""
+        return Flat(pack(flat.values, self.device), flat.counts)
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations and returns them as a batch."""

@@ -72,7 +72,7 @@ def updates(script: str, task: str, args: kit.Args, deadline: float) -> dict:
 
 def figures(noted: dict) -> dict:
     return {
-        "waits per step": noted["waits in steps"] / noted["steps"],
+        "waits per step": noted["waits in steps"] / noted["steps"] if noted["steps"] else None,
         "waits per minibatch": noted["waits in minibatches"] / noted["minibatches"],
         "other waits per update": noted["other waits"] / noted["updates"],
         "largest |ratio - 1|": noted["mismatch"],

@@ -534,8 +534,6 @@ def test_captured(name, tmp_path, monkeypatch, cache):
     from torch._inductor.cudagraph_trees import get_container
 
     greedy(monkeypatch)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     flags = dict(save_model=True, cuda=True, num_steps=16, total_timesteps=192) | TASKS[name]
     before = num_compilations()
     one = run(tmp_path / "one", script, **NONE | flags)

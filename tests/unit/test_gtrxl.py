@@ -920,7 +920,7 @@ def test_compiled_flex_attention(memory_length):
     x, starts = history(1, 150, 256, 3, 0.02, dim=64)
     x = x.float().cuda()
     _, memory = walk(agent, x, starts, 150)
-    weight, results = torch.randn(256 * 3, 64, device="cuda"), {}
+    weight, results = torch.randn(256 * 3, 2 * 64, device="cuda"), {}  # with what attention found
     for agent.args.attention in ("sdpa", "flex"):
         out = agent(*look_back(memory))[3]
         results[agent.args.attention] = (

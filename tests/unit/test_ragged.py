@@ -1,6 +1,8 @@
 """Ragged observations: what is stored and gathered equals PyG's batches and a plain per-observation
 reference."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -231,30 +233,66 @@ def test_stats_of_nothing():
     assert set(runs.sizes(storage).values()) == {0}
 
 
-def test_one_copy_per_leaf(monkeypatch):
-    """A step reaches the device with one copy per leaf, of its valid bytes; the indices of a batch,
-    where observations begin and which one a row belongs to, with one; where the rows of a minibatch
-    are stored with another one."""
-    copied, to_device = [], ppo_graph.to_device
+class Elsewhere:
+    """A device that is no CPU; what is copied to it stays on the host."""
+
+    type = "elsewhere"
+
+
+def test_one_copy(monkeypatch):
+    """A step reaches the device with one copy of its leaves' bytes; the indices of a batch, where
+    observations begin and which one a row belongs to, with one; where the rows of a minibatch are
+    stored with another one."""
+    copied = []
     monkeypatch.setattr(
-        ppo_graph, "to_device", lambda *args: copied.append(args[0].nbytes) or to_device(*args)
+        ppo_graph, "to_device", lambda array, _: copied.append(array) or torch.from_numpy(array)
     )
     instances = graphs(np.random.default_rng(0))
     storage, leaves = stored(graph_space(vector(2)), [instances])
+    batch, minibatch = everything(storage), storage.gather(idx := np.array([3, 0, 6]))
+    assert not copied
     num_nodes, num_edges = map(sum, zip(*SIZES))
 
     def index_bytes(num, num_rows):
         """Of ptr and batch of single rows, of nodes and of edges."""
         return 8 * (3 * (num + 1) + num + num_rows)
 
-    assert copied[:3] == [12 * num_nodes, 8 * num_edges, 8 * num_edges]
-    assert copied[3:] == [index_bytes(len(SIZES), num_nodes + num_edges)]
+    values, counts = storage.whole()
+    storage = ppo_graph.Storage(leaves, Elsewhere())
+    storage.append(ppo_graph.Flat([rows.numpy() for rows in values], counts))
+    sizes = [-(-size * num // 8) * 8 for size, num in ((12, num_nodes), (8, num_edges))]
+    steps = 8 + sizes[0] + 2 * sizes[1]
+    indices = 8 + index_bytes(len(SIZES), num_nodes + num_edges)
+    assert [len(array) for array in copied] == [steps, indices]
+    assert_same(everything(storage), batch)
     copied.clear()
-    idx = np.array([3, 0, 6])
-    storage.gather(idx)
+    assert_same(storage.gather(idx), minibatch)
     num_rows = sum(sum(SIZES[i]) for i in idx)
-    places = 8 * (num_rows + len(idx))
-    assert copied == [places, index_bytes(len(idx), num_rows)]
+    places = 8 + 8 * (num_rows + len(idx))
+    indices = 8 + index_bytes(len(idx), num_rows)
+    assert [len(array) for array in copied] == [places, indices]
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for path in a:
+        for x, y in zip(a[path], b[path]):
+            assert x.dtype == y.dtype and torch.equal(x, y), path
+
+
+@given(st.lists(st.tuples(st.sampled_from("? B e f d h i q".split()), st.integers(0, 5))))
+def test_pack(kinds):
+    """Arrays of any types and sizes, empty ones too, come back as they were."""
+    arrays = [
+        np.random.default_rng(k).integers(0, 2, (num, k % 3)).astype(kind)
+        for k, (kind, num) in enumerate(kinds)
+    ]
+    copy = lambda array, _: torch.from_numpy(array)
+    with mock.patch.object(ppo_graph, "to_device", copy):
+        copies = ppo_graph.pack(arrays, Elsewhere())
+    for array, own in zip(arrays, copies, strict=True):
+        host = torch.from_numpy(array)
+        assert own.dtype == host.dtype and own.shape == host.shape and torch.equal(own, host)
 
 
 def test_what_was_let_go_is_gone():

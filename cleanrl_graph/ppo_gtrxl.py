@@ -1137,12 +1137,11 @@ class GRUGate(nn.Module):
         self.bias = nn.Parameter(torch.full((dim,), 2.0))  # b_g
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        r_y, z_y, h_y = self.y(y).chunk(3, -1)
-        r_x, z_x = self.x(x).chunk(2, -1)
-        r = torch.sigmoid(r_y + r_x)
-        z = torch.sigmoid(z_y + z_x - self.bias)
-        h = torch.tanh(h_y + self.rx(r * x))
-        return torch.addcmul(x, z, h - x)
+        dim = len(self.bias)
+        rz_y, h_y = self.y(y).split([2 * dim, dim], -1)
+        r, z = (rz_y + self.x(x)).chunk(2, -1)
+        h = torch.tanh(h_y + self.rx(r.sigmoid() * x))
+        return torch.addcmul(x, torch.sigmoid(z - self.bias), h - x)
 
 
 def attend_in_chunks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -1199,8 +1198,9 @@ def feed_forward(dim: int) -> nn.Sequential:
 
 def encode_steps(steps: Tensor, dim: int) -> Tensor:
     """Sines and cosines of numbers of steps, [any] to [any, dim] (Dai et al. 2019, section 3.3)."""
-    exponent = torch.arange(0, dim, 2, dtype=torch.double, device=steps.device) / dim
-    angles = steps[:, None] * (10000.0**-exponent).float()
+    # 10,000 ** -(k / dim) for k = 0, 2, ... below dim
+    rates = torch.logspace(0, 8 / dim - 4, dim // 2, dtype=torch.double, device=steps.device)
+    angles = steps[:, None] * rates.float()
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 
@@ -1231,18 +1231,19 @@ class GTrXLLayer(nn.Module):
         kv = self.kv(h).unflatten(2, (2, self.num_heads, -1))
         return kv.permute(2, 1, 3, 0, 4)
 
-    def forward(self, x: Tensor, age: Tensor, kv: Tensor, attend: Callable) -> tuple[Tensor, ...]:
+    def forward(
+        self, x: Tensor, kv: Tensor, distances: Tensor, encodings: Tensor, before: Tensor, attend
+    ) -> tuple[Tensor, ...]:
         """(outputs [T, B, D], what attention found [T, B, D], keys and values [2, B, H, W + T, d])
-        of inputs x [T, B, D] at ages [T, B], after W steps with keys and values kv."""
+        of inputs x [T, B, D], after W steps with keys and values kv. `encodings` [W + 1, D] are
+        those of the distances W, ..., 0; which of these are `before` the episode, [B, 1, T, W +
+        1]."""
         h = self.norm_attention(x)
         q = self.q(h).unflatten(2, (self.num_heads, -1))  # [T, B, H, d]
-        distances = torch.arange(kv.shape[3], -1, -1, device=x.device)  # W, ..., 0
-        encodings = encode_steps(distances, x.shape[2])
         r = self.r(encodings).unflatten(1, (self.num_heads, -1))  # [W + 1, H, d]
         r = r / math.sqrt(q.shape[3])  # here, since `attend` scales only q . k
         bias = torch.einsum("tbhd,whd->bhtw", q + self.bias_distance, r)
         bias = bias - self.decay[:, None, None] * distances
-        before = distances > age.T[:, None, :, None]  # the episode, [B, 1, T, W + 1]
         bias = torch.where(before, -torch.inf, bias)
         new = self.keys_values(h)
         kv = torch.cat([kv.to(new.dtype), new], 3)
@@ -1274,12 +1275,15 @@ class GTrXL(nn.Module):
         fits = x.is_cuda and kv[0].shape[3] >= 128 and self.args.dim >= 16 * self.args.num_heads
         is_flex = self.args.attention == "flex" or (self.args.attention == "auto" and fits)
         attend = flex_attend if is_flex and len(x) > 1 else attend_in_chunks
+        distances = torch.arange(kv[0].shape[3], -1, -1, device=x.device)  # W, ..., 0
+        encodings = encode_steps(distances, self.args.dim)
+        before = distances > age.T[:, None, :, None]
         inputs = []
         keys_values = []
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.args.bf16):
-            for layer, before in zip(self.layers, kv):
+            for layer, old in zip(self.layers, kv):
                 inputs.append(x)
-                x, found, own = layer(x, age, before, attend)
+                x, found, own = layer(x, old, distances, encodings, before, attend)
                 keys_values.append(own)
         return torch.cat([x, found], 2), torch.stack(inputs), keys_values
 

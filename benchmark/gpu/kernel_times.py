@@ -359,7 +359,8 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
 
 # ---- Precision of graph networks ----
 def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float) -> dict:
-    """Encoder of ppo_graph.py, forward and backward."""
+    """Encoder of ppo_graph.py, forward and backward. The mean is read out: torch has no gradient of
+    a maximum in bfloat16."""
     from cleanrl_graph import ppo_graph
     from cleanrl_graph.services import layers
 
@@ -367,7 +368,9 @@ def precision(layer: str, width: int, size: int, args: kit.Args, deadline: float
     torch.manual_seed(0)
     leaves = [leaf for leaf in envs.leaves]
     name, _, plain = layer.partition(", ")
-    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width)).to(device)
+    encoder = ppo_graph.Encoder(leaves, ppo_graph.Args(gnn=name, gnn_dim=width, readout="mean")).to(
+        device
+    )
     if not plain:
         for conv in encoder.nets[ppo_graph.key("graph.nodes")].convs:
             layers.accelerate(conv)

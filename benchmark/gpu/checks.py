@@ -72,9 +72,7 @@ def updates(script: str, task: str, args: kit.Args, deadline: float) -> dict:
 
 def figures(noted: dict) -> dict:
     return {
-        "waits per step": noted["waits in steps"] / noted["steps"] if noted["steps"] else None,
-        "waits per minibatch": noted["waits in minibatches"] / noted["minibatches"],
-        "other waits per update": noted["other waits"] / noted["updates"],
+        "waits per update": sum(noted["places"].values()) / noted["updates"],
         "largest |ratio - 1|": noted["mismatch"],
         "first update, s": noted["first"],
         "where": ", ".join(f"{place} {num}" for place, num in noted["places"].items()),
@@ -100,6 +98,7 @@ def ended(begun: Future, deadline: float) -> dict:
     return begun.result()
 
 
-NOTES = """Waits are what torch.cuda.set_sync_debug_mode warns of, in three updates; where: the file
-and line that waited, and how often. A step waits once, for the action. ppo_graph_async.py steps in
-a process of its own, which is not watched."""
+NOTES = """Waits are what torch.cuda.set_sync_debug_mode warns of, in three updates of 32 steps of 16
+environments; where: the file and line that waited, and how often. As meant are one per step, for
+the actions, one per update for the values, one for what is logged, and with --target-kl one per
+epoch. ppo_graph_async.py steps in a process of its own, which is not watched."""

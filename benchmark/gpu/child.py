@@ -106,49 +106,18 @@ def sps(script, flags: list[str], seconds: float) -> dict:
 def waits(script, flags: list[str], warmup: int, watched: int) -> dict:
     """Where the host waits for the device in `watched` updates after `warmup` others, and the
     largest difference of collection and training."""
-    noted = {"steps": 0, "minibatches": 0, "updates": watched, "waits in steps": 0}
-    noted |= {"waits in minibatches": 0, "other waits": 0, "mismatch": 0.0, "places": {}}
-    inside, times, start = [], [], time.perf_counter()
-
-    def counted(function, name: str):
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            inside.append(name)
-            noted[name] += len(times) >= warmup
-            try:
-                return function(*args, **kwargs)
-            finally:
-                inside.pop()
-
-        return call
+    noted = {"updates": watched, "mismatch": 0.0, "places": {}}
+    times, start, log = [], time.perf_counter(), script.Run.log
 
     def note(message, category, filename, lineno, file=None, line=None):
-        if "synchronizing CUDA operation" not in str(message):
-            return
-        where = f"waits in {inside[-1]}" if inside else "other waits"
-        place = f"{Path(filename).name}:{lineno}"
-        noted[where] += 1
-        noted["places"][place] = noted["places"].get(place, 0) + 1
-
-    def watch_minibatches(*args):
-        """The time between two minibatches belongs to the one before."""
-        for minibatch in minibatches(*args):
-            noted["minibatches"] += len(times) >= warmup
-            inside.append("minibatches")
-            yield minibatch
-            inside.pop()
-
-    minibatches = script.Memory.minibatches
-    script.Memory.minibatches = watch_minibatches
-    script.Memory.act = counted(script.Memory.act, "steps")
-    log = script.Run.log
+        if "synchronizing CUDA operation" in str(message):
+            place = f"{Path(filename).name}:{lineno}"
+            noted["places"][place] = noted["places"].get(place, 0) + 1
 
     def log_too(self, step, scalars, episodes):
         mismatch = float(scalars["debug/collection_mismatch"])
         noted["mismatch"] = max(noted["mismatch"], mismatch)
         return log(self, step, scalars, episodes)
-
-    script.Run.log = log_too
 
     def after(step):
         times.append(time.perf_counter() - start)
@@ -157,6 +126,7 @@ def waits(script, flags: list[str], warmup: int, watched: int) -> dict:
         if len(times) == warmup + watched:
             raise Enough(0)
 
+    script.Run.log = log_too
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = note

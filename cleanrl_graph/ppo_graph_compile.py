@@ -418,11 +418,13 @@ def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
     hosts = [torch.from_numpy(array) for array in arrays]
     if device.type == "cpu":
         return hosts
-    parts = [np.zeros(8, np.uint8)]  # so that there is something; all begin at multiples of 8
-    for array in arrays:
-        parts += [array.reshape(-1).view(np.uint8), np.zeros(-array.nbytes % 8, np.uint8)]
-    copies = to_device(np.concatenate(parts), device).split([len(part) for part in parts])
-    return [own.view(host.dtype).view(host.shape) for own, host in zip(copies[1::2], hosts)]
+    # Each begins at a multiple of 8 bytes, and has a byte more than it needs: no part is empty
+    parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
+    buffer = np.frombuffer(bytearray().join(parts), np.uint8)
+    copies = to_device(buffer, device).split([len(part) for part in parts])
+    return [
+        own[: host.nbytes].view(host.dtype).view(host.shape) for own, host in zip(copies, hosts)
+    ]
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:

@@ -153,17 +153,25 @@ def joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-# ---- Layers: torch.compile gets PyG's own `forward`, whose operations it merges ----
+# ---- Layers ----
+def is_for_pyg(edge_index: Tensor) -> bool:
+    """Whether PyG's own `forward` is as good: torch.compile merges its operations, and on CUDA it
+    has fewer launches, which is what counts while there are few edges (results/h200/kernels.md)."""
+    if torch.compiler.is_compiling():
+        return True
+    return edge_index.is_cuda and edge_index.shape[1] < 100_000
+
+
 class GINConv:
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if is_for_pyg(edge_index):
             return super().forward(x, edge_index)
         return self.nn(x + NeighborSum.apply(x, Edges.of(edge_index, len(x))))
 
 
 class GINEConv:
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if is_for_pyg(edge_index):
             return super().forward(x, edge_index, edge_attr)
         return self.nn(x + self.sums(x, edge_attr, Edges.of(edge_index, len(x))))
 

@@ -79,7 +79,7 @@ def load_policy(
     args = args_of(script, **saved["args"])
     if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # both are for CUDA
         args.bf16 = False
-        args.attention = "auto"
+        args.attention = "sdpa"
     policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     spaces = f"the observation space {policy.observation_space}, the action space "
     load_weights(policy.agent, saved, f"{path}: {spaces}{policy.envs.action_space}")

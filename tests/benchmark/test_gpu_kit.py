@@ -531,3 +531,17 @@ def test_objects_of_ranks_need_no_gpu(tmp_path):
         assert values == [{"a": [1]}]
     finally:
         dist.destroy_process_group()
+
+
+def test_rows_of_first():
+    """Each line of `gpu.sh first` names a part, and rows that it has."""
+    text = (ROOT / "benchmark" / "gpu.sh").read_text()
+    lines = text.split("first=(")[1].split("\n)")[0].split('"')[1::2]
+    assert len(lines) > 9
+    args = kit.Args(out="nowhere")
+    for line in lines:
+        minutes, name, only = line.split(" ", 2)
+        assert int(minutes) <= 3 and name in part.PARTS
+        if name in ("kernels", "profile", "sps"):
+            rows = part.module_of(name).all_rows(name, args)
+            assert any(kit.re.search(only, row.name) for row in rows), line

@@ -933,7 +933,7 @@ def test_compiled_flex_attention(memory_length):
 
 @pytest.mark.cuda
 @cuda
-@pytest.mark.parametrize("attention", ["auto", "flex", "sdpa"])
+@pytest.mark.parametrize("attention", ["flex", "sdpa"])
 @pytest.mark.parametrize("bf16, bound", [(False, 1e-4), (True, 0.05)])
 def test_main_on_cuda(tmp_path, attention, bf16, bound):
     """Collection and training agree on the device; with --bf16 within 0.05."""

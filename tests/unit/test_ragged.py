@@ -255,21 +255,20 @@ def test_one_copy(monkeypatch):
 
     def index_bytes(num, num_rows):
         """Of ptr and batch of single rows, of nodes and of edges."""
-        return 8 * (3 * (num + 1) + num + num_rows)
+        return 8 * (3 * (num + 1) + num + num_rows + 6)
 
     values, counts = storage.whole()
     storage = ppo_graph.Storage(leaves, Elsewhere())
     storage.append(ppo_graph.Flat([rows.numpy() for rows in values], counts))
-    sizes = [-(-size * num // 8) * 8 for size, num in ((12, num_nodes), (8, num_edges))]
-    steps = 8 + sizes[0] + 2 * sizes[1]
-    indices = 8 + index_bytes(len(SIZES), num_nodes + num_edges)
+    steps = 12 * num_nodes + 8 - 12 * num_nodes % 8 + 2 * 8 * (num_edges + 1)
+    indices = index_bytes(len(SIZES), num_nodes + num_edges)
     assert [len(array) for array in copied] == [steps, indices]
     assert_same(everything(storage), batch)
     copied.clear()
     assert_same(storage.gather(idx), minibatch)
     num_rows = sum(sum(SIZES[i]) for i in idx)
-    places = 8 + 8 * (num_rows + len(idx))
-    indices = 8 + index_bytes(len(idx), num_rows)
+    places = 8 * (num_rows + len(idx) + 3)
+    indices = index_bytes(len(idx), num_rows)
     assert [len(array) for array in copied] == [places, indices]
 
 

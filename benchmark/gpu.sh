@@ -30,8 +30,8 @@ parts=() flags=() minutes=7 dry= is_first=
 while [ $# -gt 0 ]; do
     case $1 in
         --dry) dry=1 ;;&
-        --minutes) minutes=${2:-}; shift $(($# > 1)) ;;
-        --out | --only | --peers | --commit)
+        --minutes) minutes=${2:-} ;;&
+        --out | --minutes | --only | --peers | --commit)
             flags+=("$1" "${2:-}")
             shift $(($# > 1))
             ;;
@@ -49,8 +49,8 @@ done
 [ -z "$dry" ] || parts=("${parts[*]}")  # in one process, which saves its imports
 
 code=0
-run() {  # minutes, then flags and a part: in a process of its own, since an assert on a GPU spoils all that follows
-    timeout -k 20 $((60 * $1 + 60)) "$PYTHON" "$(dirname "${BASH_SOURCE[0]}")/gpu/part.py" "${@:2}" "${flags[@]}"
+run() {  # minutes, part, flags: in a process of its own, since an assert on a GPU spoils all that follows
+    timeout -k 20 $((60 * $1 + 60)) "$PYTHON" "$(dirname "${BASH_SOURCE[0]}")/gpu/part.py" $2 "${flags[@]}" "${@:3}"
     ended=$?
     case $ended in
         0) ;;
@@ -66,6 +66,6 @@ if [ -n "$is_first" ] && [ -z "$dry" ]; then
         run "$minutes" "$part" --minutes "$minutes" --only "$only"
     done
 else
-    for part in "${parts[@]}"; do run "$minutes" $part --minutes "$minutes"; done
+    for part in "${parts[@]}"; do run "$minutes" "$part"; done
 fi
 exit $code

@@ -124,8 +124,7 @@ class Args:
     prev_reward: bool = False
     """the previous reward is an input"""
     attention: Literal["sdpa", "flex"] = "sdpa"
-    """kernel of the training; flex, FlexAttention, is for CUDA and took 1.7 times as long on an H200
-    """
+    """kernel of the training; flex, FlexAttention, is for CUDA (1.7 times as long on an H200)"""
     bf16: bool = False
     """if toggled, the transformer computes in bfloat16; mismatches of up to 0.05"""
 

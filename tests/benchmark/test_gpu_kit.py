@@ -418,7 +418,10 @@ def test_the_wrapper(tmp_path):
     assert wrapper(tmp_path, "--out", "o", "sps", "tests", codes="3 0")[0] == 3
     assert wrapper(tmp_path, "--out", "o", "sps", "tests", codes="2 0")[::2] == (1, ["sps --out o"])
     code, text, calls = wrapper(tmp_path, "--out", "o", "nothing")
-    assert (code, calls) == (1, []) and "there is no part nothing, the parts are: tests sps" in text
+    assert (code, calls) == (
+        1,
+        [],
+    ) and "there is no part nothing, the parts are: checks tests" in text
     assert wrapper(tmp_path, "--minutes", "x", "sps")[0] == 1
 
 
@@ -448,7 +451,7 @@ def test_everything_runs_dry(tmp_path):
     )
     assert (
         again.returncode == 0
-        and "kernels: 9 of 9 rows" in again.stdout
+        and "kernels: 11 of 11 rows" in again.stdout
         and "recall: 2 of 2 rows" in again.stdout
     )
 

@@ -99,5 +99,6 @@ def ended(begun: Future, deadline: float) -> dict:
 
 
 NOTES = """Waits are what torch.cuda.set_sync_debug_mode warns of, in three updates of 32 steps;
-where: the file and line that waited, and how often. As meant are one per step, for the actions, one per update for the values, one for what is logged, and with --target-kl one per
-epoch. ppo_graph_async.py steps in a process of its own, which is not watched."""
+where: the file and line that waited, and how often. As meant are one per step, for the actions, one
+per update for the values, one for what is logged, and with --target-kl one per epoch.
+ppo_graph_async.py steps in a process of its own, which is not watched."""

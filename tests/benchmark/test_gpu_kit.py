@@ -411,7 +411,7 @@ def test_the_wrapper(tmp_path):
     )
     every = list(part.PARTS)
     assert wrapper(tmp_path, "--dry", "--out", "o") == (0, "", [" ".join(every) + " --dry --out o"])
-    assert wrapper(tmp_path, "--out", "o", codes="0 3 1 0 3")[::2] == (
+    assert wrapper(tmp_path, "--out", "o", codes="0 3 1 0 3 0 0 0")[::2] == (
         1,
         [f"{name} --out o" for name in every],
     )

@@ -1,0 +1,132 @@
+"""What the compiler of a GPU makes of ppo_graph_compile.py and of FlexAttention, on a machine
+without a GPU (fake_gpu.py). Each case is lowered for sm_90 in a process of its own:
+
+    PYTHONPATH=.:tests:.venv/triton python tests/unit/test_lowering.py NAME FILE
+
+writes to the file what it was lowered to, as JSON.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import fake_gpu
+import pytest
+import torch
+import virtual_cuda
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+UPDATE = dict(num_envs=4, num_steps=3, num_minibatches=2, update_epochs=1, total_timesteps=12)
+TASKS = {
+    "PoissonGraph": dict(env_id="envs:PoissonGraph-v0"),
+    "JobShop": dict(env_id="envs:JobShop-v0"),
+    "PairNodes": dict(env_id="envs:PairNodes-v0", autoregressive=True),
+    "NodeAmount": dict(env_id="envs:NodeAmount-v0"),
+    "CartPole": dict(env_id="CartPole-v1"),
+}
+FLEX = "FlexAttention"
+WINDOWS = (40, 300)  # steps that it looks back
+
+
+# ---- In the process of a case ----
+def lower_update(name: str) -> None:
+    """Lowers what a training compiles. It goes on with results that are not compiled, so steps and
+    minibatches of several sizes come by."""
+    script = importlib.import_module("cleanrl_graph.ppo_graph_compile")
+    compiled = script.compiled
+
+    def lowered(function, *how):
+        fast = compiled(function, *how)
+
+        def call(*inputs):
+            with pytest.raises(fake_gpu.Lowered):
+                fast(*inputs)
+            return function(*inputs)
+
+        return call
+
+    with mock.patch.object(script, "compiled", lowered):
+        virtual_cuda.train(script, cuda=True, **UPDATE | TASKS[name])
+
+
+def lower_flex() -> None:
+    """Lowers the attention of 128 steps, at both windows."""
+    script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
+    for W in WINDOWS:
+        shapes = (128, 16), (W + 128, 16), (W + 128, 16), (128, W + 1)
+        inputs = [torch.zeros(3, 4, *shape, device="cuda").requires_grad_() for shape in shapes]
+        with pytest.raises(fake_gpu.Lowered):
+            script.flex_attend(*inputs)
+
+
+def lower(name: str) -> dict:
+    """What a case was lowered to, and seconds that it took."""
+    begin = time.perf_counter()
+    lower_flex() if name == FLEX else lower_update(name)
+    middle = time.perf_counter()
+    sizes = [fake_gpu.build(source) for source in fake_gpu.kernels]
+    seconds = {"lowered": middle - begin, "built": time.perf_counter() - middle}
+    return {"graphs": fake_gpu.graphs, "sizes": sizes, "seconds": seconds}
+
+
+# ---- Tests ----
+def lowered(name: str, folder: Path) -> tuple[list[fake_gpu.Graph], int]:
+    """(graphs, number of kernels, all of which were built) of a case."""
+    if reason := fake_gpu.reason_not():
+        pytest.skip(reason)
+    file = folder / "lowered.json"
+    paths = [ROOT, ROOT / "tests", os.environ.get("PYTHONPATH", ""), fake_gpu.SITE]
+    changed = {
+        "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path != ""),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
+    done = subprocess.run(
+        [sys.executable, __file__, name, file],
+        env=os.environ | changed,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(file.read_text())
+    print(f"{name}: {len(found['sizes'])} kernels; seconds: {found['seconds']}")
+    assert all(found["sizes"])
+    return [fake_gpu.Graph(*graph) for graph in found["graphs"]], len(found["sizes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_policy_and_loss(name, tmp_path):
+    """Policy, loss and gradients are a graph each for all sizes, that CUDA graphs do not refuse. No
+    input is on the CPU, as flags would be, in float64; none is written. All kernels can be
+    built."""
+    graphs, num_kernels = lowered(name, tmp_path)
+    assert graphs == [
+        fake_gpu.Graph(kind, [], [], []) for kind in ("inference", "forward", "backward")
+    ]
+    assert num_kernels >= (10 if name == "CartPole" else 50)
+
+
+@pytest.mark.slow
+def test_flex_attention(tmp_path):
+    """Forward and backward are a graph each for all windows, and their kernels can be built."""
+    graphs, num_kernels = lowered(FLEX, tmp_path)
+    assert [graph.kind for graph in graphs] == ["forward", "backward"]
+    assert num_kernels >= 3
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    fake_gpu.install()
+    name, file = sys.argv[1:]
+    Path(file).write_text(json.dumps(lower(name)))
+    os._exit(0)  # PyTorch's own end asks CUDA

@@ -509,16 +509,17 @@ def test_a_child_as_a_process_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_rank_takes_its_own_gpu(name, monkeypatch):
     """LOCAL_RANK chooses the device, which is the current one before nccl is set up; objects go
-    through gloo."""
+    through gloo; cuDNN computes in float32."""
     script, calls = importlib.import_module(f"cleanrl_graph.{name}"), []
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(script, "WORLD_SIZE", 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(dist, "init_process_group", calls.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     device = torch.device("cuda:3")
     assert script.start(small_args(script, cuda=True)) == device
-    assert calls == [device, "cpu:gloo,cuda:nccl"]
+    assert calls == [device, "cpu:gloo,cuda:nccl"] and not torch.backends.cudnn.allow_tf32
 
 
 def test_objects_of_ranks_need_no_gpu(tmp_path):

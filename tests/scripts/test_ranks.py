@@ -117,6 +117,35 @@ def test_two_ranks_equal_one_with_all_environments(script, tmp_path, monkeypatch
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+WATCHED = """
+import pickle, torch.distributed as dist
+def tell(name):
+    call = getattr(dist, name)
+    def told(*args, **kwargs):
+        is_pickled = name == "all_gather_object" and b"_rebuild_tensor" in pickle.dumps(args[1])
+        with open("calls" + os.environ["RANK"], "a") as file:
+            print("pickled" if is_pickled else name, file=file)
+        return call(*args, **kwargs)
+    setattr(dist, name, told)
+for name in ("all_gather_object", "all_reduce", "barrier", "destroy_process_group"):
+    tell(name)
+"""
+
+
+def test_what_ranks_ask_of_each_other(tmp_path):
+    """The only tensors that are pickled are the weights at the start, which are on the CPU: one on
+    a GPU would be opened there by all ranks. At the end all ranks meet and leave the group
+    together, which NCCL needs."""
+    flags = "--env-id Random-v0 --norm-obs --num-steps 8 --total-timesteps 128 --checkpoint-every 0"
+    done = torchrun(tmp_path, flags.split(), patch=WATCHED)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        calls = (tmp_path / f"calls{rank}").read_text().split()
+        assert calls.count("destroy_process_group") == 1 and "all_reduce" in calls
+        assert calls.count("pickled") == 1 and "pickled" not in calls[calls.index("all_reduce") :]
+        assert calls[calls.index("destroy_process_group") - 1] == "barrier"
+
+
 class Draws(helpers.RandomEnv):
     """Rank 1's environments draw from torch's generator when they are made and when they begin."""
 

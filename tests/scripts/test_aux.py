@@ -546,8 +546,8 @@ def test_reconstruction_loss(observation):
                 elif leaf.group:
                     parts += [elements[leaf.group].values[row]]
                 out, value = decoder(torch.cat(parts)[None])[0], values[row]
-                if leaf.is_image:
-                    value = value.movedim(-1, 0) if value.shape[2] < value.shape[0] else value
+                if leaf.channels:
+                    value = value.movedim(leaf.channels, 0)
                     out = out[:, : value.shape[1], : value.shape[2]]
                 rows_of.setdefault(owner[row], []).append(k)
                 outs.append(out.flatten().double().numpy())
@@ -561,7 +561,7 @@ def test_reconstruction_loss(observation):
                         np.mean([np.log(np.exp(logits).sum()) - logits[v] for logits, v in factors])
                     )
             elif rows:
-                shape = (-1, 1) if leaf.is_image else (len(wanted), -1)
+                shape = (-1, 1) if leaf.channels else (len(wanted), -1)
                 target = plain_standardised(np.reshape(wanted, shape)).reshape(len(wanted), -1)
                 errors = ((np.array(outs) - target) ** 2).mean(1)
             total.append(

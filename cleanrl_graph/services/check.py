@@ -42,10 +42,19 @@ RANGES = [
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
+RESCALE = "--wrap gymnasium.wrappers:RescaleAction:-1:1"
+said = set()  # what `say` has said in this run
 
 
 class UsageError(ValueError):
     """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
+
+
+def say(text: str, key: str = "") -> None:
+    """Prints a line that is no error, each (each `key`) once in a run, by rank 0."""
+    if (key or text) not in said and int(os.environ.get("RANK", 0)) == 0:
+        print(text, file=sys.stderr, flush=True)
+    said.add(key or text)
 
 
 # ---- Flags, and the code of others ----
@@ -134,6 +143,7 @@ class Checked(gym.Wrapper):
     num_acted = None  # rows that acted before the present observation, if its episode goes on
     has_agents = False  # which need info["rewards"]
     has_mask = True
+    may_mask = False  # there are options and neither a mask nor a word about one
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -192,6 +202,8 @@ class Checked(gym.Wrapper):
             yield f"info is {info!r}, not a dict"
         if "action_mask" in info and not self.has_mask:
             yield "info has an action_mask, the first reset had none"
+        for name in set(wrappers.MASKS) & set(info) if self.may_mask else ():
+            say(f"not used as a mask of actions: info['{name}'], which the first reset had not")
         if numbers["terminated"] or numbers["truncated"]:
             yield from wrong_report(info.get("group"), info.get("eval", {}), info.get("episode"))
 
@@ -234,6 +246,11 @@ def made(make: Callable, number: int) -> Checked:
         env = Checked(env)
     env.number = number
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
+    has_note = env.has_wrapper_attr("mask_note")
+    if has_note:
+        say(env.get_wrapper_attr("mask_note"), "mask_note")
+    num_options = wrappers.num_options(env.action_space)
+    env.may_mask = num_options > 0 and not (env.has_mask or has_note)
     Checked.latest = env
     return env
 
@@ -368,6 +385,27 @@ def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
             yield f"--env-kwargs: not all entries have the {name} space {shown[0]}: {list(shown)}"
 
 
+def far_bounds(script: ModuleType, space: gym.Space) -> Iterator[str]:
+    """A line for each Box of an action space whose bounds are far from -1..1."""
+    for leaf in script.leaves_of(space, "action"):
+        if not isinstance(leaf.space, spaces.Box):
+            continue
+        low = leaf.space.low.astype(np.float64)
+        high = leaf.space.high.astype(np.float64)
+        width = high - low
+        is_far = (width > 10) | (width < 0.2) | (low > 1) | (high < -1)
+        is_far &= np.isfinite(width)
+        if is_far.any():
+            bounds = f"{low[is_far][0]:g}..{high[is_far][0]:g}"
+            advice = f"for -1..1 give {RESCALE}"
+            if space is not leaf.space:
+                advice = "a wrapper of yours may scale them"
+            yield (
+                f"{leaf.path}: the policy begins with numbers of about -2 to 2, which are clipped "
+                f"to {bounds}, the bounds of {leaf.space}: {advice}"
+            )
+
+
 # ---- Observations ----
 def checked(script: ModuleType) -> type:
     """The script's Envs, which check."""
@@ -403,6 +441,8 @@ class Checks:
             self.parts.append(script.parts_of(env.action_space, leaves, args))
             meanings.append(meaning(script, env, self.parts[-1]))
             env.has_agents = "rewards" in script.Step._fields
+            for text in far_bounds(script, env.action_space):
+                say(text)
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)

@@ -1,6 +1,8 @@
 """Action masks from info["action_mask"], found by themselves: which actions they leave, their times
 and errors."""
 
+import contextlib
+import re
 from functools import partial
 
 import gymnasium as gym
@@ -12,6 +14,7 @@ from helpers import UsageErrors, graph_space, make_envs, run, small_args, vector
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs.wrappers import InfoActionMask
+from cleanrl_graph.services import check, command
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
 PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
@@ -230,20 +233,16 @@ def test_faults_are_named(fault, workers):
         envs.close()
 
 
-def test_no_mask_is_needed_where_an_episode_is_over():
-    """The last observation of a terminated episode is not read, that of a truncated one is."""
-    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2, truncated=False)])
+@pytest.mark.parametrize("truncated", [True, False])
+def test_no_mask_is_needed_where_an_episode_is_over(truncated):
+    """Of the last observation only the value is needed."""
+    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2, truncated=truncated)])
     envs.reset(0)
     for _ in range(2):
         step = envs.step([0])
-    assert step.terminated.tolist() == [True]
-    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2)])
-    envs.reset(0)
-    envs.step([0])
-    with pytest.raises(
-        UsageErrors, match="env 0, leaf 'action_mask', step 2: cannot be read: KeyError"
-    ):
-        envs.step([0])
+    assert step.terminated.tolist() == [not truncated] and len(step.finals) == truncated
+    for flat in step.finals:
+        assert arrays_of(flat, envs)["action_mask"].tolist() == [[1, 1, 1]]
 
 
 gym.register("Masked-v0", entry_point=Masked)
@@ -268,3 +267,118 @@ def test_masks_for_actions_without_options(tmp_path):
         match=r"info\['action_mask'\].*Box.* has no Discrete",
     ):
         run(tmp_path, env_id="MaskedBox-v0")
+
+
+class Elsewhere(gym.Env):
+    """One of 6 actions, from `start` on, is allowed and earns 1; the mask is in `place`, under
+    `name`, in a `form`."""
+
+    def __init__(self, place, name, form="array", start=0, late=False):
+        self.place, self.name, self.form, self.late = place, name, form, late
+        self.action_space = spaces.Discrete(6, start=start)
+        self.observation_space = vector(1)
+        if place == "obs":
+            self.observation_space = spaces.Dict({"x": vector(1), name: vector(6, low=0)})
+        if place == "method":
+            self.action_masks = lambda: self.mask.astype(bool).tolist()
+
+    def observe(self):
+        self.t += 1
+        self.allowed = int(self.np_random.integers(6)) + self.action_space.start
+        self.mask = np.eye(6, dtype=np.float32)[self.allowed - self.action_space.start]
+        shown = {
+            "array": self.mask,
+            "bools": self.mask.astype(bool),
+            "indices": [self.allowed],
+            "keys": {self.allowed: None},
+            "short": self.mask[:5],
+            "halves": self.mask / 2,
+        }[self.form]
+        x = np.zeros(1, np.float32)
+        obs = {"x": x, self.name: shown} if self.place == "obs" else x
+        is_shown = self.place == "info" and self.t > self.late
+        return obs, {self.name: shown} if is_shown else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action):
+        reward = float(action == self.allowed)
+        obs, info = self.observe()
+        return obs, reward, False, self.t > 8, info
+
+
+gym.register("Elsewhere-v0", entry_point=Elsewhere)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "kwargs, note",
+    [
+        (dict(place="info", name="mask"), "info['mask']"),
+        (dict(place="info", name="action_masks", form="bools", start=3), "info['action_masks']"),
+        (dict(place="info", name="legal_actions", form="indices", start=3), "['legal_actions']"),
+        (dict(place="info", name="legal_moves", form="bools"), "info['legal_moves']"),
+        (dict(place="info", name="legal_moves", form="keys"), "info['legal_moves']"),
+        (dict(place="method", name="action_masks"), "the method action_masks()"),
+        (dict(place="obs", name="valid_mask"), "the observation's 'valid_mask'"),
+    ],
+)
+def test_masks_under_other_names(kwargs, note, workers, tmp_path, capfd):
+    """They are found, obeyed in every step, and named in one of the first lines."""
+    with contextlib.closing(services_envs(kwargs, workers)) as envs:
+        leaves = {leaf.path for leaf in envs.leaves}
+        assert "action_mask" in leaves and kwargs["name"] not in leaves
+    err = capfd.readouterr().err
+    assert err.count("the mask of actions is ") == 1 and f"{note}, 6 entries\n" in err
+    if workers == 0 or kwargs["place"] == "method":
+        ran = run(
+            tmp_path, env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers, eval_episodes=3
+        )
+        assert len(ran.rows) == 3 and all(row["return"] == row["length"] for row in ran.rows)
+        scalars = ran.scalars
+        assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
+
+
+def services_envs(kwargs, workers=0):
+    """Three of Elsewhere, as a run makes them."""
+    check.said.clear()
+    args = small_args(env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers)
+    return command.envs_of(ppo_graph, args)
+
+
+@pytest.mark.parametrize(
+    "kwargs, reason",
+    [
+        (
+            dict(place="info", name="mask", form="short"),
+            r"info\['mask'\] has 5 entries, Discrete\(6\) has 6 options",
+        ),
+        (dict(place="info", name="action_masks", form="halves"), "not 0 or 1 for each of the 6"),
+        (dict(place="obs", name="visited_mask"), "'visited_mask' is another one by its name"),
+        (
+            dict(place="info", name="mask", late=True),
+            r"info\['mask'\], which the first reset had not",
+        ),
+    ],
+)
+def test_masks_that_are_not_used(kwargs, reason, capfd):
+    """One line says what was seen and why it is none; nothing is masked."""
+    envs = services_envs(kwargs)
+    envs.reset(0)
+    for _ in range(3):
+        envs.step([0, 0, 0])
+    assert "action_mask" not in {leaf.path for leaf in envs.leaves}
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and re.match("not used as a mask of actions: .*" + reason, err)
+
+
+def test_a_listed_action_that_does_not_exist():
+    """It is named, with env and step."""
+    envs = services_envs(dict(place="info", name="legal_actions", form="indices"))
+    envs.reset(0)
+    envs.envs[1].unwrapped.observe = lambda: (np.zeros(1, np.float32), {"legal_actions": [2, 6]})
+    with pytest.raises(UsageErrors, match="env 1, step 1, .*6 is listed as a legal action of Disc"):
+        envs.step([0, 0, 0])

@@ -1,6 +1,7 @@
 """Edges as actions, one action per row, mixed actions: probabilities, forms, errors, tasks."""
 
 import itertools
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -28,6 +29,7 @@ from cleanrl_graph import (
     ppo_gtrxl,
     ppo_lstm_sparse,
 )
+from cleanrl_graph.services import check
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
 GRAPH = graph_space(vector(2))
@@ -648,3 +650,36 @@ def test_the_amount_follows_the_node(tmp_path):
         update_epochs=4,
     ).scalars["charts/episodic_return"]
     assert np.mean([value for _, value in logged[-200:]]) > 3
+
+
+FAR = {  # action space, what is said of it
+    "as large as pixels": (vector(2, low=0, high=512), r"action: .* 0\.\.512, .*" + check.RESCALE),
+    "tiny": (vector(2, low=-0.01, high=0.01), r"action: .*-0\.01\.\.0\.01"),
+    "elsewhere": (vector(1, low=3, high=5), r"action: .* 3\.\.5"),
+    "inside a Dict": (
+        spaces.Dict(a=spaces.Discrete(2), b=vector(1, high=2000)),
+        r"action\.b: .*\.\.2000, .*a wrapper of yours",
+    ),
+    "as the policy's": (vector(2), ""),
+    "nearly": (vector(2, low=-2, high=2), ""),
+    "unbounded": (vector(2, low=-np.inf, high=np.inf), ""),
+    "integers": (spaces.MultiDiscrete([50, 60]), ""),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_bounds_far_from_what_the_policy_draws(name, capsys):
+    """A line at the start says that actions will be clipped, and what scales them; once."""
+    space, said = FAR[name]
+    check.said.clear()
+    make_envs([lambda: ListEnv(vector(1), [], space)] * 3)
+    err = capsys.readouterr().err
+    assert err.count("\n") == bool(said) and re.match(said, err)
+
+
+def test_rescaled_bounds_are_not_far(capsys):
+    """Nothing is said where a wrapper scales the actions."""
+    check.said.clear()
+    env = ListEnv(vector(1), [], vector(2, low=0, high=512))
+    make_envs([lambda: gym.wrappers.RescaleAction(env, -1, 1)])
+    assert capsys.readouterr().err == ""

@@ -270,7 +270,7 @@ def wrong_report(group: Any, report: Any, episode: Any) -> Iterator[str]:
         pickle.dumps((group, report))
         numbers = [report.get("cost", 0)]
         for name in report:
-            if name in ("instance", "greedy") or name.startswith("best of "):
+            if name in ("instance", "greedy", "cut") or name.startswith("best of "):
                 yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
     except Exception as problem:  # of many kinds
         yield f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"

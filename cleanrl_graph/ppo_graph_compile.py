@@ -738,7 +738,7 @@ def key(path: str) -> str:
 
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space ----
-LOWEST = torch.finfo(torch.float32).min  # for -inf in an entropy: 0 * -inf would be nan
+LOWEST = torch.finfo(torch.float32).min  # for -inf, which would make nan of 0 * -inf
 
 
 def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
@@ -749,7 +749,7 @@ def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
 
 
 class Categorical:
-    """One of n options for each of k entries, logits [B, k, n], -inf for those that are masked.
+    """One of n options for each of k entries, logits [B, k, n], LOWEST for those that are masked.
     Actions, log-probabilities and entropies are [B, k]. Unlike torch's Categorical it samples
     without waiting for the device."""
 
@@ -981,13 +981,13 @@ class PartHead(nn.Module):
         return Normal(output, log_std.exp(), validate_args=False)
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
-        """-inf where the mask is 0."""
+        """LOWEST where the mask is 0: where all is masked, all is equally likely."""
         if not self.part.mask:
             return logits
         mask = obs[self.part.mask].values[..., None].flatten(1)  # [B, or rows, entries]
         if mask.shape[1] > 1:  # else one number per row is for all parts
             mask = mask[:, self.part.entries]
-        return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
+        return torch.where(mask.reshape(logits.shape) != 0, logits, LOWEST)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen

@@ -203,12 +203,15 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
 
 
 def is_masked(part: Any, chosen: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Whether a mask forbids what is `chosen` [S, columns]; a choice is one of `rows` [S]."""
+    """Whether a mask forbids what is `chosen` [S, columns]; a choice is one of `rows` [S]. One
+    without any option allows all."""
     mask = mask.reshape(len(mask), -1)
     if mask.shape[1] > 1:  # else one number per row is for all parts
         mask = mask[:, part.entries]
     if part.group:
         first = rows.cumsum() - rows
-        return mask[first[:, None] + chosen, 0] == 0
+        num = np.bincount(np.arange(len(rows)).repeat(rows), mask[:, 0] != 0, len(rows))
+        return (mask[first[:, None] + chosen, 0] == 0) & (num[:, None] > 0)
     mask = mask.reshape(-1, part.k, part.n)
-    return np.take_along_axis(mask, chosen[..., None], 2)[..., 0] == 0
+    is_zero = np.take_along_axis(mask, chosen[..., None], 2)[..., 0] == 0
+    return is_zero & mask.any(2)

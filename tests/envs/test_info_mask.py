@@ -2,6 +2,7 @@
 and errors."""
 
 import contextlib
+import importlib
 import re
 from functools import partial
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import UsageErrors, graph_space, make_envs, run, small_args, vector
+from helpers import MASK, UsageErrors, graph_space, make_envs, run, small_args, vector
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs.wrappers import InfoActionMask
@@ -191,12 +192,6 @@ def test_masks_belong_to_their_observations(workers, truncated):
 
 
 FAULTS = {  # masks of the first four observations, what the error says of the third one, of step 2
-    "all masked": ([A, A, 0 * A, A], spaces.Discrete(3), r"all actions are masked: \[0, 0, 0\]"),
-    "all masked in one part": (
-        [(A, B), (A, B), (A, 0 * B)],
-        PAIR,
-        r"all actions are masked: \[1, 0, 1, 0, 0\]",
-    ),
     "too long": (
         [A, A, [1, 0, 1, 1]],
         spaces.Discrete(3),
@@ -382,3 +377,71 @@ def test_a_listed_action_that_does_not_exist():
     envs.envs[1].unwrapped.observe = lambda: (np.zeros(1, np.float32), {"legal_actions": [2, 6]})
     with pytest.raises(UsageErrors, match="env 1, step 1, .*6 is listed as a legal action of Disc"):
         envs.step([0, 0, 0])
+
+
+class Stuck(gym.Env):
+    """Every other step allows nothing. Episodes of 4 steps are truncated; their last observation
+    has no rows, or info no mask. `kind`: choose a node, one of `avail_actions`, of a list with a
+    mask in info, or act on all nodes."""
+
+    def __init__(self, kind="nodes"):
+        self.kind = kind
+        self.action_space = spaces.Discrete(4)
+        rows = spaces.Sequence(vector(3), stack=True)
+        children = {"graph": graph_space(), "action_mask": MASK}
+        if kind == "avail_actions":
+            children = {"obs": vector(2), "avail_actions": rows, "action_mask": MASK}
+        if kind == "agents":
+            self.action_space = spaces.Sequence(spaces.Discrete(2))
+            pairs = spaces.Sequence(spaces.MultiBinary(2), stack=True)
+            ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
+            children = {"graph": graph_space(), "action_mask": pairs, "node_ids": ids}
+        self.observation_space = vector(2) if kind == "info" else spaces.Dict(children)
+
+    def observe(self):
+        is_last = self.t == 4
+        num = 0 if is_last else int(self.np_random.integers(1, 5))
+        nodes = self.np_random.random((num, 3)).astype(np.float32)
+        allowed = np.full(4 if self.kind == "info" else num, self.t % 2, np.int8)
+        pair = np.ones(2, np.float32)
+        if self.kind == "info":
+            return pair, {} if is_last else {"action_mask": allowed}
+        if self.kind == "avail_actions":
+            return {"obs": pair, "avail_actions": nodes, "action_mask": allowed}, {}
+        links = np.zeros((num, 2), np.int64)
+        obs = {"graph": spaces.GraphInstance(nodes, None, links), "action_mask": allowed}
+        if self.kind == "agents":
+            obs |= {"action_mask": np.stack([allowed] * 2, 1), "node_ids": np.arange(num)}
+        return obs, {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action):
+        self.t += 1
+        obs, info = self.observe()
+        if self.kind == "agents":
+            info = {"rewards": [1.0] * len(action)}
+        return obs, 1.0, False, self.t == 4, info
+
+
+gym.register("Stuck-v0", entry_point=Stuck)
+SCRIPTS = (
+    "ppo_graph ppo_framestack ppo_gtrxl ppo_lstm_sparse ppo_graph_async ppo_graph_aux "
+    "ppo_graph_compile ppo_graph_agents"
+).split()
+
+
+@pytest.mark.parametrize("kind", ["nodes", "avail_actions", "info", "agents"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_steps_without_an_action(name, kind, tmp_path):
+    """They do not end a training, nor do last observations without masks or without rows."""
+    if (kind == "agents") != (name == "ppo_graph_agents"):
+        pytest.skip("the script is for other actions")
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    ran = run(tmp_path, script, env_id="Stuck-v0", env_kwargs={"kind": kind}, eval_episodes=2)
+    assert [row["length"] for row in ran.rows] == [4, 4]
+    if name != "ppo_graph_async":
+        assert max(value for _, value in ran.scalars["debug/collection_mismatch"]) < 1e-5

@@ -179,12 +179,6 @@ def chosen_row(data):
             r"step 3: part 0 of the action, \[99\], is out of range",
         ),
         (
-            lambda d: d["values/action_mask"].__setitem__(
-                slice(int(d["counts/action_mask"][:5].sum()), None), 0
-            ),
-            r"step 5, leaf 'action_mask': all actions are masked: \[0",
-        ),
-        (
             lambda d: d["values/action_mask"].__setitem__(chosen_row(d), 0),
             r"step \d+: part 0 of the action, \[\d+\], is masked",
         ),

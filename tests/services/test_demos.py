@@ -117,6 +117,21 @@ def load(path, envs):
     return extras.demos.whole(), extras.actions
 
 
+@pytest.mark.parametrize(
+    "group, mask, expected",
+    [
+        ("", [[1, 0, 0, 0], [0, 1, 1, 0]], [[True, False], [False, False]]),
+        ("nodes", [[0], [1], [0], [0]], [[True], [False]]),
+    ],
+)
+def test_a_mask_that_allows_nothing_forbids_nothing(group, mask, expected):
+    """Of a choice and of fixed options; elsewhere it forbids what is 0."""
+    part = script.Part("action", slice(0, 1), group, "action_mask", slice(0, 4), 2, 2)
+    chosen = np.array([[0], [1]]) if group else np.array([[1, 1], [1, 0]])
+    masked = demos.is_masked(part, chosen, np.array([2, 2]), np.array(mask))
+    assert masked.tolist() == expected
+
+
 # ---- Recording ----
 def test_every_entry_of_env_kwargs_is_played(tmp_path):
     """An episode of each in turn, seeded as in training."""

@@ -394,7 +394,6 @@ EDGE = spaces.Dict(edge=spaces.Discrete(3))
     "space, graph, mask, kind, sentence",
     [
         (EDGE, GOOD, [1, 1], MASK, "leaf 'action_mask', step 0: 2 rows where 'g.edge_links' has 3"),
-        (EDGE, GOOD, [0, 0, 0], MASK, "leaf 'action_mask', step 0: all actions are masked"),
         (
             EDGE,
             NO_EDGES,
@@ -416,28 +415,67 @@ EDGE = spaces.Dict(edge=spaces.Discrete(3))
             ROWS5,
             "3 rows where 'g.nodes' has 2",
         ),
-        (
-            spaces.Sequence(spaces.Discrete(5)),
-            GOOD,
-            [[1] * 5, [0] * 5],
-            ROWS5,
-            "all actions are masked",
-        ),
-        (
-            spaces.Sequence(spaces.MultiDiscrete([2, 3])),
-            GOOD,
-            [[1] * 5, [1, 1, 0, 0, 0]],
-            ROWS5,
-            "all actions are masked",
-        ),
     ],
 )
 def test_observations_that_do_not_fit(space, graph, mask, kind, sentence):
-    """The number of rows of a mask is that of edges or nodes, and something is allowed."""
+    """The number of rows of a mask is that of edges or nodes, and there is something to choose."""
     observation = spaces.Dict(g=GRAPH, action_mask=kind)
     obs = {"g": graph, "action_mask": np.array(mask, np.int8)}
     with pytest.raises(UsageErrors, match=sentence):
         make_envs([lambda: ListEnv(observation, [obs], space)]).reset(0)
+
+
+@pytest.mark.parametrize(
+    "space, mask, kind",
+    [
+        (EDGE, [0, 0, 0], MASK),
+        (spaces.Sequence(spaces.Discrete(5)), [[1] * 5, [0] * 5], ROWS5),
+        (spaces.Sequence(spaces.MultiDiscrete([2, 3])), [[1] * 5, [1, 1, 0, 0, 0]], ROWS5),
+        (spaces.Discrete(3), [0, 0, 0], spaces.MultiBinary(3)),
+        (spaces.MultiDiscrete([3, 2]), [0, 1, 0, 0, 0], spaces.MultiBinary(5)),
+        (spaces.MultiDiscrete([2, 2]), [0, 0, 1, 0], spaces.MultiBinary(4)),
+    ],
+)
+def test_a_mask_that_allows_nothing(space, mask, kind, capsys):
+    """It counts as one that allows everything, with equal probabilities, finite figures and
+    gradients, in a script alone, too; where the checks see one they say so, once."""
+    observation = spaces.Dict(g=GRAPH, action_mask=kind)
+    obs = {"g": GOOD, "action_mask": np.array(mask, np.int8)}
+    good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
+    check.said.clear()
+    makers = [
+        lambda own=own: ListEnv(observation, [own] * 4, space) for own in (good, obs, good, obs)
+    ]
+    found = make_envs(makers)
+    flat = found.reset(0).obs
+    for _ in range(2):
+        found.step([None] * 4)
+    assert capsys.readouterr().err == (
+        "env 1, leaf 'action_mask', step 0: no action is allowed, which counts as if all were. "
+        "This is said once\n"
+    )
+    agent = ppo_graph.Agent(found.leaves, space, small_args())
+    batch = ppo_graph.Storage(found.leaves, torch.device("cpu")).append(
+        ppo_graph.join([flat] * 100)
+    )
+    action = agent(batch)[0]
+    _, log_prob, entropy, value = agent(batch, action)
+    (log_prob.sum() + entropy.sum() + value.sum()).backward()
+    for parameter in agent.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+    assert log_prob.isfinite().all() and entropy.isfinite().all()
+    chosen = action.reshape(400, -1)[1::2]  # where nothing is allowed
+    entries = np.reshape(mask, (len(mask), -1))
+    if kind is MASK or isinstance(space, spaces.Discrete):
+        assert sorted(set(chosen[:, 0].tolist())) == [0, 1, 2]
+        torch.testing.assert_close(
+            log_prob[1::2], torch.full((200,), 1 / 3).log().double(), check_dtype=False
+        )
+    elif kind is ROWS5:  # of the second node, its last entry
+        assert len(set(chosen[:, -1].tolist())) == 5 if entries[1].sum() == 0 else 3
+    else:
+        assert len(set(chosen[:, -1].tolist())) == (2 if sum(mask[2:]) == 0 else 1)
+        assert len(set(chosen[:, 0].tolist())) in (1, 2)
 
 
 # ---- Scripts ----

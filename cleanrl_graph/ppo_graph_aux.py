@@ -1144,7 +1144,7 @@ def decoder(leaf: Leaf, dim: int, args: Any) -> nn.Sequential:
 
 def errors_of(leaf: Leaf, told: Tensor, values: Tensor) -> Tensor:
     """Errors [rows] of what a decoder told, mean over the entries of a row: cross-entropies of
-    categories, squared errors of numbers. These are standardised per column over the minibatch (an
+    categories, squared errors of numbers. These are standardised per column over these rows (an
     image as one column), so an error of 1 is no better than a constant."""
     num = categories(leaf)
     if num:
@@ -1169,8 +1169,10 @@ class Reconstruct(nn.Module):
 
     Leaves of the group "" are told from the actor's latent, other rows from latent and embedding.
     These could be copied from the embedding, so a quarter of the rows change places first, and the
-    loss asks for what stood there: only latent and neighbours tell it. It is the masking of
-    GraphMAE with rows of others as the mask. Each observation counts the same."""
+    loss asks for what stood there: only latent and neighbours tell it. (A quarter of up to 4 rows
+    of a minibatch is one, which stays in its place.) It is the masking of GraphMAE with rows of
+    others as the mask. Each observation counts the same; numbers are standardised over the rows
+    that are asked for."""
 
     def __init__(self, leaves: list[Leaf], dims: dict[str, int], dim: int, args: Any):
         super().__init__()

@@ -12,10 +12,10 @@ launch instead of hundreds. The optimizer, the index arithmetic of the storage, 
 per update (V of the last observations, statistics of --norm-obs) and the evaluation are not.
 
 Ragged batches hardly ever have the same number of rows twice. So the total of each group of rows is
-rounded up to one of 8 sizes per octave, and the spare rows, less than 1/8, belong to one more
-observation at the end of the batch, on which no result depends: nothing is padded per graph. The
-code is compiled once for all sizes (dynamic shapes); a CUDA graph is captured for each size that
-occurs.
+rounded up to one of 8 sizes per octave, and the spare rows, at most 1/8 (but one, where there are
+fewer than 7, and two, where there is none), belong to one more observation at the end of the batch,
+on which no result depends: nothing is padded per graph. The code is compiled once for all sizes
+(dynamic shapes); a CUDA graph is captured for each size that occurs.
 
 What cannot be compiled, or not captured, is an error: there is no fallback. (--gnn gatv2 removes
 edges from a node to itself, and only the device knows how many there are: on CUDA it needs

@@ -22,9 +22,7 @@ from cleanrl_graph.services import checkpoint
 
 SCRIPTS = [path.stem for path in shared_blocks.scripts()]
 SCRIPTS.remove("ppo_graph_agents")  # its environments have a Sequence of actions
-MASK2 = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
 TWO = spaces.Discrete(2)
-PAIR = spaces.Tuple([spaces.Discrete(9)] * 2)
 GRAPH = spaces.Dict(g=graph_space(vector(2)))
 ROWS = spaces.Sequence(vector(2), stack=False)
 
@@ -66,7 +64,6 @@ GRAPH_MASK = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK)
 GRAPH_IDS = spaces.Dict(
     g=graph_space(vector(2)), node_ids=spaces.Sequence(spaces.Discrete(99), stack=True)
 )
-GRAPH_MASK2 = spaces.Dict(g=graph_space(vector(2)), action_mask=MASK2)
 THREE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3))
 FIVE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(5))
 DEEP = spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), vector(2))))

@@ -738,7 +738,7 @@ def key(path: str) -> str:
 
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space ----
-LOWEST = torch.finfo(torch.float32).min  # for -inf, which would make nan of 0 * -inf
+LOWEST = torch.finfo(torch.float32).min  # for -inf: in an entropy 0 * -inf would be nan
 
 
 def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
@@ -771,7 +771,7 @@ class Categorical:
         return self.log_probs.gather(-1, action.long()[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        return self.total(-self.log_probs.exp() * self.log_probs.clamp(min=LOWEST))
+        return self.total(-self.log_probs.exp() * self.log_probs)
 
     def total(self, terms: Tensor) -> Tensor:
         return terms.sum(-1)

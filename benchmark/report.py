@@ -177,7 +177,7 @@ def mmer(run: Run, iteration: int = 65_536) -> float:
 def gaps(run: Run) -> dict[str, float]:
     """Mean gap to best_known in percent of every cost of an --eval-suite."""
     table = run.settings.get("eval") or {}
-    fixed = ("instance", "group", "best_known", "lower_bound")
+    fixed = ("instance", "group", "best_known", "lower_bound", "cut")
     best = np.array(table.get("best_known", []))
     return {
         name: float(np.mean(100 * (np.array(cost) / best - 1)))
@@ -206,7 +206,8 @@ def stats(run: Run, args: Args) -> dict[str, float]:
     if "return" in played:
         out["greedy"] = args.scale * np.mean(played["return"]) + args.offset
         of_each = {}
-        for group, ret in zip(played.get("group", []), played["return"]):
+        groups = played.get("task", played.get("group", []))
+        for group, ret in zip(groups, played["return"]):
             of_each.setdefault(re.sub(r"^(z|task)_(?=\d)", "", str(group)), []).append(ret)
         out |= {
             f"greedy {group}": args.scale * np.mean(ret) + args.offset

@@ -189,7 +189,7 @@ def gaps(rows: list[dict]) -> list[str]:
                     np.mean(100 * (np.array(table[name]) / np.array(table["best_known"]) - 1))
                 )
                 for name in table
-                if name not in ("instance", "group", "best_known")
+                if name not in ("instance", "group", "best_known", "cut")
             }
             lines.append(
                 f"{row['environment']}, mean gap to the best known makespan of "

@@ -184,7 +184,7 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
         )
     if args.attention == "flex" and not (args.cuda and torch.cuda.is_available()):
         raise UsageError("--attention flex needs a CUDA device")
-    has_images = any(leaf.is_image and leaf.is_input for leaf in leaves)
+    has_images = any(leaf.channels and leaf.is_input for leaf in leaves)
     if args.update_epochs is None:
         args.update_epochs = 8 if has_images else 4
     if args.ent_coef is None:
@@ -222,13 +222,16 @@ class Leaf(NamedTuple):
         return self.nodes != "" and self.path == self.group
 
     @property
-    def is_image(self) -> bool:
-        """Whether it has 8 x 8 pixels or more, HWC if the last side is smaller than the first, else
-        CHW."""
-        if not isinstance(self.space, spaces.Box) or len(self.space.shape) != 3:
-            return False
-        first, middle, last = self.space.shape
-        return min(middle, max(first, last)) >= 8
+    def channels(self) -> int:
+        """Where those of an image are: -1 (HWC), or -3 (CHW, and HW, which has one). They are the
+        side unlike both others or, if that is not clear, the first if it is the smallest. 0 for
+        what is no image, with fewer than 8 x 8 pixels."""
+        if not isinstance(self.space, spaces.Box) or len(self.space.shape) not in (2, 3):
+            return 0
+        first, middle, last = [1, *self.space.shape][-3:]
+        if min(middle, max(first, last)) < 8:
+            return 0
+        return -1 if middle != last and (first >= middle or first > last) else -3
 
     @property
     def dtype(self) -> np.dtype:
@@ -602,22 +605,23 @@ class Rows(nn.Module):
 
 
 class CNN(nn.Module):
-    """Features [rows, 512] of images CHW, or HWC if the last side is the smaller one.
-    ppo_framestack gives [rows, num_frames, *image], whose frames become channels. uint8 is scaled
-    to 0..1. Layers: those of Mnih et al. 2015, or two of 3 x 3 if a side is below 36 pixels."""
+    """Features [rows, 512] of images. ppo_framestack gives [rows, num_frames, *image], whose frames
+    become channels. They are divided by the largest value of their space, if that is below 1e6.
+    Layers: those of Mnih et al. 2015, or two of 3 x 3 if a side is below 36 pixels."""
 
     def __init__(self, leaf: Leaf, num_frames: int = 1):
         super().__init__()
         self.dim = 512
         self.norm_obs = False  # read by Encoder.observe; images are not normalised
-        self.scale = 1 / 255 if leaf.dtype == np.uint8 else 1.0
-        shape = leaf.space.shape
-        self.channels_last = shape[2] < shape[0]
-        channels, height, width = np.roll(shape, self.channels_last).tolist()  # HWC to CHW
-        num_in = channels * num_frames
-        example = torch.zeros(1, num_in, height, width)
+        high = float(leaf.space.high.max())
+        self.scale = 1 / high if 0 < high < 1e6 else 1.0
+        self.channels = leaf.channels
+        sides = [1, *leaf.space.shape][-3:]
+        num_in = sides.pop(self.channels) * num_frames
+        self.shape = (num_in, *sides)
+        example = torch.zeros(1, *self.shape)
         spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
-        if min(height, width) >= 36:
+        if min(sides) >= 36:
             spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
         layers = []
         for num_out, kernel, stride in spec:
@@ -628,9 +632,8 @@ class CNN(nn.Module):
         self.net.append(layer_init(nn.Linear(num_features, self.dim))).append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.channels_last:
-            images = images.movedim(-1, -3)
-        return self.net(images.flatten(1, -3).float() * self.scale)
+        images = images.movedim(self.channels, -3).reshape(-1, *self.shape)
+        return self.net(images.float() * self.scale)
 
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
@@ -704,7 +707,7 @@ class Encoder(nn.Module):
             if leaf.is_links:
                 widths[leaf.group] += 0
                 continue
-            net = CNN(leaf) if leaf.is_image else Rows(leaf, args.norm_obs)
+            net = CNN(leaf) if leaf.channels else Rows(leaf, args.norm_obs)
             self.rows[key(leaf.path)] = net
             widths[leaf.group] += net.dim
         dim = args.gnn_dim
@@ -770,7 +773,7 @@ def key(path: str) -> str:
 
 # --- shared: action heads ---
 # ---- Action heads: sample, log-probability and entropy over any action space ----
-LOWEST = torch.finfo(torch.float32).min  # for -inf in an entropy: 0 * -inf would be nan
+LOWEST = torch.finfo(torch.float32).min  # for -inf: in an entropy 0 * -inf would be nan
 
 
 def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
@@ -781,7 +784,7 @@ def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
 
 
 class Categorical:
-    """One of n options for each of k entries, logits [B, k, n], -inf for those that are masked.
+    """One of n options for each of k entries, logits [B, k, n], LOWEST for those that are masked.
     Actions, log-probabilities and entropies are [B, k]. Unlike torch's Categorical it samples
     without waiting for the device."""
 
@@ -803,7 +806,7 @@ class Categorical:
         return self.log_probs.gather(-1, action.long()[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        return self.total(-self.log_probs.exp() * self.log_probs.clamp(min=LOWEST))
+        return self.total(-self.log_probs.exp() * self.log_probs)
 
     def total(self, terms: Tensor) -> Tensor:
         return terms.sum(-1)
@@ -1013,13 +1016,13 @@ class PartHead(nn.Module):
         return Normal(output, log_std.exp(), validate_args=False)
 
     def masked(self, logits: Tensor, obs: Obs) -> Tensor:
-        """-inf where the mask is 0."""
+        """LOWEST where the mask is 0: where all is masked, all is equally likely."""
         if not self.part.mask:
             return logits
         mask = obs[self.part.mask].values[..., None].flatten(1)  # [B, or rows, entries]
         if mask.shape[1] > 1:  # else one number per row is for all parts
             mask = mask[:, self.part.entries]
-        return torch.where(mask.reshape(logits.shape) != 0, logits, -torch.inf)
+        return torch.where(mask.reshape(logits.shape) != 0, logits, LOWEST)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
@@ -1417,7 +1420,7 @@ class Agent(nn.Module):
         super().__init__()
         self.encoder = Encoder(leaves, args)
         self.gtrxl = GTrXL(args)
-        has_images = any(leaf.is_image for leaf in self.encoder.leaves)
+        has_images = any(leaf.channels for leaf in self.encoder.leaves)
         # Actor and critic see the age faintly beside images: else the policy is sure of what it
         # does by the clock before it has learned to see
         self.age_scale = 0.1 if has_images else 1.0

@@ -67,7 +67,7 @@ class PettingZooEnv(gym.Env):
             of the rows). It returns (edge_links, edges): int [E, 2], pairs of row numbers, and
             float [E, F] or None. F is that of the first reset, and edges is [0, F] where there are
             no links. In a graph other observations than Box and Discrete are flattened, as by
-            gymnasium's `flatten`. In a set the networks do not let agents see each other.
+            gymnasium's `flatten`. In a set an agent sees of the others one vector, which pools all.
         render_mode: that of the parallel environment.
         kwargs: others are those of the parallel environment.
     Raises gymnasium.error.Error for names that cannot be imported, unlike spaces, and whatever else

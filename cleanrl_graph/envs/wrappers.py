@@ -1,5 +1,5 @@
 """cleanrl_graph, wrappers around any environment: those of the scripts' flag --wrap, and the one
-for masks in info.
+for masks of actions that are elsewhere than the scripts read them.
 
     --wrap hide:1,3                hides entries 1 and 3 of a Box vector
     --wrap z:skill:4               one of 4 skills per episode, as key "z" of the observation
@@ -22,6 +22,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+MASKS = ("action_mask", "action_masks", "mask", "legal_actions", "legal_moves")  # keys of an info
+ABSENT = object()
+OTHER_MASKS = ("invalid", "illegal", "forbidden", "visited", "pad")  # in names: 1 is not "allowed"
 KNOWN = "hide:1,3 z:skill:4 z:uniform:2 module:callable module:callable:argument"
 
 
@@ -50,18 +53,77 @@ def wrap(env: gym.Env, spec: str) -> gym.Env:
 
 
 def wrap_all(env: gym.Env, specs: tuple[str, ...]) -> gym.Env:
-    """The environment with all entries of --wrap put on. If the info of its first reset has an
-    action_mask, and the observation has none, that is moved into the observation."""
+    """The environment with all entries of --wrap put on. It is reset once, without a seed: if the
+    observation has no "action_mask", and the info, the observation or a method `action_masks` has
+    one under a name of MASKS, that is moved there. `mask_note` says which is used, or what was seen
+    and is not."""
     for spec in specs:
         env = wrap(env, spec)
-    space = env.observation_space
-    is_in_obs = isinstance(space, spaces.Dict) and "action_mask" in space.keys()
     outcome = env.reset()
-    info = outcome[-1] if isinstance(outcome, tuple) else None
-    is_in_info = isinstance(info, dict) and "action_mask" in info
-    if is_in_info and not is_in_obs:
-        return InfoActionMask(env)
+    obs, info = outcome if isinstance(outcome, tuple) and len(outcome) == 2 else (None, None)
+    space = env.observation_space
+    if isinstance(space, spaces.Dict) and "action_mask" in space.keys():
+        return env
+    unused = []
+    for place, name in mask_places(env, info):
+        if (place, name) == ("info", "action_mask"):  # what does not fit is an error
+            return InfoActionMask(env)
+        form, problem = mask_form(env.action_space, name, read_mask(env, place, name, obs, info))
+        if form:
+            return InfoActionMask(env, place, name, form == "indices")
+        unused.append(f"{called(place, name)} {problem}")
+    if unused and num_options(env.action_space):
+        env.mask_note = (
+            f"not used as a mask of actions: {'; '.join(unused)}. An action_mask in the "
+            "observation or in info is used"
+        )
     return env
+
+
+def mask_places(env: gym.Env, info: Any) -> list[tuple[str, str]]:
+    """(place, name) of all that may be a mask of actions, best first."""
+    space = env.observation_space
+    infos = info if isinstance(info, dict) else {}
+    keys = [str(key) for key in space.keys()] if isinstance(space, spaces.Dict) else []
+    places = [("info", name) for name in MASKS if name in infos]
+    if env.has_wrapper_attr("action_masks") and callable(env.get_wrapper_attr("action_masks")):
+        places.insert(sum(name == "action_mask" for _, name in places), ("method", "action_masks"))
+    return places + [("obs", key) for key in keys if "mask" in key.lower() or key in MASKS]
+
+
+def called(place: str, name: str) -> str:
+    texts = {"info": "info['{}']", "method": "the method {}()", "obs": "the observation's '{}'"}
+    return texts[place].format(name)
+
+
+def read_mask(env: gym.Env, place: str, name: str, obs: Any, info: Any) -> Any:
+    """The mask as the environment has it, ABSENT if it has none."""
+    if place == "method":
+        return env.get_wrapper_attr(name)()
+    source = obs if place == "obs" else info
+    return source.get(name, ABSENT) if isinstance(source, Mapping) else ABSENT
+
+
+def mask_form(space: gym.Space, name: str, mask: Any) -> tuple[str, str]:
+    """("mask" or "indices", which it is for actions in `space`, "" if none; why not)."""
+    total = num_options(space)
+    if any(word in name.lower() for word in OTHER_MASKS):
+        return "", "is another one by its name"
+    try:
+        if isinstance(space, spaces.Discrete) and name.startswith("legal"):
+            legal = np.array(list(mask))
+            is_whole = legal.ndim == 1 and (legal.dtype.kind in "iu" or legal.size == 0)
+            if is_whole and len(set(legal.tolist())) == legal.size:
+                flat_indices(space, legal)
+                return "indices", ""
+        values = np.asarray(flat_mask(space, mask))
+        if values.shape != (total,):
+            return "", f"has {values.size} entries, {space} has {total} options"
+        if values.dtype.kind in "biuf" and np.isin(values, (0, 1)).all():
+            return "mask", ""
+    except Exception:  # of many kinds
+        pass
+    return "", f"is {str(mask)[:60]}, not 0 or 1 for each of the {total} options of {space}"
 
 
 def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
@@ -191,38 +253,75 @@ class EpisodeZ(gym.Wrapper):
 
 
 class InfoActionMask(gym.Wrapper):
-    """Moves `info["action_mask"]` into the observation, as key "action_mask" (beside key "obs", or
-    those of a Dict). Where info has none the observation lacks the key. gym.error.Error if no part
-    of the action has options."""
+    """Moves a mask of actions into the observation, as key "action_mask" (beside key "obs", or
+    those of a Dict): `info[name]`, what the method `name` returns, or the observation's own key,
+    which is then gone. `is_indices`: it lists what is allowed. Where info has none the observation
+    lacks the key, but a last one gets ones: only its value is needed. gym.error.Error if no part of
+    the action has options."""
 
-    def __init__(self, env: gym.Env):
+    def __init__(
+        self,
+        env: gym.Env,
+        place: str = "info",
+        name: str = "action_mask",
+        is_indices: bool = False,
+    ):
         super().__init__(env)
         total = num_options(env.action_space)
         if total == 0:
             raise gym.error.Error(
-                f"info['action_mask'] of {env}: {env.action_space} has no Discrete part "
+                f"{called(place, name)} of {env}: {env.action_space} has no Discrete part "
                 "to be masked"
             )
-        mask_space = spaces.MultiBinary(total)
-        self.observation_space = with_space(env.observation_space, "action_mask", mask_space)
+        self.place = place
+        self.name = name
+        self.is_indices = is_indices
+        self.mask_note = f"the mask of actions is {called(place, name)}, {total} entries"
+        space = with_space(env.observation_space, "action_mask", spaces.MultiBinary(total))
+        self.observation_space = space
+        if place == "obs":
+            self.observation_space = spaces.Dict(self.without_own(space.spaces))
 
-    def with_mask(self, obs: Any, info: dict) -> Any:
-        """The observation with the mask that is in info, if one is."""
+    def without_own(self, children: Mapping) -> dict:
+        """All but the key from which the mask is moved."""
+        own = self.name if self.place == "obs" else None
+        return {key: child for key, child in children.items() if key != own}
+
+    def with_mask(self, obs: Any, info: dict, is_last: bool = False) -> Any:
+        """The observation with the mask, if there is one."""
         space = self.env.observation_space
-        if "action_mask" in (info or {}):
-            mask = flat_mask(self.action_space, info["action_mask"])
-            return with_key(space, obs, "action_mask", mask)
-        if isinstance(space, spaces.Dict):
-            return obs
-        return {"obs": obs}
+        mask = read_mask(self.env, self.place, self.name, obs, info)
+        if mask is ABSENT and not is_last:
+            return obs if isinstance(space, spaces.Dict) else {"obs": obs}
+        if mask is ABSENT:
+            mask = None
+        if self.is_indices and mask is not None:
+            mask = flat_indices(self.action_space, mask)
+        mask = flat_mask(self.action_space, mask)
+        if mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all():
+            mask = mask.astype(np.int8)
+        obs = with_key(space, obs, "action_mask", mask)
+        return self.without_own(obs) if isinstance(obs, dict) else obs
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
         return self.with_mask(obs, info), info
 
     def step(self, action):
-        obs, *outcome, info = self.env.step(action)
-        return self.with_mask(obs, info), *outcome, info
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs = self.with_mask(obs, info, bool(terminated or truncated))
+        return obs, reward, terminated, truncated, info
+
+
+def flat_indices(space: spaces.Discrete, legal: Any) -> np.ndarray:
+    """The mask of a Discrete action, int8 [n], of which the allowed ones are listed."""
+    legal = list(legal)
+    wrong = [action for action in legal if not space.start <= action < space.start + space.n]
+    if wrong:
+        raise gym.error.Error(f"{wrong[0]} is listed as a legal action of {space}")
+    mask = np.zeros(space.n, np.int8)
+    mask[np.array(legal, np.int64) - space.start] = 1
+    return mask
 
 
 def num_options(space: gym.Space) -> int:

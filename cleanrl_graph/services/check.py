@@ -42,10 +42,20 @@ RANGES = [
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
+MASKED = "no action is allowed, which counts as if all were"
+RESCALE = "--wrap gymnasium.wrappers:RescaleAction:-1:1"
+said = set()  # what `say` has said in this run
 
 
 class UsageError(ValueError):
     """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
+
+
+def say(text: str, key: str = "") -> None:
+    """Prints a line that is no error, each (each `key`) once in a run, by rank 0."""
+    if (key or text) not in said and int(os.environ.get("RANK", 0)) == 0:
+        print(text, file=sys.stderr, flush=True)
+    said.add(key or text)
 
 
 # ---- Flags, and the code of others ----
@@ -131,9 +141,11 @@ class Checked(gym.Wrapper):
     latest = None  # the outermost one that was called last in this process
     number = None  # of the outermost one, over all ranks
     num_steps = 0
+    has_ended = False  # the episode, with the latest observation
     num_acted = None  # rows that acted before the present observation, if its episode goes on
     has_agents = False  # which need info["rewards"]
     has_mask = True
+    may_mask = False  # there are options and neither a mask nor a word about one
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -142,6 +154,7 @@ class Checked(gym.Wrapper):
     def reset(self, **kwargs) -> tuple:
         obs, info = self.call(2, "reset", **kwargs)
         self.num_acted = None
+        self.has_ended = False
         if self.records:
             self.episode_returns = 0.0
             self.episode_lengths = 0
@@ -163,7 +176,8 @@ class Checked(gym.Wrapper):
         if self.records:
             self.episode_returns += reward
             self.episode_lengths += 1
-        if terminated or truncated:
+        self.has_ended = bool(terminated or truncated)
+        if self.has_ended:
             info = self.last_info(info, terminated)
         return obs, reward, terminated, truncated, info
 
@@ -192,6 +206,8 @@ class Checked(gym.Wrapper):
             yield f"info is {info!r}, not a dict"
         if "action_mask" in info and not self.has_mask:
             yield "info has an action_mask, the first reset had none"
+        for name in set(wrappers.MASKS) & set(info) if self.may_mask else ():
+            say(f"not used as a mask of actions: info['{name}'], which the first reset had not")
         if numbers["terminated"] or numbers["truncated"]:
             yield from wrong_report(info.get("group"), info.get("eval", {}), info.get("episode"))
 
@@ -234,6 +250,11 @@ def made(make: Callable, number: int) -> Checked:
         env = Checked(env)
     env.number = number
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
+    has_note = env.has_wrapper_attr("mask_note")
+    if has_note:
+        say(env.get_wrapper_attr("mask_note"), "mask_note")
+    num_options = wrappers.num_options(env.action_space)
+    env.may_mask = num_options > 0 and not (env.has_mask or has_note)
     Checked.latest = env
     return env
 
@@ -253,7 +274,7 @@ def wrong_report(group: Any, report: Any, episode: Any) -> Iterator[str]:
         pickle.dumps((group, report))
         numbers = [report.get("cost", 0)]
         for name in report:
-            if name in ("instance", "greedy") or name.startswith("best of "):
+            if name in ("instance", "greedy", "cut") or name.startswith("best of "):
                 yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
     except Exception as problem:  # of many kinds
         yield f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"
@@ -368,6 +389,27 @@ def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
             yield f"--env-kwargs: not all entries have the {name} space {shown[0]}: {list(shown)}"
 
 
+def far_bounds(script: ModuleType, space: gym.Space) -> Iterator[str]:
+    """A line for each Box of an action space whose bounds are far from -1..1."""
+    for leaf in script.leaves_of(space, "action"):
+        if not isinstance(leaf.space, spaces.Box):
+            continue
+        low = leaf.space.low.astype(np.float64)
+        high = leaf.space.high.astype(np.float64)
+        width = high - low
+        is_far = (width > 10) | (width < 0.2) | (low > 1) | (high < -1)
+        is_far &= np.isfinite(width)
+        if is_far.any():
+            bounds = f"{low[is_far][0]:g}..{high[is_far][0]:g}"
+            advice = f"for -1..1 give {RESCALE}"
+            if space is not leaf.space:
+                advice = "a wrapper of yours may scale them"
+            yield (
+                f"{leaf.path}: the policy begins with numbers of about -2 to 2, which are clipped "
+                f"to {bounds}, the bounds of {leaf.space}: {advice}"
+            )
+
+
 # ---- Observations ----
 def checked(script: ModuleType) -> type:
     """The script's Envs, which check."""
@@ -403,6 +445,8 @@ class Checks:
             self.parts.append(script.parts_of(env.action_space, leaves, args))
             meanings.append(meaning(script, env, self.parts[-1]))
             env.has_agents = "rewards" in script.Step._fields
+            for text in far_bounds(script, env.action_space):
+                say(text)
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
@@ -446,7 +490,20 @@ class Checks:
                 parts = self.parts[(number - self.first) % len(self.parts)]
                 for path, problem in self.problems([own], [parts]):
                     raise UsageError(f"{self.place(number, path)}: {problem}")
+        if not Checked.latest.has_ended:
+            self.tell_masked()
         return self.flat
+
+    def tell_masked(self) -> None:
+        """Says once that an observation allows nothing, which is no end of a training."""
+        first = self.first if self.flat.size > 1 else Checked.latest.number
+        leaves = {leaf.path: (leaf, values) for leaf, values in zip(self.leaves, self.flat.values)}
+        for part in self.parts[0] if MASKED not in said else ():
+            if part.mask:
+                leaf, values = leaves[part.mask]
+                for i in all_masked(values, self.flat.counts[leaf.group], part)[:1]:
+                    at = self.place(first + i, part.mask)
+                    say(f"{at}: {MASKED}. This is said once", MASKED)
 
     def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
@@ -456,7 +513,8 @@ class Checks:
         for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
             if leaf.dtype.kind != "f" and any(array.dtype != leaf.dtype for array in rows):
                 values = np.concatenate(rows)  # as they were before they got the leaf's dtype
-            for problem in wrong_values(leaf, values, self.flat.counts, parts):
+            is_last = Checked.latest.has_ended
+            for problem in wrong_values(leaf, values, self.flat.counts, parts, is_last):
                 yield leaf.path, problem
 
     def place(self, number: int, path: str) -> str:
@@ -519,8 +577,11 @@ def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
     return f"dtype {dtype}, shape {shape if leaf.group else shape[1:]}"
 
 
-def wrong_values(leaf: Any, values: np.ndarray, counts: dict, parts: list[list]) -> Iterator[str]:
-    """What is wrong with values, ids, masks, or the numbers of rows to choose from."""
+def wrong_values(
+    leaf: Any, values: np.ndarray, counts: dict, parts: list[list], is_last: bool
+) -> Iterator[str]:
+    """What is wrong with values, ids, or the numbers of rows to choose from: an episode's last
+    observation, of which only the value is needed, may have none."""
     bad = out_of_range(leaf, values, counts)
     if bad.any():
         where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
@@ -538,10 +599,9 @@ def wrong_values(leaf: Any, values: np.ndarray, counts: dict, parts: list[list])
             yield f"the id {values.flat[again[0]]} occurs twice, at index {again[0]} again"
     for k, part in enumerate(parts[0]):
         most = np.array([own[k].n for own in parts])[: len(num)]
-        if part.group and part.group == leaf.group and ((num == 0) | (num > most)).any():
+        is_wrong = ((num == 0) & (not is_last)) | (num > most)
+        if part.group and part.group == leaf.group and is_wrong.any():
             yield f"{num[0]} rows to choose from, the action space has {most[0]}"
-        if part.mask == leaf.path and is_all_masked(values, env, len(num), part):
-            yield f"all actions are masked: {(values if leaf.group else values[0]).tolist()}"
 
 
 def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
@@ -563,11 +623,13 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     return (values < low) | (values >= high)
 
 
-def is_all_masked(mask: np.ndarray, env: np.ndarray, num_envs: int, part: Any) -> bool:
-    """Whether an observation, or a row that acts, allows no option of an entry."""
+def all_masked(mask: np.ndarray, counts: np.ndarray, part: Any) -> np.ndarray:
+    """The numbers of the observations that allow no option of an entry, or of a row that acts;
+    `counts` are their rows of the mask."""
     allowed = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
     if allowed.shape[1] > 1:  # else one number per row is for all parts
         allowed = allowed[:, part.entries]
+    env = np.arange(len(counts)).repeat(counts)  # of each row
     if part.group == "":
-        return not allowed.reshape(len(mask), part.k, part.n).any(2).all()
-    return (np.bincount(env, allowed[:, 0], num_envs) == 0).any()
+        return env[~allowed.reshape(len(mask), part.k, part.n).any(2).all(1)]
+    return np.flatnonzero(np.bincount(env, allowed[:, 0], len(counts)) == 0)

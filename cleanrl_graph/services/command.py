@@ -51,6 +51,7 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
     """Trains, saves and evaluates by the script's Args, and by `more` flags of the services.
     Returns the rows of the evaluation's table; none on ranks above 0."""
     args = args_of(script, **vars(args) | more)
+    check.said.clear()
     process.tune()
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.ranks())

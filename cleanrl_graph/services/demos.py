@@ -41,6 +41,7 @@ from gymnasium import spaces
 from tqdm import tqdm
 
 from cleanrl_graph.services import import_first
+from cleanrl_graph.services.check import entries
 from cleanrl_graph.services.process import whole
 
 FORMAT = "cleanrl_graph-demos-1"
@@ -75,18 +76,18 @@ def action_columns(space: gym.Space, action: Any) -> list[float]:
 
 
 def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str, np.ndarray]:
-    """The arrays of the file, but for format, env_id and env_kwargs, of a policy in the only
-    environment of the script's `envs`, which check each observation."""
+    """The arrays of the file, but for format, env_id and env_kwargs, of a policy in the script's
+    `envs`, which check each observation: an episode in each of them in turn."""
     if num_episodes < 1:
         raise SystemExit(f"{num_episodes} episodes of demonstrations: at least 1 is needed")
-    env = envs.envs[0]
+    num_envs = len(envs.envs)
     rng = np.random.default_rng(seed)
     flats = []  # the observation of each step
     actions = []
     outcomes = []
-    seeds = [seed] + [None] * (num_episodes - 1)
-    for seed in tqdm(seeds, unit="episode", mininterval=1, leave=False):
-        obs, _ = env.reset(seed=seed)
+    for k in tqdm(range(num_episodes), unit="episode", mininterval=1, leave=False):
+        env = envs.envs[k % num_envs]
+        obs, _ = env.reset(seed=seed + k if k < num_envs else None)
         ended = False
         while not ended:
             flats.append(envs.collate([envs.read(obs)]))
@@ -108,13 +109,14 @@ def record(envs: Any, policy: Policy, num_episodes: int, seed: int) -> dict[str,
 
 
 def record_file(Envs: type, make_env: Callable, args: Any) -> None:
-    """The file of --demos, whole or not at all: --record-episodes episodes of the policy --record
-    in one environment of a script's Envs. SystemExit if it cannot be written."""
+    """The file of --demos, whole or not at all: --record-episodes episodes of the policy --record,
+    in each entry of --env-kwargs in turn. SystemExit if it cannot be written."""
     path = args.demos
     if not path:
         raise SystemExit(f"--record {args.record} needs --demos FILE, the file that it writes")
     num = args.record_episodes
-    with contextlib.closing(Envs([partial(make_env, args)], args)) as envs:
+    makers = [partial(make_env, args, k) for k in range(len(entries(args)))]
+    with contextlib.closing(Envs(makers, args)) as envs:
         data = record(envs, find_policy(args.record), num, args.seed)
     kwargs = json.dumps(args.env_kwargs)
     with whole(path) as unfinished, open(unfinished, "wb") as file:
@@ -201,12 +203,15 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
 
 
 def is_masked(part: Any, chosen: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Whether a mask forbids what is `chosen` [S, columns]; a choice is one of `rows` [S]."""
+    """Whether a mask forbids what is `chosen` [S, columns]; a choice is one of `rows` [S]. One
+    without any option allows all."""
     mask = mask.reshape(len(mask), -1)
     if mask.shape[1] > 1:  # else one number per row is for all parts
         mask = mask[:, part.entries]
     if part.group:
         first = rows.cumsum() - rows
-        return mask[first[:, None] + chosen, 0] == 0
+        num = np.bincount(np.arange(len(rows)).repeat(rows), mask[:, 0] != 0, len(rows))
+        return (mask[first[:, None] + chosen, 0] == 0) & (num[:, None] > 0)
     mask = mask.reshape(-1, part.k, part.n)
-    return np.take_along_axis(mask, chosen[..., None], 2)[..., 0] == 0
+    is_zero = np.take_along_axis(mask, chosen[..., None], 2)[..., 0] == 0
+    return is_zero & mask.any(2)

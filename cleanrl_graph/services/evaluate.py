@@ -24,7 +24,8 @@ from tqdm import tqdm
 from cleanrl_graph.services.check import close, entries
 from cleanrl_graph.services.process import whole
 
-NAMES = ("instance", "episode", "group", "best_known", "lower_bound")  # columns without a mean
+# columns without a mean; the last row counts what was cut
+NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", "cut")
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
 
 
@@ -57,18 +58,17 @@ def batches(
             yield alike[k : k + size]
 
 
-def cost(info: dict) -> float | None:
-    """info["eval"]["cost"], else minus the return; None for an episode that was cut off."""
-    if "cut" in info:
-        return None
+def cost(info: dict) -> float:
+    """info["eval"]["cost"], else minus the return, of an episode that was cut off the return until
+    then."""
     value = info.get("eval", {}).get("cost", -info["episode"]["r"])
     return np.ravel(value).item()
 
 
 def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
-    """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones,
-    and what else is in info["eval"]. Greedy episodes of instances that are alike are played side by
-    side."""
+    """One row per instance: the cost of a greedy episode, the best of --eval-samples sampled ones
+    (of those that ended, if any did), what else is in info["eval"], and under "cut" how many did
+    not end. Greedy episodes of instances that are alike are played side by side."""
     entries = suite_entries(make, args)
     bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
     for batch in batches(make, entries):
@@ -78,15 +78,22 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterat
             infos = [info]
             if args.eval_samples:
                 infos += play([partial(make, **entry)] * args.eval_samples, False)
-                costs = [cost(info) for info in infos[1:] if "cut" not in info]
-                row[f"best of {args.eval_samples}"] = min(costs, default=None)
+                _, row[f"best of {args.eval_samples}"] = min(
+                    ("cut" in info, cost(info)) for info in infos[1:]
+                )
             for info in infos:
                 for name, value in info.get("eval", {}).items():
                     if name != "cost":
                         row.setdefault(name, value)
-            yield row
+            yield row | num_cut(infos)
             bar.update()
     bar.close()
+
+
+def num_cut(infos: list[dict]) -> dict[str, int]:
+    """{"cut": how many episodes were cut off}, if any was."""
+    num = sum("cut" in info for info in infos)
+    return {"cut": num} if num else {}
 
 
 # ---- Tables ----
@@ -118,14 +125,15 @@ def with_gaps(rows: list[dict]) -> list[dict]:
 
 
 def means_of(rows: list[dict]) -> list[dict]:
-    """A row with the means of all rows. Before it, if there are several groups and fewer than rows,
-    one of each "group", task_2 before task_10."""
-    groups = {row.get("group") for row in rows} - {None}
+    """A row with the means of all rows. Before it, if there are several and fewer than rows, one of
+    each "task", then of each "group", task_2 before task_10."""
     means = []
-    if 1 < len(groups) < len(rows):
-        for group in sorted(groups, key=lambda group: (len(str(group)), str(group))):
-            own = mean_of([row for row in rows if row.get("group") == group])
-            means.append(own | {"group": group})
+    for name in ("task", "group"):
+        groups = {row.get(name) for row in rows} - {None}
+        if 1 < len(groups) < len(rows):
+            for group in sorted(groups, key=lambda group: (len(str(group)), str(group))):
+                own = mean_of([row for row in rows if row.get(name) == group])
+                means.append(own | {name: group})
     return [*means, mean_of(rows)]
 
 
@@ -136,6 +144,8 @@ def mean_of(rows: list[dict]) -> dict:
         numbers = [row[name] for row in rows if isinstance(row.get(name), Real)]
         if numbers and name not in NAMES:
             mean[name] = float(np.mean(numbers))
+    if "cut" in columns:
+        mean["cut"] = sum(row.get("cut", 0) for row in rows)
     return mean
 
 
@@ -147,7 +157,9 @@ def cell(name: str, value: Any) -> str:
 
 def eval_table(rows: list[dict]) -> str:
     """A markdown table of the rows, of the mean of each "group", and of the mean of all. Where
-    there is a column "best_known", all other costs are given as gaps to it in percent."""
+    there is a column "best_known", all other costs are given as gaps to it in percent. All rows
+    count, with what they have; a column "cut" marks the episodes that did not end, and counts
+    them."""
     rows = with_gaps(rows)
     columns = columns_of(rows)
     lines = [columns, ["---"] * len(columns)]
@@ -269,15 +281,19 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
 
 
 def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
-    """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "group" is
-    info["group"] at the episode's end or, if there are several entries, "task_k" of entry k."""
+    """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "task" is
+    "task_k" of entry k, if there are several; its "group" info["group"] at the episode's end, if
+    there is one. "cut" is 1 where it did not end."""
     num_tasks = len(entries(args))
     for k in range(num_tasks):
         infos = []
         if args.eval_episodes:
             infos = play([partial(make, args, k)] * args.eval_episodes, True)
         for i, info in enumerate(infos):
-            row = {"episode": i, "group": f"task_{k}" if num_tasks > 1 else info.get("group")}
-            if row["group"] is None:
-                del row["group"]
-            yield row | {"length": info["episode"]["l"], "return": info["episode"]["r"]}
+            row = {"episode": i}
+            if num_tasks > 1:
+                row["task"] = f"task_{k}"
+            if info.get("group") is not None:
+                row["group"] = info["group"]
+            episode = {"length": info["episode"]["l"], "return": info["episode"]["r"]}
+            yield row | episode | num_cut([info])

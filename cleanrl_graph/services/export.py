@@ -32,8 +32,8 @@ memory     starts         bool [B], where an episode begins: what was before is 
                           that were seen) none; "steps" may be fewer than --memory-length
 outputs    action         as the environment takes it, [B, ...]; of a Dict or Tuple action.NAME. A
                           choice counts the rows of its observation. In a Sequence [rows, ...]
-           log_probs/...  of a choice [rows], of k entries with n options each [B, k, n], -inf where
-                          masked; if they have unlike numbers log_probs/action.0 [B, 1, n], ...
+           log_probs/...  of a choice [rows], of k entries with n options each [B, k, n], -3.4e38
+                          if masked; if they have unlike numbers log_probs/action.0 [B, 1, n], ...
            loc/, scale/   mean and standard deviation of a Box, before its bounds
            log_prob       of the action; for ppo_graph_agents.py [rows], of each agent's
            value          of the observation; likewise

@@ -611,6 +611,7 @@ def test_greedy_returns_of_each_group(results):
 
     for columns in (
         {"group": ["task_0", "task_0", "task_1", "task_1"]},
+        {"task": ["task_0", "task_0", "task_1", "task_1"], "group": ["a", "b"] * 2},
         {"group": ["z_0", "z_0", "z_1", "z_1"]},
     ):
         assert [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")] == [

@@ -1,6 +1,9 @@
 """Action masks from info["action_mask"], found by themselves: which actions they leave, their times
 and errors."""
 
+import contextlib
+import importlib
+import re
 from functools import partial
 
 import gymnasium as gym
@@ -8,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import UsageErrors, graph_space, make_envs, run, small_args, vector
+from helpers import MASK, UsageErrors, graph_space, make_envs, run, small_args, vector
 
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs.wrappers import InfoActionMask
+from cleanrl_graph.services import check, command
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
 PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
@@ -188,12 +192,6 @@ def test_masks_belong_to_their_observations(workers, truncated):
 
 
 FAULTS = {  # masks of the first four observations, what the error says of the third one, of step 2
-    "all masked": ([A, A, 0 * A, A], spaces.Discrete(3), r"all actions are masked: \[0, 0, 0\]"),
-    "all masked in one part": (
-        [(A, B), (A, B), (A, 0 * B)],
-        PAIR,
-        r"all actions are masked: \[1, 0, 1, 0, 0\]",
-    ),
     "too long": (
         [A, A, [1, 0, 1, 1]],
         spaces.Discrete(3),
@@ -230,20 +228,16 @@ def test_faults_are_named(fault, workers):
         envs.close()
 
 
-def test_no_mask_is_needed_where_an_episode_is_over():
-    """The last observation of a terminated episode is not read, that of a truncated one is."""
-    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2, truncated=False)])
+@pytest.mark.parametrize("truncated", [True, False])
+def test_no_mask_is_needed_where_an_episode_is_over(truncated):
+    """Of the last observation only the value is needed."""
+    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2, truncated=truncated)])
     envs.reset(0)
     for _ in range(2):
         step = envs.step([0])
-    assert step.terminated.tolist() == [True]
-    envs = make_envs([lambda: wrapped([A, A, "no", A], length=2)])
-    envs.reset(0)
-    envs.step([0])
-    with pytest.raises(
-        UsageErrors, match="env 0, leaf 'action_mask', step 2: cannot be read: KeyError"
-    ):
-        envs.step([0])
+    assert step.terminated.tolist() == [not truncated] and len(step.finals) == truncated
+    for flat in step.finals:
+        assert arrays_of(flat, envs)["action_mask"].tolist() == [[1, 1, 1]]
 
 
 gym.register("Masked-v0", entry_point=Masked)
@@ -268,3 +262,186 @@ def test_masks_for_actions_without_options(tmp_path):
         match=r"info\['action_mask'\].*Box.* has no Discrete",
     ):
         run(tmp_path, env_id="MaskedBox-v0")
+
+
+class Elsewhere(gym.Env):
+    """One of 6 actions, from `start` on, is allowed and earns 1; the mask is in `place`, under
+    `name`, in a `form`."""
+
+    def __init__(self, place, name, form="array", start=0, late=False):
+        self.place, self.name, self.form, self.late = place, name, form, late
+        self.action_space = spaces.Discrete(6, start=start)
+        self.observation_space = vector(1)
+        if place == "obs":
+            self.observation_space = spaces.Dict({"x": vector(1), name: vector(6, low=0)})
+        if place == "method":
+            self.action_masks = lambda: self.mask.astype(bool).tolist()
+
+    def observe(self):
+        self.t += 1
+        self.allowed = int(self.np_random.integers(6)) + self.action_space.start
+        self.mask = np.eye(6, dtype=np.float32)[self.allowed - self.action_space.start]
+        shown = {
+            "array": self.mask,
+            "bools": self.mask.astype(bool),
+            "indices": [self.allowed],
+            "keys": {self.allowed: None},
+            "short": self.mask[:5],
+            "halves": self.mask / 2,
+        }[self.form]
+        x = np.zeros(1, np.float32)
+        obs = {"x": x, self.name: shown} if self.place == "obs" else x
+        is_shown = self.place == "info" and self.t > self.late
+        return obs, {self.name: shown} if is_shown else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action):
+        reward = float(action == self.allowed)
+        obs, info = self.observe()
+        return obs, reward, False, self.t > 8, info
+
+
+gym.register("Elsewhere-v0", entry_point=Elsewhere)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "kwargs, note",
+    [
+        (dict(place="info", name="mask"), "info['mask']"),
+        (dict(place="info", name="action_masks", form="bools", start=3), "info['action_masks']"),
+        (dict(place="info", name="legal_actions", form="indices", start=3), "['legal_actions']"),
+        (dict(place="info", name="legal_moves", form="bools"), "info['legal_moves']"),
+        (dict(place="info", name="legal_moves", form="keys"), "info['legal_moves']"),
+        (dict(place="method", name="action_masks"), "the method action_masks()"),
+        (dict(place="obs", name="valid_mask"), "the observation's 'valid_mask'"),
+    ],
+)
+def test_masks_under_other_names(kwargs, note, workers, tmp_path, capfd):
+    """They are found, obeyed in every step, and named in one of the first lines."""
+    with contextlib.closing(services_envs(kwargs, workers)) as envs:
+        leaves = {leaf.path for leaf in envs.leaves}
+        assert "action_mask" in leaves and kwargs["name"] not in leaves
+    err = capfd.readouterr().err
+    assert err.count("the mask of actions is ") == 1 and f"{note}, 6 entries\n" in err
+    if workers == 0 or kwargs["place"] == "method":
+        ran = run(
+            tmp_path, env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers, eval_episodes=3
+        )
+        assert len(ran.rows) == 3 and all(row["return"] == row["length"] for row in ran.rows)
+        scalars = ran.scalars
+        assert scalars["charts/episodic_return"] == scalars["charts/episodic_length"]
+
+
+def services_envs(kwargs, workers=0):
+    """Three of Elsewhere, as a run makes them."""
+    check.said.clear()
+    args = small_args(env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers)
+    return command.envs_of(ppo_graph, args)
+
+
+@pytest.mark.parametrize(
+    "kwargs, reason",
+    [
+        (
+            dict(place="info", name="mask", form="short"),
+            r"info\['mask'\] has 5 entries, Discrete\(6\) has 6 options",
+        ),
+        (dict(place="info", name="action_masks", form="halves"), "not 0 or 1 for each of the 6"),
+        (dict(place="obs", name="visited_mask"), "'visited_mask' is another one by its name"),
+        (
+            dict(place="info", name="mask", late=True),
+            r"info\['mask'\], which the first reset had not",
+        ),
+    ],
+)
+def test_masks_that_are_not_used(kwargs, reason, capfd):
+    """One line says what was seen and why it is none; nothing is masked."""
+    envs = services_envs(kwargs)
+    envs.reset(0)
+    for _ in range(3):
+        envs.step([0, 0, 0])
+    assert "action_mask" not in {leaf.path for leaf in envs.leaves}
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and re.match("not used as a mask of actions: .*" + reason, err)
+
+
+def test_a_listed_action_that_does_not_exist():
+    """It is named, with env and step."""
+    envs = services_envs(dict(place="info", name="legal_actions", form="indices"))
+    envs.reset(0)
+    envs.envs[1].unwrapped.observe = lambda: (np.zeros(1, np.float32), {"legal_actions": [2, 6]})
+    with pytest.raises(UsageErrors, match="env 1, step 1, .*6 is listed as a legal action of Disc"):
+        envs.step([0, 0, 0])
+
+
+class Stuck(gym.Env):
+    """Every other step allows nothing. Episodes of 4 steps are truncated; their last observation
+    has no rows, or info no mask. `kind`: choose a node, one of `avail_actions`, of a list with a
+    mask in info, or act on all nodes."""
+
+    def __init__(self, kind="nodes"):
+        self.kind = kind
+        self.action_space = spaces.Discrete(4)
+        rows = spaces.Sequence(vector(3), stack=True)
+        children = {"graph": graph_space(), "action_mask": MASK}
+        if kind == "avail_actions":
+            children = {"obs": vector(2), "avail_actions": rows, "action_mask": MASK}
+        if kind == "agents":
+            self.action_space = spaces.Sequence(spaces.Discrete(2))
+            pairs = spaces.Sequence(spaces.MultiBinary(2), stack=True)
+            ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
+            children = {"graph": graph_space(), "action_mask": pairs, "node_ids": ids}
+        self.observation_space = vector(2) if kind == "info" else spaces.Dict(children)
+
+    def observe(self):
+        is_last = self.t == 4
+        num = 0 if is_last else int(self.np_random.integers(1, 5))
+        nodes = self.np_random.random((num, 3)).astype(np.float32)
+        allowed = np.full(4 if self.kind == "info" else num, self.t % 2, np.int8)
+        pair = np.ones(2, np.float32)
+        if self.kind == "info":
+            return pair, {} if is_last else {"action_mask": allowed}
+        if self.kind == "avail_actions":
+            return {"obs": pair, "avail_actions": nodes, "action_mask": allowed}, {}
+        links = np.zeros((num, 2), np.int64)
+        obs = {"graph": spaces.GraphInstance(nodes, None, links), "action_mask": allowed}
+        if self.kind == "agents":
+            obs |= {"action_mask": np.stack([allowed] * 2, 1), "node_ids": np.arange(num)}
+        return obs, {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe()
+
+    def step(self, action):
+        self.t += 1
+        obs, info = self.observe()
+        if self.kind == "agents":
+            info = {"rewards": [1.0] * len(action)}
+        return obs, 1.0, False, self.t == 4, info
+
+
+gym.register("Stuck-v0", entry_point=Stuck)
+SCRIPTS = (
+    "ppo_graph ppo_framestack ppo_gtrxl ppo_lstm_sparse ppo_graph_async ppo_graph_aux "
+    "ppo_graph_compile ppo_graph_agents"
+).split()
+
+
+@pytest.mark.parametrize("kind", ["nodes", "avail_actions", "info", "agents"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_steps_without_an_action(name, kind, tmp_path):
+    """They do not end a training, nor do last observations without masks or without rows."""
+    if (kind == "agents") != (name == "ppo_graph_agents"):
+        pytest.skip("the script is for other actions")
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    ran = run(tmp_path, script, env_id="Stuck-v0", env_kwargs={"kind": kind}, eval_episodes=2)
+    assert [row["length"] for row in ran.rows] == [4, 4]
+    if name != "ppo_graph_async":
+        assert max(value for _, value in ran.scalars["debug/collection_mismatch"]) < 1e-5

@@ -174,7 +174,7 @@ def test_groups_of_the_environment(tmp_path):
 def test_tasks_are_groups(tmp_path):
     """Env i gets entry i modulo their number; each entry is a group in the log and in the
     evaluation."""
-    tasks = [{"reward": reward, "grouped": False} for reward in (1.0, 2.0, 5.0)]
+    tasks = [{"reward": reward, "grouped": reward > 4} for reward in (1.0, 2.0, 5.0)]
     rows, log, folder, text = run(
         tmp_path,
         env_id="Grouped-v0",
@@ -198,7 +198,8 @@ def test_tasks_are_groups(tmp_path):
         ("task_2", 20),
         ("task_2", 20),
     ]
-    assert [(row["group"], row["return"]) for row in rows] == expected
+    assert [(row["task"], row["return"]) for row in rows] == expected
+    assert [row.get("group") for row in rows] == [None] * 4 + ["a"] * 2  # beside it
     assert "| **mean** | **task_1** | **4** | **8** |" in text
     assert (folder / "eval.md").read_text().strip() in text
 

@@ -311,16 +311,14 @@ def test_evaluation_of_tasks_and_skills(tmp_path):
         [cell.strip() for cell in line.strip("|\n").split("|")]
         for line in (result.folder / "eval.md").read_text().splitlines()
     ]
-    assert lines[0] == ["episode", "group", "length", "return"] and len(lines) == 2 + 6 + 3 + 1
+    assert lines[0] == ["episode", "task", "length", "return"] and len(lines) == 2 + 6 + 3 + 1
     assert lines[9:] == [
         ["**mean**", "**task_1**", "**4**", "**4**"],
         ["**mean**", "**task_2**", "**6**", "**18**"],
         ["**mean**", "", "**4.3333**", "**7.3333**"],
     ]
     with open(result.folder / "eval.csv") as file:
-        assert [row["group"] for row in csv.DictReader(file)] == [
-            row["group"] for row in result.rows
-        ]
+        assert [row["task"] for row in csv.DictReader(file)] == [row["task"] for row in result.rows]
     with importlib.import_module("PIL.Image").open(result.folder / "episode.gif") as video:
         assert video.convert("RGB").getpixel((0, 0)) == (1, 1, 1)
     result = run(
@@ -449,10 +447,10 @@ def test_one_policy_learns_all_skills(wrap, tmp_path):
         num_minibatches=4,
         update_epochs=4,
     ).rows
-    groups = {row["group"] for row in rows}
+    name = "group" if wrap else "task"
+    groups = {row[name] for row in rows}
     means = [
-        np.mean([row["return"] for row in rows if row["group"] == group])
-        for group in sorted(groups)
+        np.mean([row["return"] for row in rows if row[name] == group]) for group in sorted(groups)
     ]
     assert len(means) == 4
     if wrap:

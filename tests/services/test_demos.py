@@ -78,8 +78,8 @@ def recorded(policy=last_node, num_episodes=2, seed=3, **kwargs):
     return demos.record(envs, policy, num_episodes, seed)
 
 
-def record_file(path, policy="last_node", num_episodes=2, **flags):
-    """A file of `recorded`."""
+def record_file(path, policy="last_node", num_episodes=2, env_kwargs=None, **flags):
+    """A file of `recorded`; an entry k of --env-kwargs begins with the total 100 k."""
     args = small_args(
         script,
         demos=str(path),
@@ -87,10 +87,16 @@ def record_file(path, policy="last_node", num_episodes=2, **flags):
         record_episodes=num_episodes,
         seed=3,
         env_id="Growing-v0",
-        env_kwargs={"size": 3},
+        env_kwargs=env_kwargs or {"size": 3},
         **flags,
     )
-    demos.record_file(check.checked(script), lambda args: Growing(), args)
+
+    def make(args, k):
+        env = Growing()
+        env.total = 100 * k
+        return env
+
+    demos.record_file(check.checked(script), make, args)
 
 
 def file_of(folder, data, change=lambda data: None):
@@ -111,7 +117,34 @@ def load(path, envs):
     return extras.demos.whole(), extras.actions
 
 
+@pytest.mark.parametrize(
+    "group, mask, expected",
+    [
+        ("", [[1, 0, 0, 0], [0, 1, 1, 0]], [[True, False], [False, False]]),
+        ("nodes", [[0], [1], [0], [0]], [[True], [False]]),
+    ],
+)
+def test_a_mask_that_allows_nothing_forbids_nothing(group, mask, expected):
+    """Of a choice and of fixed options; elsewhere it forbids what is 0."""
+    part = script.Part("action", slice(0, 1), group, "action_mask", slice(0, 4), 2, 2)
+    chosen = np.array([[0], [1]]) if group else np.array([[1, 1], [1, 0]])
+    masked = demos.is_masked(part, chosen, np.array([2, 2]), np.array(mask))
+    assert masked.tolist() == expected
+
+
 # ---- Recording ----
+def test_every_entry_of_env_kwargs_is_played(tmp_path):
+    """An episode of each in turn, seeded as in training."""
+    record_file(tmp_path / "demos.npz", num_episodes=5, env_kwargs=[{}, {}])
+    with np.load(tmp_path / "demos.npz") as file:
+        first = file["values/speed"][::3, 0].tolist()
+        nodes = file["values/g.nodes"]
+    assert first == [0, 100, 3, 103, 6]
+    for k in range(2):  # env k has seed 3 + k
+        expected = np.random.default_rng(3 + k).random((2, 3), np.float64).astype(np.float32)
+        np.testing.assert_array_equal(nodes[9 * k : 9 * k + 2], expected)
+
+
 def test_recorded_arrays():
     """Every step of the episodes in order, without padding, as it was when the policy saw it."""
     data = recorded()

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from helpers import run
 from PIL import Image
 
 from cleanrl_graph.envs.job_shop import JobShopEnv
@@ -90,18 +91,63 @@ def test_best_of_samples(samples, best, report):
 
 
 def test_episodes_that_did_not_end():
-    """They have no cost: neither the best of the samples nor a mean counts them."""
+    """They count with what they have, are marked and counted; the best of the samples is one that
+    ended, if any did."""
 
     def cut(makers, greedy):
         episodes = play(makers, greedy)
         return [e | {"cut": True} if greedy or i > 1 else e for i, e in enumerate(episodes)]
 
     rows = suite_of(play=cut)
-    assert [(row["greedy"], row["best of 4"]) for row in rows] == [(None, 16), (None, 124)]
-    rows = [row | {"best_known": 8} for row in rows]
-    table = evaluate.eval_table(rows)
-    assert column(table, "greedy gap %") == ["", "", ""]
-    assert column(table, "best of 4 gap %") == ["100.0", "1450.0", "**775.0**"]
+    expected = [(10, 16, 3), (115, 124, 3)]
+    assert [(row["greedy"], row["best of 4"], row["cut"]) for row in rows] == expected
+    rows = [rows[0] | {"best_known": 8}, rows[1] | {"best_known": 100, "cut": 1}]
+    table = evaluate.eval_table([*rows, {"instance": "c", "greedy": 8.0, "best_known": 8}])
+    assert column(table, "greedy gap %") == ["25.0", "15.0", "0.0", "**13.3**"]
+    assert column(table, "best of 4 gap %") == ["100.0", "24.0", "", "**62.0**"]
+    assert column(table, "cut") == ["3", "1", "", "**4**"]
+    all_cut = lambda *args: [e | {"cut": True} for e in play(*args)]
+    assert [row["best of 4"] for row in suite_of(play=all_cut)] == [12, 118]
+    assert "cut" not in evaluate.columns_of(suite_of())
+
+
+@pytest.mark.parametrize("suite", [None, "two"])
+def test_all_instances_count_at_the_cut(suite, tmp_path):
+    """Of episodes and of suites alike: the script cuts the longer ones, which have no cost yet."""
+    flags = dict(env_id="EndsOrNot-v0", total_timesteps=0, eval_max_steps=2, eval_samples=0)
+    tasks = EndsOrNot.eval_suites["two"]
+    if suite:
+        ran = run(tmp_path, eval_suite=suite, **flags)
+        expected = [("2", -2, None), ("3", -2, 1)]
+        assert [(r["instance"], r["greedy"], r.get("cut")) for r in ran.rows] == expected
+        mean = ["**mean**", "**-2**", "**1**"]
+    else:
+        ran = run(tmp_path, eval_episodes=1, env_kwargs=tasks, **flags)
+        expected = [("task_0", 2, None), ("task_1", 2, 1)]
+        assert [(r["task"], r["return"], r.get("cut")) for r in ran.rows] == expected
+        mean = ["**mean**", "", "**2**", "**2**", "**1**"]
+    assert cells((ran.folder / "eval.md").read_text().strip())[-1] == mean
+
+
+class EndsOrNot(gym.Env):
+    """Episodes of `length` steps, each of which earns 1."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+    eval_suites = {"two": [{"length": 2}, {"length": 3}]}
+
+    def __init__(self, length=2):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), 1.0, self.t == self.length, False, {}
+
+
+gym.register("EndsOrNot-v0", entry_point=EndsOrNot)
 
 
 def test_suite_that_does_not_exist():
@@ -196,6 +242,23 @@ def test_groups(tmp_path):
     assert column(table, "length")[4:] == ["**12**", "**4**", "**4**", "**6**"]
     assert column(table, "return")[4:] == ["**0**", "**2**", "**10**", "**5.5**"]
     assert read[1] == ["0", "z_10", "0", "10.0"] and len(read) == 5
+
+
+def test_tasks_and_groups(tmp_path):
+    """Both have their means."""
+    rows = [
+        {"episode": i, "task": f"task_{i // 3}", "group": "ab"[i % 2], "return": float(i)}
+        for i in range(6)
+    ]
+    table, _ = saved(rows, tmp_path)
+    means = [line[1:] for line in cells(table)[8:]]
+    assert means == [
+        ["**task_0**", "", "**1**"],
+        ["**task_1**", "", "**4**"],
+        ["", "**a**", "**2**"],
+        ["", "**b**", "**3**"],
+        ["", "", "**2.5**"],
+    ]
 
 
 @pytest.mark.parametrize("groups", [["z_1", "z_1"], ["z_1", "z_2"], [None, None]])

@@ -254,7 +254,7 @@ def test_distributions(tmp_path):
     log_probs = []
     for k in range(2):
         own = outputs[f"log_probs/action.{k}"]
-        assert torch.equal(own > -torch.inf, inputs["action_mask"][:, k] > 0)
+        assert torch.equal(own > -1e38, inputs["action_mask"][:, k] > 0)
         pieces = own.exp().split(inputs["counts/obs.nodes"].tolist())
         assert torch.allclose(torch.stack([piece.sum() for piece in pieces]), torch.ones(3))
         log_probs.append(torch.stack([piece.log().max() for piece in pieces]))

@@ -1,6 +1,7 @@
 """Edges as actions, one action per row, mixed actions: probabilities, forms, errors, tasks."""
 
 import itertools
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -28,6 +29,7 @@ from cleanrl_graph import (
     ppo_gtrxl,
     ppo_lstm_sparse,
 )
+from cleanrl_graph.services import check
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
 GRAPH = graph_space(vector(2))
@@ -392,7 +394,6 @@ EDGE = spaces.Dict(edge=spaces.Discrete(3))
     "space, graph, mask, kind, sentence",
     [
         (EDGE, GOOD, [1, 1], MASK, "leaf 'action_mask', step 0: 2 rows where 'g.edge_links' has 3"),
-        (EDGE, GOOD, [0, 0, 0], MASK, "leaf 'action_mask', step 0: all actions are masked"),
         (
             EDGE,
             NO_EDGES,
@@ -414,28 +415,67 @@ EDGE = spaces.Dict(edge=spaces.Discrete(3))
             ROWS5,
             "3 rows where 'g.nodes' has 2",
         ),
-        (
-            spaces.Sequence(spaces.Discrete(5)),
-            GOOD,
-            [[1] * 5, [0] * 5],
-            ROWS5,
-            "all actions are masked",
-        ),
-        (
-            spaces.Sequence(spaces.MultiDiscrete([2, 3])),
-            GOOD,
-            [[1] * 5, [1, 1, 0, 0, 0]],
-            ROWS5,
-            "all actions are masked",
-        ),
     ],
 )
 def test_observations_that_do_not_fit(space, graph, mask, kind, sentence):
-    """The number of rows of a mask is that of edges or nodes, and something is allowed."""
+    """The number of rows of a mask is that of edges or nodes, and there is something to choose."""
     observation = spaces.Dict(g=GRAPH, action_mask=kind)
     obs = {"g": graph, "action_mask": np.array(mask, np.int8)}
     with pytest.raises(UsageErrors, match=sentence):
         make_envs([lambda: ListEnv(observation, [obs], space)]).reset(0)
+
+
+@pytest.mark.parametrize(
+    "space, mask, kind",
+    [
+        (EDGE, [0, 0, 0], MASK),
+        (spaces.Sequence(spaces.Discrete(5)), [[1] * 5, [0] * 5], ROWS5),
+        (spaces.Sequence(spaces.MultiDiscrete([2, 3])), [[1] * 5, [1, 1, 0, 0, 0]], ROWS5),
+        (spaces.Discrete(3), [0, 0, 0], spaces.MultiBinary(3)),
+        (spaces.MultiDiscrete([3, 2]), [0, 1, 0, 0, 0], spaces.MultiBinary(5)),
+        (spaces.MultiDiscrete([2, 2]), [0, 0, 1, 0], spaces.MultiBinary(4)),
+    ],
+)
+def test_a_mask_that_allows_nothing(space, mask, kind, capsys):
+    """It counts as one that allows everything, with equal probabilities, finite figures and
+    gradients, in a script alone, too; where the checks see one they say so, once."""
+    observation = spaces.Dict(g=GRAPH, action_mask=kind)
+    obs = {"g": GOOD, "action_mask": np.array(mask, np.int8)}
+    good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
+    check.said.clear()
+    makers = [
+        lambda own=own: ListEnv(observation, [own] * 4, space) for own in (good, obs, good, obs)
+    ]
+    found = make_envs(makers)
+    flat = found.reset(0).obs
+    for _ in range(2):
+        found.step([None] * 4)
+    assert capsys.readouterr().err == (
+        "env 1, leaf 'action_mask', step 0: no action is allowed, which counts as if all were. "
+        "This is said once\n"
+    )
+    agent = ppo_graph.Agent(found.leaves, space, small_args())
+    batch = ppo_graph.Storage(found.leaves, torch.device("cpu")).append(
+        ppo_graph.join([flat] * 100)
+    )
+    action = agent(batch)[0]
+    _, log_prob, entropy, value = agent(batch, action)
+    (log_prob.sum() + entropy.sum() + value.sum()).backward()
+    for parameter in agent.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+    assert log_prob.isfinite().all() and entropy.isfinite().all()
+    chosen = action.reshape(400, -1)[1::2]  # where nothing is allowed
+    entries = np.reshape(mask, (len(mask), -1))
+    if kind is MASK or isinstance(space, spaces.Discrete):
+        assert sorted(set(chosen[:, 0].tolist())) == [0, 1, 2]
+        torch.testing.assert_close(
+            log_prob[1::2], torch.full((200,), 1 / 3).log().double(), check_dtype=False
+        )
+    elif kind is ROWS5:  # of the second node, its last entry
+        assert len(set(chosen[:, -1].tolist())) == 5 if entries[1].sum() == 0 else 3
+    else:
+        assert len(set(chosen[:, -1].tolist())) == (2 if sum(mask[2:]) == 0 else 1)
+        assert len(set(chosen[:, 0].tolist())) in (1, 2)
 
 
 # ---- Scripts ----
@@ -648,3 +688,36 @@ def test_the_amount_follows_the_node(tmp_path):
         update_epochs=4,
     ).scalars["charts/episodic_return"]
     assert np.mean([value for _, value in logged[-200:]]) > 3
+
+
+FAR = {  # action space, what is said of it
+    "as large as pixels": (vector(2, low=0, high=512), r"action: .* 0\.\.512, .*" + check.RESCALE),
+    "tiny": (vector(2, low=-0.01, high=0.01), r"action: .*-0\.01\.\.0\.01"),
+    "elsewhere": (vector(1, low=3, high=5), r"action: .* 3\.\.5"),
+    "inside a Dict": (
+        spaces.Dict(a=spaces.Discrete(2), b=vector(1, high=2000)),
+        r"action\.b: .*\.\.2000, .*a wrapper of yours",
+    ),
+    "as the policy's": (vector(2), ""),
+    "nearly": (vector(2, low=-2, high=2), ""),
+    "unbounded": (vector(2, low=-np.inf, high=np.inf), ""),
+    "integers": (spaces.MultiDiscrete([50, 60]), ""),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_bounds_far_from_what_the_policy_draws(name, capsys):
+    """A line at the start says that actions will be clipped, and what scales them; once."""
+    space, said = FAR[name]
+    check.said.clear()
+    make_envs([lambda: ListEnv(vector(1), [], space)] * 3)
+    err = capsys.readouterr().err
+    assert err.count("\n") == bool(said) and re.match(said, err)
+
+
+def test_rescaled_bounds_are_not_far(capsys):
+    """Nothing is said where a wrapper scales the actions."""
+    check.said.clear()
+    env = ListEnv(vector(1), [], vector(2, low=0, high=512))
+    make_envs([lambda: gym.wrappers.RescaleAction(env, -1, 1)])
+    assert capsys.readouterr().err == ""

@@ -62,6 +62,14 @@ def on_host(storage):
     return script.Flat([rows.numpy() for rows in values], counts)
 
 
+def test_spare_rows():
+    """At most 1/8 of a batch; one where there are fewer than 7 rows, two where there is none."""
+    storage = script.BucketStorage(script.leaves_of(OBSERVATIONS["graph"]), CPU)
+    spare = np.array([storage.num_spare("obs.nodes", num) for num in range(5000)])
+    assert spare[:7].tolist() == [2, 1, 1, 1, 1, 1, 1]
+    assert (spare[7:] >= 1).all() and (spare / (np.arange(5000) + spare))[7:].max() == 1 / 8
+
+
 def test_bucket():
     """8 sizes per octave, never less than what came in and less than an eighth more."""
     sizes = [script.bucket(num) for num in range(5000)]

@@ -356,3 +356,61 @@ def test_images_side_by_side_as_channels(kind):
     expected = net.net(chw.reshape(2, -1, *chw.shape[3:]).float() / 255)
     torch.testing.assert_close(net(images), expected)
     assert one(images[:, 0]).shape == (2, 512)
+
+
+@pytest.mark.parametrize(
+    "shape, chw",
+    [
+        ((12, 10, 3), (3, 12, 10)),
+        ((3, 40, 36), (3, 40, 36)),
+        ((8, 8, 111), (111, 8, 8)),
+        ((111, 8, 8), (111, 8, 8)),
+        ((16, 16, 27), (27, 16, 16)),
+        ((4, 84, 84), (4, 84, 84)),
+        ((457, 120, 3), (3, 457, 120)),
+        ((8, 8, 8), (8, 8, 8)),
+        ((8, 9), (1, 8, 9)),
+        ((7, 9), None),
+        ((3, 40, 3), None),
+        ((9, 5, 5), None),
+        ((8, 8, 3, 1), None),
+        ((64,), None),
+        ((), None),
+    ],
+)
+def test_which_side_is_channels(shape, chw):
+    """The one that is unlike the others; two sides are an image with one channel."""
+    leaf = ppo_graph.Leaf("obs", spaces.Box(0, 1, shape), "")
+    assert bool(leaf.channels) == (chw is not None)
+    if chw:
+        images = torch.rand(5, 2, *shape)  # two frames
+        net, one = ppo_graph.CNN(leaf, num_frames=2), ppo_graph.CNN(leaf)
+        assert one.shape == chw
+        frames = [images[:, k, None] if len(shape) == 2 else images[:, k] for k in range(2)]
+        if chw != (1, *shape)[-3:]:
+            frames = [frame.permute(0, 3, 1, 2) for frame in frames]
+        torch.testing.assert_close(net(images), net.net(torch.cat(frames, 1)))
+        torch.testing.assert_close(one(images[:, 0]), one.net(frames[0]))
+        assert one(images[:0, 0]).shape == (0, 512)
+
+
+@pytest.mark.parametrize(
+    "low, high, dtype, largest",
+    [
+        (0, 255, np.uint8, 255),
+        (0, 1, np.uint8, 1),
+        (0, 65535, np.uint16, 65535),
+        (0, 255, np.float32, 255),
+        (-1, 1, np.float32, 1),
+        (-np.inf, np.inf, np.float32, 1),
+        (-(2**62), 2**62, np.int64, 1),
+        (0, 0, np.uint8, 1),
+    ],
+)
+def test_images_are_scaled_by_their_bounds(low, high, dtype, largest):
+    """Planes of a board stay 0 and 1, whatever their dtype."""
+    space = spaces.Box(low, high, (8, 8, 3), dtype)
+    net = ppo_graph.CNN(ppo_graph.Leaf("obs", space, ""))
+    images = torch.randint(0, 2, (4, 8, 8, 3))
+    expected = net.net(images.permute(0, 3, 1, 2).float() / largest)
+    torch.testing.assert_close(net(images.to(torch.int64)), expected)

@@ -2,18 +2,20 @@
 for masks in info.
 
     --wrap hide:1,3                hides entries 1 and 3 of a Box vector
+    --wrap hide:mission            hides a key of a Dict
     --wrap z:skill:4               one of 4 skills per episode, as key "z" of the observation
     --wrap z:uniform:2             two numbers between 0 and 1 instead
     --wrap my_module:my_wrapper    your own: my_wrapper(env) returns an environment
-    --wrap my_module:my_wrapper:3  my_wrapper(env, "3")
+    --wrap my_module:my_wrapper:3  my_wrapper(env, 3); what is no JSON is text
 
 Several of them are put on in the order given, the last one outermost. cloudpickle saves them with
-their state.
+their state. `wrap_all` adds what the environment needs beside them.
 """
 
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +24,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-KNOWN = "hide:1,3 z:skill:4 z:uniform:2 module:callable module:callable:argument"
+from cleanrl_graph.envs.fitting import fit, name_of
+
+KNOWN = "hide:1,3 hide:key z:skill:4 z:uniform:2 module:callable module:callable:argument"
 
 
 def full_id(env_id: str) -> tuple[str, str]:
@@ -50,10 +54,12 @@ def wrap(env: gym.Env, spec: str) -> gym.Env:
 
 
 def wrap_all(env: gym.Env, specs: tuple[str, ...]) -> gym.Env:
-    """The environment with all entries of --wrap put on. If the info of its first reset has an
-    action_mask, and the observation has none, that is moved into the observation."""
+    """The environment with all entries of --wrap put on, and then with spaces that the scripts
+    read. If the info of its first reset has an action_mask, and the observation has none, that is
+    moved into the observation."""
     for spec in specs:
         env = wrap(env, spec)
+    env = fit(env)
     space = env.observation_space
     is_in_obs = isinstance(space, spaces.Dict) and "action_mask" in space.keys()
     outcome = env.reset()
@@ -65,14 +71,17 @@ def wrap_all(env: gym.Env, specs: tuple[str, ...]) -> gym.Env:
 
 
 def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
-    """Without these entries of a Box vector, values and bounds alike."""
+    """Without these entries of a Box vector, values and bounds alike, or these keys of a Dict."""
     space = env.observation_space
+    if isinstance(space, spaces.Dict) and set(entries) <= set(space.keys()):
+        return without_keys(env, entries)
     hidden = [int(entry) for entry in entries if entry.strip().isdecimal()]
     is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1
     if len(hidden) < len(entries) or not is_vector or max(hidden) >= space.shape[0]:
         raise gym.error.Error(
             f"--wrap {spec}: numbers from 0 on are needed, as in hide:1,3, and an observation that "
-            f"is a Box vector with these entries; it is {space}"
+            "is a Box vector with these entries, or keys of a Dict; "
+            f"it is {name_of(space)}"
         )
     seen = np.ones(space.shape, bool)  # a mask, not indices: a vector of another length is an error
     seen[hidden] = False
@@ -84,12 +93,26 @@ def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
     return gym.wrappers.TransformObservation(env, without_hidden, visible)
 
 
+def without_keys(env: gym.Env, hidden: list[str]) -> gym.Env:
+    """Without these keys of a Dict observation."""
+    space = env.observation_space
+    visible = spaces.Dict({key: space[key] for key in space if key not in hidden})
+
+    def without_hidden(obs):
+        if not isinstance(obs, Mapping):  # the scripts name it
+            return obs
+        return {key: value for key, value in obs.items() if key not in hidden}
+
+    return gym.wrappers.TransformObservation(env, without_hidden, visible)
+
+
 def call(env: gym.Env, spec: str) -> gym.Env:
-    """What a `module:callable:arguments` of one's own makes of the environment. The arguments are
-    strings."""
-    if not re.fullmatch(r"[^\W\d][\w.]*:\w+(:.*)?", spec):
+    """What a `module:callable:arguments` of one's own makes of the environment."""
+    match = re.fullmatch(r"([^\W\d][\w.]*):(\w+)(?::(.*))?", spec)
+    if match is None:
         raise gym.error.Error(f"--wrap {spec}: there is no such wrapper; the forms are {KNOWN}")
-    module, name, *arguments = spec.split(":")
+    module, name, text = match.groups()
+    arguments = arguments_of(text)
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -105,7 +128,7 @@ def call(env: gym.Env, spec: str) -> gym.Env:
     except (AttributeError, TypeError, ValueError) as error:
         raise gym.error.Error(
             f"--wrap {spec}: {name!r} of {module} must be a callable that takes the environment "
-            f"and {len(arguments)} strings: {error}"
+            f"and {arguments}: {error}"
         ) from None
     result = function(env, *arguments)
     if not isinstance(result, gym.Env):
@@ -113,6 +136,24 @@ def call(env: gym.Env, spec: str) -> gym.Env:
             f"--wrap {spec}: it must return a gymnasium environment, and returned {result!r}"
         )
     return result
+
+
+def arguments_of(text: str | None) -> list:
+    """What stands between colons, as JSON where it can be read so, else as text; colons inside of
+    JSON are its own. 'a:3:{"b": 1}' is ["a", 3, {"b": 1}]."""
+    arguments = []
+    while text is not None:
+        try:
+            value, stop = json.JSONDecoder().raw_decode(text)
+            is_json = text[stop : stop + 1] in ("", ":")
+        except ValueError:
+            is_json = False
+        if not is_json:
+            value = text.partition(":")[0]
+            stop = len(value)
+        arguments.append(value)
+        text = text[stop + 1 :] if stop < len(text) else None
+    return arguments
 
 
 def with_space(space: gym.Space, key: str, child: gym.Space) -> spaces.Dict:

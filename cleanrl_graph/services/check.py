@@ -21,7 +21,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from cleanrl_graph.envs import wrappers
+from cleanrl_graph.envs import fitting, wrappers
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -115,7 +115,8 @@ def frames(problem: BaseException) -> str:
     trace = problem.__traceback__
     while trace:
         code = trace.tb_frame.f_code
-        if code.co_filename not in (__file__, wrappers.__file__) and code.co_name != "make_env":
+        is_ours = code.co_filename in (__file__, wrappers.__file__, fitting.__file__)
+        if not is_ours and code.co_name != "make_env":
             break
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(problem), problem, trace))
@@ -174,7 +175,9 @@ class Checked(gym.Wrapper):
         try:
             result = getattr(self.env, method)(*args, **kwargs)
         except (Exception, SystemExit) as problem:
-            raise explained(f"{place()}, {method}{args or ''}", problem) from None
+            with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
+                doing = f"{place()}, {method}{args or ''}"
+            raise explained(doing, problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
             raise UsageError(f"{place()}, {method}: {needed}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from cleanrl_graph.envs.fitting import SAID
 from cleanrl_graph.services import check, demos, evaluate, policy, process, runs
 from cleanrl_graph.services.arguments import args_of, parse
 from cleanrl_graph.services.check import UsageError
@@ -52,6 +53,7 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
     Returns the rows of the evaluation's table; none on ranks above 0."""
     args = args_of(script, **vars(args) | more)
     process.tune()
+    SAID.clear()
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.ranks())
         stack.enter_context(process.patched(script))

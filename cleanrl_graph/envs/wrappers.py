@@ -13,6 +13,7 @@ their state. `wrap_all` adds what the environment needs beside them.
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -33,12 +34,52 @@ def full_id(env_id: str) -> tuple[str, str]:
     """(id for gym.make, hint for its errors). `envs:NAME` is this package's where Python finds no
     other `envs`, such as one in the current folder."""
     if not env_id.startswith("envs:"):
-        return env_id, "or module:Name-v0"
+        return env_id, ""
     ours = f"cleanrl_graph.{env_id}"
     own = importlib.util.find_spec("envs")
     if own and own.origin:
         return env_id, f"of {own.origin}; that of cleanrl_graph is {ours}"
-    return ours, "or module:Name-v0"
+    return ours, ""
+
+
+def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
+    """What may help where gym.make failed; `known` are the ids that there were before."""
+    quoted = r"'\w+'(?:(?:, |,? and )'\w+')*"
+    missing = re.search(rf"__init__\(\) missing .* arguments?: ({quoted})", str(problem))
+    if missing:
+        kwargs = [f'"{name}": ...' for name in re.findall(r"'(\w+)'", missing[1])]
+        return f"give --env-kwargs '{{{', '.join(kwargs)}}}'"
+    module, _, name = env_id.rpartition(":")
+    if not isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
+        return "or module:Name-v0"
+    if not module:
+        found = [f"{top}:{name}" for top in modules_like(name)]
+        return f"not imported? --env-id {' or '.join(found)}" if found else "or module:Name-v0"
+    of = [
+        getattr(spec.entry_point, "__module__", spec.entry_point) for spec in gym.registry.values()
+    ]
+    is_there = any(f"{path}:".startswith((f"{module}.", f"{module}:")) for path in of)
+    if is_there or set(gym.registry) != known:
+        return "or module:Name-v0"
+    return (
+        f"{module} was imported and registered nothing: call its register function in a module of "
+        "yours"
+    )
+
+
+def modules_like(name: str) -> list[str]:
+    """The installed modules whose name, or that of their package, resembles how an id begins."""
+    first = re.split(r"[-/]", name)[0].lower()
+    found = []
+    for module, packages in importlib.metadata.packages_distributions().items():
+        words = set(re.split(r"[-_.]", " ".join([module, *packages]).lower().replace(" ", "-")))
+        for word in words - {"gym", "gymnasium", "env", "envs"}:
+            if len(word) > 2 and (
+                first.startswith(word) or len(first) > 2 and word.startswith(first)
+            ):
+                found.append(module)
+                break
+    return sorted(set(found) - {"gymnasium", "cleanrl_graph"})
 
 
 def wrap(env: gym.Env, spec: str) -> gym.Env:

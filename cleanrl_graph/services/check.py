@@ -40,6 +40,8 @@ RANGES = [
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
+FLOAT32 = float(np.finfo(np.float32).max)
+OLD = "an environment of gym's old interface needs the wrapper that the README has, or shimmy"
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 
@@ -177,10 +179,11 @@ class Checked(gym.Wrapper):
         except (Exception, SystemExit) as problem:
             with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
                 doing = f"{place()}, {method}{args or ''}"
-            raise explained(doing, problem) from None
+            is_old = method == "reset" and "keyword argument 'seed'" in text_of(problem)
+            raise explained(f"{doing} ({OLD})" if is_old else doing, problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
-            raise UsageError(f"{place()}, {method}: {needed}")
+            raise UsageError(f"{place()}, {method}: {needed}; {OLD}")
         return result
 
     def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
@@ -223,7 +226,12 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     --wrap. `envs:NAME` is one of cleanrl_graph unless the current folder has a module `envs`."""
     env_id, hint = wrappers.full_id(args.env_id)
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
-    env = guarded(f"--env-id {args.env_id} ({hint})", script.make_env, full, i, **more)
+    known = set(gym.registry)
+    try:
+        env = script.make_env(full, i, **more)
+    except (Exception, SystemExit) as problem:
+        hint = hint or wrappers.advice(env_id, problem, known)
+        raise explained(f"--env-id {args.env_id} ({hint})", problem) from None
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
         env = Checked(env.env)
     return wrappers.wrap_all(env, args.wrap)
@@ -236,6 +244,7 @@ def made(make: Callable, number: int) -> Checked:
     if not isinstance(env, Checked):
         env = Checked(env)
     env.number = number
+    refuse(wrong_space(env.observation_space))
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
     Checked.latest = env
     return env
@@ -301,35 +310,33 @@ def wrong_leaves(leaves: list) -> Iterator[str]:
     for leaf in leaves:
         is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
         if is_discrete and num_options(leaf.space).sum() > MOST:
-            yield f"leaf '{leaf.path}': {leaf.space} has over {MOST} values; a Box has numbers"
+            name = fitting.name_of(leaf.space)
+            yield f"leaf '{leaf.path}': {name} has over {MOST} values; a Box has numbers"
         is_sequence = leaf.path == leaf.group and leaf.dtype.kind in "iu"
         if leaf.path == "node_ids" and not (is_sequence and named):
             needed = "must be integers in a Sequence, one per node or element of a set"
-            yield f"leaf 'node_ids': {leaf.space} {needed}"
+            yield f"leaf 'node_ids': {fitting.name_of(leaf.space)} {needed}"
 
 
 def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
     """What is wrong with an action space, its heads or its masks."""
     is_sequence = isinstance(space, spaces.Sequence)
-    known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
-    for factor in script.leaves_of(space, "action"):
-        is_integer = isinstance(factor.space, spaces.Box) and factor.dtype.kind != "f"
-        is_stacked = is_sequence and space.stack and factor.path != "action"
-        if is_integer or is_stacked or factor.group != is_sequence * "action":
-            yield f"action space {space} is not supported ({known})"
+    yield from wrong_space(space, "action", is_action=True)
+    name = fitting.name_of(space)
     parts = script.parts_of(space, leaves, args)
     if min([part.k for part in parts], default=0) < 1:
-        yield f"action space {space} is not supported, there is nothing to choose"
+        yield f"action space {name} is not supported, there is nothing to choose"
     if sum(part.k * part.n for part in parts if part.group == "") > MOST:
-        yield f"action space {space} has over {MOST} options"
+        yield f"action space {name} has over {MOST} options"
     chosen = {part.group for part in parts}
     groups = sorted({leaf.group for leaf in leaves if leaf.is_input} - {""})
     head = args.action_head
     if head not in ("auto", "flat") and "" in chosen and not is_sequence:
-        needed = "needs Discrete actions or a Sequence, and one graph or set"
-        yield f"--action-head {head} {needed}, not {space} and {groups}"
+        needed = "needs Discrete actions or a Sequence"
+        named = f"the name of one of {groups}" if groups else "a graph or set, which is not there"
+        yield f"--action-head {head} {needed}, not {name}, and {named}"
     if head == "auto" and "avail_actions" in set(groups) - chosen and not is_sequence:
-        yield f"{space} chooses from no avail_actions: give --action-head avail_actions, or flat"
+        yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
     for mask in leaves:
         masked = [part for part in parts if part.mask == mask.path]
         stop = max((part.entries.stop for part in masked), default=0)
@@ -340,8 +347,37 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
         if is_mask and (stop != width or len({part.group for part in masked}) > 1):
             none = head if is_sequence else "flat"
             heads = " ".join(sorted({group or none for group in chosen}))
-            problem = f"a mask {mask.space} does not fit {space} with --action-head {heads}"
+            problem = f"a mask {mask.space} does not fit {name} with --action-head {heads}"
+            sizes = [part.n for part in masked or parts for _ in range(part.k) if part.n]
+            if chosen == {""} and mask.group == "" and 0 < len(sizes) <= 16:
+                problem += f": {' + '.join(map(str, sizes))} entries are needed"
             yield f"leaf '{mask.path}': {problem}"
+
+
+def wrong_space(
+    space: gym.Space, path: str = "", outer: str = "", is_action: bool = False
+) -> Iterator[str]:
+    """What scripts do not read in a space of observations or actions. `outer` is the kind of what
+    it is inside of, if that has no place for rows."""
+    kind = type(space).__name__
+    about = f"leaf '{path or 'obs'}'"
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        inside = outer or kind * is_action
+        for k, child in space.items() if isinstance(space, spaces.Dict) else enumerate(space):
+            yield from wrong_space(child, f"{path}.{k}".removeprefix("."), inside, is_action)
+    elif isinstance(space, (spaces.Sequence, spaces.Graph)) and outer:
+        article = f"inside a {outer}{' of actions' if is_action else ''}"
+        yield f"{about}: a {kind} is not supported {article}"
+    elif isinstance(space, spaces.Sequence):
+        row = type(space.feature_space).__name__
+        if is_action and space.stack and row in ("Dict", "Tuple"):
+            yield f"{about}: a {kind} of {row} is not supported with stack=True, with False it is"
+        yield from wrong_space(space.feature_space, path, kind, is_action)
+    elif not isinstance(space, (spaces.Box, *DISCRETE, spaces.MultiBinary)):
+        if is_action or not isinstance(space, spaces.Graph):
+            known = "Box, Discrete, MultiDiscrete, MultiBinary, Sequence, Dict and Tuple are"
+            name = fitting.name_of(space)
+            yield f"{about}: {name} is not supported ({known}{'' if is_action else ', and Graph'})"
 
 
 def num_options(space: gym.Space) -> np.ndarray:
@@ -360,7 +396,8 @@ def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
     action = str(env.action_space)
     if {part.group for part in parts} != {""}:
         action = re.sub(r"Discrete\([^,)]*", "", action)
-    return f"{inputs}", f"{done} {action}", str(env.observation_space), str(env.action_space)
+    shown = map(fitting.name_of, (env.observation_space, env.action_space))
+    return f"{inputs}", f"{done} {action}", *shown
 
 
 def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
@@ -433,6 +470,7 @@ class Checks:
             path = unreadable(self.script, self.space, lambda: obs)
             text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
             raise UsageError(f"{self.place(Checked.latest.number, path)}: {text}") from None
+        rows = list(map(shaped, self.leaves, rows))
         acted = Checked.latest.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
             for leaf, own in zip(self.leaves, rows):
@@ -457,7 +495,8 @@ class Checks:
         yield from wrong_form(self.leaves, observations, self.named)
         self.flat = super().collate(observations)
         for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
-            if leaf.dtype.kind != "f" and any(array.dtype != leaf.dtype for array in rows):
+            is_cast = any(array.dtype != leaf.dtype for array in rows)
+            if is_cast and not (leaf.dtype.kind == "f" and np.isfinite(values).all()):
                 values = np.concatenate(rows)  # as they were before they got the leaf's dtype
             for problem in wrong_values(leaf, values, self.flat.counts, parts):
                 yield leaf.path, problem
@@ -473,6 +512,19 @@ class Checks:
     def close(self) -> None:
         for env in self.envs:
             close(env)
+
+
+def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
+    """The rows in the leaf's shape, if theirs is another only by axes of length 1."""
+    shape = leaf.space.shape
+    own = rows.shape[1:]
+    if own == shape or rows.ndim == 0 or [n for n in own if n > 1] != [n for n in shape if n > 1]:
+        return rows
+    if 0 in (*own, *shape):
+        return rows
+    if Checked.latest.number == 0:
+        fitting.say(f"leaf '{leaf.path}': shape {own} is read as {shape}, which is declared")
+    return rows.reshape(len(rows), *shape)
 
 
 def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
@@ -529,7 +581,7 @@ def wrong_values(leaf: Any, values: np.ndarray, counts: dict, parts: list[list])
         where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
         if leaf.is_links:
             where += f" of a graph with {counts[leaf.nodes][0]} nodes"
-        yield f"value {values[bad][0]}{where}"
+        yield f"value {values[bad][0]}{where}{allowed(leaf, values, bad)}"
     num = counts[leaf.group]
     env = np.arange(len(num)).repeat(num)  # of each row
     if leaf.path == "node_ids":
@@ -551,7 +603,7 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     """Where the values of a leaf are not finite, no node of their graph, no category, or not of its
     dtype, in which they would become others."""
     if leaf.dtype.kind == "f":
-        return ~np.isfinite(values)
+        return ~(np.abs(values) <= FLOAT32)
     low = 0
     if leaf.is_links:
         high = counts[leaf.nodes].repeat(counts[leaf.group])[:, None]
@@ -564,6 +616,19 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
         cast = values.astype(leaf.space.dtype)  # uint16 is kept as int64
         return (cast != values) | (values.astype(leaf.dtype) != values)
     return (values < low) | (values >= high)
+
+
+def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
+    """What may stand where the first bad value does, for the end of a sentence."""
+    if leaf.dtype.kind == "f":
+        return " exceeds float32" if np.isfinite(values[bad][0]) else ""
+    if leaf.is_links:
+        return ""
+    if isinstance(leaf.space, DISCRETE):
+        low = np.broadcast_to(leaf.space.start, values.shape)[bad][0]
+        num = np.broadcast_to(num_options(leaf.space), values.shape)[bad][0]
+        return f"; {fitting.name_of(leaf.space)} has {low} to {low + num - 1}"
+    return f"; {leaf.space.dtype} is declared"
 
 
 def is_all_masked(mask: np.ndarray, env: np.ndarray, num_envs: int, part: Any) -> bool:

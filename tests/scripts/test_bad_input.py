@@ -3,11 +3,14 @@ value, what to do. A few things that look wrong simply work."""
 
 import copy
 import importlib
+import importlib.metadata
 import os
 import re
 import sys
+import textwrap
 import time
 from decimal import Decimal
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +21,7 @@ from gymnasium import spaces
 from helpers import MASK, ListEnv, command, graph_space, make_envs, run, run_folder, vector
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs import fitting
 from cleanrl_graph.services import checkpoint
 
 SCRIPTS = [path.stem for path in shared_blocks.scripts()]
@@ -194,7 +198,14 @@ FAULTS = {
         "a.0",
         ["value 2"],
     ),
-    "category below the start": (spaces.Discrete(3, start=5), TWO, 5, 4, "obs", ["value 4"]),
+    "category below the start": (
+        spaces.Discrete(3, start=5),
+        TWO,
+        5,
+        4,
+        "obs",
+        ["value 4; Discrete(3, start=5) has 5 to 7"],
+    ),
     "category that is NaN": (spaces.Discrete(3), TWO, 0, np.nan, "obs", ["dtype float64"]),
     "one of many categories": (
         spaces.MultiDiscrete([3, 2, 4]),
@@ -322,7 +333,15 @@ FAULTS = {
         np.zeros(2),
         np.array([0, -1e300]),
         "obs",
-        ["value -inf"],
+        ["value -1e+300 exceeds float32"],
+    ),
+    "too large for a network": (
+        spaces.Box(-np.inf, np.inf, (2,), np.float64),
+        TWO,
+        np.zeros(2),
+        np.array([0, 1e39]),
+        "obs",
+        ["value 1e+39 exceeds float32"],
     ),
     "too large for uint8": (
         spaces.Box(0, 255, (2,), np.uint8),
@@ -330,7 +349,7 @@ FAULTS = {
         np.array([0, 255]),
         np.array([0, 300]),
         "obs",
-        ["value 300"],
+        ["value 300; uint8 is declared"],
     ),
     "too small for int8": (
         spaces.Box(-128, 127, (2,), np.int8),
@@ -410,7 +429,7 @@ FAULTS = {
         np.array([7, 0]),
         np.array([8, 0]),
         "obs",
-        ["value 8"],
+        ["value 8; MultiDiscrete([3 2], start=[ 5 -1]) has 5 to 7"],
     ),
     "number for a set": (spaces.Sequence(vector()), TWO, (0.5,), 0.5, "obs", []),
     "no observation": (vector(2), TWO, np.zeros(2), None, "obs", ["dtype object"]),
@@ -496,10 +515,36 @@ def test_final_edges_are_checked():
         envs.step([0])
 
 
+SHAPES = {  # space, observations in another shape, the values of the first one
+    "number for a row": (vector(1), [np.float32(0.5), 0.25], [[0.5]]),
+    "row for a number": (vector(), [np.array([0.5]), [0.25]], [0.5]),
+    "row of a row": (vector(3), [np.ones((1, 3)), np.ones((3, 1))], [[1, 1, 1]]),
+    "rows of a set": (
+        spaces.Dict(a=TWO, s=spaces.Sequence(vector(), stack=True)),
+        [{"a": 0, "s": np.ones((2, 1))}, {"a": [1], "s": np.ones((0, 1))}],
+        [1, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shape_with_other_axes_of_one(case, monkeypatch, capsys):
+    """It is read as what is declared, which is said once."""
+    monkeypatch.setattr(fitting, "SAID", set())
+    space, observations, values = SHAPES[case]
+    envs = make_envs([lambda: ListEnv(space, [*observations, *observations])] * 2)
+    assert envs.reset(0).obs.values[-1].tolist() == values * 2
+    envs.step([0, 0])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(set(lines)) and "is read as" in lines[0]
+    with pytest.raises(ValueError, match="shape|read"):
+        make_envs([lambda: ListEnv(vector(2, 3), [np.zeros((3, 2))])]).reset(0)
+
+
 # ---- Spaces: found before the first step ----
 IDS = spaces.Sequence(spaces.Box(0, 9, (), np.uint8), stack=True)
 SPACES = {  # observation space, action space, what is said
-    "text": (spaces.Text(4), TWO, "leaf 'obs': Text.* is not supported"),
+    "text in a set": (spaces.Sequence(spaces.Text(4)), TWO, "leaf 'obs': Text is not supported"),
     "one of": (
         spaces.Dict(a=vector(2), b=spaces.OneOf([TWO, vector(1)])),
         TWO,
@@ -508,7 +553,7 @@ SPACES = {  # observation space, action space, what is said
     "set of sets": (
         spaces.Dict(many=spaces.Sequence(ROWS)),
         TWO,
-        "leaf 'many': Sequence.* is not supported .*not inside a Sequence",
+        "leaf 'many': a Sequence is not supported inside a Sequence$",
     ),
     "one name for two leaves": (
         spaces.Dict({"a.b": vector(1), "a": spaces.Dict(b=vector(1))}),
@@ -523,11 +568,26 @@ SPACES = {  # observation space, action space, what is said
     "nothing": (spaces.Dict({}), TWO, r"leaves \[\] .* one must be an input"),
     "only a mask": (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "one must be an input"),
     "only ids": (spaces.Dict(node_ids=IDS), TWO, "one must be an input"),
-    "action that is text": (vector(2), spaces.Text(4), "action.* Text.*not supported"),
-    "action of integers": (
+    "action that is text": (vector(2), spaces.Text(4), "leaf 'action': Text is not supported"),
+    "set of dicts of sets": (
+        spaces.Dict(many=spaces.Sequence(spaces.Dict(a=TWO, b=ROWS))),
+        TWO,
+        "leaf 'many.b': a Sequence is not supported inside a Sequence$",
+    ),
+    "set of actions in a dict": (
         vector(2),
-        spaces.Box(0, 3, (2,), np.int32),
-        "action space Box.* is not supported",
+        spaces.Dict(a=TWO, b=spaces.Sequence(TWO)),
+        "leaf 'action.b': a Sequence is not supported inside a Dict of actions$",
+    ),
+    "stacked dicts of actions": (
+        vector(2),
+        spaces.Sequence(spaces.Dict(a=TWO), stack=True),
+        "leaf 'action': a Sequence of Dict is not supported with stack=True, with False it is$",
+    ),
+    "joint mask": (
+        spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary((10, 10))),
+        spaces.MultiDiscrete([10, 10]),
+        r"with --action-head flat: 10 \+ 10 entries are needed",
     ),
     "action per row of none": (
         vector(2),
@@ -537,7 +597,7 @@ SPACES = {  # observation space, action space, what is said
     "action that is a graph": (
         vector(2),
         spaces.Dict(a=TWO, b=spaces.Graph(vector(1), None)),
-        "action space .* is not supported",
+        "leaf 'action.b': a Graph is not supported inside a Dict of actions",
     ),
     "mask too long": (
         spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(4)),
@@ -880,7 +940,59 @@ def test_reward_that_is_no_number(reward):
 
 def test_reset_without_a_seed(tmp_path):
     """An environment for gym, not for gymnasium."""
-    fails(r"unexpected keyword argument 'seed'", tmp_path, env_id="NoSeed-v0")
+    sentence = r"reset.* \(an environment of gym's old interface needs .*argument 'seed'"
+    fails(sentence, tmp_path / "a", env_id="NoSeed-v0")
+    fails("2 values, not .*gym's old interface", tmp_path / "b", env_kwargs={"fault": "old reset"})
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    code = text.partition("gym's old interface")[2].partition("```python")[2].partition("```")[0]
+    names = {}
+    exec(f"import gymnasium as gym\n{textwrap.dedent(code)}", names)
+
+    class Old(NoSeed):
+        def step(self, action):
+            obs, reward, ended, _, info = super().step(action)
+            return obs, reward, ended, info
+
+        def reset(self):
+            return super().reset()[0]
+
+    gym.register("Old-v0", entry_point=lambda: names["NewInterface"](Old()))
+    assert run(tmp_path / "c", env_id="Old-v0", eval_episodes=1).rows[0]["return"] == 5
+    del gym.registry["Old-v0"]
+
+
+class Needy(Simple):
+    def __init__(self, n_nodes, *, size):
+        super().__init__()
+
+
+def test_constructor_that_needs_arguments(tmp_path):
+    gym.register("Needy-v0", entry_point=Needy)
+    sentence = r"""\(give --env-kwargs '{"n_nodes": ...}'\)"""
+    fails(sentence, tmp_path / "a", env_id="Needy-v0", env_kwargs={"size": 1})
+    fails('"size": ', tmp_path / "b", env_id="Needy-v0", env_kwargs={"n_nodes": 1})
+    del gym.registry["Needy-v0"]
+
+
+def test_ids_of_modules_that_were_not_imported(tmp_path, monkeypatch):
+    """The module that resembles an unknown id is named; so is one that registers nothing."""
+    (tmp_path / "quiet_module.py").write_text("def register(): pass")
+    (tmp_path / "loud_module.py").write_text(
+        "import gymnasium\ngymnasium.register('Loud-v0', entry_point='elsewhere:Loud')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    quiet = r"\(quiet_module was imported and registered nothing: call its register function"
+    for k in "ab":  # imported now or before
+        fails(quiet, tmp_path / k, env_id="quiet_module:Quiet-v0")
+    fails(r"\(or module:Name-v0\)", tmp_path / "c", env_id="loud_module:Lood-v0")
+    fails(r"\(or module:Name-v0\)", tmp_path / "d", env_id="helpers:Nope-v0")
+    del gym.registry["Loud-v0"]
+    packages = {"minigrid": ["Minigrid"], "ale_py": ["ale-py"], "mo_gymnasium": ["mo-gymnasium"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
+    for env_id in ("minigrid:MiniGridder-Empty-v0", "ale_py:ALE/Nothing-v5"):
+        sentence = rf"\(not imported\? --env-id {env_id}\)"
+        fails(sentence, tmp_path / env_id[:3], env_id=env_id.partition(":")[2])
+    fails(r"\(or module:Name-v0\)", tmp_path / "e", env_id="Gymnasium-v0")
 
 
 @pytest.mark.parametrize(

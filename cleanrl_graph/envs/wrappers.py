@@ -26,6 +26,7 @@ import numpy as np
 from gymnasium import spaces
 
 from cleanrl_graph.envs.fitting import fit, name_of
+from cleanrl_graph.envs.petting_zoo import with_agents
 
 KNOWN = "hide:1,3 hide:key z:skill:4 z:uniform:2 module:callable module:callable:argument"
 
@@ -94,12 +95,15 @@ def wrap(env: gym.Env, spec: str) -> gym.Env:
     return call(env, spec)
 
 
-def wrap_all(env: gym.Env, specs: tuple[str, ...]) -> gym.Env:
-    """The environment with all entries of --wrap put on, and then with spaces that the scripts
-    read. If the info of its first reset has an action_mask, and the observation has none, that is
-    moved into the observation."""
+def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> gym.Env:
+    """The environment with all entries of --wrap put on, then, for a script that `has_agents`, with
+    those of a Tuple or Dict as a set, and with spaces that the scripts read. If the info of its
+    first reset has an action_mask, and the observation has none, that is moved into the
+    observation."""
     for spec in specs:
         env = wrap(env, spec)
+    if has_agents:
+        env = with_agents(env)
     env = fit(env)
     space = env.observation_space
     is_in_obs = isinstance(space, spaces.Dict) and "action_mask" in space.keys()
@@ -270,6 +274,24 @@ class EpisodeZ(gym.Wrapper):
             info = {**(info or {}), "group": f"z_{group}"}
         obs = with_key(self.env.observation_space, obs, "z", self.z)
         return obs, reward, terminated, truncated, info
+
+
+class MeanReward(gym.Wrapper):
+    """Agents that are rewarded together: the mean of a list or dict of rewards. An episode ends
+    when it has for all of them."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, float(np.mean(of_each(reward))), *map(is_all, (terminated, truncated)), info
+
+
+def of_each(value: Any) -> list:
+    """The values of a list or dict, or the one value."""
+    return list(value.values()) if isinstance(value, dict) else np.ravel(value).tolist()
+
+
+def is_all(value: Any) -> bool:
+    return all(of_each(value))
 
 
 class InfoActionMask(gym.Wrapper):

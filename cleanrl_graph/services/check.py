@@ -154,10 +154,19 @@ class Checked(gym.Wrapper):
         self.num_steps += 1
         obs, reward, terminated, truncated, info = self.call(5, "step", action)
         info = info or {}
+        if not self.records and not self.env.has_wrapper_attr("episode_returns"):
+            self.records = True  # the rewards inside are no numbers
+            self.episode_returns = 0.0
+            self.episode_lengths = 0
         is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
         is_usual = is_usual and terminated is truncated is False
         if not is_usual or info:
             numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
+            if self.number is None and None in map(number_of, numbers.values()):
+                if self.records:  # those of several agents, or objectives: a wrapper makes them one
+                    self.records = False
+                    del self.episode_returns, self.episode_lengths
+                return obs, reward, terminated, truncated, info
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
         if self.has_agents:
@@ -191,19 +200,33 @@ class Checked(gym.Wrapper):
         for name, value in numbers.items():
             number = number_of(value)
             if number is None:
-                yield f"{name} is {value!r}, not a finite number"
+                advice = self.advice(value) if name == "reward" else ""
+                yield f"{name} is {value!r}, not a finite number{advice}"
             elif name != "reward" and number not in (0, 1):
                 yield f"{name} is {value!r}, not True or False"
         if not isinstance(info, dict):
             yield f"info is {info!r}, not a dict"
         if "action_mask" in info and not self.has_mask:
             yield "info has an action_mask, the first reset had none"
-        if numbers["terminated"] or numbers["truncated"]:
-            yield from wrong_report(info.get("group"), info.get("eval", {}), info.get("episode"))
+
+    def advice(self, reward: Any) -> str:
+        """What makes one number of several."""
+        if not isinstance(reward, (list, tuple, dict, np.ndarray)):
+            return ""
+        mean = "--wrap cleanrl_graph.envs.wrappers:MeanReward"
+        if isinstance(reward, dict) or isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
+            return f": in ppo_graph_agents.py each agent has its own; {mean} takes the mean"
+        linear = "--wrap mo_gymnasium.wrappers:LinearReward"
+        return f": {linear} makes one of several objectives, {mean} of several agents"
 
     def last_info(self, info: dict, terminated: bool) -> dict:
         """That of a step which ends an episode. Where only a life of a game ended it has no
         "episode"."""
+        info = own_report(info)
+        refuse(
+            f"{place()}: {problem}"
+            for problem in wrong_report(info.get("eval", {}), info.get("episode"))
+        )
         episode = {}
         if self.records or not terminated or info.get("lives", 0) == 0:
             episode["r"] = self.get_wrapper_attr("episode_returns")
@@ -234,7 +257,7 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
         raise explained(f"--env-id {args.env_id} ({hint})", problem) from None
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
         env = Checked(env.env)
-    return wrappers.wrap_all(env, args.wrap)
+    return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
 
 
 def made(make: Callable, number: int) -> Checked:
@@ -258,17 +281,31 @@ def close(env: gym.Env) -> None:
         print(f"close() of {env}: {text_of(problem)}", file=sys.stderr)
 
 
-def wrong_report(group: Any, report: Any, episode: Any) -> Iterator[str]:
+def own_report(info: dict) -> dict:
+    """An info whose "group" can be a name and whose "eval" has columns. What an environment means
+    otherwise by these words is left out, which is said."""
+    for name in {"group", "eval"} & set(info):
+        value = info[name]
+        try:
+            pickle.dumps(value)
+            if name == "group":
+                is_ours = hash(value) is not None
+            else:
+                is_ours = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        except Exception:  # of many kinds
+            is_ours = False
+        if not is_ours:
+            fitting.say(f"info['{name}'] is left out: it is no {name} but {type(value).__name__}")
+            info = {key: value for key, value in info.items() if key != name}
+    return info
+
+
+def wrong_report(report: dict, episode: Any) -> Iterator[str]:
     """What is wrong with what `info` says about an episode that ends."""
-    try:
-        hash(group)
-        pickle.dumps((group, report))
-        numbers = [report.get("cost", 0)]
-        for name in report:
-            if name in ("instance", "greedy") or name.startswith("best of "):
-                yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
-    except Exception as problem:  # of many kinds
-        yield f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"
+    numbers = [report.get("cost", 0)]
+    for name in report:
+        if name in ("instance", "greedy") or name.startswith("best of "):
+            yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
     if isinstance(episode, dict):
         numbers += [episode.get("r", 0), episode.get("l", 0)]
     for value in numbers:

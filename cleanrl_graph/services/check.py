@@ -12,7 +12,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -506,6 +506,7 @@ class Checks:
         except Exception as problem:  # of many kinds
             path = unreadable(self.script, self.space, lambda: obs)
             text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
+            text += "".join(set(conversions(obs)))
             raise UsageError(f"{self.place(Checked.latest.number, path)}: {text}") from None
         rows = list(map(shaped, self.leaves, rows))
         acted = Checked.latest.num_acted
@@ -564,6 +565,17 @@ def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
     return rows.reshape(len(rows), *shape)
 
 
+def conversions(obs: Any) -> Iterator[str]:
+    """What makes observations of the graphs of other packages in one."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(obs).__mro__}
+    if packages & {"networkx", "torch_geometric"}:
+        kind = type(obs).__name__
+        yield f"; to_graph_instance of cleanrl_graph.envs.pyg makes an observation of a {kind}"
+    elif isinstance(obs, (Mapping, tuple, list)):
+        for value in obs.values() if isinstance(obs, Mapping) else obs:
+            yield from conversions(value)
+
+
 def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
     """The first leaf of what `get` returns that cannot be read."""
     try:
@@ -592,7 +604,9 @@ def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[
             if not is_whole or array.dtype.kind not in allowed:
                 found = form(array.dtype, array.shape, leaf)
                 needed = form(leaf.space.dtype, ("rows", *shape), leaf)
-                yield leaf.path, f"{found} where {needed} is declared"
+                is_turned = leaf.is_links and array.ndim == 2 and len(array) == 2
+                advice = "; transpose: rows are edges" if is_turned else ""
+                yield leaf.path, f"{found} where {needed} is declared{advice}"
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
         if (num != expected).any():
@@ -660,7 +674,7 @@ def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
     if leaf.dtype.kind == "f":
         return " exceeds float32" if np.isfinite(values[bad][0]) else ""
     if leaf.is_links:
-        return ""
+        return "; if it is transposed: rows are edges" if len(values) == 2 else ""
     if isinstance(leaf.space, DISCRETE):
         low = np.broadcast_to(leaf.space.start, values.shape)[bad][0]
         num = np.broadcast_to(num_options(leaf.space), values.shape)[bad][0]

@@ -138,7 +138,15 @@ FAULTS = {
         graph(edges=3, links=((0, 1),) * 3),
         graph(edges=3, links=((0, 1, 2), (2, 0, 1))),
         "g.edge_links",
-        ["(2, 3)"],
+        ["(2, 3)", "; transpose: rows are edges"],
+    ),
+    "two links transposed": (
+        GRAPH,
+        TWO,
+        graph(),
+        graph(nodes=2, links=((0, 0), (1, 2))),
+        "g.edge_links",
+        ["value 2 in row 1 of a graph with 2 nodes; if it is transposed: rows are edges"],
     ),
     "too many features": (
         GRAPH,

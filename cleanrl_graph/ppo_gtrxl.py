@@ -177,12 +177,11 @@ class Args:
 
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
-    """Sets the flags that are computed in runtime. UsageError for what does not fit."""
-    if args.num_minibatches > args.num_envs:
-        raise UsageError(
-            f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}, which "
-            "it shares out"
-        )
+    """Sets the flags that are computed in runtime, and those that do not fit. UsageError for one
+    that cannot."""
+    if args.num_minibatches > args.num_envs:  # which it shares out
+        print(f"--num-minibatches {args.num_minibatches} is lowered to --num-envs {args.num_envs}")
+        args.num_minibatches = args.num_envs
     if args.attention == "flex" and not (args.cuda and torch.cuda.is_available()):
         raise UsageError("--attention flex needs a CUDA device")
     has_images = any(leaf.is_image and leaf.is_input for leaf in leaves)

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,7 @@ NUM_WORDS = 1024  # numbers of a word, of which it has two: few words have both 
 NUM_PLACES = 64  # in a text; words further behind share the last one
 MOST_OPTIONS = 64  # of an entry of an integer Box that becomes a choice
 UNBOUNDED = 2**30  # numbers of an entry that is not scaled
+ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 SAID = set()  # lines that this process has printed
 
 
@@ -48,6 +49,46 @@ def name_of(space: gym.Space) -> str:
     if isinstance(space, spaces.Box):
         return f"Box({space.shape}, {space.dtype})"
     return f"{type(space).__name__}({space.shape or ''})"
+
+
+def unread(
+    space: gym.Space, path: str = "", outer: str = "", is_action: bool = False
+) -> Iterator[str]:
+    """What scripts do not read in a space of observations or actions. `outer` is the kind of what
+    it is inside of, if that has no place for rows."""
+    kind = type(space).__name__
+    about = f"leaf '{path or 'obs'}'"
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        inside = outer or kind * is_action
+        keys = list(space) if isinstance(space, spaces.Dict) else range(len(space))
+        for k in keys:
+            yield from unread(space[k], f"{path}.{k}".removeprefix("."), inside, is_action)
+    elif isinstance(space, (spaces.Sequence, spaces.Graph)) and outer:
+        where = f"inside a {outer}{is_action * ' of actions'}"
+        yield f"{about}: a {kind} is not supported {where}"
+    elif isinstance(space, spaces.Sequence):
+        row = type(space.feature_space).__name__
+        if is_action and space.stack and row in ("Dict", "Tuple"):
+            yield f"{about}: a {kind} of {row} is not supported with stack=True, with False it is"
+        yield from unread(space.feature_space, path, kind, is_action)
+    elif not isinstance(space, ARRAYS):
+        if is_action or not isinstance(space, spaces.Graph):
+            known = (
+                "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple and Sequence of these are"
+            )
+            yield f"{about}: {name_of(space)} is not supported ({known})"
+
+
+def conversion(obs: Any) -> str:
+    """What makes an observation of a graph of another package, if one is in it."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(obs).__mro__}
+    if packages & {"networkx", "torch_geometric"}:
+        kind = type(obs).__name__
+        return f"; to_graph_instance of cleanrl_graph.envs.pyg makes an observation of a {kind}"
+    children = list(obs.values()) if isinstance(obs, Mapping) else obs
+    if isinstance(children, (tuple, list)):
+        return max(map(conversion, children), default="")
+    return ""
 
 
 class Fitted(gym.Wrapper):

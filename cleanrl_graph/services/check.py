@@ -12,7 +12,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -188,8 +188,9 @@ class Checked(gym.Wrapper):
         except (Exception, SystemExit) as problem:
             with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
                 doing = f"{place()}, {method}{args or ''}"
-            is_old = method == "reset" and "keyword argument 'seed'" in text_of(problem)
-            raise explained(f"{doing} ({OLD})" if is_old else doing, problem) from None
+            if "keyword argument 'seed'" in text_of(problem):
+                doing += f" ({OLD})"
+            raise explained(doing, problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
             raise UsageError(f"{place()}, {method}: {needed}; {OLD}")
@@ -200,7 +201,7 @@ class Checked(gym.Wrapper):
         for name, value in numbers.items():
             number = number_of(value)
             if number is None:
-                advice = self.advice(value) if name == "reward" else ""
+                advice = (name == "reward") * self.advice(value)
                 yield f"{name} is {value!r}, not a finite number{advice}"
             elif name != "reward" and number not in (0, 1):
                 yield f"{name} is {value!r}, not True or False"
@@ -223,10 +224,8 @@ class Checked(gym.Wrapper):
         """That of a step which ends an episode. Where only a life of a game ended it has no
         "episode"."""
         info = own_report(info)
-        refuse(
-            f"{place()}: {problem}"
-            for problem in wrong_report(info.get("eval", {}), info.get("episode"))
-        )
+        for problem in wrong_report(info.get("eval", {}), info.get("episode")):
+            raise UsageError(f"{place()}: {problem}")
         episode = {}
         if self.records or not terminated or info.get("lives", 0) == 0:
             episode["r"] = self.get_wrapper_attr("episode_returns")
@@ -267,7 +266,7 @@ def made(make: Callable, number: int) -> Checked:
     if not isinstance(env, Checked):
         env = Checked(env)
     env.number = number
-    refuse(wrong_space(env.observation_space))
+    refuse(fitting.unread(env.observation_space))
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
     Checked.latest = env
     return env
@@ -291,12 +290,13 @@ def own_report(info: dict) -> dict:
             if name == "group":
                 is_ours = hash(value) is not None
             else:
-                is_ours = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+                is_ours = isinstance(value, dict) and set(map(type, value)) <= {str}
         except Exception:  # of many kinds
             is_ours = False
         if not is_ours:
             fitting.say(f"info['{name}'] is left out: it is no {name} but {type(value).__name__}")
-            info = {key: value for key, value in info.items() if key != name}
+            info = dict(info)
+            del info[name]
     return info
 
 
@@ -358,7 +358,7 @@ def wrong_leaves(leaves: list) -> Iterator[str]:
 def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
     """What is wrong with an action space, its heads or its masks."""
     is_sequence = isinstance(space, spaces.Sequence)
-    yield from wrong_space(space, "action", is_action=True)
+    yield from fitting.unread(space, "action", is_action=True)
     name = fitting.name_of(space)
     parts = script.parts_of(space, leaves, args)
     if min([part.k for part in parts], default=0) < 1:
@@ -370,8 +370,7 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
     head = args.action_head
     if head not in ("auto", "flat") and "" in chosen and not is_sequence:
         needed = "needs Discrete actions or a Sequence"
-        named = f"the name of one of {groups}" if groups else "a graph or set, which is not there"
-        yield f"--action-head {head} {needed}, not {name}, and {named}"
+        yield f"--action-head {head} {needed}, not {name}, and the name of a graph or set: {groups}"
     if head == "auto" and "avail_actions" in set(groups) - chosen and not is_sequence:
         yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
     for mask in leaves:
@@ -391,32 +390,6 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
             yield f"leaf '{mask.path}': {problem}"
 
 
-def wrong_space(
-    space: gym.Space, path: str = "", outer: str = "", is_action: bool = False
-) -> Iterator[str]:
-    """What scripts do not read in a space of observations or actions. `outer` is the kind of what
-    it is inside of, if that has no place for rows."""
-    kind = type(space).__name__
-    about = f"leaf '{path or 'obs'}'"
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        inside = outer or kind * is_action
-        for k, child in space.items() if isinstance(space, spaces.Dict) else enumerate(space):
-            yield from wrong_space(child, f"{path}.{k}".removeprefix("."), inside, is_action)
-    elif isinstance(space, (spaces.Sequence, spaces.Graph)) and outer:
-        article = f"inside a {outer}{' of actions' if is_action else ''}"
-        yield f"{about}: a {kind} is not supported {article}"
-    elif isinstance(space, spaces.Sequence):
-        row = type(space.feature_space).__name__
-        if is_action and space.stack and row in ("Dict", "Tuple"):
-            yield f"{about}: a {kind} of {row} is not supported with stack=True, with False it is"
-        yield from wrong_space(space.feature_space, path, kind, is_action)
-    elif not isinstance(space, (spaces.Box, *DISCRETE, spaces.MultiBinary)):
-        if is_action or not isinstance(space, spaces.Graph):
-            known = "Box, Discrete, MultiDiscrete, MultiBinary, Sequence, Dict and Tuple are"
-            name = fitting.name_of(space)
-            yield f"{about}: {name} is not supported ({known}{'' if is_action else ', and Graph'})"
-
-
 def num_options(space: gym.Space) -> np.ndarray:
     """The number of values of each entry of a Discrete or MultiDiscrete space."""
     return np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
@@ -433,7 +406,7 @@ def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
     action = str(env.action_space)
     if {part.group for part in parts} != {""}:
         action = re.sub(r"Discrete\([^,)]*", "", action)
-    shown = map(fitting.name_of, (env.observation_space, env.action_space))
+    shown = fitting.name_of(env.observation_space), fitting.name_of(env.action_space)
     return f"{inputs}", f"{done} {action}", *shown
 
 
@@ -506,7 +479,7 @@ class Checks:
         except Exception as problem:  # of many kinds
             path = unreadable(self.script, self.space, lambda: obs)
             text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
-            text += "".join(set(conversions(obs)))
+            text += fitting.conversion(obs)
             raise UsageError(f"{self.place(Checked.latest.number, path)}: {text}") from None
         rows = list(map(shaped, self.leaves, rows))
         acted = Checked.latest.num_acted
@@ -556,24 +529,16 @@ def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
     """The rows in the leaf's shape, if theirs is another only by axes of length 1."""
     shape = leaf.space.shape
     own = rows.shape[1:]
-    if own == shape or rows.ndim == 0 or [n for n in own if n > 1] != [n for n in shape if n > 1]:
-        return rows
-    if 0 in (*own, *shape):
+    if own == shape or rows.ndim == 0 or long_axes(own) != long_axes(shape):
         return rows
     if Checked.latest.number == 0:
         fitting.say(f"leaf '{leaf.path}': shape {own} is read as {shape}, which is declared")
     return rows.reshape(len(rows), *shape)
 
 
-def conversions(obs: Any) -> Iterator[str]:
-    """What makes observations of the graphs of other packages in one."""
-    packages = {kind.__module__.partition(".")[0] for kind in type(obs).__mro__}
-    if packages & {"networkx", "torch_geometric"}:
-        kind = type(obs).__name__
-        yield f"; to_graph_instance of cleanrl_graph.envs.pyg makes an observation of a {kind}"
-    elif isinstance(obs, (Mapping, tuple, list)):
-        for value in obs.values() if isinstance(obs, Mapping) else obs:
-            yield from conversions(value)
+def long_axes(shape: tuple[int, ...]) -> list[int]:
+    """The lengths that are not 1."""
+    return [length for length in shape if length != 1]
 
 
 def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
@@ -605,7 +570,7 @@ def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[
                 found = form(array.dtype, array.shape, leaf)
                 needed = form(leaf.space.dtype, ("rows", *shape), leaf)
                 is_turned = leaf.is_links and array.ndim == 2 and len(array) == 2
-                advice = "; transpose: rows are edges" if is_turned else ""
+                advice = is_turned * "; transpose: rows are edges"
                 yield leaf.path, f"{found} where {needed} is declared{advice}"
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
@@ -672,9 +637,9 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
 def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
     """What may stand where the first bad value does, for the end of a sentence."""
     if leaf.dtype.kind == "f":
-        return " exceeds float32" if np.isfinite(values[bad][0]) else ""
+        return bool(np.isfinite(values[bad][0])) * " exceeds float32"
     if leaf.is_links:
-        return "; if it is transposed: rows are edges" if len(values) == 2 else ""
+        return (len(values) == 2) * "; if it is transposed: rows are edges"
     if isinstance(leaf.space, DISCRETE):
         low = np.broadcast_to(leaf.space.start, values.shape)[bad][0]
         num = np.broadcast_to(num_options(leaf.space), values.shape)[bad][0]

@@ -69,6 +69,9 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
             with contextlib.closing(Envs([partial(make, args)], args)) as probe:
                 demos.check(args.demos, probe)
         evaluate.check(make, args)  # what cannot be evaluated is an error now
+        num_tasks = len(check.entries(args))
+        if num_tasks > args.num_envs * world_size():  # not all are trained with, but all are played
+            Envs([partial(make, args, k) for k in range(num_tasks)], args).close()
         if not hasattr(script, "Collector"):  # which forks a process first
             script.start(args)
         run = type("Run", (runs.Services, script.Run), {"script": script})(args, stack)

@@ -20,7 +20,7 @@ import torch
 from gymnasium import spaces
 from helpers import MASK, ListEnv, command, graph_space, make_envs, run, run_folder, vector
 
-from cleanrl_graph import ppo_graph, ppo_graph_agents
+from cleanrl_graph import ppo_graph, ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
 from cleanrl_graph.envs import fitting
 from cleanrl_graph.services import checkpoint
 
@@ -1148,6 +1148,27 @@ def test_environments_of_other_spaces(tmp_path):
         env_kwargs=[{}, {"size": 3}],
     )
     del gym.registry["Sized-v0"]
+
+
+def test_entries_that_are_only_played(tmp_path, monkeypatch):
+    """An entry of --env-kwargs that no environment of the training has, too, before the first
+    step."""
+
+    def make(size=2):
+        return ListEnv(vector(size), [np.zeros(size, np.float32)] * 99)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda *args: pytest.fail("training began"))
+    gym.register("Sized-v0", entry_point=make)
+    flags = dict(env_id="Sized-v0", env_kwargs=[{}, {}, {"size": 3}])
+    fails("not all entries have the observation space Box", tmp_path, num_envs=2, **flags)
+    del gym.registry["Sized-v0"]
+
+
+@pytest.mark.parametrize("script", [ppo_gtrxl, ppo_lstm_sparse], ids=lambda s: s.__name__)
+def test_more_minibatches_than_environments(script, tmp_path):
+    """They are as many, which is said."""
+    result = run(tmp_path, script, env_id="Simple-v0", num_minibatches=4)
+    assert "--num-minibatches 4 is lowered to --num-envs 3\n" in result.text
 
 
 def test_environment_that_hangs(tmp_path):

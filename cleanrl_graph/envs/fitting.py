@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -48,7 +48,14 @@ def name_of(space: gym.Space) -> str:
         return f"Tuple({', '.join(map(name_of, space))})"
     if isinstance(space, spaces.Box):
         return f"Box({space.shape}, {space.dtype})"
-    return f"{type(space).__name__}({space.shape or ''})"
+    return type(space).__name__
+
+
+def keys_of(space: gym.Space) -> list:
+    """Those of a Dict, the numbers of the entries of a Tuple, none of another space."""
+    if isinstance(space, spaces.Dict):
+        return list(space)
+    return list(range(len(space))) if isinstance(space, spaces.Tuple) else []
 
 
 def unread(
@@ -60,8 +67,7 @@ def unread(
     about = f"leaf '{path or 'obs'}'"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         inside = outer or kind * is_action
-        keys = list(space) if isinstance(space, spaces.Dict) else range(len(space))
-        for k in keys:
+        for k in keys_of(space):
             yield from unread(space[k], f"{path}.{k}".removeprefix("."), inside, is_action)
     elif isinstance(space, (spaces.Sequence, spaces.Graph)) and outer:
         where = f"inside a {outer}{is_action * ' of actions'}"
@@ -127,28 +133,36 @@ def fit(env: gym.Env) -> gym.Env:
 # ---- Observations ----
 def is_text(space: gym.Space) -> bool:
     """Whether its elements are text, as those of Text and of MiniGrid's MissionSpace."""
-    return space.dtype is not None and np.dtype(space.dtype).kind == "U"
+    dtype = getattr(space, "dtype", None)
+    return isinstance(space, gym.Space) and dtype is not None and np.dtype(dtype).kind == "U"
 
 
 def readable(space: gym.Space, path: str, notes: list[str]) -> gym.Space:
     """An observation space with a set of words for each text that is not inside a Sequence. Adds a
     line about each to the notes."""
     if is_text(space):
-        advice = f"; --wrap hide:{path} hides it" if path and "." not in path else ""
+        advice = ""
+        if path and "." not in path:
+            advice = f"; --wrap hide:{path} hides it"
         notes.append(f"reads '{path or 'obs'}' as words: a set with a row for each{advice}")
         word = spaces.MultiDiscrete([NUM_WORDS, NUM_WORDS, NUM_PLACES])
         return spaces.Sequence(word, stack=True)
+    return with_children(space, path, notes, readable)
+
+
+def with_children(space: gym.Space, path: str, notes: list[str], convert: Callable) -> gym.Space:
+    """A Dict or Tuple with converted children; the space itself where nothing was noted."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return space
+    before = len(notes)
+    children = {}
+    for k in keys_of(space):
+        children[k] = convert(space[k], f"{path}.{k}".removeprefix("."), notes)
+    if len(notes) == before:
+        return space
     if isinstance(space, spaces.Dict):
-        children = {}
-        for key, child in space.items():
-            children[key] = readable(child, f"{path}.{key}".removeprefix("."), notes)
         return spaces.Dict(children)
-    if isinstance(space, spaces.Tuple):
-        children = []
-        for k, child in enumerate(space):
-            children.append(readable(child, f"{path}.{k}".removeprefix("."), notes))
-        return spaces.Tuple(children)
-    return space
+    return spaces.Tuple(children.values())
 
 
 def read(space: gym.Space, obs: Any) -> Any:
@@ -217,18 +231,10 @@ def playable(space: gym.Space, path: str, notes: list[str]) -> gym.Space:
         notes.append(f"{about} numbers from -1 to 1, which are scaled to its bounds and rounded")
         most = np.where(high - low < UNBOUNDED, 1, np.inf).astype(np.float32)
         return spaces.Box(-most, most, dtype=np.float32)
-    if isinstance(space, spaces.Dict):
-        children = {}
-        for key, child in space.items():
-            children[key] = playable(child, f"{path}.{key}", notes)
-        return spaces.Dict(children)
-    if isinstance(space, spaces.Tuple):
-        children = [playable(child, f"{path}.{k}", notes) for k, child in enumerate(space)]
-        return spaces.Tuple(children)
     if isinstance(space, spaces.Sequence):
         row = playable(space.feature_space, path, notes)
         return spaces.Sequence(row, stack=space.stack)
-    return space
+    return with_children(space, path, notes, playable)
 
 
 def played(space: gym.Space, action: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from .fitting import say
+from .fitting import keys_of, say
 from .toy import LinkGraph, mask_space
 
 MASK = "action_mask"
@@ -395,13 +395,6 @@ class Together:
 
     def close(self):
         self.env.close()
-
-
-def keys_of(space: gym.Space) -> list:
-    """Those of a Dict, the numbers of the entries of a Tuple, none of another space."""
-    if isinstance(space, spaces.Dict):
-        return list(space)
-    return list(range(len(space))) if isinstance(space, spaces.Tuple) else []
 
 
 def with_agents(env: gym.Env) -> gym.Env:

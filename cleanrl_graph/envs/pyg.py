@@ -100,9 +100,13 @@ def from_networkx(graph: Any) -> spaces.GraphInstance:
     None."""
     graph = graph.to_directed()
     number = {node: k for k, node in enumerate(graph)}
-    links = [(number[source], number[target]) for source, target in graph.edges()]
-    nodes = attributes([own for _, own in graph.nodes(data=True)])
-    edges = attributes([own for *_, own in graph.edges(data=True)])
+    links = []
+    edge_dicts = []
+    for source, target, own in graph.edges(data=True):
+        links.append([number[source], number[target]])
+        edge_dicts.append(own)
+    nodes = attributes(list(dict(graph.nodes(data=True)).values()))
+    edges = attributes(edge_dicts)
     if edges is not None and edges.shape[1] == 0:
         edges = None
     return spaces.GraphInstance(nodes, edges, np.array(links, np.int64).reshape(-1, 2))
@@ -110,11 +114,15 @@ def from_networkx(graph: Any) -> spaces.GraphInstance:
 
 def attributes(dicts: list[dict]) -> np.ndarray | None:
     """float32 [rows, columns] of dicts with numbers or arrays of them, None of no dicts."""
+    if not dicts:
+        return None
     rows = []
     for own in dicts:
-        numbers = [np.zeros(0), *(np.ravel(own[name]) for name in sorted(own))]
-        rows.append(np.concatenate(numbers).astype(np.float32))
-    return np.stack(rows) if rows else None
+        columns = [np.zeros(0)]
+        for name in sorted(own):
+            columns.append(np.ravel(own[name]))
+        rows.append(np.concatenate(columns))
+    return np.array(rows, np.float32)
 
 
 def rows_of(name: Any, values: Any) -> np.ndarray:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -69,9 +70,7 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
             with contextlib.closing(Envs([partial(make, args)], args)) as probe:
                 demos.check(args.demos, probe)
         evaluate.check(make, args)  # what cannot be evaluated is an error now
-        num_tasks = len(check.entries(args))
-        if num_tasks > args.num_envs * world_size():  # not all are trained with, but all are played
-            Envs([partial(make, args, k) for k in range(num_tasks)], args).close()
+        compare_entries(Envs, make, args)
         if not hasattr(script, "Collector"):  # which forks a process first
             script.start(args)
         run = type("Run", (runs.Services, script.Run), {"script": script})(args, stack)
@@ -92,6 +91,14 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
                 return script.play(agent, args, played, greedy)
 
         return evaluate.evaluate(run, play, make)
+
+
+def compare_entries(Envs: type, make: Callable, args: Any) -> None:
+    """UsageError for unlike entries of --env-kwargs where not all are trained with: all are
+    played."""
+    num_tasks = len(check.entries(args))
+    if num_tasks > args.num_envs * world_size():
+        Envs([partial(make, args, k) for k in range(num_tasks)], args).close()
 
 
 def envs_of(script: ModuleType, args: Any) -> Any:

@@ -190,12 +190,12 @@ class Policy:
         most = 0
         if env is None:
             env = self.make_env()
-            self.spaces = Spaces(env)  # some environments have none after they are closed
+            own = Spaces(env)  # some environments have none after they are closed
             close(env)
             most = MOST  # rows to choose from: other entries of --env-kwargs may have more
         else:
-            self.spaces = Spaces(env)
-        env = fitting.fit(self.spaces)
+            own = Spaces(env)
+        self.env = env = fitting.fit(own)
         self.observation_space = env.observation_space
         size = num_envs or 1
         self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
@@ -233,7 +233,7 @@ class Policy:
         for env, obs in zip(self.envs.envs, observations):
             env.num_steps = self.num_steps
             Checked.latest = env
-            rows.append(self.envs.read(fitting.read(self.spaces.observation_space, obs)))
+            rows.append(self.envs.read(self.env.observation(obs)))
         flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
         self.begins = False
@@ -241,7 +241,7 @@ class Policy:
         step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), [], [])
         action, _, _ = self.memory.act(step, self.greedy)
         actions = self.agent.head.env_actions(action, flat.counts)
-        actions = [fitting.played(self.spaces.action_space, own) for own in actions]
+        actions = list(map(self.env.action, actions))
         return actions[0] if self.num_envs is None else actions
 
 
@@ -251,3 +251,9 @@ class Spaces(gym.Env):
     def __init__(self, env: Any):
         self.observation_space = env.observation_space
         self.action_space = env.action_space
+
+    def observation(self, obs: Any) -> Any:
+        return obs
+
+    def action(self, action: Any) -> Any:
+        return action

@@ -329,7 +329,7 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             spaces.Dict(a=spaces.Sequence(vector(1))),
             GRAPH,
             "auto",
-            "action space Dict.* is not supported",
+            "leaf 'action.a': a Sequence is not supported inside a Dict of actions",
         ),
         (
             MIXED,

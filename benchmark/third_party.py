@@ -84,8 +84,7 @@ PACKAGES = (
         "minigrid_*",
         3,
         True,
-        "the mission of 3.2.0 is a Text: `--env-id minigrid:MiniGrid-Empty-5x5-v0` stops with "
-        "\"leaf 'mission': MissionSpace(...) is not supported\". Its own ImgObsWrapper and "
+        "the mission of 3.2.0 is a Text, which is read as words. Its own ImgObsWrapper and "
         "gymnasium's FilterObservation leave it out, its FlatObsWrapper makes numbers of it "
         "([minigrid_wrapped.py](../../third_party/minigrid_wrapped.py)).",
     ),

@@ -925,7 +925,7 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     if isinstance(space, spaces.Box):
         return list(values.clip(space.low, space.high).astype(space.dtype))
     values = values.astype(space.dtype) + getattr(space, "start", 0)
-    return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
+    return list(values)
 
 
 class Project(nn.Linear):

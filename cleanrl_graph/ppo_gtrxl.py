@@ -176,12 +176,11 @@ class Args:
 
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
-    """Sets the flags that are computed in runtime. UsageError for what does not fit."""
-    if args.num_minibatches > args.num_envs:
-        raise UsageError(
-            f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}, which "
-            "it shares out"
-        )
+    """Sets the flags that are computed in runtime, and those that do not fit. UsageError for one
+    that cannot."""
+    if args.num_minibatches > args.num_envs:  # which it shares out
+        print(f"--num-minibatches {args.num_minibatches} is lowered to --num-envs {args.num_envs}")
+        args.num_minibatches = args.num_envs
     if args.attention == "flex" and not (args.cuda and torch.cuda.is_available()):
         raise UsageError("--attention flex needs a CUDA device")
     has_images = any(leaf.channels and leaf.is_input for leaf in leaves)
@@ -940,7 +939,7 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     if isinstance(space, spaces.Box):
         return list(values.clip(space.low, space.high).astype(space.dtype))
     values = values.astype(space.dtype) + getattr(space, "start", 0)
-    return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
+    return list(values)
 
 
 class Project(nn.Linear):

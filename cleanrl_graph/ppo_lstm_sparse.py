@@ -177,17 +177,15 @@ class Args:
 
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
-    """Sets the flags that are computed in runtime."""
+    """Sets the flags that are computed in runtime, and those that do not fit."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
     if args.update_epochs is None:
         args.update_epochs = 8
         if args.state_per_node and id_group(leaves):
             args.update_epochs = 4
-    if args.num_minibatches > args.num_envs:
-        raise UsageError(
-            f"--num-minibatches {args.num_minibatches} exceeds --num-envs {args.num_envs}, "
-            "which it shares out"
-        )
+    if args.num_minibatches > args.num_envs:  # which it shares out
+        print(f"--num-minibatches {args.num_minibatches} is lowered to --num-envs {args.num_envs}")
+        args.num_minibatches = args.num_envs
 
 
 class UsageError(ValueError):
@@ -938,7 +936,7 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     if isinstance(space, spaces.Box):
         return list(values.clip(space.low, space.high).astype(space.dtype))
     values = values.astype(space.dtype) + getattr(space, "start", 0)
-    return values.tolist() if isinstance(space, spaces.Discrete) else list(values)
+    return list(values)
 
 
 class Project(nn.Linear):

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from .fitting import keys_of, say
 from .toy import LinkGraph, mask_space
 
 MASK = "action_mask"
@@ -60,7 +61,8 @@ class PettingZooEnv(gym.Env):
     features and, without `possible_agents`, the kinds of agents.
 
     Args:
-        env: "module", whose function `parallel_env` makes the environment, or "module:function".
+        env: "module", whose function `parallel_env` makes the environment, or "module:function", or
+            a function.
         graph: None for a set, "complete" for a graph with links between all living agents, both
             ways, or "module:function" for the links of a function, called as function(parallel_env,
             observations) with the observations of the rows (agent -> what it observes, in the order
@@ -77,7 +79,7 @@ class PettingZooEnv(gym.Env):
     metadata = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 10}
 
     def __init__(self, env, graph=None, render_mode=None, **kwargs):
-        make = import_function("env", env, "parallel_env")
+        make = env if callable(env) else import_function("env", env, "parallel_env")
         self.find_links = None
         if graph == "complete":
             self.find_links = complete
@@ -328,6 +330,80 @@ class PettingZooEnv(gym.Env):
                 f"agent {agent!r}: {MASK} has {len(mask)} entries for {kind.action}"
             )
         row[: len(mask)] = mask != 0
+
+
+class Together:
+    """The parallel environment of PettingZoo that a gymnasium environment is whose observation and
+    action are Tuples or Dicts with an entry for each agent. Rewards and ends may be one for all, or
+    a list or dict. Where a Dict observation lacks an agent it has gone; an agent that has ended in
+    a Tuple repeats its last action."""
+
+    def __init__(self, env: gym.Env):
+        self.env = env
+        self.metadata = env.metadata
+        self.possible_agents = keys_of(env.action_space)
+        self.is_dict = isinstance(env.action_space, spaces.Dict)
+
+    def observation_space(self, agent):
+        return self.env.observation_space[agent]
+
+    def action_space(self, agent):
+        return self.env.action_space[agent]
+
+    def reset(self, seed=None, options=None):
+        observation, info = self.env.reset(seed=seed, options=options)
+        self.actions = {}
+        observations = self.each(observation)
+        self.agents = [agent for agent in self.possible_agents if agent in observations]
+        return observations, self.infos(info)
+
+    def step(self, actions):
+        self.actions |= actions
+        chosen = actions
+        if not self.is_dict:
+            chosen = tuple(self.actions[agent] for agent in self.possible_agents)
+        observation, *outcome, info = self.env.step(chosen)
+        observations = self.each(observation)
+        rewards, terminations, truncations = map(self.each, outcome)
+        living = []
+        for agent in self.possible_agents if self.is_dict else self.agents:
+            has_ended = terminations.get(agent) or truncations.get(agent)
+            if agent in observations and not has_ended:
+                living.append(agent)
+        self.agents = living
+        return observations, rewards, terminations, truncations, self.infos(info)
+
+    def each(self, value):
+        """agent -> its entry. A dict may have an entry for `__all__`, as RLlib's have."""
+        if isinstance(value, dict):
+            is_over = value.get("__all__")
+            return dict.fromkeys(self.possible_agents, True) if is_over else value
+        if np.ndim(value) == 0 and not isinstance(value, (tuple, list)):
+            return dict.fromkeys(self.possible_agents, value)
+        return dict(zip(self.possible_agents, value))
+
+    def infos(self, info):
+        """agent -> its info, where info is a dict of dicts."""
+        own = {}
+        for agent in self.possible_agents:
+            entry = info.get(agent) if isinstance(info, dict) else None
+            own[agent] = entry if isinstance(entry, dict) else {}
+        return own
+
+    def render(self):
+        return self.env.render()
+
+    def close(self):
+        self.env.close()
+
+
+def with_agents(env: gym.Env) -> gym.Env:
+    """A set of agents, if both spaces are Tuples or Dicts with the same keys, which is said."""
+    agents = keys_of(env.action_space)
+    if not agents or agents != keys_of(env.observation_space):
+        return env
+    say(f"makes the {len(agents)} agents of observation and action a set, one row each")
+    return PettingZooEnv(lambda: Together(env))
 
 
 class Kind(NamedTuple):

@@ -1,4 +1,4 @@
-"""cleanrl_graph, PyTorch Geometric's Data and HeteroData as observations.
+"""cleanrl_graph, PyTorch Geometric's Data and HeteroData, and networkx' graphs, as observations.
 
     class Grid(gym.Env):
         def __init__(self):
@@ -25,6 +25,10 @@ may be chosen, the others have 0. Each type and relation must be there in every 
 need be. Types that no edge reaches may as well be a Sequence each, beside the graph: an MLP reads
 their rows.
 
+A graph of networkx has the attributes of nodes and of edges as features, side by side, sorted by
+name; its nodes are in its own order, and an edge that has no direction goes both ways. The graph
+that makes the space needs nodes and, if edges have attributes, an edge.
+
 What is stored: each step with its links (two int32 per edge), also where the graph stays and only
 features change. A graph of 100 nodes with 8 features and 400 edges
 takes 6,400 bytes per step, of which links are 3,200: 52 MB for a rollout of 64 environments x 128
@@ -43,7 +47,7 @@ from .toy import LinkGraph
 
 
 def graph_space(data: Any) -> spaces.Graph:
-    """The space of observations like this Data or HeteroData, without bounds."""
+    """The space of observations like this Data, HeteroData or networkx graph, without bounds."""
     nodes, edges, _ = to_graph_instance(data)
     edge_space = None
     if edges is not None:
@@ -57,6 +61,8 @@ def to_graph_instance(data: Any) -> spaces.GraphInstance:
     ValueError for node types without `x`."""
     if hasattr(data, "node_types"):
         return from_hetero_data(data)
+    if hasattr(data, "number_of_nodes"):
+        return from_networkx(data)
     nodes = rows_of("nodes", data.x)
     edges = None
     if data.edge_index is not None and data.edge_attr is not None:
@@ -87,6 +93,36 @@ def from_hetero_data(data: Any) -> spaces.GraphInstance:
         edge_parts.append(edges)
     all_edges = with_kinds(edge_parts) if edge_parts else None
     return spaces.GraphInstance(with_kinds(node_parts), all_edges, np.concatenate(links))
+
+
+def from_networkx(graph: Any) -> spaces.GraphInstance:
+    """Of a graph of networkx. Where there are no nodes, or no edges with attributes, these are
+    None."""
+    graph = graph.to_directed()
+    number = {node: k for k, node in enumerate(graph)}
+    links = []
+    edge_dicts = []
+    for source, target, own in graph.edges(data=True):
+        links.append([number[source], number[target]])
+        edge_dicts.append(own)
+    nodes = attributes(list(dict(graph.nodes(data=True)).values()))
+    edges = attributes(edge_dicts)
+    if edges is not None and edges.shape[1] == 0:
+        edges = None
+    return spaces.GraphInstance(nodes, edges, np.array(links, np.int64).reshape(-1, 2))
+
+
+def attributes(dicts: list[dict]) -> np.ndarray | None:
+    """float32 [rows, columns] of dicts with numbers or arrays of them, None of no dicts."""
+    if not dicts:
+        return None
+    rows = []
+    for own in dicts:
+        columns = [np.zeros(0)]
+        for name in sorted(own):
+            columns.append(np.ravel(own[name]))
+        rows.append(np.concatenate(columns))
+    return np.array(rows, np.float32)
 
 
 def rows_of(name: Any, values: Any) -> np.ndarray:

@@ -2,18 +2,21 @@
 for masks of actions that are elsewhere than the scripts read them.
 
     --wrap hide:1,3                hides entries 1 and 3 of a Box vector
+    --wrap hide:mission            hides a key of a Dict
     --wrap z:skill:4               one of 4 skills per episode, as key "z" of the observation
     --wrap z:uniform:2             two numbers between 0 and 1 instead
     --wrap my_module:my_wrapper    your own: my_wrapper(env) returns an environment
-    --wrap my_module:my_wrapper:3  my_wrapper(env, "3")
+    --wrap my_module:my_wrapper:3  my_wrapper(env, 3); what is no JSON is text
 
 Several of them are put on in the order given, the last one outermost. cloudpickle saves them with
-their state.
+their state. `wrap_all` adds what the environment needs beside them.
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,22 +25,65 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from cleanrl_graph.envs.fitting import fit, name_of
+from cleanrl_graph.envs.petting_zoo import with_agents
+
 MASKS = ("action_mask", "action_masks", "mask", "legal_actions", "legal_moves")  # keys of an info
 ABSENT = object()
 OTHER_MASKS = ("invalid", "illegal", "forbidden", "visited", "pad")  # in names: 1 is not "allowed"
-KNOWN = "hide:1,3 z:skill:4 z:uniform:2 module:callable module:callable:argument"
+KNOWN = "hide:1,3 hide:key z:skill:4 z:uniform:2 module:callable module:callable:argument"
 
 
 def full_id(env_id: str) -> tuple[str, str]:
     """(id for gym.make, hint for its errors). `envs:NAME` is this package's where Python finds no
     other `envs`, such as one in the current folder."""
     if not env_id.startswith("envs:"):
-        return env_id, "or module:Name-v0"
+        return env_id, ""
     ours = f"cleanrl_graph.{env_id}"
     own = importlib.util.find_spec("envs")
     if own and own.origin:
         return env_id, f"of {own.origin}; that of cleanrl_graph is {ours}"
-    return ours, "or module:Name-v0"
+    return ours, ""
+
+
+def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
+    """What may help where gym.make failed; `known` are the ids that there were before."""
+    quoted = r"'\w+'(?:(?:, |,? and )'\w+')*"
+    missing = re.search(rf"__init__\(\) missing .* arguments?: ({quoted})", str(problem))
+    if missing:
+        kwargs = [f'"{name}": ...' for name in re.findall(r"'(\w+)'", missing[1])]
+        return f"give --env-kwargs '{{{', '.join(kwargs)}}}'"
+    module, _, name = env_id.rpartition(":")
+    if not isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
+        return "or module:Name-v0"
+    if not module:
+        found = [f"{top}:{name}" for top in modules_like(name)]
+        return f"not imported? --env-id {' or '.join(found)}" if found else "or module:Name-v0"
+    of = [
+        getattr(spec.entry_point, "__module__", spec.entry_point) for spec in gym.registry.values()
+    ]
+    is_there = any(f"{path}:".startswith((f"{module}.", f"{module}:")) for path in of)
+    if is_there or set(gym.registry) != known:
+        return "or module:Name-v0"
+    return (
+        f"{module} was imported and registered nothing: call its register function in a module of "
+        "yours"
+    )
+
+
+def modules_like(name: str) -> list[str]:
+    """The installed modules whose name, or that of their package, resembles how an id begins."""
+    first = re.split(r"[-/]", name)[0].lower()
+    found = []
+    for module, packages in importlib.metadata.packages_distributions().items():
+        words = set(re.split(r"[-_.]", " ".join([module, *packages]).lower().replace(" ", "-")))
+        for word in words - {"gym", "gymnasium", "env", "envs"}:
+            if len(word) > 2 and (
+                first.startswith(word) or len(first) > 2 and word.startswith(first)
+            ):
+                found.append(module)
+                break
+    return sorted(set(found) - {"gymnasium", "cleanrl_graph"})
 
 
 def wrap(env: gym.Env, spec: str) -> gym.Env:
@@ -52,13 +98,17 @@ def wrap(env: gym.Env, spec: str) -> gym.Env:
     return call(env, spec)
 
 
-def wrap_all(env: gym.Env, specs: tuple[str, ...]) -> gym.Env:
-    """The environment with all entries of --wrap put on. It is reset once, without a seed: if the
-    observation has no "action_mask", and the info, the observation or a method `action_masks` has
-    one under a name of MASKS, that is moved there. `mask_note` says which is used, or what was seen
-    and is not."""
+def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> gym.Env:
+    """The environment with all entries of --wrap put on, then, for a script that `has_agents`, with
+    those of a Tuple or Dict as a set, and with spaces that the scripts read. It is reset once,
+    without a seed: if the observation has no "action_mask", and the info, the observation or a
+    method `action_masks` has one under a name of MASKS, that is moved there. `mask_note` says which
+    is used, or what was seen and is not."""
     for spec in specs:
         env = wrap(env, spec)
+    if has_agents:
+        env = with_agents(env)
+    env = fit(env)
     outcome = env.reset()
     obs, info = outcome if isinstance(outcome, tuple) and len(outcome) == 2 else (None, None)
     space = env.observation_space
@@ -127,14 +177,17 @@ def mask_form(space: gym.Space, name: str, mask: Any) -> tuple[str, str]:
 
 
 def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
-    """Without these entries of a Box vector, values and bounds alike."""
+    """Without these entries of a Box vector, values and bounds alike, or these keys of a Dict."""
     space = env.observation_space
+    if isinstance(space, spaces.Dict) and set(entries) <= set(space.keys()):
+        return without_keys(env, entries)
     hidden = [int(entry) for entry in entries if entry.strip().isdecimal()]
     is_vector = isinstance(space, spaces.Box) and len(space.shape) == 1
     if len(hidden) < len(entries) or not is_vector or max(hidden) >= space.shape[0]:
         raise gym.error.Error(
             f"--wrap {spec}: numbers from 0 on are needed, as in hide:1,3, and an observation that "
-            f"is a Box vector with these entries; it is {space}"
+            "is a Box vector with these entries, or keys of a Dict; "
+            f"it is {name_of(space)}"
         )
     seen = np.ones(space.shape, bool)  # a mask, not indices: a vector of another length is an error
     seen[hidden] = False
@@ -146,12 +199,26 @@ def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
     return gym.wrappers.TransformObservation(env, without_hidden, visible)
 
 
+def without_keys(env: gym.Env, hidden: list[str]) -> gym.Env:
+    """Without these keys of a Dict observation."""
+    space = env.observation_space
+    visible = spaces.Dict({key: space[key] for key in space if key not in hidden})
+
+    def without_hidden(obs):
+        if not isinstance(obs, Mapping):  # the scripts name it
+            return obs
+        return {key: value for key, value in obs.items() if key not in hidden}
+
+    return gym.wrappers.TransformObservation(env, without_hidden, visible)
+
+
 def call(env: gym.Env, spec: str) -> gym.Env:
-    """What a `module:callable:arguments` of one's own makes of the environment. The arguments are
-    strings."""
-    if not re.fullmatch(r"[^\W\d][\w.]*:\w+(:.*)?", spec):
+    """What a `module:callable:arguments` of one's own makes of the environment."""
+    match = re.fullmatch(r"([^\W\d][\w.]*):(\w+)(?::(.*))?", spec)
+    if match is None:
         raise gym.error.Error(f"--wrap {spec}: there is no such wrapper; the forms are {KNOWN}")
-    module, name, *arguments = spec.split(":")
+    module, name, text = match.groups()
+    arguments = arguments_of(text)
     try:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -167,7 +234,7 @@ def call(env: gym.Env, spec: str) -> gym.Env:
     except (AttributeError, TypeError, ValueError) as error:
         raise gym.error.Error(
             f"--wrap {spec}: {name!r} of {module} must be a callable that takes the environment "
-            f"and {len(arguments)} strings: {error}"
+            f"and {arguments}: {error}"
         ) from None
     result = function(env, *arguments)
     if not isinstance(result, gym.Env):
@@ -175,6 +242,24 @@ def call(env: gym.Env, spec: str) -> gym.Env:
             f"--wrap {spec}: it must return a gymnasium environment, and returned {result!r}"
         )
     return result
+
+
+def arguments_of(text: str | None) -> list:
+    """What stands between colons, as JSON where it can be read so, else as text; colons inside of
+    JSON are its own. 'a:3:{"b": 1}' is ["a", 3, {"b": 1}]."""
+    arguments = []
+    while text is not None:
+        try:
+            value, stop = json.JSONDecoder().raw_decode(text)
+            is_json = text[stop : stop + 1] in ("", ":")
+        except ValueError:
+            is_json = False
+        if not is_json:
+            value = text.partition(":")[0]
+            stop = len(value)
+        arguments.append(value)
+        text = text[stop + 1 :] if stop < len(text) else None
+    return arguments
 
 
 def with_space(space: gym.Space, key: str, child: gym.Space) -> spaces.Dict:
@@ -250,6 +335,24 @@ class EpisodeZ(gym.Wrapper):
             info = {**(info or {}), "group": f"z_{group}"}
         obs = with_key(self.env.observation_space, obs, "z", self.z)
         return obs, reward, terminated, truncated, info
+
+
+class MeanReward(gym.Wrapper):
+    """Agents that are rewarded together: the mean of a list or dict of rewards. An episode ends
+    when it has for all of them."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, float(np.mean(of_each(reward))), *map(is_all, (terminated, truncated)), info
+
+
+def of_each(value: Any) -> list:
+    """The values of a list or dict, or the one value."""
+    return list(value.values()) if isinstance(value, dict) else np.ravel(value).tolist()
+
+
+def is_all(value: Any) -> bool:
+    return all(of_each(value))
 
 
 class InfoActionMask(gym.Wrapper):

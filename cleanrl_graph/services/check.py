@@ -21,7 +21,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from cleanrl_graph.envs import wrappers
+from cleanrl_graph.envs import fitting, wrappers
+from cleanrl_graph.envs.fitting import SAID, say
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -40,22 +41,16 @@ RANGES = [
     ("seed", 0, 2**32 - 1),
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
+FLOAT32 = float(np.finfo(np.float32).max)
+OLD = "an environment of gym's old interface needs the wrapper that the README has, or shimmy"
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 MASKED = "no action is allowed, which counts as if all were"
 RESCALE = "--wrap gymnasium.wrappers:RescaleAction:-1:1"
-said = set()  # what `say` has said in this run
 
 
 class UsageError(ValueError):
     """A sentence that says what was wrong, where, and what to do, shown without a traceback."""
-
-
-def say(text: str, key: str = "") -> None:
-    """Prints a line that is no error, each (each `key`) once in a run, by rank 0."""
-    if (key or text) not in said and int(os.environ.get("RANK", 0)) == 0:
-        print(text, file=sys.stderr, flush=True)
-    said.add(key or text)
 
 
 # ---- Flags, and the code of others ----
@@ -125,7 +120,8 @@ def frames(problem: BaseException) -> str:
     trace = problem.__traceback__
     while trace:
         code = trace.tb_frame.f_code
-        if code.co_filename not in (__file__, wrappers.__file__) and code.co_name != "make_env":
+        is_ours = code.co_filename in (__file__, wrappers.__file__, fitting.__file__)
+        if not is_ours and code.co_name != "make_env":
             break
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(problem), problem, trace))
@@ -164,10 +160,19 @@ class Checked(gym.Wrapper):
         self.num_steps += 1
         obs, reward, terminated, truncated, info = self.call(5, "step", action)
         info = info or {}
+        if not self.records and not self.env.has_wrapper_attr("episode_returns"):
+            self.records = True  # the rewards inside are no numbers
+            self.episode_returns = 0.0
+            self.episode_lengths = 0
         is_usual = isinstance(reward, float) and -LARGEST < reward < LARGEST
         is_usual = is_usual and terminated is truncated is False
         if not is_usual or info:
             numbers = {"reward": reward, "terminated": terminated, "truncated": truncated}
+            if self.number is None and None in map(number_of, numbers.values()):
+                if self.records:  # those of several agents, or objectives: a wrapper makes them one
+                    self.records = False
+                    del self.episode_returns, self.episode_lengths
+                return obs, reward, terminated, truncated, info
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
         if self.has_agents:
@@ -188,10 +193,14 @@ class Checked(gym.Wrapper):
         try:
             result = getattr(self.env, method)(*args, **kwargs)
         except (Exception, SystemExit) as problem:
-            raise explained(f"{place()}, {method}{args or ''}", problem) from None
+            with np.printoptions(legacy="1.25"):  # 1, not np.int64(1)
+                doing = f"{place()}, {method}{args or ''}"
+            if "keyword argument 'seed'" in text_of(problem):
+                doing += f" ({OLD})"
+            raise explained(doing, problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
-            raise UsageError(f"{place()}, {method}: {needed}")
+            raise UsageError(f"{place()}, {method}: {needed}; {OLD}")
         return result
 
     def wrong_outcome(self, numbers: dict, info: Any) -> Iterator[str]:
@@ -199,7 +208,8 @@ class Checked(gym.Wrapper):
         for name, value in numbers.items():
             number = number_of(value)
             if number is None:
-                yield f"{name} is {value!r}, not a finite number"
+                advice = (name == "reward") * self.advice(value)
+                yield f"{name} is {value!r}, not a finite number{advice}"
             elif name != "reward" and number not in (0, 1):
                 yield f"{name} is {value!r}, not True or False"
         if not isinstance(info, dict):
@@ -208,12 +218,23 @@ class Checked(gym.Wrapper):
             yield "info has an action_mask, the first reset had none"
         for name in set(wrappers.MASKS) & set(info) if self.may_mask else ():
             say(f"not used as a mask of actions: info['{name}'], which the first reset had not")
-        if numbers["terminated"] or numbers["truncated"]:
-            yield from wrong_report(info.get("group"), info.get("eval", {}), info.get("episode"))
+
+    def advice(self, reward: Any) -> str:
+        """What makes one number of several."""
+        if not isinstance(reward, (list, tuple, dict, np.ndarray)):
+            return ""
+        mean = "--wrap cleanrl_graph.envs.wrappers:MeanReward"
+        if isinstance(reward, dict) or isinstance(self.action_space, (spaces.Dict, spaces.Tuple)):
+            return f": in ppo_graph_agents.py each agent has its own; {mean} takes the mean"
+        linear = "--wrap mo_gymnasium.wrappers:LinearReward"
+        return f": {linear} makes one of several objectives, {mean} of several agents"
 
     def last_info(self, info: dict, terminated: bool) -> dict:
         """That of a step which ends an episode. Where only a life of a game ended it has no
         "episode"."""
+        info = own_report(info)
+        for problem in wrong_report(info.get("eval", {}), info.get("episode")):
+            raise UsageError(f"{place()}: {problem}")
         episode = {}
         if self.records or not terminated or info.get("lives", 0) == 0:
             episode["r"] = self.get_wrapper_attr("episode_returns")
@@ -236,10 +257,15 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     --wrap. `envs:NAME` is one of cleanrl_graph unless the current folder has a module `envs`."""
     env_id, hint = wrappers.full_id(args.env_id)
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
-    env = guarded(f"--env-id {args.env_id} ({hint})", script.make_env, full, i, **more)
+    known = set(gym.registry)
+    try:
+        env = script.make_env(full, i, **more)
+    except (Exception, SystemExit) as problem:
+        hint = hint or wrappers.advice(env_id, problem, known)
+        raise explained(f"--env-id {args.env_id} ({hint})", problem) from None
     if type(env) is gym.wrappers.RecordEpisodeStatistics:  # it fails where info is None
         env = Checked(env.env)
-    return wrappers.wrap_all(env, args.wrap)
+    return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
 
 
 def made(make: Callable, number: int) -> Checked:
@@ -249,6 +275,7 @@ def made(make: Callable, number: int) -> Checked:
     if not isinstance(env, Checked):
         env = Checked(env)
     env.number = number
+    refuse(fitting.unread(env.observation_space))
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
     has_note = env.has_wrapper_attr("mask_note")
     if has_note:
@@ -267,17 +294,32 @@ def close(env: gym.Env) -> None:
         print(f"close() of {env}: {text_of(problem)}", file=sys.stderr)
 
 
-def wrong_report(group: Any, report: Any, episode: Any) -> Iterator[str]:
+def own_report(info: dict) -> dict:
+    """An info whose "group" can be a name and whose "eval" has columns. What an environment means
+    otherwise by these words is left out, which is said."""
+    for name in {"group", "eval"} & set(info):
+        value = info[name]
+        try:
+            pickle.dumps(value)
+            if name == "group":
+                is_ours = hash(value) is not None
+            else:
+                is_ours = isinstance(value, dict) and set(map(type, value)) <= {str}
+        except Exception:  # of many kinds
+            is_ours = False
+        if not is_ours:
+            fitting.say(f"info['{name}'] is left out: it is no {name} but {type(value).__name__}")
+            info = dict(info)
+            del info[name]
+    return info
+
+
+def wrong_report(report: dict, episode: Any) -> Iterator[str]:
     """What is wrong with what `info` says about an episode that ends."""
-    try:
-        hash(group)
-        pickle.dumps((group, report))
-        numbers = [report.get("cost", 0)]
-        for name in report:
-            if name in ("instance", "greedy", "cut") or name.startswith("best of "):
-                yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
-    except Exception as problem:  # of many kinds
-        yield f"info['group'] {group!r} with info['eval'] {report!r}: {text_of(problem)}"
+    numbers = [report.get("cost", 0)]
+    for name in report:
+        if name in ("instance", "greedy", "cut") or name.startswith("best of "):
+            yield f"info['eval'] has the name {name!r}, a column of the evaluation's own"
     if isinstance(episode, dict):
         numbers += [episode.get("r", 0), episode.get("l", 0)]
     for value in numbers:
@@ -319,35 +361,32 @@ def wrong_leaves(leaves: list) -> Iterator[str]:
     for leaf in leaves:
         is_discrete = isinstance(leaf.space, DISCRETE) and leaf.is_input and not leaf.is_links
         if is_discrete and num_options(leaf.space).sum() > MOST:
-            yield f"leaf '{leaf.path}': {leaf.space} has over {MOST} values; a Box has numbers"
+            name = fitting.name_of(leaf.space)
+            yield f"leaf '{leaf.path}': {name} has over {MOST} values; a Box has numbers"
         is_sequence = leaf.path == leaf.group and leaf.dtype.kind in "iu"
         if leaf.path == "node_ids" and not (is_sequence and named):
             needed = "must be integers in a Sequence, one per node or element of a set"
-            yield f"leaf 'node_ids': {leaf.space} {needed}"
+            yield f"leaf 'node_ids': {fitting.name_of(leaf.space)} {needed}"
 
 
 def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
     """What is wrong with an action space, its heads or its masks."""
     is_sequence = isinstance(space, spaces.Sequence)
-    known = "Discrete, MultiDiscrete, MultiBinary, float Box, Dict, Tuple and Sequence of these are"
-    for factor in script.leaves_of(space, "action"):
-        is_integer = isinstance(factor.space, spaces.Box) and factor.dtype.kind != "f"
-        is_stacked = is_sequence and space.stack and factor.path != "action"
-        if is_integer or is_stacked or factor.group != is_sequence * "action":
-            yield f"action space {space} is not supported ({known})"
+    yield from fitting.unread(space, "action", is_action=True)
+    name = fitting.name_of(space)
     parts = script.parts_of(space, leaves, args)
     if min([part.k for part in parts], default=0) < 1:
-        yield f"action space {space} is not supported, there is nothing to choose"
+        yield f"action space {name} is not supported, there is nothing to choose"
     if sum(part.k * part.n for part in parts if part.group == "") > MOST:
-        yield f"action space {space} has over {MOST} options"
+        yield f"action space {name} has over {MOST} options"
     chosen = {part.group for part in parts}
     groups = sorted({leaf.group for leaf in leaves if leaf.is_input} - {""})
     head = args.action_head
     if head not in ("auto", "flat") and "" in chosen and not is_sequence:
-        needed = "needs Discrete actions or a Sequence, and one graph or set"
-        yield f"--action-head {head} {needed}, not {space} and {groups}"
+        needed = "needs Discrete actions or a Sequence"
+        yield f"--action-head {head} {needed}, not {name}, and the name of a graph or set: {groups}"
     if head == "auto" and "avail_actions" in set(groups) - chosen and not is_sequence:
-        yield f"{space} chooses from no avail_actions: give --action-head avail_actions, or flat"
+        yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
     for mask in leaves:
         masked = [part for part in parts if part.mask == mask.path]
         stop = max((part.entries.stop for part in masked), default=0)
@@ -358,7 +397,10 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
         if is_mask and (stop != width or len({part.group for part in masked}) > 1):
             none = head if is_sequence else "flat"
             heads = " ".join(sorted({group or none for group in chosen}))
-            problem = f"a mask {mask.space} does not fit {space} with --action-head {heads}"
+            problem = f"a mask {mask.space} does not fit {name} with --action-head {heads}"
+            sizes = [part.n for part in masked or parts for _ in range(part.k) if part.n]
+            if chosen == {""} and mask.group == "" and 0 < len(sizes) <= 16:
+                problem += f": {' + '.join(map(str, sizes))} entries are needed"
             yield f"leaf '{mask.path}': {problem}"
 
 
@@ -378,7 +420,8 @@ def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
     action = str(env.action_space)
     if {part.group for part in parts} != {""}:
         action = re.sub(r"Discrete\([^,)]*", "", action)
-    return f"{inputs}", f"{done} {action}", str(env.observation_space), str(env.action_space)
+    shown = fitting.name_of(env.observation_space), fitting.name_of(env.action_space)
+    return f"{inputs}", f"{done} {action}", *shown
 
 
 def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
@@ -473,7 +516,9 @@ class Checks:
         except Exception as problem:  # of many kinds
             path = unreadable(self.script, self.space, lambda: obs)
             text = f"cannot be read: {type(problem).__name__} {problem} in {str(obs)[:100]}"
+            text += fitting.conversion(obs)
             raise UsageError(f"{self.place(Checked.latest.number, path)}: {text}") from None
+        rows = list(map(shaped, self.leaves, rows))
         acted = Checked.latest.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
             for leaf, own in zip(self.leaves, rows):
@@ -498,7 +543,7 @@ class Checks:
         """Says once that an observation allows nothing, which is no end of a training."""
         first = self.first if self.flat.size > 1 else Checked.latest.number
         leaves = {leaf.path: (leaf, values) for leaf, values in zip(self.leaves, self.flat.values)}
-        for part in self.parts[0] if MASKED not in said else ():
+        for part in self.parts[0] if MASKED not in SAID else ():
             if part.mask:
                 leaf, values = leaves[part.mask]
                 for i in all_masked(values, self.flat.counts[leaf.group], part)[:1]:
@@ -511,7 +556,8 @@ class Checks:
         yield from wrong_form(self.leaves, observations, self.named)
         self.flat = super().collate(observations)
         for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
-            if leaf.dtype.kind != "f" and any(array.dtype != leaf.dtype for array in rows):
+            is_cast = any(array.dtype != leaf.dtype for array in rows)
+            if is_cast and not (leaf.dtype.kind == "f" and np.isfinite(values).all()):
                 values = np.concatenate(rows)  # as they were before they got the leaf's dtype
             is_last = Checked.latest.has_ended
             for problem in wrong_values(leaf, values, self.flat.counts, parts, is_last):
@@ -528,6 +574,22 @@ class Checks:
     def close(self) -> None:
         for env in self.envs:
             close(env)
+
+
+def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
+    """The rows in the leaf's shape, if theirs is another only by axes of length 1."""
+    shape = leaf.space.shape
+    own = rows.shape[1:]
+    if own == shape or rows.ndim == 0 or long_axes(own) != long_axes(shape):
+        return rows
+    if Checked.latest.number == 0:
+        fitting.say(f"leaf '{leaf.path}': shape {own} is read as {shape}, which is declared")
+    return rows.reshape(len(rows), *shape)
+
+
+def long_axes(shape: tuple[int, ...]) -> list[int]:
+    """The lengths that are not 1."""
+    return [length for length in shape if length != 1]
 
 
 def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = "") -> str | None:
@@ -558,7 +620,9 @@ def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[
             if not is_whole or array.dtype.kind not in allowed:
                 found = form(array.dtype, array.shape, leaf)
                 needed = form(leaf.space.dtype, ("rows", *shape), leaf)
-                yield leaf.path, f"{found} where {needed} is declared"
+                is_turned = leaf.is_links and array.ndim == 2 and len(array) == 2
+                advice = is_turned * "; transpose: rows are edges"
+                yield leaf.path, f"{found} where {needed} is declared{advice}"
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
         if (num != expected).any():
@@ -587,7 +651,7 @@ def wrong_values(
         where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
         if leaf.is_links:
             where += f" of a graph with {counts[leaf.nodes][0]} nodes"
-        yield f"value {values[bad][0]}{where}"
+        yield f"value {values[bad][0]}{where}{allowed(leaf, values, bad)}"
     num = counts[leaf.group]
     env = np.arange(len(num)).repeat(num)  # of each row
     if leaf.path == "node_ids":
@@ -608,7 +672,7 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
     """Where the values of a leaf are not finite, no node of their graph, no category, or not of its
     dtype, in which they would become others."""
     if leaf.dtype.kind == "f":
-        return ~np.isfinite(values)
+        return ~(np.abs(values) <= FLOAT32)
     low = 0
     if leaf.is_links:
         high = counts[leaf.nodes].repeat(counts[leaf.group])[:, None]
@@ -621,6 +685,19 @@ def out_of_range(leaf: Any, values: np.ndarray, counts: dict) -> np.ndarray:
         cast = values.astype(leaf.space.dtype)  # uint16 is kept as int64
         return (cast != values) | (values.astype(leaf.dtype) != values)
     return (values < low) | (values >= high)
+
+
+def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
+    """What may stand where the first bad value does, for the end of a sentence."""
+    if leaf.dtype.kind == "f":
+        return bool(np.isfinite(values[bad][0])) * " exceeds float32"
+    if leaf.is_links:
+        return (len(values) == 2) * "; if it is transposed: rows are edges"
+    if isinstance(leaf.space, DISCRETE):
+        low = np.broadcast_to(leaf.space.start, values.shape)[bad][0]
+        num = np.broadcast_to(num_options(leaf.space), values.shape)[bad][0]
+        return f"; {fitting.name_of(leaf.space)} has {low} to {low + num - 1}"
+    return f"; {leaf.space.dtype} is declared"
 
 
 def all_masked(mask: np.ndarray, counts: np.ndarray, part: Any) -> np.ndarray:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from cleanrl_graph.envs.fitting import SAID
 from cleanrl_graph.services import check, demos, evaluate, policy, process, runs
 from cleanrl_graph.services.arguments import args_of, parse
 from cleanrl_graph.services.check import UsageError
@@ -51,8 +53,8 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
     """Trains, saves and evaluates by the script's Args, and by `more` flags of the services.
     Returns the rows of the evaluation's table; none on ranks above 0."""
     args = args_of(script, **vars(args) | more)
-    check.said.clear()
     process.tune()
+    SAID.clear()
     with contextlib.ExitStack() as stack:
         stack.enter_context(runs.ranks())
         stack.enter_context(process.patched(script))
@@ -68,6 +70,7 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
             with contextlib.closing(Envs([partial(make, args)], args)) as probe:
                 demos.check(args.demos, probe)
         evaluate.check(make, args)  # what cannot be evaluated is an error now
+        compare_entries(Envs, make, args)
         if not hasattr(script, "Collector"):  # which forks a process first
             script.start(args)
         run = type("Run", (runs.Services, script.Run), {"script": script})(args, stack)
@@ -88,6 +91,14 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
                 return script.play(agent, args, played, greedy)
 
         return evaluate.evaluate(run, play, make)
+
+
+def compare_entries(Envs: type, make: Callable, args: Any) -> None:
+    """UsageError for unlike entries of --env-kwargs where not all are trained with: all are
+    played."""
+    num_tasks = len(check.entries(args))
+    if num_tasks > args.num_envs * world_size():
+        Envs([partial(make, args, k) for k in range(num_tasks)], args).close()
 
 
 def envs_of(script: ModuleType, args: Any) -> Any:

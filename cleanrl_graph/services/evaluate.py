@@ -49,8 +49,9 @@ def batches(
 
     def spaces_of(entry: dict) -> tuple:
         env = make(**entry)
+        found = env.observation_space, env.action_space
         close(env)
-        return env.observation_space, env.action_space
+        return found
 
     for _, alike in itertools.groupby(entries, spaces_of):
         alike = list(alike)

@@ -21,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from cleanrl_graph.envs import fitting
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
@@ -56,11 +57,12 @@ def load_policy(
     script: ModuleType | None = None,
 ) -> "Policy":
     """The policy in a `model.pt`. `env`, an environment or anything with an observation_space and
-    an action_space, has the wrappers that --wrap names; without it the environment of the file's
-    flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
-    `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
-    under another name. ImportError if the script is not found, ValueError if file, spaces and
-    script do not fit together, OSError if the file cannot be read."""
+    an action_space, has the wrappers that --wrap names, and may have those that services put on by
+    themselves; without it the environment of the file's flags is made for a moment. `num_envs`
+    makes it one for as many environments at once. Not `greedy`: actions are drawn, by torch's
+    generator. `script` is needed for a file of a script under another name. ImportError if the
+    script is not found, ValueError if file, spaces and script do not fit together, OSError if the
+    file cannot be read."""
     saved = read_model(path, device)
     if script is None:
         name = saved["script"]
@@ -188,8 +190,12 @@ class Policy:
         most = 0
         if env is None:
             env = self.make_env()
+            own = Spaces(env)  # some environments have none after they are closed
             close(env)
             most = MOST  # rows to choose from: other entries of --env-kwargs may have more
+        else:
+            own = Spaces(env)
+        self.env = env = fitting.fit(own)
         self.observation_space = env.observation_space
         size = num_envs or 1
         self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
@@ -227,7 +233,7 @@ class Policy:
         for env, obs in zip(self.envs.envs, observations):
             env.num_steps = self.num_steps
             Checked.latest = env
-            rows.append(self.envs.read(obs))
+            rows.append(self.envs.read(self.env.observation(obs)))
         flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
         self.begins = False
@@ -235,6 +241,7 @@ class Policy:
         step = self.script.Step(flat, rewards, begins, np.zeros(N, bool), [], [])
         action, _, _ = self.memory.act(step, self.greedy)
         actions = self.agent.head.env_actions(action, flat.counts)
+        actions = list(map(self.env.action, actions))
         return actions[0] if self.num_envs is None else actions
 
 
@@ -244,3 +251,9 @@ class Spaces(gym.Env):
     def __init__(self, env: Any):
         self.observation_space = env.observation_space
         self.action_space = env.action_space
+
+    def observation(self, obs: Any) -> Any:
+        return obs
+
+    def action(self, action: Any) -> Any:
+        return action

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -116,6 +117,7 @@ class Services:
             args.num_iterations = self.first + num_left
             failures = broadcast(self.locked_folder.failures if rank() == 0 else 0)
             envs = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
+            self.say_rate()
         step = super().begin(agent, optimizer, memory, envs, rng)
         if rank() == 0:
             self.stack.callback(self.close)
@@ -128,6 +130,16 @@ class Services:
             table = "\n".join(["|param|value|", "|-|-|", *rows])
             self.writer.add_text("hyperparameters", table, self.global_step)
         return step
+
+    def say_rate(self) -> None:
+        """Prints what the learning rate jumps to, where there are more steps than before."""
+        args = self.args
+        rate = args.learning_rate * (1 - self.first / max(args.num_iterations, 1))
+        before = self.saved["optimizer"]["param_groups"][0]["lr"]
+        if args.anneal_lr and rate > before and rank() == 0:
+            more = f"which falls to 0 at --total-timesteps {args.total_timesteps}"
+            rates = f"goes on at {rate:.3g}, {more}; its last one was {before:.3g}"
+            print(f"--resume: the learning rate {rates}", file=sys.stderr)
 
     def track(self) -> None:
         """--track: Weights and Biases reads the TensorBoard log that is opened after this."""

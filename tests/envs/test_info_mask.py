@@ -14,8 +14,9 @@ from gymnasium import spaces
 from helpers import MASK, UsageErrors, graph_space, make_envs, run, small_args, vector
 
 from cleanrl_graph import ppo_graph
+from cleanrl_graph.envs import fitting
 from cleanrl_graph.envs.wrappers import InfoActionMask
-from cleanrl_graph.services import check, command
+from cleanrl_graph.services import command
 
 A, B = np.array([1, 0, 1], np.int8), np.array([0, 1], np.int8)
 PAIR = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=4)))
@@ -339,7 +340,7 @@ def test_masks_under_other_names(kwargs, note, workers, tmp_path, capfd):
 
 def services_envs(kwargs, workers=0):
     """Three of Elsewhere, as a run makes them."""
-    check.said.clear()
+    fitting.SAID.clear()
     args = small_args(env_id="Elsewhere-v0", env_kwargs=kwargs, num_workers=workers)
     return command.envs_of(ppo_graph, args)
 

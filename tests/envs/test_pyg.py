@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 
 import gymnasium as gym
+import networkx
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import everything, run, stored
+from helpers import ListEnv, everything, make_envs, run, stored
 from torch_geometric.data import Batch, Data, HeteroData
 
 from cleanrl_graph import ppo_graph
@@ -36,6 +37,36 @@ def machines(rng, jobs=3):
     data["job", "runs_on", "machine"].edge_attr = torch.rand(len(pairs))
     data["machine", "next", "machine"].edge_index = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
     return data
+
+
+def test_graph_of_networkx():
+    """Attributes side by side, edges both ways if they have no direction, and none where there are
+    none."""
+    graph = networkx.Graph()
+    graph.add_node("b", size=2.0, at=[0.5, 1.5])
+    graph.add_node("a", at=np.array([3, 4]), size=5)
+    graph.add_edge("a", "b", cost=7)
+    found = to_graph_instance(graph)
+    assert found.nodes.tolist() == [[0.5, 1.5, 2], [3, 4, 5]]
+    assert sorted(found.edge_links.tolist()) == [[0, 1], [1, 0]]
+    assert found.edges.tolist() == [[7], [7]] and found in graph_space(graph)
+    arrow = networkx.MultiDiGraph([(0, 1), (0, 1)])
+    found = to_graph_instance(arrow)
+    assert found.nodes.shape == (2, 0) and found.edge_links.tolist() == [[0, 1]] * 2
+    assert found.edges is None and to_graph_instance(networkx.Graph()).nodes is None
+
+
+@pytest.mark.parametrize("wrong", [networkx.Graph(), Data(x=torch.zeros(2, 3)), HeteroData()])
+@pytest.mark.parametrize("where", ["alone", "in a dict"])
+def test_graph_that_was_not_converted(wrong, where):
+    """The sentence names what takes it."""
+    space = graph_space(networkx.path_graph(2))
+    if where == "in a dict":
+        space, wrong = spaces.Dict(a=spaces.Discrete(2), g=space), {"a": 0, "g": wrong}
+    envs = make_envs([lambda: ListEnv(space, [wrong])])
+    sentence = "; to_graph_instance of cleanrl_graph.envs.pyg makes an observation of a "
+    with pytest.raises(ValueError, match=f"cannot be read.*{sentence}(Graph|Data|HeteroData)$"):
+        envs.reset(0)
 
 
 @pytest.mark.parametrize("edge_features", [2, 0])

@@ -12,7 +12,7 @@ import helpers
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import UsageErrors, run, small_args
+from helpers import run, small_args
 
 from cleanrl_graph import ppo_framestack, ppo_graph, ppo_lstm_sparse
 from cleanrl_graph.envs import atari
@@ -266,11 +266,11 @@ def test_atari_games_differ():
         make_envs("envs:Atari-v0", game="NoSuchGame")
 
 
-def test_minigrid_text_is_named():
-    """The mission, a Text, is an error that names leaf and space before the first step."""
+def test_minigrid_text_is_read():
+    """The mission, "get to the green goal square", is a set of words."""
     need("minigrid")
-    with pytest.raises(UsageErrors, match=r"leaf 'mission': MissionSpace.*is not supported"):
-        make_envs("minigrid:MiniGrid-Empty-5x5-v0")
+    envs = make_envs("minigrid:MiniGrid-Empty-5x5-v0")
+    assert envs.reset(0).obs.counts["mission"].tolist() == [6, 6]
 
 
 @pytest.mark.parametrize("name", ["Image", "Flat", "Dict"])

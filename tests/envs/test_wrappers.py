@@ -87,6 +87,17 @@ def test_hidden_entries():
     assert wrap(Probe(), "hide:3, 3").observation_space.shape == (3,)
 
 
+def test_hidden_keys():
+    """Space and observations lack them; what should be a dict and is none stays as it is."""
+    env = wrap(Probe(kind="dict"), "hide:action_mask")
+    assert list(env.observation_space) == ["x"]
+    assert env.reset()[0].keys() == env.step(0)[0].keys() == {"x"}
+    env.unwrapped.observe = lambda: None
+    assert env.reset()[0] is None
+    with pytest.raises(Error, match="^--wrap hide:x,y: .*, or keys of a Dict; it is Dict"):
+        wrap(Probe(kind="dict"), "hide:x,y")
+
+
 @pytest.mark.parametrize(
     "spec, env",
     [
@@ -261,7 +272,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_own_wrappers(module):
-    """One's own callable changes the environment; its arguments are strings."""
+    """One's own callable changes the environment."""
     env = Probe()
     assert wrap(env, "own_wrappers:same") is env
     scaled = wrap(env, "own_wrappers:Scaled")
@@ -275,11 +286,40 @@ def test_own_wrappers(module):
 
 
 @pytest.mark.parametrize(
+    "text, arguments",
+    [
+        ("3", [3]),
+        ("-1:1.5", [-1, 1.5]),
+        ('["image"]:x', [["image"], "x"]),
+        ('{"a": [1, 2], "b": "c:d"}:true', [{"a": [1, 2], "b": "c:d"}, True]),
+        ("tcp://host:3x:", ["tcp", "//host", "3x", ""]),
+        ("[1:2", ["[1", 2]),
+    ],
+)
+def test_arguments(text, arguments, module):
+    """They are JSON where they can be read so, else text."""
+    assert wrap(Probe(), f"own_wrappers:Scaled:2:{text}").more == tuple(arguments)
+
+
+def test_gymnasiums_own_wrappers():
+    """Numbers and lists reach them as such."""
+    box = gym.make("Pendulum-v1")
+    assert wrap(box, "gymnasium.wrappers:RescaleAction:-1:1").action_space.high == 1
+    short = wrap(gym.make("CartPole-v1"), "gymnasium.wrappers:TimeLimit:2")
+    short.reset(seed=0)
+    assert [short.step(0)[3] for _ in range(2)] == [False, True]
+    stacked = wrap(gym.make("CartPole-v1"), "gymnasium.wrappers:FrameStackObservation:4")
+    assert stacked.observation_space.shape == (4, 4)
+    kept = wrap(Probe(kind="dict"), 'gymnasium.wrappers:FilterObservation:["x"]')
+    assert list(kept.observation_space) == ["x"]
+
+
+@pytest.mark.parametrize(
     "spec, words",
     [
         (
             "skills",
-            "there is no such wrapper; the forms are hide:1,3 z:skill:4 z:uniform:2 "
+            "there is no such wrapper; the forms are hide:1,3 hide:key z:skill:4 z:uniform:2 "
             "module:callable",
         ),
         ("", "there is no such wrapper"),
@@ -300,12 +340,12 @@ def test_own_wrappers(module):
         ),
         (
             "own_wrappers:number",
-            "'number' of own_wrappers must be a callable that takes the environment and 0 "
-            "strings: 3 ",
+            "'number' of own_wrappers must be a callable that takes the environment and "
+            r"\[\]: 3 ",
         ),
         (
             "own_wrappers:same:3",
-            "takes the environment and 1 strings: too many positional arguments",
+            r"takes the environment and \[3\]: too many positional arguments",
         ),
         ("own_wrappers:nothing", "it must return a gymnasium environment, and returned None"),
     ],

@@ -425,7 +425,7 @@ def test_errors_arrive(how, num_workers, text, tmp_path):
 
 
 class Unsupported(Fails):
-    observation_space = spaces.Text(3)
+    observation_space = spaces.OneOf([spaces.Discrete(2)])
 
 
 gym.register("Unsupported-v0", entry_point=Unsupported)
@@ -435,7 +435,7 @@ gym.register("Unsupported-v0", entry_point=Unsupported)
     "flags, sentence",
     [
         (["--env-id", "Fails-v0"], "env 0, step 30, step(1,): KeyError: 'the bridge is out'"),
-        (["--env-id", "Unsupported-v0"], "leaf 'obs': Text(1, 3, charset="),
+        (["--env-id", "Unsupported-v0"], "leaf 'obs': OneOf(Discrete(2)) is not"),
         (["--env-id", "Nowhere-v0"], "--env-id Nowhere-v0 "),
         (["--env-id", "CartPole-v1", "--max-lag", -1], "--max-lag -1 --max-rho 1.0: at least 0"),
         (["--env-id", "CartPole-v1", "--action-head", "nodes"], "--action-head nodes needs "),
@@ -466,7 +466,7 @@ def test_error_of_the_program(monkeypatch):
     "flags, error, text",
     [
         (dict(env_id="CartPole-v1", max_lag=-1), script.UsageError, "--max-lag -1"),
-        (dict(env_id="Unsupported-v0"), script.UsageError, "leaf 'obs': Text"),
+        (dict(env_id="Unsupported-v0"), script.UsageError, "leaf 'obs': OneOf"),
         (dict(env_id="Nowhere-v0"), script.UsageError, "`Nowhere` doesn't exist"),
         (dict(env_id="Fails-v0"), RuntimeError, "(?s)in the collector: .*the bridge is out"),
         (dict(env_id="Fails-v0", env_kwargs={"how": "die"}), script.UsageError, "exit code -9"),

@@ -11,7 +11,7 @@ import pytest
 import shared_blocks
 import torch
 from gymnasium import spaces
-from helpers import run, small_args, weights
+from helpers import RandomEnv, run, small_args, weights
 
 from cleanrl_graph import ppo_graph, services
 from cleanrl_graph.services.arguments import args_of
@@ -141,6 +141,26 @@ def test_sampled_actions(tmp_path):
     first = policy(obs)
     torch.manual_seed(3)
     assert same([first], [policy(obs)])
+
+
+class Forgets(RandomEnv):
+    """Has no spaces after it was closed."""
+
+    eval_suites = {"all": [{}, {}]}
+
+    def close(self):
+        self.observation_space = self.action_space = None
+
+
+def test_spaces_of_a_closed_environment(tmp_path):
+    """They are read before."""
+    gym.register("Forgets-v0", entry_point=Forgets)
+    flags = dict(env_id="Forgets-v0", save_model=True, eval_suite="all", eval_samples=0)
+    result = run(tmp_path, **flags)
+    assert len(result.rows) == 2
+    policy = load_policy(result.folder / "model.pt")
+    assert policy(policy.make_env().reset(seed=1)[0]) in RandomEnv().action_space
+    del gym.registry["Forgets-v0"]
 
 
 def test_spaces_are_enough(tmp_path):

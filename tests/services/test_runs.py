@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import run, small_args, train_events, vector
+from helpers import run, run_folder, small_args, train_events, vector
 from processes import begun_earlier, newest, train
 
 from cleanrl_graph import ppo_graph, services
@@ -134,3 +134,19 @@ def test_run_in_a_program(tmp_path):
     rows = services.run(ppo_graph, ppo_graph.Args(**own), checkpoint_every=0)
     assert [row["return"] for row in rows] == [7.0, 7.0]
     assert vars(ppo_graph) == before and torch.is_grad_enabled()
+
+
+def test_learning_rate_after_a_longer_resume(tmp_path, capsys):
+    """What it jumps to is said: of 3 updates the last one has a third, of 8 the fourth has 5/8.
+    Where it falls nothing is."""
+    flags = dict(env_id="CartPole-v1", checkpoint_every=1, run_dir=str(tmp_path), learning_rate=0.4)
+    services.run(ppo_graph, small_args(**flags))
+    assert "learning rate" not in capsys.readouterr().err
+    folder = str(run_folder(tmp_path))
+    for num, line in ((72, None), (192, "goes on at 0.25, which falls to 0 at")):
+        services.run(ppo_graph, small_args(resume=folder, total_timesteps=num, **flags))
+        err = capsys.readouterr().err
+        if line:
+            assert f"{line} --total-timesteps {num}; its last one was 0.133" in err
+        else:
+            assert "the learning rate goes on" not in err

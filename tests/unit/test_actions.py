@@ -29,6 +29,7 @@ from cleanrl_graph import (
     ppo_gtrxl,
     ppo_lstm_sparse,
 )
+from cleanrl_graph.envs import fitting
 from cleanrl_graph.services import check
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
@@ -331,7 +332,7 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             spaces.Dict(a=spaces.Sequence(vector(1))),
             GRAPH,
             "auto",
-            "action space Dict.* is not supported",
+            "leaf 'action.a': a Sequence is not supported inside a Dict of actions",
         ),
         (
             MIXED,
@@ -442,7 +443,7 @@ def test_a_mask_that_allows_nothing(space, mask, kind, capsys):
     observation = spaces.Dict(g=GRAPH, action_mask=kind)
     obs = {"g": GOOD, "action_mask": np.array(mask, np.int8)}
     good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
-    check.said.clear()
+    fitting.SAID.clear()
     makers = [
         lambda own=own: ListEnv(observation, [own] * 4, space) for own in (good, obs, good, obs)
     ]
@@ -709,7 +710,7 @@ FAR = {  # action space, what is said of it
 def test_bounds_far_from_what_the_policy_draws(name, capsys):
     """A line at the start says that actions will be clipped, and what scales them; once."""
     space, said = FAR[name]
-    check.said.clear()
+    fitting.SAID.clear()
     make_envs([lambda: ListEnv(vector(1), [], space)] * 3)
     err = capsys.readouterr().err
     assert err.count("\n") == bool(said) and re.match(said, err)
@@ -717,7 +718,7 @@ def test_bounds_far_from_what_the_policy_draws(name, capsys):
 
 def test_rescaled_bounds_are_not_far(capsys):
     """Nothing is said where a wrapper scales the actions."""
-    check.said.clear()
+    fitting.SAID.clear()
     env = ListEnv(vector(1), [], vector(2, low=0, high=512))
     make_envs([lambda: gym.wrappers.RescaleAction(env, -1, 1)])
     assert capsys.readouterr().err == ""

@@ -830,7 +830,6 @@ def test_what_images_ask_for(observation, faint, epochs, ent_coef, tmp_path, mon
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ({"num_minibatches": 4}, "--num-minibatches 4 exceeds --num-envs 3"),
         ({"dim": 10, "num_heads": 4}, "--dim 10"),
         ({"num_heads": 0}, "--num-heads 0"),
         ({"num_layers": 0}, "--num-layers 0"),

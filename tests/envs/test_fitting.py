@@ -1,0 +1,193 @@
+"""envs/fitting.py: text as words and integer Boxes as actions, in wrappers that services put on by
+themselves."""
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import ListEnv, make_envs, run, vector
+
+from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse
+from cleanrl_graph.envs import fitting
+from cleanrl_graph.services.policy import load_policy
+
+TEXTS = ["go to the red ball", "", "Go to the RED ball, now!", "the ball red to go"]
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch):
+    monkeypatch.setattr(fitting, "SAID", set())
+
+
+class Mission(gym.Env):
+    """Right is the side that a text names: the words of both texts are the same, their order is
+    not. Episodes of one step."""
+
+    action_space = spaces.Discrete(2)
+    texts = ["left and not right", "right and not left"]
+
+    def __init__(self):
+        text = spaces.Dict(mission=spaces.Text(200), size=spaces.Discrete(3))
+        self.observation_space = spaces.Dict(deep=spaces.Tuple((text, vector(1))))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.side = int(self.np_random.integers(2))
+        return self.observe(), {}
+
+    def observe(self):
+        mission = {"mission": self.texts[self.side], "size": 1}
+        return {"deep": (mission, np.zeros(1, np.float32))}
+
+    def step(self, action):
+        assert type(action) is np.int64
+        return self.observe(), float(action == self.side), True, False, {}
+
+
+gym.register("Mission-v0", entry_point=Mission)
+
+
+# ---- Text ----
+def test_words():
+    """A row per word, the same for the same word at every place and in every process; capitals and
+    punctuation do not count."""
+    env = fitting.fit(ListEnv(spaces.Text(200), TEXTS))
+    rows = [env.reset()[0], *[env.step(0)[0] for _ in TEXTS[1:]]]
+    for own in rows:
+        assert own in env.observation_space
+    assert [len(own) for own in rows] == [5, 0, 6, 5] and np.array_equal(rows[0], rows[2][:5])
+    assert rows[0][:, 2].tolist() == [0, 1, 2, 3, 4]
+    order = [2, 4, 3, 1, 0]
+    assert np.array_equal(rows[3][:, :2], rows[0][order, :2])
+    code = f"from cleanrl_graph.envs.fitting import word_rows; print(word_rows({TEXTS[0]!r}))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert other.stdout.strip() == str(rows[0])
+    assert fitting.word_rows("x " * 99)[-1, 2] == fitting.NUM_PLACES - 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_text_in_a_run(workers, tmp_path):
+    """A trained policy reads the text that an environment without
+    the wrapper shows."""
+    flags = dict(num_workers=workers, save_model=True, eval_episodes=2)
+    result = run(tmp_path, env_id="Mission-v0", **flags)
+    assert result.scalars["charts/rows/deep.0.mission"][0][1] == 4
+    policy = load_policy(result.folder / "model.pt")
+    plain = load_policy(result.folder / "model.pt", Mission())
+    raw = Mission()
+    fitted = policy.make_env()
+    for seed in range(5):
+        obs, _ = raw.reset(seed=seed)
+        assert plain(obs) == policy(fitted.reset(seed=seed)[0])
+
+
+def test_order_of_words_is_learned(tmp_path):
+    flags = dict(num_envs=8, num_steps=16, total_timesteps=8192, learning_rate=3e-3, gnn_dim=16)
+    result = run(tmp_path, env_id="Mission-v0", eval_episodes=20, **flags)
+    assert np.mean([row["return"] for row in result.rows]) == 1
+
+
+def test_what_is_said(capsys):
+    """One line for each leaf, once in a process."""
+    for _ in range(2):
+        make_envs([lambda: fitting.fit(Mission())])
+    line = "reads 'deep.0.mission' as words: a set with a row for each"
+    assert capsys.readouterr().err.splitlines() == [line]
+    fitting.fit(ListEnv(spaces.Dict(a=spaces.Text(4)), []))
+    assert capsys.readouterr().err.endswith("; --wrap hide:a hides it\n")
+
+
+def test_other_forms_are_named():
+    """What is no text, or no dict, is left to the checks."""
+    space = spaces.Dict(a=spaces.Text(4), b=vector(1))
+    good = {"a": "x y", "b": np.zeros(1)}
+    for bad in (None, good | {"a": 3}, {"a": "x"}):
+        envs = make_envs([lambda bad=bad: fitting.fit(ListEnv(space, [good, bad]))])
+        envs.reset(0)
+        with pytest.raises(ValueError, match="env 0, leaf '[ab]', step 1: "):
+            envs.step([0])
+
+
+# ---- Integer Boxes ----
+SMALL = spaces.Box(np.array([[-3, 0], [5, 2]]), np.array([[60, 3], [5, 4]]), dtype=np.int16)
+LARGE = spaces.Box(0, np.array([1000, 10]), dtype=np.int64)
+WILD = spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64)
+
+
+class Acts(ListEnv):
+    """The reward says whether an action is one of its space."""
+
+    def step(self, action):
+        self.seen.append(action)
+        return self.observations[0], float(action in self.action_space), False, False, {}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        SMALL,
+        LARGE,
+        WILD,
+        spaces.Box(0, 3, (), np.uint8),
+        spaces.Box(0, 1, (3,), bool),
+        spaces.Dict(a=SMALL, b=spaces.Tuple((LARGE, spaces.Discrete(2)))),
+        spaces.Sequence(SMALL, stack=True),
+        spaces.Sequence(spaces.Tuple((LARGE, SMALL)), stack=False),
+    ],
+    ids=str,
+)
+def test_integer_actions(space, tmp_path):
+    """Every action of a run, and of a trained policy, is an element of the environment's space."""
+    seen = []
+
+    def make():
+        env = Acts(spaces.Sequence(vector(2), stack=True), [np.ones((3, 2), np.float32)], space)
+        env.seen = seen
+        return env
+
+    gym.register("Acts-v0", entry_point=make, max_episode_steps=5)
+    result = run(tmp_path, env_id="Acts-v0", save_model=True)
+    assert [value for _, value in result.scalars["charts/episodic_return"]] == [5.0] * 9
+    seen.clear()
+    policy = load_policy(result.folder / "model.pt", make(), greedy=False)
+    assert all(policy(np.ones((3, 2), np.float32)) in space for _ in range(9))
+    del gym.registry["Acts-v0"]
+
+
+def test_few_values_are_options():
+    """Each entry has its own; their masks fit."""
+    (part, *_), env = parts_of(SMALL)
+    assert env.action_space.nvec.tolist() == [[64, 4], [1, 3]] and part.n == 64
+    assert env.action(np.array([[-3, 1], [5, 4]])).tolist() == [[-3, 1], [5, 4]]
+
+
+def test_many_values_are_rounded():
+    """-1 to 1 is the whole range; without one numbers are as they are."""
+    (part,), env = parts_of(LARGE)
+    assert part.n == 0 and env.action_space == spaces.Box(-1, 1, (2,), np.float32)
+    assert env.action(np.array([-1.0, 1.0])).tolist() == [0, 10]
+    assert env.action(np.array([0.001, 0.11])).tolist() == [500, 6]
+    _, env = parts_of(WILD)
+    assert env.action(np.array([-2.4, 7.6])).tolist() == [-2, 8]
+
+
+def parts_of(space):
+    envs = make_envs([lambda: fitting.fit(ListEnv(vector(1), [], space))])
+    return envs.parts[0], envs.envs[0].env
+
+
+# ---- MiniGrid, where it is installed ----
+@pytest.mark.parametrize(
+    "script", [ppo_graph, ppo_framestack, ppo_lstm_sparse, ppo_gtrxl], ids=lambda s: s.__name__
+)
+@pytest.mark.parametrize("env_id", ["MiniGrid-GoToObject-6x6-N2-v0", "BabyAI-GoToLocal-v0"])
+def test_minigrid(env_id, script, tmp_path):
+    """Its environments train as they are, with and without the mission."""
+    pytest.importorskip("minigrid", reason="MiniGrid is not a requirement of this project")
+    for k, wrap in enumerate([(), ("hide:mission",)]):
+        result = run(tmp_path / str(k), script, env_id=f"minigrid:{env_id}", wrap=wrap)
+        assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
+        assert ("charts/rows/mission" in result.scalars) == (wrap == ())

@@ -541,14 +541,15 @@ class Checks:
 
     def tell_masked(self) -> None:
         """Says once that an observation allows nothing, which is no end of a training."""
-        first = self.first if self.flat.size > 1 else Checked.latest.number
-        leaves = {leaf.path: (leaf, values) for leaf, values in zip(self.leaves, self.flat.values)}
-        for part in self.parts[0] if MASKED not in SAID else ():
-            if part.mask:
-                leaf, values = leaves[part.mask]
-                for i in all_masked(values, self.flat.counts[leaf.group], part)[:1]:
-                    at = self.place(first + i, part.mask)
-                    say(f"{at}: {MASKED}. This is said once", MASKED)
+        for part in self.parts[0]:
+            if not part.mask or MASKED in SAID:
+                continue
+            first = self.first if self.flat.size > 1 else Checked.latest.number
+            leaves = zip(self.leaves, self.flat.values)
+            leaf, values = next(each for each in leaves if each[0].path == part.mask)
+            for i in all_masked(values, self.flat.counts[leaf.group], part)[:1]:
+                at = self.place(first + i, part.mask)
+                say(f"{at}: {MASKED}. This is said once", MASKED)
 
     def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
@@ -556,11 +557,13 @@ class Checks:
         yield from wrong_form(self.leaves, observations, self.named)
         self.flat = super().collate(observations)
         for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
-            is_cast = any(array.dtype != leaf.dtype for array in rows)
-            if is_cast and not (leaf.dtype.kind == "f" and np.isfinite(values).all()):
-                values = np.concatenate(rows)  # as they were before they got the leaf's dtype
-            is_last = Checked.latest.has_ended
-            for problem in wrong_values(leaf, values, self.flat.counts, parts, is_last):
+            is_fine = values.dtype.kind == "f" and np.abs(values).max(initial=0) <= FLOAT32
+            if not is_fine or leaf.path == "node_ids":
+                if any(array.dtype != leaf.dtype for array in rows):
+                    values = np.concatenate(rows)  # as they were before they got the leaf's dtype
+                for problem in wrong_values(leaf, values, self.flat.counts):
+                    yield leaf.path, problem
+            for problem in wrong_numbers(leaf, self.flat.counts, parts, Checked.latest.has_ended):
                 yield leaf.path, problem
 
     def place(self, number: int, path: str) -> str:
@@ -616,13 +619,15 @@ def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[
         allowed = "biu" if leaf.dtype.kind in "biu" else "biuf"
         shape = leaf.space.shape
         for array in rows:
-            is_whole = array.ndim == 1 + len(shape) and array.shape[1:] == shape
-            if not is_whole or array.dtype.kind not in allowed:
+            own = array.shape
+            if not own or own[1:] != shape or array.dtype.kind not in allowed:
                 found = form(array.dtype, array.shape, leaf)
                 needed = form(leaf.space.dtype, ("rows", *shape), leaf)
                 is_turned = leaf.is_links and array.ndim == 2 and len(array) == 2
                 advice = is_turned * "; transpose: rows are edges"
                 yield leaf.path, f"{found} where {needed} is declared{advice}"
+        if leaf.group == "":  # `read` made one row of each
+            continue
         num = np.fromiter(map(len, rows), np.int64, len(rows))
         expected = counts.setdefault(leaf.group, num)
         if (num != expected).any():
@@ -641,11 +646,8 @@ def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
     return f"dtype {dtype}, shape {shape if leaf.group else shape[1:]}"
 
 
-def wrong_values(
-    leaf: Any, values: np.ndarray, counts: dict, parts: list[list], is_last: bool
-) -> Iterator[str]:
-    """What is wrong with values, ids, or the numbers of rows to choose from: an episode's last
-    observation, of which only the value is needed, may have none."""
+def wrong_values(leaf: Any, values: np.ndarray, counts: dict) -> Iterator[str]:
+    """What is wrong with values and ids."""
     bad = out_of_range(leaf, values, counts)
     if bad.any():
         where = f" in row {np.argwhere(bad)[0][0]}" if leaf.group else ""
@@ -653,18 +655,25 @@ def wrong_values(
             where += f" of a graph with {counts[leaf.nodes][0]} nodes"
         yield f"value {values[bad][0]}{where}{allowed(leaf, values, bad)}"
     num = counts[leaf.group]
-    env = np.arange(len(num)).repeat(num)  # of each row
     if leaf.path == "node_ids":
+        env = np.arange(len(num)).repeat(num)  # of each row
         _, numbers = np.unique(values, return_inverse=True)
         numbers = numbers.reshape(len(values), math.prod(leaf.space.shape))
         keys = (numbers + numbers.size * env[:, None]).ravel()
         again = np.delete(np.arange(len(keys)), np.unique(keys, return_index=True)[1])
         if len(again):
             yield f"the id {values.flat[again[0]]} occurs twice, at index {again[0]} again"
+
+
+def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> Iterator[str]:
+    """What is wrong with the numbers of rows to choose from: an episode's last observation, of
+    which only the value is needed, may have none."""
+    num = counts[leaf.group]
     for k, part in enumerate(parts[0]):
+        if part.group == "" or part.group != leaf.group:
+            continue
         most = np.array([own[k].n for own in parts])[: len(num)]
-        is_wrong = ((num == 0) & (not is_last)) | (num > most)
-        if part.group and part.group == leaf.group and is_wrong.any():
+        if (((num == 0) & (not is_last)) | (num > most)).any():
             yield f"{num[0]} rows to choose from, the action space has {most[0]}"
 
 

@@ -428,7 +428,7 @@ class Stuck(gym.Env):
         return obs, 1.0, False, self.t == 4, info
 
 
-gym.register("Stuck-v0", entry_point=Stuck)
+gym.register("NoOption-v0", entry_point=Stuck)
 SCRIPTS = (
     "ppo_graph ppo_framestack ppo_gtrxl ppo_lstm_sparse ppo_graph_async ppo_graph_aux "
     "ppo_graph_compile ppo_graph_agents"
@@ -442,7 +442,7 @@ def test_steps_without_an_action(name, kind, tmp_path):
     if (kind == "agents") != (name == "ppo_graph_agents"):
         pytest.skip("the script is for other actions")
     script = importlib.import_module(f"cleanrl_graph.{name}")
-    ran = run(tmp_path, script, env_id="Stuck-v0", env_kwargs={"kind": kind}, eval_episodes=2)
+    ran = run(tmp_path, script, env_id="NoOption-v0", env_kwargs={"kind": kind}, eval_episodes=2)
     assert [row["length"] for row in ran.rows] == [4, 4]
     if name != "ppo_graph_async":
         assert max(value for _, value in ran.scalars["debug/collection_mismatch"]) < 1e-5

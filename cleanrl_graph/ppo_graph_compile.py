@@ -460,36 +460,24 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def places(self, idx: np.ndarray, group: str) -> np.ndarray:
-        """The numbers of a group's rows, int64, of the observations `idx` (int64 [B], repeats
-        allowed), one observation after the other."""
-        num = self.whole().counts[group]
-        return ranges((num.cumsum() - num)[idx], num[idx])
-
-    def select(self, actions: Tensor, idx: np.ndarray, group: str) -> Tensor:
-        """The rows of `actions`, one for each row of a group, that belong to the observations
-        `idx`."""
-        return actions[to_device(self.places(idx, group), self.device)]
-
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx`: one selection of rows per leaf."""
+    def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
+        for each group where its rows are stored, int64. In the group "" that is `idx` itself."""
         values, counts = self.whole()
-        places = pack([self.places(idx, group) for group in counts], self.device)
-        places = dict(zip(counts, places))  # group -> int64 [rows of the minibatch]
+        places = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
+        places = dict(zip(counts, pack(places, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
+        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
+        return self.batch(flat), places
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        numbers = np.arange(flat.size + 1)
-        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
-        groups = ["", *(group for group in flat.counts if group)]
-        for group in groups[1:]:
-            num = flat.counts[group]
-            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
+        arrays = []  # ptr and batch of the first group, of the second one, ...
+        for num in flat.counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(flat.size).repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -1239,9 +1227,10 @@ class Memory:
         actions = torch.cat(self.actions)
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
-            own = self.storage.select(actions, idx, acting)
+            obs, places = self.storage.gather(idx)
+            own = actions[places[acting]]
             more = self.storage.num_spare(acting, len(own))
-            yield idx, (self.storage.gather(idx), F.pad(own, (0, 0, 0, more)))
+            yield idx, (obs, F.pad(own, (0, 0, 0, more)))
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""

@@ -486,36 +486,24 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def places(self, idx: np.ndarray, group: str) -> np.ndarray:
-        """The numbers of a group's rows, int64, of the observations `idx` (int64 [B], repeats
-        allowed), one observation after the other."""
-        num = self.whole().counts[group]
-        return ranges((num.cumsum() - num)[idx], num[idx])
-
-    def select(self, actions: Tensor, idx: np.ndarray, group: str) -> Tensor:
-        """The rows of `actions`, one for each row of a group, that belong to the observations
-        `idx`."""
-        return actions[to_device(self.places(idx, group), self.device)]
-
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx`: one selection of rows per leaf."""
+    def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
+        for each group where its rows are stored, int64. In the group "" that is `idx` itself."""
         values, counts = self.whole()
-        places = pack([self.places(idx, group) for group in counts], self.device)
-        places = dict(zip(counts, places))  # group -> int64 [rows of the minibatch]
+        places = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
+        places = dict(zip(counts, pack(places, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
+        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
+        return self.batch(flat), places
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        numbers = np.arange(flat.size + 1)
-        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
-        groups = ["", *(group for group in flat.counts if group)]
-        for group in groups[1:]:
-            num = flat.counts[group]
-            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
+        arrays = []  # ptr and batch of the first group, of the second one, ...
+        for num in flat.counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(flat.size).repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -1388,11 +1376,10 @@ class Memory:
             age = ages[:, envs]
             inputs = self.inputs[0][:, :, to_device(envs, self.device)]
             kv = self.agent.gtrxl.keys_values(inputs, self.reach(age))
-            past = to_device(age, self.device), previous[to_device(idx, self.device)], kv
-            obs = self.storage.gather(idx)
+            obs, places = self.storage.gather(idx)
+            past = to_device(age, self.device), previous[places[""]], kv
             features, elements, *_ = self.agent.encode(obs, *past)
-            action = self.storage.select(actions, idx, self.agent.head.acting)
-            yield idx, (features, elements, obs, action)
+            yield idx, (features, elements, obs, actions[places[self.agent.head.acting]])
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""

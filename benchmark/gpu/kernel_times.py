@@ -339,7 +339,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
         for start in range(0, num, 64):
             stored.append(envs.collate(arrays[start : start + 64]))
         there = [graph.to(device) for graph in data]
-        ours = lambda: stored.gather(idx)
+        ours = lambda: stored.gather(idx)[0]
         systems = {
             "ours, ms": ours,
             "PyG on the device, ms": lambda: Batch.from_data_list([there[i] for i in idx]),

@@ -85,10 +85,10 @@ def test_batches_are_those_of_pyg(seed):
     graphs(order), graphs(order), graphs(order)
     flat = [steps[t][i] for t in range(3) for i in order.permutation(len(SIZES))]
     assert_is_pyg(storage.batch(storage.blocks[-1]), pyg_batch(flat[-len(SIZES) :]))
-    assert_is_pyg(storage.gather(np.arange(len(flat))), pyg_batch(flat))
+    assert_is_pyg(storage.gather(np.arange(len(flat)))[0], pyg_batch(flat))
     assert_is_pyg(everything(storage), pyg_batch(flat))
     idx = rng.integers(len(flat), size=40)
-    assert_is_pyg(storage.gather(idx), pyg_batch([flat[i] for i in idx]))
+    assert_is_pyg(storage.gather(idx)[0], pyg_batch([flat[i] for i in idx]))
 
 
 def test_missing_edges_are_zero_edges():
@@ -97,7 +97,7 @@ def test_missing_edges_are_zero_edges():
     full = graphs(rng)[0]
     none = spaces.GraphInstance(full.nodes, None, None)
     storage, _ = stored(graph_space(vector(2)), [[none, full, none]])
-    obs = storage.gather(np.array([0, 1, 2, 0]))
+    obs = storage.gather(np.array([0, 1, 2, 0]))[0]
     assert obs["obs.edge_links"].ptr.tolist() == [0, 0, 8, 8, 8] == obs["obs.edges"].ptr.tolist()
     assert torch.equal(obs["obs.edge_links"].values, torch.from_numpy(full.edge_links + 5))
 
@@ -166,9 +166,9 @@ def test_gather_equals_reference(space, seed, num_steps, num_envs):
     flat = [obs for row in observations for obs in row]
     assert_is_reference(storage.batch(storage.blocks[-1]), space, observations[-1])
     assert_is_reference(everything(storage), space, flat)
-    assert_is_reference(storage.gather(np.arange(len(flat))), space, flat)
+    assert_is_reference(storage.gather(np.arange(len(flat)))[0], space, flat)
     idx = rng.integers(len(flat), size=rng.integers(1, 8))
-    assert_is_reference(storage.gather(idx), space, [flat[i] for i in idx])
+    assert_is_reference(storage.gather(idx)[0], space, [flat[i] for i in idx])
 
     valid = padded = 0
     columns = zip(*[sorted(reference(space, obs), key=lambda leaf: leaf[0]) for obs in flat])
@@ -249,7 +249,7 @@ def test_one_copy(monkeypatch):
     )
     instances = graphs(np.random.default_rng(0))
     storage, leaves = stored(graph_space(vector(2)), [instances])
-    batch, minibatch = everything(storage), storage.gather(idx := np.array([3, 0, 6]))
+    batch, minibatch = everything(storage), storage.gather(idx := np.array([3, 0, 6]))[0]
     assert not copied
     num_nodes, num_edges = map(sum, zip(*SIZES))
 
@@ -265,7 +265,7 @@ def test_one_copy(monkeypatch):
     assert [len(array) for array in copied] == [steps, indices]
     assert_same(everything(storage), batch)
     copied.clear()
-    assert_same(storage.gather(idx), minibatch)
+    assert_same(storage.gather(idx)[0], minibatch)
     num_rows = sum(sum(SIZES[i]) for i in idx)
     places = 8 * (num_rows + len(idx) + 3)
     indices = index_bytes(len(idx), num_rows)
@@ -305,7 +305,7 @@ def test_what_was_let_go_is_gone():
     storage.append(
         ppo_graph.Flat([values.numpy() for values in fresh.whole().values], fresh.whole().counts)
     )
-    assert_is_pyg(storage.gather(np.arange(len(SIZES))), pyg_batch(other))
+    assert_is_pyg(storage.gather(np.arange(len(SIZES)))[0], pyg_batch(other))
 
 
 def test_declared_maximum_costs_nothing(tmp_path):
@@ -385,7 +385,7 @@ def test_single_rows(space):
         "",
         *dict.fromkeys(leaf.group for leaf in leaves if leaf.group),
     ]
-    obs = storage.gather(np.array([7, 2, 2]))
+    obs = storage.gather(np.array([7, 2, 2]))[0]
     for leaf in leaves:
         num = int(leaf.group == "")
         assert obs[leaf.path].ptr.tolist() == (num * np.arange(4)).tolist()

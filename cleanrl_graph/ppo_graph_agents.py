@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -151,6 +152,63 @@ class Args:
     """the number of rollouts, each followed by an update (computed in runtime)"""
 
 
+# --- shared: ranks ---
+# ---- Ranks: the processes of torchrun, each with its own environments ----
+RANK = int(os.environ.get("RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+
+
+def all_ranks(value: Any) -> list:
+    """The value of every rank, on every rank."""
+    values = [value] * WORLD_SIZE
+    if WORLD_SIZE > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def sum_of_ranks(tensor: Tensor) -> Tensor:
+    """The sum over all ranks, which takes the tensor's place."""
+    if WORLD_SIZE > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def average_gradients(agent: nn.Module) -> None:
+    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
+    if WORLD_SIZE > 1:
+        for param in agent.parameters():
+            if param.grad is None:  # a network without rows, on this rank
+                param.grad = torch.zeros_like(param)
+        grads = [param.grad for param in agent.parameters()]
+        total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
+        nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
+
+
+def seed(args: Any) -> None:
+    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
+    random.seed(args.seed + RANK)
+    np.random.seed((args.seed + RANK) % 2**32)
+    torch.manual_seed(args.seed)
+
+
+def start(args: Any) -> torch.device:
+    """The device of this rank. Connects the ranks and sets torch's threads."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and args.cuda:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if WORLD_SIZE > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(1)  # more are slower on busy cores
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cudnn.allow_tf32 = False
+    return device
+
+
+# --- end shared: ranks ---
+
+
 def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
@@ -162,7 +220,7 @@ class UsageError(ValueError):
 
 # --- shared: observations ---
 # ---- Observations: a space is a list of leaves, N observations are rows one after the other ----
-NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
+NOT_INPUT = ("action_mask", "node_ids")  # no network sees them: what is allowed, which row is whose
 
 
 class Leaf(NamedTuple):
@@ -265,8 +323,9 @@ def num_options(space: gym.Space) -> list[int]:
 
 
 class Flat(NamedTuple):
-    """N observations: per leaf the rows of all N one after the other. The values are on the host;
-    in a Storage they are tensors on the device."""
+    """N observations: per leaf the rows of all N one after the other. Arrays of an environment
+    become a Flat by `Envs.read` and `collate`, a Flat of tensors in a Storage, and there by `batch`
+    the Obs that the network sees."""
 
     values: list[np.ndarray]
     counts: dict[str, np.ndarray]  # group -> rows of each observation, int64 [N]
@@ -1218,60 +1277,8 @@ class Agent(nn.Module):
         return self.output(latent).squeeze(1)
 
 
-# --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments ----
-RANK = int(os.environ.get("RANK", 0))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-
-
-def all_ranks(value: Any) -> list:
-    """The value of every rank, on every rank."""
-    values = [value] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        dist.all_gather_object(values, value)
-    return values
-
-
-def sum_of_ranks(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, which takes the tensor's place."""
-    if WORLD_SIZE > 1:
-        dist.all_reduce(tensor)
-    return tensor
-
-
-def average_gradients(agent: nn.Module) -> None:
-    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
-    if WORLD_SIZE > 1:
-        for param in agent.parameters():
-            if param.grad is None:  # a network without rows, on this rank
-                param.grad = torch.zeros_like(param)
-        grads = [param.grad for param in agent.parameters()]
-        total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
-        nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
-
-
-def seed(args: Any) -> None:
-    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
-    random.seed(args.seed + RANK)
-    np.random.seed((args.seed + RANK) % 2**32)
-    torch.manual_seed(args.seed)
-
-
-def start(args: Any) -> torch.device:
-    """The device of this rank. Connects the ranks and sets torch's threads."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and args.cuda:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if WORLD_SIZE > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-    if not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(1)  # more are slower on busy cores
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.allow_tf32 = False
-    return device
-
-
+# --- shared: run ---
+# ---- Run: its agent, its folder and its log ----
 def make_agent(args: Any, envs: Any) -> "Agent":
     """An agent whose weights are the same on all ranks."""
     seed(args)  # environments may have drawn from the generators
@@ -1280,11 +1287,6 @@ def make_agent(args: Any, envs: Any) -> "Agent":
     return agent
 
 
-# --- end shared: ranks ---
-
-
-# --- shared: run ---
-# ---- Run: its folder and its log ----
 class Run:
     """The folder of a run, its log and its progress bar."""
 
@@ -1530,15 +1532,11 @@ def main(args: Any) -> None:
 
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent
-    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+    if (folder / "__init__.py").exists():  # the package is found beside it; its `envs` is not yours
         sys.path[0] = str(folder.parent)
-    try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
+    if find_spec("cleanrl_graph"):  # checks, checkpoints, evaluation tables, workers, their flags
         from cleanrl_graph import services
-    except ModuleNotFoundError as error:
-        if error.name != "cleanrl_graph":
-            raise
-        services = None
-    if services:
+
         services.main(sys.modules[__name__], version=1)
     else:
         main(tyro.cli(Args))

@@ -111,7 +111,7 @@ def layer_init(layer: nn.Linear, std: float = np.sqrt(2)) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """The actor makes a query of the whole graph, by which the key of each node is scored."""
+    """A node with key k has the logit w . tanh(k + q) + k . q / sqrt(d) for the graph's query q."""
 
     def __init__(self, space: gym.spaces.Graph, args: Args):
         super().__init__()
@@ -147,7 +147,7 @@ class Agent(nn.Module):
         h = self.embed(graphs.x)
         for norm, conv in zip(self.norms, self.convs):
             h = h + conv(norm(h), *edges).relu()
-        B = graphs.num_graphs  # the last ones may have no nodes
+        B = graphs.num_graphs  # the last graph of a truncated episode may have no nodes
         mean = scatter(h, graphs.batch, dim_size=B, reduce="mean")
         largest = scatter(h, graphs.batch, dim_size=B, reduce="max")
         size = graphs.ptr.diff().log1p()[:, None]  # neither mean nor maximum shows it
@@ -167,14 +167,13 @@ class Agent(nn.Module):
         logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5
         logits = logits.masked_fill(~graphs.mask, -1e9)
         probs = softmax(logits, ptr=graphs.ptr)  # [nodes]: they sum to 1 in each graph
-        logprobs = probs.clamp(min=1e-20).log()
+        logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
         if action is None:
             padded, _ = to_dense_batch(probs, graphs.batch)  # [B, nodes of the largest graph]
             action = padded.multinomial(1).squeeze(1)
         logprob = logprobs[graphs.ptr[:-1] + action]
         entropy = scatter(-probs * logprobs, graphs.batch)
-        value = self.critic(pooled).squeeze(1)
-        return action, logprob, entropy, value
+        return action, logprob, entropy, self.critic(pooled).squeeze(1)
 
 
 if __name__ == "__main__":
@@ -225,7 +224,7 @@ if __name__ == "__main__":
             actions[step] = action
             logprobs[step] = logprob
             values[step] = value
-            for i, choice in enumerate(action.tolist()):
+            for i, choice in enumerate(action.cpu().numpy()):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
                 rewards[step, i] = float(reward)
@@ -256,6 +255,7 @@ if __name__ == "__main__":
         b_advantages = advantages.flatten()
         b_values = values.flatten()
         b_returns = b_advantages + b_values
+        clipfracs = []
         for _ in range(args.update_epochs):
             b_inds = np.random.permutation(batch_size)
             for mb in np.array_split(b_inds, args.num_minibatches):
@@ -263,9 +263,10 @@ if __name__ == "__main__":
                 _, newlogprob, entropy, newvalue = agent.get_action_and_value(graphs, b_actions[mb])
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
-                mb_advantages = b_advantages[mb]
-                mb_advantages = mb_advantages - mb_advantages.mean()
-                mb_advantages = mb_advantages / (mb_advantages.std() + 1e-8)
+                clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
+                mb_advantages = b_advantages[mb] - b_advantages[mb].mean()
+                if len(mb) > 1:
+                    mb_advantages = mb_advantages / (mb_advantages.std() + 1e-8)
                 pg_loss1 = -mb_advantages * ratio
                 clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
@@ -285,14 +286,13 @@ if __name__ == "__main__":
 
         sps = int(global_step / (time.time() - start_time))
         approx_kl = (ratio - 1 - logratio).mean()
-        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
         explained_var = 1 - b_advantages.var() / b_returns.var()
         writer.add_scalar("charts/SPS", sps, global_step)
         writer.add_scalar("losses/value_loss", v_loss.item(), global_step)
         writer.add_scalar("losses/policy_loss", pg_loss.item(), global_step)
         writer.add_scalar("losses/entropy", entropy_loss.item(), global_step)
         writer.add_scalar("losses/approx_kl", approx_kl.item(), global_step)
-        writer.add_scalar("losses/clipfrac", clipfrac.item(), global_step)
+        writer.add_scalar("losses/clipfrac", sum(clipfracs).item() / len(clipfracs), global_step)
         writer.add_scalar("losses/explained_variance", explained_var.item(), global_step)
         print("SPS:", sps)
 

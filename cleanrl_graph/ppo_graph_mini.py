@@ -3,9 +3,8 @@
     python cleanrl_graph/ppo_graph_mini.py
     python cleanrl_graph/ppo_graph_mini.py --env-id your_module:YourEnv-v0 --gae-lambda 0.95
 
-An observation is {"graph": GraphInstance, "action_mask": [n]}. Each node has a vector or a
-category, and each edge may have one. The mask is 1 for the nodes that may be chosen. The action is
-the number of a node. ppo_graph.py takes any observation and action.
+An observation is {"graph": GraphInstance, "action_mask": [n]}: each node has a vector or category,
+each edge may have one, the mask is 1 for nodes that may be chosen. The action is the number of one.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
@@ -173,7 +172,8 @@ class Agent(nn.Module):
             action = padded.multinomial(1).squeeze(1)
         logprob = logprobs[graphs.ptr[:-1] + action]
         entropy = scatter(-probs * logprobs, graphs.batch)
-        return action, logprob, entropy, self.critic(pooled).squeeze(1)
+        value = self.critic(pooled).squeeze(1)
+        return action, logprob, entropy, value
 
 
 if __name__ == "__main__":
@@ -188,8 +188,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    # The module of env_id is searched in the current folder first and beside this file last, where
-    # cleanrl_graph/envs would hide an `envs` of yours
+    # env_id's module may be in the current folder; in this one `envs` would hide yours: it is last
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]
@@ -286,13 +285,14 @@ if __name__ == "__main__":
 
         sps = int(global_step / (time.time() - start_time))
         approx_kl = (ratio - 1 - logratio).mean()
+        clipfrac = torch.stack(clipfracs).mean()
         explained_var = 1 - b_advantages.var() / b_returns.var()
         writer.add_scalar("charts/SPS", sps, global_step)
         writer.add_scalar("losses/value_loss", v_loss.item(), global_step)
         writer.add_scalar("losses/policy_loss", pg_loss.item(), global_step)
         writer.add_scalar("losses/entropy", entropy_loss.item(), global_step)
         writer.add_scalar("losses/approx_kl", approx_kl.item(), global_step)
-        writer.add_scalar("losses/clipfrac", sum(clipfracs).item() / len(clipfracs), global_step)
+        writer.add_scalar("losses/clipfrac", clipfrac.item(), global_step)
         writer.add_scalar("losses/explained_variance", explained_var.item(), global_step)
         print("SPS:", sps)
 

@@ -238,9 +238,7 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime, and those that do not fit."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
     if args.update_epochs is None:
-        args.update_epochs = 8
-        if args.state_per_node and id_group(leaves):
-            args.update_epochs = 4
+        args.update_epochs = 4 if args.state_per_node and id_group(leaves) else 8
     if args.num_minibatches > args.num_envs:  # which it shares out
         print(f"--num-minibatches {args.num_minibatches} is lowered to --num-envs {args.num_envs}")
         args.num_minibatches = args.num_envs
@@ -498,18 +496,11 @@ def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
 
 
-def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Each array on the device, all by one copy of their bytes."""
-    hosts = [torch.from_numpy(array) for array in arrays]
+def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor] | tuple[Tensor, ...]:
+    """Each of the int64 arrays on the device, all by one copy."""
     if device.type == "cpu":
-        return hosts
-    # Each begins at a multiple of 8 bytes, and has a byte more than it needs: no part is empty
-    parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
-    buffer = np.frombuffer(bytearray().join(parts), np.uint8)
-    copies = to_device(buffer, device).split([len(part) for part in parts])
-    return [
-        own[: host.nbytes].view(host.dtype).view(host.shape) for own, host in zip(copies, hosts)
-    ]
+        return list(map(torch.from_numpy, arrays))
+    return to_device(np.concatenate(arrays), device).split(list(map(len, arrays)))
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:
@@ -528,8 +519,8 @@ class Storage:
         self.blocks = []  # what was appended, each a Flat with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
-        """The same observations with tensors on the device as values."""
-        return Flat(pack(flat.values, self.device), flat.counts)
+        """The same observations with tensors on the device as values, by one copy per leaf."""
+        return Flat([to_device(rows, self.device) for rows in flat.values], flat.counts)
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations and returns them as a batch."""
@@ -1591,9 +1582,8 @@ class Agent(nn.Module):
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
         self.encoder = Encoder(leaves, args)
-        self.group = ""  # the one whose rows have states
-        if args.state_per_node:
-            self.group = id_group(leaves)
+        # The one whose rows have states
+        self.group = id_group(leaves) if args.state_per_node else ""
         dims = self.encoder.element_dims | {"": self.encoder.dim}
         links = self.encoder.links.get(self.group, "")
         self.links = ""  # path of those that are remembered
@@ -1654,8 +1644,8 @@ class Agent(nn.Module):
         if action is not None:
             chosen = embed_action(self.head, action, elements, obs).unflatten(0, (len(actions), -1))
             actions = torch.cat([actions, chosen[:, :-1]], 1)
-        arrays = [timeline.known["starts"].numpy(), timeline.known["rewards"].numpy()]
-        starts, rewards = pack(arrays, actions.device)
+        starts = to_device(timeline.known["starts"].numpy(), actions.device)
+        rewards = to_device(timeline.known["rewards"].numpy(), actions.device)
         past = torch.cat([actions.flatten(0, 1), rewards[:, None]], 1)
         return past[:, self.columns] * ~starts[:, None]
 

@@ -1208,7 +1208,7 @@ class Memory:
         ids = np.concatenate(ids)
         return same_agents(ids, counts, follows.reshape(-1))
 
-    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
+    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[Tensor, tuple]]:
         """The rollout's steps with agents in `num` random parts, fewer if a rank has fewer such
         steps. Of each: the numbers int64 [M] of the rows that act, counted over the rollout, and
         the agent's inputs. UsageError if a rank has no such step."""

@@ -146,7 +146,7 @@ class Agent(nn.Module):
         h = self.embed(graphs.x)
         for norm, conv in zip(self.norms, self.convs):
             h = h + conv(norm(h), *edges).relu()
-        B = graphs.num_graphs  # the last graph of a truncated episode may have no nodes
+        B = graphs.num_graphs  # the last graph of an episode may have no nodes
         mean = scatter(h, graphs.batch, dim_size=B, reduce="mean")
         largest = scatter(h, graphs.batch, dim_size=B, reduce="max")
         size = graphs.ptr.diff().log1p()[:, None]  # neither mean nor maximum shows it
@@ -206,7 +206,6 @@ if __name__ == "__main__":
     rewards = torch.zeros(shape, device=device)
     dones = torch.zeros(shape, device=device)  # 1 where an episode ended with this step
     values = torch.zeros(shape, device=device)
-
     global_step = 0
     start_time = time.time()
     next_obs = [env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)]
@@ -263,7 +262,8 @@ if __name__ == "__main__":
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
-                mb_advantages = b_advantages[mb] - b_advantages[mb].mean()
+                mb_advantages = b_advantages[mb]
+                mb_advantages = mb_advantages - mb_advantages.mean()
                 if len(mb) > 1:
                     mb_advantages = mb_advantages / (mb_advantages.std() + 1e-8)
                 pg_loss1 = -mb_advantages * ratio

@@ -1586,16 +1586,12 @@ class Agent(nn.Module):
         self.group = id_group(leaves) if args.state_per_node else ""
         dims = self.encoder.element_dims | {"": self.encoder.dim}
         links = self.encoder.links.get(self.group, "")
-        self.links = ""  # path of those that are remembered
-        edge_dim = 0  # of their features
-        if args.remember_edges:
-            if not links:
-                raise UsageError(
-                    "--remember-edges needs --state-per-node, a graph and the observation "
-                    "'node_ids'"
-                )
-            self.links = links
-            edge_dim = dims[links] - 2 * args.gnn_dim
+        if args.remember_edges and not links:
+            raise UsageError(
+                "--remember-edges needs --state-per-node, a graph and the observation 'node_ids'"
+            )
+        self.links = links if args.remember_edges else ""  # path of those that are remembered
+        edge_dim = dims[links] - 2 * args.gnn_dim  # of their features
         self.action_dim = seen_dim(parts_of(action_space, leaves, args), dims)
         first = 0 if args.prev_action else self.action_dim
         self.columns = slice(first, self.action_dim + args.prev_reward)  # of (action, reward)

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from helpers import (
     everything,
     graph_space,
+    list_envs,
     observation_spaces,
     run,
     sample,
@@ -287,6 +288,15 @@ def test_pack(sizes):
     for array, own in zip(arrays, copies, strict=True):
         host = torch.from_numpy(array)
         assert own.dtype == host.dtype and own.shape == host.shape and torch.equal(own, host)
+
+
+def test_links_without_features():
+    """Leaves of a group share the number of rows of its first one: a link without the features that
+    its space declares is not forgotten."""
+    graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), None, np.array([[0, 1]]))
+    envs = list_envs(graph_space(vector(2)), [[graph]])
+    flat = envs.collate([envs.read(graph)])
+    assert [counts.tolist() for counts in flat.counts.values()] == [[1], [2], [1]]
 
 
 def test_what_was_let_go_is_gone():

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 TABLE=public_tasks
 
-graph="cleanrl_graph/ppo_graph.py --env-id graph_envs:DensestSubgraph-v0 --total-timesteps 100000 --eval-episodes 200"
+graph="cleanrl_graph/ppo_graph.py --env-id graph_envs:DensestSubgraph-v0 --total-timesteps 60000 --eval-episodes 200"
 door="cleanrl_graph/ppo_graph.py --env-id minigrid:MiniGrid-GoToDoor-5x5-v0 --total-timesteps 200000 --eval-episodes 200"
 "$PYTHON" benchmark/run.py --table $TABLE --workers 1 --seeds ${SEEDS:-1 2 3} "$@" --commands \
     "mission=$door" \

@@ -30,7 +30,7 @@ POSITIVE = (
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
-    "eval_samples memory_length learning_rate target_kl max_grad_norm pg_coef "
+    "eval_samples set_layers memory_length learning_rate target_kl max_grad_norm pg_coef "
     "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor"
 )
 RANGES = [

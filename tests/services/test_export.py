@@ -226,6 +226,10 @@ KINDS = {
         norm_obs=True,
     ),
     "embedded": dict(env_kwargs={"observation": "embedded"}),
+    "set_layers": dict(
+        env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}, set_layers=2
+    ),
+    "context": dict(env_kwargs={"observation": "mixed", "action": "mixed"}, graph_context=True),
 }
 
 

@@ -100,7 +100,8 @@ class Args:
     """layers in which elements of a set see each other, by mean, maximum and number of all; 0: each
     is embedded on its own"""
     graph_context: bool = False
-    """each message passing layer also shows a node mean, maximum and number of its graph's nodes"""
+    """each message passing layer also shows a node mean, maximum and number of its graph's nodes:
+    agents then see something of all others, those far away or in another part of it, too"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
     flat, a fixed list; auto: see `parts_of`. In a Sequence: the rows that act"""

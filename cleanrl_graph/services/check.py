@@ -354,7 +354,7 @@ def wrong_rewards(info: dict, num_agents: int) -> Iterator[str]:
 # ---- Spaces ----
 def wrong_leaves(leaves: list) -> Iterator[str]:
     """What is wrong with those of an observation space."""
-    paths = [leaf.path.replace("/", ".") for leaf in leaves]
+    paths = [leaf.path for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         yield f"leaves {paths} need different names, and one must be an input"
     named = {leaf.group for leaf in leaves if leaf.is_input} - {"", "avail_actions"}

@@ -105,6 +105,9 @@ class Args:
     is embedded on its own"""
     graph_context: bool = False
     """each message passing layer also shows a node mean, maximum and number of its graph's nodes"""
+    critic_only: tuple[str, ...] = ()
+    """keys of the observation that enter the value alone, as `state` or `goal.position`: a trained
+    policy acts without them"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
     flat, a fixed list; auto: see `parts_of`. In a Sequence: the rows that act"""
@@ -825,11 +828,32 @@ class Encoder(nn.Module):
             features.append(pool(x, ptr, self.readouts))
         return torch.cat(features, 1), rows
 
+    def beside(self, features: Tensor, obs: Obs) -> Tensor:
+        """The features [B, any] with those of these leaves beside them."""
+        return torch.cat([features, self(obs)[0]], 1) if self.leaves else features
+
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for leaf in self.leaves:
             if not leaf.is_links and self.rows[key(leaf.path)].norm_obs:
                 self.rows[key(leaf.path)].observe(obs[leaf.path].values)
+
+
+def critic_only(leaves: list[Leaf], args: Any) -> tuple[list[Leaf], Encoder]:
+    """(the leaves that the policy sees, the encoder of those that the critic sees besides). A
+    graph or set stays whole. UsageError for a name that is no key, or that of a mask or of ids."""
+    hidden = []
+    for name in args.critic_only:
+        own = [
+            leaf
+            for leaf in leaves
+            if leaf.is_input and f"{leaf.nodes or leaf.group or leaf.path}.".startswith(f"{name}.")
+        ]
+        if not own:
+            inputs = f"{[leaf.path for leaf in leaves if leaf.is_input]}"
+            raise UsageError(f"--critic-only {name}: the inputs are {inputs}")
+        hidden += own
+    return [leaf for leaf in leaves if leaf not in hidden], Encoder(hidden, args)
 
 
 def key(path: str) -> str:
@@ -1219,6 +1243,13 @@ def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
     return shifts.astype(np.int64)
 
 
+def views_as_channels(leaves: list[Leaf], args: Any) -> list[Leaf]:
+    """The images whose views are channels of one image."""
+    if args.image_views != "channels" or args.obs_shifts == "":
+        return []
+    return [leaf for leaf in leaves if leaf.channels and leaf.is_input and not leaf.group]
+
+
 class Memory:
     """The steps of N environments, each stored once: number t * N + i is step t of env i. From
     number `start` on they are the rollout's, after as many older ones as views reach back to.
@@ -1337,9 +1368,10 @@ class Memory:
 
     def value(self, flat: Flat, reward: np.ndarray, reads: np.ndarray) -> Tensor:
         """V of observations that are no steps of the rollout, [B]."""
-        self.see(flat, reward)
+        obs, _ = self.see(flat, reward)
         self.storage.blocks.pop()
-        return self.agent.critic(self.views(reads, self.tables)).squeeze(1)
+        views = self.agent.critic_encoder.beside(self.views(reads, self.tables), obs)
+        return self.agent.critic(views).squeeze(1)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], counted from
@@ -1405,11 +1437,8 @@ class Agent(nn.Module):
         obs_shifts = parse_shifts(args.obs_shifts, 0, "--obs-shifts")
         action_shifts = parse_shifts(args.action_shifts, -1, "--action-shifts")
         reward_shifts = parse_shifts(args.reward_shifts, -1, "--reward-shifts")
-        self.images = []  # leaves whose views are channels
-        if args.image_views == "channels" and len(obs_shifts):
-            self.images = [
-                leaf for leaf in leaves if leaf.channels and leaf.is_input and not leaf.group
-            ]
+        leaves, self.critic_encoder = critic_only(leaves, args)
+        self.images = views_as_channels(leaves, args)
         self.cnns = nn.ModuleDict()
         for leaf in self.images:
             self.cnns[key(leaf.path)] = CNN(leaf, len(obs_shifts))
@@ -1426,6 +1455,7 @@ class Agent(nn.Module):
             dim += cnn.dim
         widths = [dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
+        widths[0] += self.critic_encoder.dim
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
@@ -1433,7 +1463,7 @@ class Agent(nn.Module):
     def forward(self, views: Tensor, elements: dict, obs: Obs, action=None, greedy: bool = False):
         """(action [B, columns], log_prob [B], entropy [B], value [B]) given all views, [B, dim]."""
         outputs = self.head(self.actor(views), elements, obs, action, greedy)
-        return *outputs, self.critic(views).squeeze(1)
+        return *outputs, self.critic(self.critic_encoder.beside(views, obs)).squeeze(1)
 
 
 # --- shared: run ---
@@ -1620,7 +1650,8 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
-            agent.encoder.observe(memory.rollout())
+            for encoder in (agent.encoder, agent.critic_encoder):
+                encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
         scalars = dict(zip(LOGGED, logs[-1]))

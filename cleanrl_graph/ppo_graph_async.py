@@ -109,6 +109,9 @@ class Args:
     is embedded on its own"""
     graph_context: bool = False
     """each message passing layer also shows a node mean, maximum and number of its graph's nodes"""
+    critic_only: tuple[str, ...] = ()
+    """keys of the observation that enter the value alone, as `state` or `goal.position`: a trained
+    policy acts without them"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
     flat, a fixed list; auto: see `parts_of`. In a Sequence: the rows that act"""
@@ -831,11 +834,32 @@ class Encoder(nn.Module):
             features.append(pool(x, ptr, self.readouts))
         return torch.cat(features, 1), rows
 
+    def beside(self, features: Tensor, obs: Obs) -> Tensor:
+        """The features [B, any] with those of these leaves beside them."""
+        return torch.cat([features, self(obs)[0]], 1) if self.leaves else features
+
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
         for leaf in self.leaves:
             if not leaf.is_links and self.rows[key(leaf.path)].norm_obs:
                 self.rows[key(leaf.path)].observe(obs[leaf.path].values)
+
+
+def critic_only(leaves: list[Leaf], args: Any) -> tuple[list[Leaf], Encoder]:
+    """(the leaves that the policy sees, the encoder of those that the critic sees besides). A
+    graph or set stays whole. UsageError for a name that is no key, or that of a mask or of ids."""
+    hidden = []
+    for name in args.critic_only:
+        own = [
+            leaf
+            for leaf in leaves
+            if leaf.is_input and f"{leaf.nodes or leaf.group or leaf.path}.".startswith(f"{name}.")
+        ]
+        if not own:
+            inputs = f"{[leaf.path for leaf in leaves if leaf.is_input]}"
+            raise UsageError(f"--critic-only {name}: the inputs are {inputs}")
+        hidden += own
+    return [leaf for leaf in leaves if leaf not in hidden], Encoder(hidden, args)
 
 
 def key(path: str) -> str:
@@ -1283,9 +1307,11 @@ class Agent(nn.Module):
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()
+        leaves, self.critic_encoder = critic_only(leaves, args)
         self.encoder = Encoder(leaves, args)
         widths = [self.encoder.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
+        widths[0] += self.critic_encoder.dim
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         dims = self.encoder.element_dims
@@ -1295,12 +1321,12 @@ class Agent(nn.Module):
         """(action [B, columns], log_prob [B], entropy [B], value [B])"""
         features, elements = self.encoder(obs)
         outputs = self.head(self.actor(features), elements, obs, action, greedy)
-        return *outputs, self.critic(features).squeeze(1)
+        return *outputs, self.critic(self.critic_encoder.beside(features, obs)).squeeze(1)
 
     def value(self, obs: Obs) -> Tensor:
         """V(observation), [B]"""
         features, _ = self.encoder(obs)
-        return self.critic(features).squeeze(1)
+        return self.critic(self.critic_encoder.beside(features, obs)).squeeze(1)
 
 
 # --- shared: run ---
@@ -1626,7 +1652,8 @@ def train(args: Any, run: Run, collector: Collector) -> Agent:
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
-            agent.encoder.observe(memory.rollout())
+            for encoder in (agent.encoder, agent.critic_encoder):
+                encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
         scalars = dict(zip(LOGGED, logs[-1]))

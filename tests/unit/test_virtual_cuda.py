@@ -336,6 +336,18 @@ CASES |= (
             any_env("graph_edges", "element", graph_context=True),
             None,
         ),
+        "ppo_graph critic only": (
+            same,
+            "ppo_graph",
+            any_env("graph_image_vector", "element", critic_only=("image", "vector")),
+            None,
+        ),
+        "ppo_graph waits with critic only": (
+            budget,
+            "ppo_graph",
+            any_env("graph_image_vector", "element", critic_only=("image",), norm_obs=True),
+            None,
+        ),
         "ppo_graph gin": (same, "ppo_graph", any_env("graph_edges", "element", gnn="gin"), None),
         "ppo_graph_async waits with a set": (
             budget,
@@ -424,6 +436,7 @@ FAST = [
     "ppo_graph waits with set layers",
     "ppo_graph waits with context",
     "ppo_graph set layers",
+    "ppo_graph waits with critic only",
     "ppo_graph_agents per node",
     "ppo_graph_agents waits per node",
     "ppo_framestack waits with images",

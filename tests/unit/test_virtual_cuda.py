@@ -339,13 +339,13 @@ CASES |= (
         "ppo_graph critic only": (
             same,
             "ppo_graph",
-            any_env("graph_image_vector", "element", critic_only=("image", "vector")),
+            any_env("graph_image_vector", "element", critic_only=("obs.image", "obs.vector")),
             None,
         ),
         "ppo_graph waits with critic only": (
             budget,
             "ppo_graph",
-            any_env("graph_image_vector", "element", critic_only=("image",), norm_obs=True),
+            any_env("graph_image_vector", "element", critic_only=("obs.image",), norm_obs=True),
             None,
         ),
         "ppo_graph gin": (same, "ppo_graph", any_env("graph_edges", "element", gnn="gin"), None),

@@ -91,7 +91,7 @@ class Args:
     """activation of all MLPs"""
     gnn: Literal["gine", "gin", "gatv2", "transformer", "sage"] = "gine"
     """message passing layer of graph observations. gin is faster, but sums neighbors and edge
-    features separately, so it cannot match them"""
+    features separately, so it cannot match them; sage ignores edge features"""
     gnn_layers: int = 3
     """number of message passing layers"""
     gnn_dim: int = 64
@@ -100,6 +100,15 @@ class Args:
     """how a node aggregates its incoming messages; gatv2 and transformer sum them by attention"""
     readout: Literal["sum", "mean", "max", "meanmax"] = "meanmax"
     """how nodes of a graph, or elements of a set, become one vector"""
+    set_layers: int = 0
+    """layers in which each element of a set sees mean, maximum and number of all: where elements
+    must be compared, as in NearestToMarked-v0. 0 learned faster in BestOfSet-v0 and MatchGoal-v0,
+    where a vector says what to look for"""
+    graph_context: bool = False
+    """each message passing layer also shows a node mean, maximum and number of its graph's nodes"""
+    critic_only: tuple[str, ...] = ()
+    """keys of the observation that enter the value alone, as `state` or `goal.position`: a trained
+    policy acts without them"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
     flat, a fixed list; auto: see `parts_of`. In a Sequence: the rows that act"""
@@ -620,8 +629,8 @@ class Rows(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         values = values.reshape(len(values), math.prod(values.shape[1:]))
         if self.norm_obs:  # float32 would lose the digits of a small change to a large number
-            std = (self.var + 1e-8).sqrt()
-            return ((values.double() - self.mean) / std).float().clamp(-10, 10)
+            values = F.batch_norm(values.double(), self.mean, self.var, eps=1e-8)
+            return values.float().clamp_(-10, 10)
         if self.num == 0:
             return values.float()
         if self.num > 64:
@@ -663,10 +672,13 @@ class CNN(nn.Module):
 
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
-    """A PyG layer dim -> dim; any with forward(x, edge_index[, edge_attr]) can stand here."""
+    """A PyG layer dim -> dim; any with forward(x, edge_index) can stand here. It is given
+    edge_attr, batch and ptr, too, where its forward has these names."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
+        if dim % 4:
+            raise UsageError(f"--gnn-dim {dim}: the 4 heads of --gnn {kind} need a multiple of 4")
         attention = pyg.GATv2Conv if kind == "gatv2" else pyg.TransformerConv
         return attention(dim, dim // 4, heads=4, edge_dim=edge_dim)
     if kind == "sage":
@@ -692,9 +704,43 @@ def gin_with_edges() -> type:
     return GINWithEdges
 
 
+def pool(h: Tensor, ptr: Tensor, modes: list[str]) -> Tensor:
+    """Rows [rows, dim] to [B, len(modes) * dim + 1]; the last is log(1 + number of rows)."""
+    numbers = torch.arange(len(h), device=h.device)
+    pooled = []
+    for mode in modes:  # zero where there are no rows
+        pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
+    return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
+
+
+class Context(nn.Linear):
+    """What each row sees of all rows of its observation: B [mean, max, log(1 + n)], [rows, dim]."""
+
+    def __init__(self, dim: int):
+        super().__init__(2 * dim + 1, dim, bias=False)
+
+    def forward(self, h: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
+        return select_rows(super().forward(pool(h, ptr, ["mean", "max"])), batch)
+
+
+class SetLayer(nn.Module):
+    """x + W relu(A norm(x) + context): an equivariant layer (Zaheer et al. 2017)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.row = nn.Linear(dim, dim)
+        self.context = Context(dim)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, ptr: Tensor, batch: Tensor) -> Tensor:
+        h = self.norm(x)
+        return x + self.output((self.row(h) + self.context(h, ptr, batch)).relu())
+
+
 class GNN(nn.Module):
     """Node embeddings [nodes, dim] of a batch of graphs in PyG's convention. Residual layers with
-    pre-norm: h + relu(conv(norm(h)))."""
+    pre-norm: h + relu(conv(norm(h))), with --graph-context h + relu(conv(norm(h)) + context)."""
 
     def __init__(self, node_dim: int, edge_dim: int, args: Any):
         super().__init__()
@@ -702,25 +748,37 @@ class GNN(nn.Module):
         self.embed = nn.Linear(node_dim, dim)
         self.convs = nn.ModuleList()
         self.norms = nn.ModuleList()
+        self.contexts = nn.ModuleList()
         for _ in range(args.gnn_layers):
             self.convs.append(make_conv(args.gnn, dim, edge_dim or None, args.gnn_aggr))
             self.norms.append(nn.LayerNorm(dim))
-        inputs = inspect.signature(self.convs[0].forward).parameters
-        self.takes_edge_attr = edge_dim > 0 and "edge_attr" in inputs
+            if args.graph_context:
+                self.contexts.append(Context(dim))
+        params = set(inspect.signature(self.convs[0].forward).parameters)
+        self.takes = sorted(params & {"batch", "ptr"})  # beside x and edge_index
+        if edge_dim and params & {"edge_attr", "kwargs"}:
+            self.takes.append("edge_attr")
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, ptr: Tensor, batch: Tensor
+    ) -> Tensor:
+        given = {"edge_attr": edge_attr, "batch": batch, "ptr": ptr}
+        given = {name: given[name] for name in self.takes}
         h = self.embed(x)
-        edges = (edge_index, edge_attr) if self.takes_edge_attr else (edge_index,)
-        for conv, norm in zip(self.convs, self.norms):
-            h = h + conv(norm(h), *edges).relu()
+        for k, (conv, norm) in enumerate(zip(self.convs, self.norms)):
+            x = norm(h)
+            update = conv(x, edge_index, **given)
+            if self.contexts:
+                update = update + self.contexts[k](x, ptr, batch)
+            h = h + update.relu()
         return h
 
 
 class Encoder(nn.Module):
     """Observation -> (features [B, dim], elements {group: Ragged}). The group "" enters as it is,
-    images through a CNN, graphs through a GNN, sets through an MLP per row; a readout makes one
-    vector of each graph or set. Elements are embedded nodes, embedded rows of a set, and the
-    features of edges."""
+    images through a CNN, graphs through a GNN, sets through an MLP per row, then set layers; a
+    readout makes one vector of each graph or set. Elements are embedded nodes, embedded rows of a
+    set, and the features of edges."""
 
     def __init__(self, leaves: list[Leaf], args: Any):
         super().__init__()
@@ -748,7 +806,8 @@ class Encoder(nn.Module):
                 self.nets[key(group)] = GNN(width, edge_dims[group], args)
                 self.element_dims[self.links[group]] = 2 * dim + edge_dims[group]
             else:
-                self.nets[key(group)] = mlp([width, dim, dim], args.activation)
+                net = mlp([width, dim, dim], args.activation)
+                self.nets[key(group)] = net.extend(SetLayer(dim) for _ in range(args.set_layers))
 
     def forward(self, obs: Obs) -> tuple[Tensor, dict[str, Ragged]]:
         rows = {}  # group -> its leaves side by side, [rows, width]
@@ -765,14 +824,21 @@ class Encoder(nn.Module):
         for group, (x, ptr, batch) in list(rows.items()):
             if key(group) not in self.nets:  # edges
                 continue
-            inputs = [x]
+            net = self.nets[key(group)]
             if group in self.links:
                 links = self.links[group]
-                inputs += [obs[links].values.t().contiguous(), rows[links].values]
-            h = self.nets[key(group)](*inputs)
-            rows[group] = Ragged(h, ptr, batch)
-            features.append(self.pool(h, ptr))
+                edge_index = obs[links].values.t().contiguous()
+                x = net(x, edge_index, rows[links].values, ptr, batch)
+            else:
+                for layer in net:
+                    x = layer(x, ptr, batch) if isinstance(layer, SetLayer) else layer(x)
+            rows[group] = Ragged(x, ptr, batch)
+            features.append(pool(x, ptr, self.readouts))
         return torch.cat(features, 1), rows
+
+    def beside(self, features: Tensor, obs: Obs) -> Tensor:
+        """The features [B, any] with those of these leaves beside them."""
+        return torch.cat([features, self(obs)[0]], 1) if self.leaves else features
 
     def observe(self, obs: Obs) -> None:
         """Adds the rows of the observations to the statistics of --norm-obs."""
@@ -780,17 +846,27 @@ class Encoder(nn.Module):
             if not leaf.is_links and self.rows[key(leaf.path)].norm_obs:
                 self.rows[key(leaf.path)].observe(obs[leaf.path].values)
 
-    def pool(self, h: Tensor, ptr: Tensor) -> Tensor:
-        """Rows [rows, dim] to [B, len(readouts) * dim + 1]; the last is log(1 + number of rows)."""
-        numbers = torch.arange(len(h), device=h.device)
-        pooled = []
-        for mode in self.readouts:  # zero where there are no rows
-            pooled.append(F.embedding_bag(numbers, h, ptr, mode=mode, include_last_offset=True))
-        return torch.cat([*pooled, ptr.diff()[:, None].log1p()], 1)
+
+def critic_only(leaves: list[Leaf], args: Any) -> tuple[list[Leaf], Encoder]:
+    """(the leaves that the policy sees, the encoder of those that the critic sees besides). A
+    graph or set stays whole. UsageError for a name that is no key, or that of a mask or of ids."""
+    hidden = []
+    for name in args.critic_only:
+        own = [
+            leaf
+            for leaf in leaves
+            if leaf.is_input and f"{leaf.nodes or leaf.group or leaf.path}.".startswith(f"{name}.")
+        ]
+        if not own:
+            inputs = f"{[leaf.path for leaf in leaves if leaf.is_input]}"
+            raise UsageError(f"--critic-only {name}: the inputs are {inputs}")
+        hidden += own
+    return [leaf for leaf in leaves if leaf not in hidden], Encoder(hidden, args)
 
 
 def key(path: str) -> str:
     """The key of a leaf's path in a ModuleDict, where dots and names such as "keys" are refused."""
+    path = path.replace("~", "~0").replace("/", "~1")  # "a/b" is not "a.b"
     return "leaf/" + path.replace(".", "/")
 
 
@@ -1175,6 +1251,13 @@ def parse_shifts(text: str, newest: int, flag: str) -> np.ndarray:
     return shifts.astype(np.int64)
 
 
+def views_as_channels(leaves: list[Leaf], args: Any) -> list[Leaf]:
+    """The images whose views are channels of one image."""
+    if args.image_views != "channels" or args.obs_shifts == "":
+        return []
+    return [leaf for leaf in leaves if leaf.channels and leaf.is_input and not leaf.group]
+
+
 class Memory:
     """The steps of N environments, each stored once: number t * N + i is step t of env i. From
     number `start` on they are the rollout's, after as many older ones as views reach back to.
@@ -1293,9 +1376,10 @@ class Memory:
 
     def value(self, flat: Flat, reward: np.ndarray, reads: np.ndarray) -> Tensor:
         """V of observations that are no steps of the rollout, [B]."""
-        self.see(flat, reward)
+        obs, _ = self.see(flat, reward)
         self.storage.blocks.pop()
-        return self.agent.critic(self.views(reads, self.tables)).squeeze(1)
+        views = self.agent.critic_encoder.beside(self.views(reads, self.tables), obs)
+        return self.agent.critic(views).squeeze(1)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], counted from
@@ -1361,11 +1445,8 @@ class Agent(nn.Module):
         obs_shifts = parse_shifts(args.obs_shifts, 0, "--obs-shifts")
         action_shifts = parse_shifts(args.action_shifts, -1, "--action-shifts")
         reward_shifts = parse_shifts(args.reward_shifts, -1, "--reward-shifts")
-        self.images = []  # leaves whose views are channels
-        if args.image_views == "channels" and len(obs_shifts):
-            self.images = [
-                leaf for leaf in leaves if leaf.channels and leaf.is_input and not leaf.group
-            ]
+        leaves, self.critic_encoder = critic_only(leaves, args)
+        self.images = views_as_channels(leaves, args)
         self.cnns = nn.ModuleDict()
         for leaf in self.images:
             self.cnns[key(leaf.path)] = CNN(leaf, len(obs_shifts))
@@ -1382,6 +1463,7 @@ class Agent(nn.Module):
             dim += cnn.dim
         widths = [dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
+        widths[0] += self.critic_encoder.dim
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
@@ -1389,7 +1471,7 @@ class Agent(nn.Module):
     def forward(self, views: Tensor, elements: dict, obs: Obs, action=None, greedy: bool = False):
         """(action [B, columns], log_prob [B], entropy [B], value [B]) given all views, [B, dim]."""
         outputs = self.head(self.actor(views), elements, obs, action, greedy)
-        return *outputs, self.critic(views).squeeze(1)
+        return *outputs, self.critic(self.critic_encoder.beside(views, obs)).squeeze(1)
 
 
 # --- shared: run ---
@@ -1576,7 +1658,8 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
-            agent.encoder.observe(memory.rollout())
+            for encoder in (agent.encoder, agent.critic_encoder):
+                encoder.observe(memory.rollout())
 
         logs = torch.stack(logs).cpu().numpy()
         scalars = dict(zip(LOGGED, logs[-1]))

@@ -416,7 +416,7 @@ class Record(NamedTuple):
     """A run of a script with its services, without evaluation."""
 
     agent: torch.nn.Module  # a copy from before the first step
-    leaves: list
+    leaves: list  # None where another process steps the environments
     steps: list  # what the environments returned, the first observations too
     actions: list  # what they were given
     minibatches: list[np.ndarray]  # indices, in order
@@ -466,7 +466,7 @@ def record(run_dir, script=ppo_graph, **flags) -> Record:
         result = run(run_dir, script, save_model=True, **flags)
     return Record(
         agents[1],
-        leaves[0],
+        next(iter(leaves), None),
         steps,
         actions,
         minibatches,

@@ -435,9 +435,7 @@ observation(
 )
 
 # Names
-observation(
-    "a/b beside a: {b}", spaces.Dict({"a/b": PAIR, "a": spaces.Dict(b=PAIR)}), None, "differ"
-)
+observation("a/b beside a: {b}", spaces.Dict({"a/b": PAIR, "a": spaces.Dict(b=PAIR)}))
 observation(
     "a.b beside a: {b}", spaces.Dict({"a.b": PAIR, "a": spaces.Dict(b=PAIR)}), None, "differ"
 )

@@ -23,6 +23,7 @@ register(
     "toy:BestOfSetEnv",
     kwargs={"key": "avail_actions", "max_size": 60, "uniform_sizes": True, "episode_length": 12},
 )
+register("NearestToMarked-v0", "toy:NearestToMarkedEnv")
 register("PairNodes-v0", "toy:PairNodesEnv")
 register("SkillGraph-v0", "toy:SkillGraphEnv")
 register(

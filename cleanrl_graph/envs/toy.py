@@ -1,13 +1,14 @@
 """Cheap synthetic tasks on graphs and sets, each with a known optimum: a few microseconds per step.
 
-PoissonGraph-v0   choose the node with the most flagged in-neighbours; long-tailed graph sizes
-BestOfSet-v0      choose the element with the largest dot product with a query; long-tailed sizes
-MatchGoal-v0      the same with 1 to 60 `avail_actions`, all sizes as likely, and 12 steps
-PairNodes-v0      choose a node, then the node that matches it; independent heads cannot solve it
-SkillGraph-v0     choose the node to which a mark points; only the reset options say which mark
+PoissonGraph-v0      choose the node with the most flagged in-neighbours; long-tailed graph sizes
+BestOfSet-v0         choose the element with the largest dot product with a query; long-tailed sizes
+MatchGoal-v0         the same with 1 to 60 `avail_actions`, all sizes as likely, and 12 steps
+NearestToMarked-v0   choose the element nearest to a marked one, where the elements are all there is
+PairNodes-v0         choose a node, then the node that matches it; independent heads cannot solve it
+SkillGraph-v0        choose the node to which a mark points; only the reset options say which mark
 
-Observations of PoissonGraph and BestOfSet are drawn in blocks and sliced, so an observation is a
-view of its block. A choice that is masked, or beyond the last node, earns 0 and does not raise.
+Observations of the first four are drawn in blocks and sliced, so an observation is a view of its
+block. A choice that is masked, or beyond the last node, earns 0 and does not raise.
 """
 
 import gymnasium as gym
@@ -269,6 +270,46 @@ class BestOfSetEnv(BlockEnv):
         if self.key == "set":
             observation["action_mask"] = self.mask[start:end]
         return observation
+
+
+class NearestToMarkedEnv(BlockEnv):
+    """Choose the element of a set that is nearest to the marked one.
+
+    Observation: {"set": float32 [n, 3], the place of each element in a square of side 2 and its
+    mark, 1 for one element and 0 for the others; "action_mask": int8 [n], 0 for the marked one}. n
+    is uniform from 2 to max_size. Action: the index of an element. Reward 1 for the nearest one,
+    otherwise 0: the optimal return is exactly `episode_length`. No feature says how near an element
+    is: that takes a comparison with another one. A fresh set is drawn at every step; the episode
+    terminates after `episode_length` steps.
+    """
+
+    def __init__(self, max_size=16, episode_length=8):
+        self.max_size = max_size
+        self.episode_length = episode_length
+        low = np.array([-1, -1, 0], np.float32)
+        element = spaces.Box(low, np.ones(3, np.float32))
+        self.observation_space = spaces.Dict(
+            {"set": spaces.Sequence(element, stack=True), "action_mask": mask_space()}
+        )
+        self.action_space = spaces.Discrete(max_size)
+
+    def _draw_block(self):
+        rng = self.np_random
+        sizes = rng.integers(2, self.max_size, BLOCK, endpoint=True)
+        starts = starts_of(sizes)
+        self.elements = rng.uniform(-1, 1, (starts[-1], 3)).astype(np.float32)
+        marked = starts[:-1] + rng.integers(sizes)
+        self.elements[:, 2] = 0
+        self.elements[marked, 2] = 1
+        self.mask = np.ones(starts[-1], np.int8)
+        self.mask[marked] = 0
+        offset = self.elements - np.repeat(self.elements[marked], sizes, 0)
+        distance = (offset[:, :2].astype(float) ** 2).sum(1)
+        self.best = best_of_segment(-distance, self.mask, starts)
+        self.starts = starts.tolist()
+
+    def _observe(self, start, end):
+        return {"set": self.elements[start:end], "action_mask": self.mask[start:end]}
 
 
 class PairNodesEnv(gym.Env):

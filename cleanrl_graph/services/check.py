@@ -30,7 +30,7 @@ POSITIVE = (
 )
 NOT_NEGATIVE = (
     "num_workers env_timeout checkpoint_every checkpoint_minutes total_timesteps eval_episodes "
-    "eval_samples memory_length learning_rate target_kl max_grad_norm pg_coef "
+    "eval_samples set_layers memory_length learning_rate target_kl max_grad_norm pg_coef "
     "aux_coef bc_coef bc_anneal bc_updates norm_vloss adv_floor"
 )
 RANGES = [
@@ -352,9 +352,20 @@ def wrong_rewards(info: dict, num_agents: int) -> Iterator[str]:
 
 
 # ---- Spaces ----
+def for_policy(leaves: list, args: Any) -> list:
+    """The leaves without those of --critic-only."""
+    names = tuple(f"{name}." for name in getattr(args, "critic_only", ()))
+    shown = []
+    for leaf in leaves:
+        place = f"{leaf.nodes or leaf.group or leaf.path}."
+        if not (leaf.is_input and place.startswith(names)):
+            shown.append(leaf)
+    return shown
+
+
 def wrong_leaves(leaves: list) -> Iterator[str]:
     """What is wrong with those of an observation space."""
-    paths = [leaf.path.replace("/", ".") for leaf in leaves]
+    paths = [leaf.path for leaf in leaves]
     if len(set(paths)) < len(paths) or not any(leaf.is_input for leaf in leaves):
         yield f"leaves {paths} need different names, and one must be an input"
     named = {leaf.group for leaf in leaves if leaf.is_input} - {"", "avail_actions"}
@@ -478,8 +489,9 @@ class Checks:
         """`first` is the number of the first environment over all ranks."""
         super().__init__([partial(made, make, first + i) for i, make in enumerate(makers)])
         script = self.script
-        leaves = self.leaves
-        refuse(wrong_leaves(leaves))
+        leaves = for_policy(self.leaves, args)
+        for own in (self.leaves, leaves):
+            refuse(wrong_leaves(own))
         self.first = first
         self.parts = []
         meanings = []

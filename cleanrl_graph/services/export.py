@@ -36,7 +36,7 @@ outputs    action         as the environment takes it, [B, ...]; of a Dict or Tu
                           if masked; if they have unlike numbers log_probs/action.0 [B, 1, n], ...
            loc/, scale/   mean and standard deviation of a Box, before its bounds
            log_prob       of the action; for ppo_graph_agents.py [rows], of each agent's
-           value          of the observation; likewise
+           value          of the observation; likewise. There is none with --critic-only
 
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
@@ -266,6 +266,7 @@ class Program(nn.Module):
         super().__init__()
         self.agent = policy.agent
         self.greedy = greedy
+        self.has_value = policy.has_value
         self.ragged = policy.script.Ragged
         self.memory = memory_of(policy)
         self.memory_forms = {}
@@ -307,7 +308,9 @@ class Program(nn.Module):
             memory["starts"] = torch.zeros_like(memory["starts"])
         else:
             action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)
-        outputs = {"log_prob": log_prob, "value": value}
+        outputs = {"log_prob": log_prob}
+        if self.has_value:
+            outputs["value"] = value
         for path, shape, low, high, start in self.factors:
             own, action = action.tensor_split([math.prod(shape)], 1)
             own = own.reshape(len(own), *shape)

@@ -12,7 +12,7 @@ not given: from this package, or from wherever Python finds modules.
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -82,6 +82,10 @@ def load_policy(
     if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # it is for CUDA
         args.bf16 = False
     policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
+    if not policy.has_value:  # the critic saw more and is left out: the policy's stays as it is
+        theirs = [pair for pair in saved["model"].items() if not pair[0].startswith("critic")]
+        ours = [pair for pair in policy.agent.state_dict().items() if pair[0].startswith("critic")]
+        saved["model"] = dict(theirs + ours)
     spaces = f"the observation space {policy.observation_space}, the action space "
     load_weights(policy.agent, saved, f"{path}: {spaces}{policy.envs.action_space}")
     return policy
@@ -100,6 +104,19 @@ def load_weights(agent: torch.nn.Module, saved: dict, about: str) -> None:
             "weights do not fit this environment, or this script was changed before or since: "
             f"{differ[0]} is one of {len(differ)} that differ"
         ) from None
+
+
+def without(space: gym.Space, names: Iterable[str], path: str = "") -> gym.Space:
+    """The observation space without the keys that --critic-only names."""
+    if not names or not isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        return space
+    children = {}
+    for k in fitting.keys_of(space):
+        own = f"{path}.{k}".removeprefix(".")
+        is_graph = isinstance(space[k], gym.spaces.Graph)
+        if not {own, f"{own}.nodes" if is_graph else own} & set(names):
+            children[k] = without(space[k], names, own)
+    return gym.spaces.Dict(children)
 
 
 def flag(name: str, value: Any) -> str:
@@ -182,6 +199,10 @@ class Policy:
         device: torch.device,
     ):
         self.script = script
+        names = getattr(args, "critic_only", ())
+        if names:  # a policy needs no critic
+            args = replace(args, critic_only=())
+        self.has_value = not names
         self.args = args
         self.num_envs = num_envs
         self.greedy = greedy
@@ -194,6 +215,7 @@ class Policy:
             most = MOST  # rows to choose from: other entries of --env-kwargs may have more
         else:
             own = Spaces(env)
+        own.observation_space = without(own.observation_space, names)
         self.env = env = fitting.fit(own)
         self.observation_space = env.observation_space
         size = num_envs or 1

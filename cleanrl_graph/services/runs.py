@@ -80,6 +80,7 @@ class Services:
     """What a script's Run gets, which is the class after this one."""
 
     script: ModuleType
+    warned = False
 
     def __init__(self, args: Any, stack: contextlib.ExitStack):
         """Finds the folder and the checkpoint to resume from, locks the folder, and notes signals
@@ -166,6 +167,7 @@ class Services:
                     "observations are finite, so look at their size, the network and "
                     "--learning-rate"
                 )
+        self.warn(scalars["debug/collection_mismatch"])
         self.global_step = global_step + self.offset
         episodes = [(step + self.offset, i, info) for step, i, info in episodes]
         _, _, memory, _, _ = self.trained
@@ -182,6 +184,23 @@ class Services:
             for name, step, episode in named:
                 self.writer.add_scalar(f"charts/episodic_return/{name}", episode["r"], step)
                 self.writer.add_scalar(f"charts/episodic_length/{name}", episode["l"], step)
+
+    def warn(self, mismatch: float) -> None:
+        """Says once that collection and update do not compute the same policy."""
+        if mismatch <= 1e-4 or self.warned or rank() > 0:
+            return
+        self.warned = True
+        cause = (
+            "a layer that was put in mixes the observations of a batch (batch norm; norms or "
+            "attention over nodes whose forward does not take `batch`), or is random (dropout)"
+        )
+        if getattr(self.args, "bf16", False):
+            cause = "--bf16 rounds, by sizes of batches"
+        print(
+            f"debug/collection_mismatch is {mismatch:.2g}: before the first step of the optimizer "
+            f"the update's probabilities are not those of collection. Likely {cause}",
+            file=sys.stderr,
+        )
 
     def end_update(self, iteration: int, step: tuple) -> None:
         """Writes a checkpoint where one is due, by rank 0's clock. SystemExit if a rank got a

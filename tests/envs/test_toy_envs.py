@@ -16,6 +16,8 @@ ENVS = [
     ("BestOfSet-v0", {"stack": False, "episode_length": 3}),
     ("BestOfSet-v0", {"key": "avail_actions"}),
     ("MatchGoal-v0", {}),
+    ("NearestToMarked-v0", {}),
+    ("NearestToMarked-v0", {"max_size": 40, "episode_length": 3}),
     ("PairNodes-v0", {}),
     ("SkillGraph-v0", {}),
     ("SkillGraph-v0", {"num_skills": 3, "max_nodes": 3, "skill": 2}),
@@ -87,6 +89,25 @@ def test_best_of_set_optimum_from_the_observation_alone(env_id, key, optimum):
         return np.where(observation.get("action_mask", True), scores, -np.inf).argmax()
 
     assert mean_return(env, best, 100) == optimum
+
+
+def test_nearest_to_marked_optimum_from_the_observation_alone():
+    """The nearest element is the only one that earns 1, and is in each set."""
+    env = make("NearestToMarked-v0")
+    sizes = set()
+
+    def nearest(observation):
+        places, marks = observation["set"][:, :2], observation["set"][:, 2]
+        assert sorted(set(marks)) == [0, 1] and marks.sum() == 1
+        assert np.array_equal(observation["action_mask"], 1 - marks)
+        sizes.add(len(marks))
+        (marked,) = np.flatnonzero(marks)
+        distances = [np.hypot(*(place - places[marked])) for place in places.astype(float)]
+        distances[marked] = np.inf
+        return int(np.argmin(distances))
+
+    assert mean_return(env, nearest, 60) == env.episode_length
+    assert sizes == set(range(2, 17))
 
 
 @pytest.mark.parametrize("env_id, kwargs", ENVS)

@@ -136,6 +136,28 @@ def test_run_in_a_program(tmp_path):
     assert vars(ppo_graph) == before and torch.is_grad_enabled()
 
 
+class Mixing(torch.nn.Module):
+    """A layer of which one that a user writes may mix the graphs of a batch."""
+
+    def __init__(self, dim, mixes):
+        super().__init__()
+        self.linear, self.mixes = torch.nn.Linear(dim, dim), mixes
+
+    def forward(self, x, edge_index):
+        return self.linear(x - x.mean(0)) if self.mixes else self.linear(x)
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_warns_of_what_mixes_observations(mixes, tmp_path, monkeypatch, capsys):
+    """Once, on the console, where collection and update do not agree."""
+    monkeypatch.setattr(ppo_graph, "make_conv", lambda kind, dim, *_: Mixing(dim, mixes))
+    args = small_args(run_dir=str(tmp_path), env_id="envs:PoissonGraph-v0", learning_rate=0.1)
+    services.run(ppo_graph, args)
+    text = capsys.readouterr().err
+    assert text.count("debug/collection_mismatch is ") == mixes
+    assert text.count("mixes the observations of a batch (batch norm;") == mixes
+
+
 def test_learning_rate_after_a_longer_resume(tmp_path, capsys):
     """What it jumps to is said: of 3 updates the last one has a third, of 8 the fourth has 5/8.
     Where it falls nothing is."""

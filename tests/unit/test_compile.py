@@ -49,6 +49,10 @@ TASKS = {  # of every kind of head, with leaves that are empty now and then
     "mixed": dict(
         env_id="Random-v0", env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True
     ),
+    "context": dict(
+        env_id="envs:PoissonGraph-v0", gnn_layers=1, graph_context=True, total_timesteps=24
+    ),
+    "set_layers": dict(env_id="envs:NearestToMarked-v0", set_layers=1),
     "job_shop": dict(
         env_id="envs:JobShop-v0", env_kwargs={"jobs": [2, 4], "machines": 3}, num_minibatches=5
     ),
@@ -234,14 +238,14 @@ def mask_of(num):
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_spare_rows_change_nothing(kind):
     """Loss and gradients are those of the batch as it is, for all observations, empty ones
-    included."""
+    included. Rows that see their observation see no spare one."""
     rng = np.random.default_rng(0)
     observations = [
         sample(OBSERVATIONS[kind], rng, lambda rng: rng.choice([0, 1, 5, 40])) for _ in range(7)
     ]
     action_space = spaces.Dict(a=spaces.Discrete(3), b=vector(2), c=spaces.MultiBinary(2))
     (one, logs, grads), (two, other, others) = losses(
-        OBSERVATIONS[kind], observations, action_space
+        OBSERVATIONS[kind], observations, action_space, set_layers=1, graph_context=True
     )
     torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)

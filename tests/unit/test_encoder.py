@@ -153,6 +153,184 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
         torch.testing.assert_close(found, h, atol=1e-5, rtol=1e-5)
 
 
+class Composite(torch.nn.Module):
+    """GCN with a norm over the nodes of each graph."""
+
+    def __init__(self, norm, dim):
+        super().__init__()
+        self.conv, self.norm = pyg.GCNConv(dim, dim), norm
+
+    def forward(self, x, edge_index, batch):
+        return self.norm(self.conv(x, edge_index), batch)
+
+
+def local(dim):
+    return torch.nn.Sequential(torch.nn.Linear(dim, dim))
+
+
+def gps(conv, dim, norm):
+    return pyg.GPSConv(dim, conv, heads=2, norm=norm)
+
+
+SEEING = {  # layers in which nodes see their whole graph
+    "GPS": lambda dim, edge_dim: gps(pyg.GINConv(local(dim)), dim, "graph_norm"),
+    "GPS with edges": lambda dim, edge_dim: gps(
+        pyg.GINEConv(local(dim), edge_dim=edge_dim), dim, None
+    ),
+    "GraphNorm": lambda dim, edge_dim: Composite(pyg.GraphNorm(dim), dim),
+    "PairNorm": lambda dim, edge_dim: Composite(pyg.PairNorm(), dim),
+}
+
+
+@pytest.mark.parametrize("layer", SEEING)
+def test_layers_that_see_the_graph(monkeypatch, layer):
+    """They are given `batch`, and edge features where they pass on more: a graph is encoded as it
+    is alone, whatever its neighbours in the batch are. Without `batch` it would not be."""
+    monkeypatch.setattr(
+        ppo_graph, "make_conv", lambda kind, dim, edge_dim, aggr: SEEING[layer](dim, edge_dim)
+    )
+    rng = np.random.default_rng(0)
+    space = graph_space(vector(2) if layer == "GPS with edges" else None)
+    graphs = [sample(space, rng, lambda rng: rng.integers(1, 9)) for _ in range(10)]
+    storage, leaves = stored(space, [graphs])
+    encoder = encoder_of(leaves)
+    assert_batch_equals_singles(encoder, storage)
+    features, _ = encoder(everything(storage))
+    few, _ = storage.gather(np.array([7, 3, 0]))
+    others, _ = encoder(few)
+    torch.testing.assert_close(others, features[[7, 3, 0]], atol=1e-5, rtol=1e-5)
+    net = encoder.nets[ppo_graph.key("obs.nodes")]
+    assert net.takes == ["batch", "edge_attr"][: 1 + (layer == "GPS with edges")]
+    if layer == "GPS":
+        net.takes.clear()
+        assert (encoder(few)[0] - others).abs().max() > 1e-3
+
+
+def test_layers_may_take_ptr(monkeypatch):
+    """`ptr` is given, too, where forward has it: the rows of graph b are those from ptr[b] on."""
+    seen = []
+
+    class First(torch.nn.Module):
+        def forward(self, x, edge_index, ptr):
+            seen.append(ptr)
+            return x
+
+    monkeypatch.setattr(ppo_graph, "make_conv", lambda *args: First())
+    storage, leaves = batch_of(graph_space(), 6)
+    obs = everything(storage)
+    encoder_of(leaves, gnn_layers=1)(obs)
+    assert torch.equal(seen[0], obs["obs.nodes"].ptr)
+
+
+def test_heads_share_the_width():
+    """A width that 4 heads cannot share is refused by a script alone, too."""
+    _, leaves = batch_of(graph_space(), 1)
+    for gnn in ("gatv2", "transformer"):
+        with pytest.raises(
+            ppo_graph.UsageError, match=f"--gnn-dim 6: the 4 heads of --gnn {gnn} need a multiple"
+        ):
+            encoder_of(leaves, gnn=gnn, gnn_dim=6)
+
+
+# ---- Rows that see their observation ----
+def pooled(rows):
+    """[mean, max, log(1 + n)] of the rows of one observation."""
+    if len(rows) == 0:
+        return rows.new_zeros(2 * rows.shape[1] + 1)
+    num = torch.tensor([len(rows)]).log1p().to(rows)
+    return torch.cat([rows.mean(0), rows.amax(0), num])
+
+
+def set_layer(layer, x):
+    """x + W relu(A norm(x) + B pooled) of one observation, row by row."""
+    h = layer.norm(x)
+    context = layer.context.weight @ pooled(h)
+    rows = []
+    for row, normed in zip(x, h):
+        inner = (layer.row.weight @ normed + layer.row.bias + context).relu()
+        rows.append(row + layer.output.weight @ inner + layer.output.bias)
+    return torch.stack(rows) if rows else x
+
+
+def graph_layers(net, x, links):
+    """h + relu(messages + B pooled) of one graph."""
+    h = net.embed(x)
+    for conv, norm, context in zip(net.convs, net.norms, net.contexts):
+        normed = norm(h)
+        h = h + (conv(normed, links) + context.weight @ pooled(normed)).relu()
+    return h
+
+
+def assert_same_gradients(encoder, found, expected):
+    """Values and the gradients of all weights, in float64."""
+    weight = torch.randn_like(expected)
+    results = []
+    for values in (found, expected):
+        encoder.zero_grad()
+        (values * weight).sum().backward()
+        results.append([values, *(param.grad for param in encoder.parameters())])
+    for ours, theirs in zip(*results):
+        assert ours is not None and theirs is not None
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
+
+
+SIZES = [3, 0, 1, 12, 1, 0, 2]
+
+
+def test_set_layers_against_a_loop():
+    """Rows of a set see the mean, the maximum and the number of all; sets may be empty or have one
+    row."""
+    space = spaces.Sequence(vector(3), stack=True)
+    rng = np.random.default_rng(0)
+    sets = [rng.standard_normal((num, 3), np.float32) for num in SIZES]
+    storage, leaves = stored(space, [sets])
+    encoder = encoder_of(leaves, set_layers=2).double()
+    obs = everything(storage)
+    rows = obs["obs"]
+    obs["obs"] = rows._replace(values=rows.values.double())
+    encoder.rows[ppo_graph.key("obs")].forward = lambda values: values
+    _, elements = encoder(obs)
+    expected = []
+    *mlp, one, two = encoder.nets[ppo_graph.key("obs")]
+    for own in obs["obs"].values.split(SIZES):
+        expected.append(set_layer(two, set_layer(one, torch.nn.Sequential(*mlp)(own))))
+    assert_same_gradients(encoder, elements["obs"].values, torch.cat(expected))
+
+
+def test_graph_context_against_a_loop():
+    """Nodes of a graph see the mean, the maximum and the number of all nodes, in each layer."""
+    rng = np.random.default_rng(0)
+    graphs = []
+    for num in SIZES:
+        links = rng.integers(num, size=(2 * num, 2)) if num else np.zeros((0, 2), np.int64)
+        nodes = rng.standard_normal((num, 3), np.float32)
+        graphs.append(spaces.GraphInstance(nodes, None, links))
+    storage, leaves = stored(graph_space(), [graphs])
+    encoder = encoder_of(leaves, graph_context=True).double()
+    encoder.rows[ppo_graph.key("obs.nodes")].forward = lambda values: values.double()
+    _, elements = encoder(everything(storage))
+    net = encoder.nets[ppo_graph.key("obs.nodes")]
+    expected = []
+    for graph in graphs:
+        nodes, links = torch.from_numpy(graph.nodes).double(), torch.from_numpy(graph.edge_links)
+        expected.append(graph_layers(net, nodes, links.t()))
+    assert_same_gradients(encoder, elements["obs.nodes"].values, torch.cat(expected))
+
+
+@pytest.mark.parametrize("kind", ["set", "set_of_dict", "graph", "graph_edges", "mixed"])
+def test_context_is_that_of_the_observation(kind):
+    """With both flags a batch is encoded as its observations are one by one, and they change what
+    is computed; without them the network is what it was."""
+    storage, leaves = batch_of(OBSERVATIONS[kind], 12)
+    flags = {"set_layers": 2, "graph_context": True}
+    encoder = encoder_of(leaves, **flags)
+    assert_batch_equals_singles(encoder, storage)
+    plain = encoder_of(leaves)
+    names = set(plain.state_dict())
+    more = set(encoder.state_dict()) - names
+    assert names < set(encoder.state_dict()) and any("context" in name for name in more)
+
+
 def test_messages_follow_the_edges():
     """An edge (source, target) carries the source's features to the target and not the other
     way."""
@@ -294,6 +472,17 @@ def test_any_name_of_a_key(name):
     )
     storage, leaves = batch_of(space, 3)
     assert_batch_equals_singles(encoder_of(leaves), storage)
+
+
+def test_names_that_look_alike():
+    """The keys "a/b" and "a.b", and others with these characters, are networks of their own."""
+    names = ["a.b", "a/b", "a~b", "a~1b", "a~0b", "a..b", "a//b", "a~.b"]
+    assert len({ppo_graph.key(name) for name in names}) == len(names)
+    space = spaces.Dict({"a.b": spaces.Sequence(vector(2)), "a/b": spaces.Sequence(vector(3))})
+    storage, leaves = batch_of(space, 3)
+    encoder = encoder_of(leaves)
+    assert len(encoder.nets) == 2
+    assert_batch_equals_singles(encoder, storage)
 
 
 def test_action_mask_is_not_an_input():

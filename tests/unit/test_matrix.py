@@ -306,6 +306,39 @@ def test_all_fit_together(name, observation, action, monkeypatch):
     assert not still and all(value.isfinite().all() for value in after.values())
 
 
+SEEN = [  # observation, action
+    ("sequence", "element"),
+    ("tuple", "avail_actions"),
+    ("graph_edges", "mixed"),
+    ("graph", "per_node"),
+]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_rows_see_their_observation(name, monkeypatch):
+    """The same with --set-layers and --graph-context."""
+    script, flags = SCRIPTS[name]
+    observation, action = SEEN[list(SCRIPTS).index(name) % 3]
+    logged, _, before, after = train(
+        script,
+        monkeypatch,
+        env_id="Any-v0",
+        env_kwargs={
+            "observation": observation,
+            "action": action,
+            "with_ids": name == "lstm_per_node",
+        },
+        autoregressive=action in AUTOREGRESSIVE,
+        set_layers=2,
+        graph_context=True,
+        **flags,
+    )
+    assert all(0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged)
+    still = [key for key, value in after.items() if torch.equal(value, before[key])]
+    assert [key for key in still if key.startswith("encoder")] == []
+    assert any("context" in key for key in after)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_elements_to_choose_from(name, tmp_path):
     """A head that chooses is a sentence where an observation has nothing ragged, or no
@@ -456,8 +489,18 @@ VARIANTS += [
 ]
 
 
-@pytest.mark.parametrize("script, observation, action", VARIANTS)
-def test_variants(script, observation, action, monkeypatch):
+CONTEXT = dict(set_layers=1, graph_context=True)
+CASES = [(*case, {}) for case in VARIANTS] + [
+    ("ppo_graph_async", "sequence", "element", CONTEXT),
+    ("ppo_graph_aux", "sequence", "element", CONTEXT),
+    ("ppo_graph_compile", "tuple", "avail_actions", CONTEXT),
+    ("ppo_graph_compile", "graph_edges", "element", CONTEXT),
+    ("ppo_graph_agents", "graph", "per_node", CONTEXT),
+]
+
+
+@pytest.mark.parametrize("script, observation, action, more", CASES)
+def test_variants(script, observation, action, more, monkeypatch):
     """A sample of the matrix for the variants, with their auxiliary losses on."""
     script = importlib.import_module(f"cleanrl_graph.{script}")
     flags = {"max_lag": 0} if hasattr(script.Args, "max_lag") else {}
@@ -474,6 +517,7 @@ def test_variants(script, observation, action, monkeypatch):
         },
         autoregressive=action in AUTOREGRESSIVE,
         **flags,
+        **more,
     )
     assert len(logged) == 2 and all(
         0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged

@@ -26,6 +26,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cleanrl_graph import ppo_graph
 
@@ -102,6 +103,28 @@ def test_digits_of_large_numbers(space):
     expected = (seen - seen.mean()) / seen.std()
     np.testing.assert_allclose(values[:, 0], expected, atol=1e-5)
     assert values.diff(dim=0).min() > 0.1  # 60 s are 0.14 standard deviations
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that read or write numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not func.is_view and func.__name__ != "empty.memory_format":
+            self.names.append(func.__name__)
+        return func(*args, **kwargs or {})
+
+
+def test_few_operations():
+    """What is small costs by the number of its operations."""
+    storage, leaves = stored(vector(4), [[np.ones(4, np.float32)]])
+    rows = ppo_graph.Encoder(leaves, small_args(norm_obs=True)).rows[ppo_graph.key("obs")]
+    with torch.no_grad(), Operations() as operations:
+        rows(everything(storage)["obs"].values)
+    assert len(operations.names) <= 4, operations.names
 
 
 def test_statistics_of_every_leaf():

@@ -1,0 +1,226 @@
+"""--critic-only: keys of the observation that enter the value alone, in every script."""
+
+import importlib
+import json
+from collections import Counter
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import graph_space, record, run, sample, small_args, vector
+
+from cleanrl_graph import ppo_graph
+from cleanrl_graph.services import export
+from cleanrl_graph.services.policy import load_policy, without
+
+SCRIPTS = {
+    "ppo_graph": {},
+    "ppo_framestack": dict(obs_shifts="-2:0", action_shifts="-3:-1", reward_shifts="-2:-1"),
+    "ppo_lstm_sparse": dict(lstm_dim=8, prev_action=True),
+    "ppo_gtrxl": dict(dim=8, num_heads=2, num_layers=1, memory_length=4),
+    "ppo_graph_async": dict(max_lag=0),
+    "ppo_graph_aux": dict(aux="reconstruct"),
+    "ppo_graph_compile": {},
+    "ppo_graph_agents": {},
+}
+HIDDEN = {
+    "state": vector(2),
+    "gear": spaces.Discrete(3),
+    "camera": spaces.Box(0, 255, (8, 8, 1), np.uint8),
+    "world": graph_space(vector(2)),
+    "crowd": spaces.Sequence(spaces.Dict(place=vector(2), kind=spaces.Discrete(2))),
+}
+NAMES = ("goal.state", "gear", "camera", "world", "goal.crowd")
+
+
+class Hidden(gym.Env):
+    """Random observations, of which those below HIDDEN are drawn by numbers of their own. An action
+    chooses a node, or each node acts. Every other episode of 5 steps is truncated."""
+
+    def __init__(self, noise=0, act="choose", keys=True):
+        shown = {"graph": graph_space(vector(2)), "goal": spaces.Dict(x=vector(1))}
+        self.keys = keys
+        if keys:
+            goal = {"x": vector(1), "state": HIDDEN["state"], "crowd": HIDDEN["crowd"]}
+            own = {name: HIDDEN[name] for name in ("gear", "camera", "world")}
+            shown |= {"goal": spaces.Dict(goal)} | own
+        self.observation_space = spaces.Dict(shown)
+        self.action_space = spaces.Dict(graph=spaces.Discrete(99), x=vector(1))
+        self.is_each = act == "each"
+        if self.is_each:
+            self.action_space = spaces.Sequence(spaces.Discrete(2))
+        self.noise, self.num_episodes, self.taken = noise, 0, []
+
+    def observe(self):
+        goal = {"x": sample(vector(1), self.np_random)}
+        size = lambda rng: 4 if self.is_each else rng.integers(1, 6)
+        graph = sample(graph_space(vector(2)), self.np_random, size)
+        self.num_nodes = len(graph.nodes)
+        obs = {"graph": graph, "goal": goal}
+        if self.keys:
+            own = {name: sample(space, self.other) for name, space in HIDDEN.items()}
+            goal |= {name: own.pop(name) for name in ("state", "crowd")}
+            obs |= own
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None or not self.num_episodes:
+            self.other = np.random.default_rng([seed or 0, self.noise])
+        self.t, self.num_episodes = 0, self.num_episodes + 1
+        return self.observe(), {}
+
+    def step(self, action):
+        self.taken.append(action)
+        self.t += 1
+        info = {"rewards": np.ones(self.num_nodes)}
+        done = self.t == 5
+        ended = done and self.num_episodes % 2 == 0
+        return self.observe(), 1.0, ended, done and not ended, info
+
+
+gym.register("Hidden-v0", Hidden)
+
+
+def flags_of(name, noise=0, **flags):
+    act = "each" if name == "ppo_graph_agents" else "choose"
+    own = dict(env_id="Hidden-v0", env_kwargs={"noise": noise, "act": act}, critic_only=NAMES)
+    return own | dict(gnn_layers=1) | SCRIPTS[name] | flags
+
+
+def trained(folder, name, noise=0, **flags):
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    return run(folder, script, save_model=True, **flags_of(name, noise, **flags))
+
+
+def values_of(result, tag):
+    return [value for _, value in result.scalars[tag]]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_changes_no_probability(name, tmp_path):
+    """With other values of these keys the same is done, with the same probabilities; only the
+    values differ. Collection and update agree, and all that the critic sees is learned from."""
+    flags = dict(learning_rate=1e-30, norm_obs=True)
+    one, two = (trained(tmp_path / str(k), name, noise=k, **flags) for k in range(2))
+    tag = "losses/entropy"
+    assert values_of(one, tag) == values_of(two, tag)
+    assert one.scalars["charts/rows/graph.nodes"] == two.scalars["charts/rows/graph.nodes"]
+    assert values_of(one, "losses/value_loss") != values_of(two, "losses/value_loss")
+    for result in (one, two):
+        assert max(values_of(result, "debug/collection_mismatch")) < 1e-5
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_only_the_value_has_gradients(name, tmp_path):
+    """Without the loss of the value these networks stay as they are, whatever other losses there
+    are; with it all of them learn."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    for vf_coef in (0.0, 0.5):
+        flags = flags_of(name, vf_coef=vf_coef, total_timesteps=24)
+        found = record(tmp_path / str(vf_coef), script, **flags)
+        sizes = Counter()
+        for gradients in found.gradients:
+            for key, gradient in gradients.items():
+                sizes[key.split(".")[0]] += gradient.abs().sum().item()
+        own = {key for key, _ in found.agent.named_parameters() if key.startswith("critic_encoder")}
+        assert len(own) > 10 and own <= set(found.gradients[0])
+        assert sizes["encoder"] > 0 and (sizes["critic_encoder"] > 0) == (vf_coef > 0)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_policy_acts_without(name, tmp_path):
+    """load_policy needs no such key, and does the same with it or without: other values, or an
+    environment that does not have it."""
+    path = trained(tmp_path, name).folder / "model.pt"
+    act = "each" if name == "ppo_graph_agents" else "choose"
+    taken = []
+    for noise, keys in ((0, True), (1, True), (0, False)):
+        env = Hidden(noise, act, keys)
+        policy = load_policy(path, None if keys else env)
+        obs, _ = env.reset(seed=3)
+        actions = []
+        for _ in range(6):
+            action = policy(obs, 1.0)
+            actions.append(json.dumps(action, default=lambda value: np.asarray(value).tolist()))
+            obs, *_ = env.step(action)
+        taken.append(actions)
+    assert taken[0] == taken[1] == taken[2]
+
+
+def test_an_exported_policy(tmp_path):
+    """It takes no such key, and returns no value."""
+    path = trained(tmp_path, "ppo_graph").folder / "model.pt"
+    out = tmp_path / "policy.pt2"
+    export.export(str(path), str(out))
+    file = json.loads(out.with_suffix(".json").read_text())
+    leaves = {name for name in file["inputs"] if not name.startswith("counts")}
+    assert leaves == {"graph.nodes", "graph.edge_links", "graph.edges", "goal.x"}
+
+
+def agent_of(space, action_space=None, script=ppo_graph, **flags):
+    leaves = script.leaves_of(space)
+    return script.Agent(leaves, action_space or spaces.Discrete(2), small_args(script, **flags))
+
+
+def test_what_is_named():
+    """A name is a key, or a key inside of one; a graph or a set is hidden whole."""
+    space = Hidden().observation_space
+    for names, paths in {
+        ("gear",): ["gear"],
+        ("goal",): ["goal.crowd.kind", "goal.crowd.place", "goal.state", "goal.x"],
+        ("goal.crowd",): ["goal.crowd.kind", "goal.crowd.place"],
+        ("world",): ["world.nodes", "world.edge_links", "world.edges"],
+        ("world.nodes",): ["world.nodes", "world.edge_links", "world.edges"],
+    }.items():
+        agent = agent_of(space, critic_only=names)
+        hidden = [leaf.path for leaf in agent.critic_encoder.leaves]
+        assert sorted(hidden) == sorted(paths)
+        assert not set(paths) & {leaf.path for leaf in agent.encoder.leaves}
+
+
+@pytest.mark.parametrize(
+    "name", ["nope", "action_mask", "node_ids", "goal.crowd.kind", "world.edges", "go"]
+)
+def test_names_that_are_refused(name):
+    """What is no key, part of a graph or set, a mask or ids: the sentence has those there are."""
+    masks = {
+        "action_mask": spaces.MultiBinary(2),
+        "node_ids": spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True),
+    }
+    space = spaces.Dict(Hidden().observation_space.spaces | masks)
+    with pytest.raises(ppo_graph.UsageError, match=f"--critic-only {name}: .*'goal.state'"):
+        agent_of(space, critic_only=("gear", name))
+
+
+def test_nothing_to_choose(tmp_path):
+    """What is hidden is nothing to choose from: "nodes" are those that are seen."""
+    space = spaces.Dict(a=graph_space(), b=graph_space())
+    with pytest.raises(ppo_graph.UsageError, match="can mean each of"):
+        agent_of(space, action_head="nodes")
+    agent = agent_of(space, action_head="nodes", critic_only=("a",))
+    assert [head.part.group for head in agent.head.heads] == ["b.nodes"]
+
+
+def test_something_must_be_seen(tmp_path):
+    names = ("graph", "goal", "gear", "camera", "world")
+    with pytest.raises(ValueError, match="one must be an input"):
+        trained(tmp_path, "ppo_graph", critic_only=names)
+
+
+def test_without_the_flag_nothing_is_added():
+    agent = agent_of(Hidden().observation_space)
+    assert not any("critic_encoder" in name for name in agent.state_dict())
+    torch.testing.assert_close(agent.critic_encoder.beside(torch.ones(2, 3), {}), torch.ones(2, 3))
+
+
+def test_keys_of_the_policy():
+    """What a policy reads is the space without the keys, also where it is a Tuple."""
+    space = spaces.Tuple((vector(2), spaces.Dict(a=vector(1), b=graph_space())))
+    shown = without(space, ("0", "1.b.nodes"))
+    assert [leaf.path for leaf in ppo_graph.leaves_of(shown)] == ["1.a"]
+    obs = (np.zeros(2), {"a": np.ones(1), "b": None})
+    assert ppo_graph.arrays_of(shown, obs) == [np.ones(1)]
+    assert without(space, ()) is space

@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from cleanrl_graph.services import checkpoint, policy
+from cleanrl_graph.envs.fitting import say
+from cleanrl_graph.services import checkpoint, policy, summary
 from cleanrl_graph.services.check import UsageError, entries
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.process import whole
@@ -118,6 +119,8 @@ class Services:
             failures = broadcast(self.locked_folder.failures if rank() == 0 else 0)
             envs = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
             self.say_rate()
+        for line in summary.lines(self.script, args, agent, self.trained[3]):
+            say(line)
         step = super().begin(agent, optimizer, memory, envs, rng)
         if rank() == 0:
             self.stack.callback(self.close)

@@ -103,13 +103,13 @@ class Services:
         from now on. At the end `stack` is closed."""
         super().__init__(args)
         self.name = Path(self.script.__file__).stem  # of the script
-        self.flags = dict(vars(args))  # before the training changes any
+        self.flags = dict(vars(args))  # as they were given
         self.stack = stack
         self.saved = None
         folder = os.path.join(args.run_dir, f"{run_name(args)}{int(1000 * time.time())}")
         if rank() == 0 and args.resume:
             folder, self.saved = checkpoint.find(args, self.name, run_name(args)) or (folder, None)
-        folder, self.saved = broadcast((folder, self.saved))
+        folder, self.saved, args.num_envs = broadcast((folder, self.saved, args.num_envs))
         self.folder = Path(folder).absolute()  # an environment may change the current one
         if rank() == 0:
             self.locked_folder = stack.enter_context(checkpoint.Folder(str(self.folder)))

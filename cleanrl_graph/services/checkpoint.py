@@ -143,9 +143,9 @@ def share(args: Any, num_ranks: int, num_envs: int) -> None:
     if before % world_size() == 0:
         args.num_envs = before // world_size()
     if num_ranks != world_size():
-        ranks = f"{world_size()} ranks have {args.num_envs} environments each"
-        them = f"{num_ranks} had {num_envs}"
-        print(f"--resume: {ranks}, {them}; they begin new episodes", file=sys.stderr)
+        now = f"ranks x environments are {world_size()} x {args.num_envs}"
+        then = f"they were {num_ranks} x {num_envs}"
+        print(f"--resume: {now}, {then}; all begin new episodes", file=sys.stderr)
 
 
 # ---- The folder of a run ----

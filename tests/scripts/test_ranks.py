@@ -303,7 +303,7 @@ def test_resume_with_another_number_of_ranks(script, tmp_path, capsys):
     begun_earlier(place)
     folder = train(place, script, total_timesteps=128, **flags)  # one rank
     said = capsys.readouterr().err
-    assert "1 ranks have 4 environments each, 2 had 2; they begin new episodes" in said
+    assert "ranks x environments are 1 x 4, they were 2 x 2; all begin new episodes" in said
     after = checkpoint.read(max(folder.glob("*.ckpt")))
     assert (before["global_step"], after["global_step"]) == (96, 128)
     numbers = [state["optimizer"]["state"][0]["step"] for state in (before, after)]
@@ -317,7 +317,7 @@ def test_resume_with_another_number_of_ranks(script, tmp_path, capsys):
     assert "begin new" not in capsys.readouterr().err
     begun_earlier(place)
     assert train_ranks(place, script, total_timesteps=192, **flags) == [0, 0]
-    assert "2 ranks have 2 environments each, 1 had 4" in Path(f"{place}.0").read_text()
+    assert "environments are 2 x 2, they were 1 x 4" in Path(f"{place}.0").read_text()
     assert newest(place) == 192 and checkpoint.read(max(folder.glob("*.ckpt")))["num_envs"] == 2
 
 
@@ -328,7 +328,7 @@ def test_environments_that_cannot_be_shared_out(tmp_path, capsys):
     begun_earlier(tmp_path / "a")
     assert train_ranks(tmp_path / "a", total_timesteps=144, **flags) == [0, 0]
     said = Path(f"{tmp_path}/a.0").read_text()
-    assert "2 ranks have 3 environments each, 1 had 3; they begin new episodes" in said
+    assert "environments are 2 x 3, they were 1 x 3; all begin new" in said
     steps = [step for step, _ in train_events(tmp_path / "a")["losses/value_loss"]]
     assert steps == [24, 48, 96, 144]
 

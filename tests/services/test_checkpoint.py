@@ -260,7 +260,7 @@ def test_checkpoint_of_other_ranks(tmp_path, capsys):
     run_of(args, "run", 1, ranks=[None, None])
     find(args, "run")
     assert args.num_envs == 6
-    assert "1 ranks have 6 environments each, 2 had 3" in capsys.readouterr().err
+    assert "environments are 1 x 6, they were 2 x 3" in capsys.readouterr().err
     for name, value in (("learning_rate", 0.9), ("env_id", "B")):
         with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')} {value}, it was"):
             find(replace(args, num_envs=3, **{name: value}), "run")

@@ -9,11 +9,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
-
-from tqdm import tqdm
 
 from cleanrl_graph.services.check import UsageError
 
@@ -64,11 +62,11 @@ class Log:
         """The line is out."""
 
 
-def bar(*args, **kwargs) -> tqdm:
-    """A bar of tqdm, or lines of a Log."""
+def bar(kind: type, **kwargs) -> Any:
+    """A bar of a `kind` such as tqdm, or lines of a Log."""
     if not sys.stderr.isatty():
         kwargs["file"] = Log()
-    return tqdm(*args, **kwargs)
+    return kind(**kwargs)
 
 
 @contextlib.contextmanager
@@ -84,7 +82,8 @@ def patched(script: ModuleType) -> Iterator[None]:
         layers.accelerate(conv)
         return conv
 
-    vars(script).update(make_conv=make_faster, UsageError=UsageError, tqdm=bar)
+    own = {"make_conv": make_faster, "tqdm": partial(bar, before["tqdm"])}
+    vars(script).update(own, UsageError=UsageError)
     try:
         yield
     finally:

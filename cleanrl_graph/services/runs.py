@@ -147,9 +147,8 @@ class Services:
                 self.writer.file_writer.add_event(event)
             self.note_flags()
             path = self.folder / "episodes.csv"
-            self.episodes, before = open_episodes(path, self.global_step)
+            self.episodes, self.seconds = open_episodes(path, self.global_step)
             self.stack.callback(self.episodes.close)
-            self.began = time.monotonic() - before
         return step
 
     def note_flags(self) -> None:
@@ -216,7 +215,7 @@ class Services:
                 if name is not None:
                     self.writer.add_scalar(f"charts/episodic_return/{name}", ret, step)
                     self.writer.add_scalar(f"charts/episodic_length/{name}", length, step)
-        seconds = f"{time.monotonic() - self.began:.2f}"
+        seconds = f"{self.seconds + self.bar.format_dict['elapsed']:.2f}"
         lines = csv.writer(self.episodes, lineterminator="\n")
         for step, *row in sorted(rows, key=itemgetter(0)):
             lines.writerow([step, seconds, *row])

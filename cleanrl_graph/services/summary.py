@@ -67,7 +67,10 @@ def factors(parts: list, acting: str, leaves: list) -> Iterator[str]:
         elif len(sizes) == 1:
             text = f"a fixed list of {part.n} options"
         else:
-            text = f"{len(sizes)} fixed lists, of {listed(sizes, ', ')} options"
+            text = f"{len(sizes)} fixed lists, of "
+            if len(set(sizes)) == 1:
+                sizes = sizes[:1]
+            text += f"{listed(sizes, ', ')} options"
         for leaf in leaves:
             if leaf.path == part.mask:
                 text += f", masked by {text_of(leaf, part.group or acting)}"

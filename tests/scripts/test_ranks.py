@@ -251,7 +251,7 @@ def test_torchrun(tmp_path, monkeypatch):
         "2",
     ]
     result = torchrun(tmp_path, flags, patch=GREEDY)
-    assert result.returncode == 0 and result.stderr.count("  0%|") == 1, result.stderr
+    assert result.returncode == 0 and result.stderr.count("\n0%|") == 1, result.stderr
     greedy(monkeypatch, ppo_graph)
     kwargs = MIXED | dict(env_kwargs={"observation": "graph_edges"}, norm_obs=False)
     one, two = (

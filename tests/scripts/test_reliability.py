@@ -427,6 +427,8 @@ def test_no_checkpoints(tmp_path):
     """--checkpoint-every 0 writes none, and tries no copies."""
     folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
     assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
+        "args",
+        "episodes",
         "events",
         "lock",
         "model",

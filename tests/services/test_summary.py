@@ -94,7 +94,7 @@ ENVS = {
     "image": (
         dict(env_id=RANDOM, env_kwargs={"observation": "image_hwc", "action": "mixed"}),
         ["obs [12, 10, 3] uint8 (image)"],
-        ["move: a fixed list of 3 options; rest.0: 2 numbers; rest.1: 2 fixed lists, of 2, 2 opt"],
+        ["move: a fixed list of 3 options; rest.0: 2 numbers; rest.1: 2 fixed lists, of 2 opt"],
     ),
     "categories": (
         dict(env_id=RANDOM, env_kwargs={"observation": "discrete", "action": "box"}),

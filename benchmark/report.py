@@ -16,12 +16,16 @@ episode.
 import csv
 import json
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.services.plot import on_grid, running_mean  # noqa: E402
 
 COLOURS = (
     "#0072B2",
@@ -34,7 +38,7 @@ COLOURS = (
     "#999999",
 )  # Okabe and Ito
 UNITS = {1000: "environment steps (thousands)", 60: "minutes of training", 1: "seconds of training"}
-NUM_POINTS, RESAMPLES = 150, 2000
+RESAMPLES = 2000
 
 
 @dataclass
@@ -92,15 +96,6 @@ class Run(NamedTuple):
 
 
 # ---- Files ----
-def running_mean(returns: np.ndarray, ended: np.ndarray, window: int) -> np.ndarray:
-    """After each row the mean over the last `window` episodes; over a few more where a row holds
-    several, over all where they are fewer."""
-    num, total = np.cumsum(ended), np.cumsum(ended * returns)
-    before = np.searchsorted(num, num - window, side="right")  # rows that are not in the window
-    num_before, total_before = np.append(0, num)[before], np.append(0, total)[before]
-    return (total - total_before) / (num - num_before)
-
-
 def load(path: Path, panel: str | None, label: str | None, args: Args) -> Run | None:
     """None if the run is not finished."""
     rows = read(path)
@@ -388,12 +383,7 @@ def interval(values: np.ndarray) -> np.ndarray:
 def draw(axis, runs: list[Run], x: str, unit: float, colour: str, style: str) -> float:
     """Draws a system from the step or second on at which all its runs have a mean, and returns the
     last value. A run that ends earlier than the longest one keeps its last value."""
-    points = [getattr(run, x) for run in runs]
-    grid = np.linspace(0, max(p[-1] for p in points), NUM_POINTS + 1)[1:]
-    grid = grid[grid >= max(p[0] for p in points)]
-    values = np.array(
-        [run.means[np.searchsorted(p, grid, side="right") - 1] for p, run in zip(points, runs)]
-    )
+    grid, values = on_grid([getattr(run, x) for run in runs], [run.means for run in runs])
     axis.plot(grid / unit, iqm(values), color=colour, ls=style, lw=1.6)
     if len(values) > 2:
         axis.fill_between(grid / unit, *interval(values), color=colour, alpha=0.18, lw=0)

@@ -31,7 +31,6 @@ two cores.
 """
 
 import csv
-import ctypes
 import hashlib
 import importlib.metadata
 import json
@@ -40,7 +39,6 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -49,17 +47,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-import fingerprint
 import tyro
-from tqdm import tqdm
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+import fingerprint  # noqa: E402
+
+from cleanrl_graph.services.plot import events_of  # noqa: E402
+from cleanrl_graph.services.sweep import FAILED, Job, tail, work  # noqa: E402
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system
     fcntl = None
 
-ROOT = Path(__file__).parents[1]
-FAILED, LEFT, INTERRUPTED = 1, 3, 130
 PACKAGES = (
     "torch",
     "torch-geometric",
@@ -162,39 +163,6 @@ def write(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def events_of(folder: Path) -> tuple[list[tuple], list[tuple]]:
-    """(step, seconds of training, return, length) of every episode and (step, SPS) of every update.
-    A newer event file replaces what older ones hold after the last update before its first step;
-    its time goes on from there."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-    episodes, updates = [], []
-    for path in sorted(
-        folder.rglob("events.out.tfevents.*"), key=lambda path: path.name
-    ):  # by time
-        values, start = {"episodic_return": [], "episodic_length": [], "SPS": []}, None
-        for event in LegacyEventFileLoader(str(path)).Load():
-            for value in event.summary.value:
-                start = event.wall_time if start is None else start
-                name = value.tag.removeprefix("charts/")
-                if name in values:
-                    values[name].append((event.step, event.wall_time, value.simple_value))
-        steps = [step for rows in values.values() for step, _, _ in rows]
-        if not steps:
-            continue
-        resumed = max([step for step, _, _ in updates if step < min(steps)], default=0)
-        updates = [row for row in updates if row[0] <= resumed]
-        episodes = [row for row in episodes if row[0] <= resumed]
-        offset = updates[-1][2] if updates else 0.0
-        pairs = zip(values["episodic_return"], values["episodic_length"])
-        episodes += [
-            (step, offset + wall - start, ret, length)
-            for (step, wall, ret), (_, _, length) in pairs
-        ]
-        updates += [(step, sps, offset + wall - start) for step, wall, sps in values["SPS"]]
-    return episodes, [(step, sps) for step, sps, _ in updates]
-
-
 def largest(folder: Path, name: str) -> float | None:
     """The largest value of a scalar in all event files; None if there is none."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -281,65 +249,6 @@ def lock(folder: Path) -> TextIO | None:
     return file
 
 
-def start(run: Run, cores: list[int], args: Args) -> subprocess.Popen:
-    """The run in a process group of its own, so that Ctrl-C does not reach it before this process
-    does."""
-    folder = Path(args.run_dir) / args.table / run.key
-    shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
-    folder.mkdir(parents=True)
-    libc, runner = ctypes.CDLL(None) if sys.platform == "linux" else None, os.getpid()
-
-    def before() -> None:
-        if cores:
-            os.sched_setaffinity(0, cores)
-        if libc is not None:
-            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the runner, however it ends
-            if os.getppid() != runner:
-                os._exit(1)
-
-    command = [args.python, *run.command, "--run-dir", str(folder)]
-    with open(folder / "stdout.txt", "wb") as out, open(folder / "stderr.txt", "wb") as error:
-        return subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=error,
-            start_new_session=True,
-            preexec_fn=before,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        )
-
-
-def stop(processes: list[subprocess.Popen]) -> None:
-    """Ends the processes and all that they started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in processes:
-            try:
-                os.killpg(process.pid, number)
-            except ProcessLookupError:
-                pass
-        for process in processes:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                pass
-
-
-def tail(path: Path, size: int = 4000) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - size))
-        return file.read().decode(errors="replace").replace("\r", "\n")
-
-
-def progress(path: Path) -> tuple[float, str]:
-    """Percent done and mean return, from the progress bar that the script draws."""
-    bars = [line for line in tail(path, 1000).split("\n") if not line.startswith("evaluation")]
-    percent = re.findall(r"(\d+)%\|", "\n".join(bars))
-    ret = re.findall(r"ret=([^,\]\s]+)", "\n".join(bars))
-    return float(percent[-1]) if percent else 0.0, ret[-1] if ret else "-"
-
-
 def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> None:
     """Writes the files of a run that has ended."""
     folder, results = (
@@ -399,67 +308,25 @@ def main(args: Args) -> int:
     if not queue:
         return 0
     locked = lock(Path(args.run_dir) / args.table)  # noqa: F841  until this function ends
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    deadline, about, failed = time.monotonic() + 60 * args.max_minutes, machine(), []
-    tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
-    total = tqdm(total=len(queue), desc="all runs", unit="run", mininterval=1)
-    running, free = (
-        {},
-        list(range(min(args.workers, len(queue)))),
-    )  # slot: (run, process, start, bar)
-    # noted, so that none is lost while a run starts; also where a shell started this in the
-    # background
-    signals = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: signals.append(number))
-    try:
-        while (queue or running) and not signals and time.monotonic() < deadline:
-            while queue and free and not signals:
-                slot, run = free.pop(0), queue.pop(0)
-                bar = tqdm(
-                    total=100,
-                    desc=run.key,
-                    position=slot + 1,
-                    leave=False,
-                    mininterval=1,
-                    bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}",
-                )
-                own = cores[slot :: args.workers] or cores[slot % max(len(cores), 1) :][:1]
-                running[slot] = run, start(run, own, args), time.time(), bar
-            time.sleep(0.2)
-            for slot, (run, process, began, bar) in list(running.items()):
-                percent, ret = progress(Path(args.run_dir) / args.table / run.key / "stderr.txt")
-                bar.set_postfix_str(f"return {ret}", refresh=False)
-                bar.update(percent - bar.n)
-                if process.poll() is not None:
-                    record(run, process.returncode, began, about, args)
-                    failed += [run] if process.returncode else []
-                    tqdm.write(
-                        f"{run.key}: "
-                        + (
-                            f"FAILED ({process.returncode})"
-                            if process.returncode
-                            else f"{time.time() - began:.0f} s, mean return {ret}"
-                        )
-                    )
-                    bar.close()
-                    total.update()
-                    del running[slot]
-                    free.append(slot)
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        stop([process for _, process, _, _ in running.values()])
-        for *_, bar in running.values():
-            bar.close()
-        total.close()
-    left = [run for run, *_ in running.values()] + queue
+    about = machine()
+    by_key = {run.key: run for run in queue}
+    jobs = []
+    for run in queue:
+        folder = Path(args.run_dir) / args.table / run.key
+        shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
+        jobs.append(Job(run.key, [args.python, *run.command, "--run-dir", str(folder)], folder))
+
+    def ended(job: Job, exit_code: int, began: float) -> None:
+        record(by_key[job.key], exit_code, began, about, args)
+
+    code, failed, left = work(jobs, args.workers, ended, 60 * args.max_minutes, ROOT)
     for run in failed:
         path = Path(args.results) / args.table / "runs" / f"{run.key}.json"
         print(f"FAILED {run.key}: {json.loads(path.read_text())['stderr'][-1]}")
     for run in left:
         print(f"left {run.key}")
     print(f"{args.table}: {len(left)} runs are left, {len(failed)} failed")
-    return INTERRUPTED if signals else FAILED if failed else LEFT if left else 0
+    return code
 
 
 if __name__ == "__main__":

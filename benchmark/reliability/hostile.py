@@ -1070,7 +1070,7 @@ for name, change in {
     "a list": rewritten(lambda saved: [saved]),
     "without weights": rewritten(lambda saved: {"args": saved["args"]}),
 }.items():
-    files(f"a model, {name}", "not a file that --save-model wrote", after_run(change), MODEL)
+    files(f"a model, {name}", "not a file that a run wrote", after_run(change), MODEL)
 files("a model", before=after_run(), flags=MODEL, says="taken from the file: ", is_compared=False)
 files("a model of NaN", "not finite", after_run(rewritten(no_number)), MODEL)
 files("a model of another width", "is of another network", after_run(), f"{MODEL} --hidden-dims 5")

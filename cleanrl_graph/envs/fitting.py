@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 NUM_WORDS = 1024  # numbers of a word, of which it has two: few words have both in common
 NUM_PLACES = 64  # in a text; words further behind share the last one
+WORD = spaces.MultiDiscrete([NUM_WORDS, NUM_WORDS, NUM_PLACES])
 MOST_OPTIONS = 64  # of an entry of an integer Box that becomes a choice
 UNBOUNDED = 2**30  # numbers of an entry that is not scaled
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -145,8 +146,7 @@ def readable(space: gym.Space, path: str, notes: list[str]) -> gym.Space:
         if path and "." not in path:
             advice = f"; --wrap hide:{path} hides it"
         notes.append(f"reads '{path or 'obs'}' as words: a set with a row for each{advice}")
-        word = spaces.MultiDiscrete([NUM_WORDS, NUM_WORDS, NUM_PLACES])
-        return spaces.Sequence(word, stack=True)
+        return spaces.Sequence(WORD, stack=True)
     return with_children(space, path, notes, readable)
 
 

@@ -1,6 +1,7 @@
 """cleanrl_graph, the flags of a script and those of its services, in one object."""
 
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -56,7 +57,7 @@ class DemoFlags(Flags):
 
 def flags_of(script: ModuleType) -> type:
     """The services' flags that a script gets."""
-    has_demos = any(field.name == "demos" for field in fields(script.Args))
+    has_demos = "demos" in script.Args.__dataclass_fields__
     return DemoFlags if has_demos else Flags
 
 
@@ -67,8 +68,10 @@ def args_of(script: ModuleType, **values) -> Any:
 
 
 def parse(script: ModuleType) -> Any:
-    """The flags of the command line."""
-    groups = [("script", script.Args), ("services", flags_of(script))]
+    """The flags of the command line, which save the model unless they say --no-save-model."""
+    own = field(default_factory=partial(script.Args, save_model=True))
+    services = field(default_factory=flags_of(script))
+    groups = [("script", script.Args, own), ("services", flags_of(script), services)]
     parsed = tyro.cli(
         tyro.conf.OmitArgPrefixes[make_dataclass("Args", groups)], description=script.__doc__
     )

@@ -268,14 +268,15 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
 
 
-def made(make: Callable, number: int) -> Checked:
-    """The environment, the number of which is that over all ranks."""
+def made(script: ModuleType, head: str, make: Callable, number: int) -> Checked:
+    """The environment, the number of which is that over all ranks, with what the script reads."""
     Checked.latest = SimpleNamespace(number=number, num_steps=0)
     env = guarded(f"env {number}", make)
     if not isinstance(env, Checked):
         env = Checked(env)
     env.number = number
     refuse(fitting.unread(env.observation_space))
+    env.observation_space = with_row_mask(script, env, head)
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
     has_note = env.has_wrapper_attr("mask_note")
     if has_note:
@@ -487,8 +488,9 @@ class Checks:
 
     def __init__(self, makers: list[Callable], args: Any, first: int = 0):
         """`first` is the number of the first environment over all ranks."""
-        super().__init__([partial(made, make, first + i) for i, make in enumerate(makers)])
         script = self.script
+        made_by = partial(made, script, args.action_head)
+        super().__init__([partial(made_by, make, first + i) for i, make in enumerate(makers)])
         leaves = for_policy(self.leaves, args)
         for own in (self.leaves, leaves):
             refuse(wrong_leaves(own))
@@ -514,6 +516,7 @@ class Checks:
             named["node_ids"] = self.acting if is_acting else script.group_of("nodes", leaves)
         ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
         self.named = {path: named[path] for path in ragged if named.get(path)}
+        self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
 
     def step(self, actions: list) -> tuple:
         import torch  # not above: copies of environments import this file, and do without
@@ -531,6 +534,8 @@ class Checks:
             text += fitting.conversion(obs)
             raise UsageError(f"{self.place(Checked.latest.number, path)}: {text}") from None
         rows = list(map(shaped, self.leaves, rows))
+        if self.is_padded:
+            self.cut_mask(rows)
         acted = Checked.latest.num_acted
         if acted is not None and self.named.get("node_ids") != self.acting:
             for leaf, own in zip(self.leaves, rows):
@@ -539,6 +544,17 @@ class Checks:
                     needed = "without node_ids an episode keeps their number"
                     raise UsageError(f"{place()}: {rows}; {needed}")
         return rows
+
+    def cut_mask(self, rows: list[np.ndarray]) -> None:
+        """Makes a padded mask as long as the rows it masks. UsageError if it allows more."""
+        k = [leaf.path for leaf in self.leaves].index("action_mask")
+        groups = [leaf.group for leaf in self.leaves]
+        num = len(rows[groups.index(self.named["action_mask"])])
+        if rows[k][num:].any():
+            more = num + int(rows[k][num:].argmax())
+            problem = f"option {more} is allowed, there are {num} rows to choose from"
+            raise UsageError(f"{place()}, leaf 'action_mask': {problem}")
+        rows[k] = rows[k][:num]
 
     def collate(self, observations: list[list[np.ndarray]]) -> Any:
         if next(self.problems(observations, self.parts), None):
@@ -589,6 +605,20 @@ class Checks:
     def close(self) -> None:
         for env in self.envs:
             close(env)
+
+
+def with_row_mask(script: ModuleType, env: gym.Env, head: str) -> gym.Space:
+    """The observation space. Where --action-head makes a Discrete action the choice of a row, a
+    mask of as many entries as there are options is one of rows, padded."""
+    space = env.observation_space
+    mask = space.get("action_mask") if isinstance(space, spaces.Dict) else None
+    is_wide = isinstance(mask, (spaces.Box, spaces.MultiBinary)) and head not in ("auto", "flat")
+    if not is_wide or not isinstance(env.action_space, spaces.Discrete):
+        return space
+    if mask.shape != (env.action_space.n,) or not script.group_of(head, script.leaves_of(space)):
+        return space
+    row = spaces.Box(0, 1, (), mask.dtype)
+    return spaces.Dict({**space, "action_mask": spaces.Sequence(row, stack=True)})
 
 
 def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:

@@ -68,6 +68,8 @@ def find(args: Any, script: str, prefix: str) -> tuple[str, dict] | None:
             print(f"--resume: {path} is left out: {type(error).__name__}: {error}", file=sys.stderr)
         else:
             compare(args, script, path, state)
+            num_envs = state.get("num_envs", state["args"]["num_envs"])
+            share(args, len(state["ranks"]), num_envs)
             print(f"--resume {args.resume}: goes on from {path}")
             return str(path.parent), state
     raise SystemExit(f"--resume {args.resume}: there is no checkpoint that can be read")
@@ -109,11 +111,14 @@ def compare(args: Any, script: str, path: Path, state: dict) -> None:
     """Compares the flags with those of the run in `state`. SystemExit if one of SAME differs or,
     with --resume auto, any that is not in FREE, but for --total-timesteps. Prints the others that
     differ."""
-    now = {**vars(args), "script": script, "world_size": world_size()}
     then = {**state["args"], "script": state["script"], "world_size": len(state["ranks"])}
+    now = {**vars(args), "script": script, "world_size": world_size()}
+    free = FREE
+    if now["world_size"] != then["world_size"]:
+        free = FREE | set("world_size num_envs num_workers".split())
     changed = {}
     for name in now | then:
-        if name not in FREE and now.get(name) != then.get(name):
+        if name not in free and now.get(name) != then.get(name):
             flag = f"--{name.replace('_', '-')}"
             changed[name] = f"{flag} {now.get(name)}, it was {then.get(name)}"
     refused = changed.keys() & SAME
@@ -129,6 +134,18 @@ def compare(args: Any, script: str, path: Path, state: dict) -> None:
         )
     for text in changed.values():
         print(f"--resume: {text}", file=sys.stderr)
+
+
+def share(args: Any, num_ranks: int, num_envs: int) -> None:
+    """Shares out the environments that `num_ranks` had, each `num_envs`, and says so where there
+    are others."""
+    before = num_ranks * num_envs
+    if before % world_size() == 0:
+        args.num_envs = before // world_size()
+    if num_ranks != world_size():
+        now = f"ranks x environments are {world_size()} x {args.num_envs}"
+        then = f"they were {num_ranks} x {num_envs}"
+        print(f"--resume: {now}, {then}; all begin new episodes", file=sys.stderr)
 
 
 # ---- The folder of a run ----
@@ -392,6 +409,7 @@ def save(run: Any, step: tuple, is_kept: bool) -> None:
         state = {
             "script": run.name,
             "args": run.flags,
+            "num_envs": run.args.num_envs,  # another one than in args where ranks came or went
             "global_step": run.global_step,
             "std_floor": run.std_floor,
             "model": agent.state_dict(),
@@ -416,8 +434,11 @@ def restore(run: Any, failures: int) -> tuple:
     for group in optimizer.param_groups:
         group["lr"] = run.args.learning_rate  # another one may have been given
     run.std_floor = run.saved["std_floor"]
-    mine = run.saved["ranks"][rank()]
     seed = run.args.seed + 1_000_003 * (run.first + failures + 1)
+    if len(run.saved["ranks"]) != world_size():
+        torch.manual_seed(seed + rank())
+        return envs.reset((seed + rank() * run.args.num_envs) % 2**32)
+    mine = run.saved["ranks"][rank()]
     if not mine["envs"]:
         print("--resume: the environments begin new episodes", file=sys.stderr)
         step = envs.reset(seed % 2**32)

@@ -90,7 +90,9 @@ def run(script: ModuleType, args: Any, **more) -> list[dict]:
             with contextlib.closing(Envs(makers, args)) as played:
                 return script.play(agent, args, played, greedy)
 
-        return evaluate.evaluate(run, play, make)
+        rows = evaluate.evaluate(run, play, make)
+        run.tell()
+        return rows
 
 
 def compare_entries(Envs: type, make: Callable, args: Any) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from cleanrl_graph.services import process
 from cleanrl_graph.services.check import close, entries
 from cleanrl_graph.services.process import whole
 
@@ -71,7 +72,8 @@ def run_suite(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterat
     (of those that ended, if any did), what else is in info["eval"], and under "cut" how many did
     not end. Greedy episodes of instances that are alike are played side by side."""
     entries = suite_entries(make, args)
-    bar = tqdm(total=len(entries), desc="evaluation", unit="instance", leave=False, mininterval=1)
+    more = {"desc": "evaluation", "unit": "instance", "leave": False, "mininterval": 1}
+    bar = process.bar(tqdm, total=len(entries), **more)
     for batch in batches(make, entries):
         greedy = play([partial(make, **entry) for entry in batch], True)
         for entry, info in zip(batch, greedy):

@@ -3,6 +3,7 @@
 
     policy = load_policy("model.pt")                    # script, environment, network: the file's
     policy = load_policy("model.pt", env, num_envs=16)  # for 16 environments with env's spaces
+    policy = load_policy("runs/CartPole-v1__ppo_graph__1__2")  # a run that is not finished, too
 
 It does what the script's own `play` does, from the same parts: the greedy actions of an episode are
 equal to those of the evaluation. The script that saved the file is imported by its name when it is
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,16 +35,21 @@ OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
 def read_model(path: str, device: Any = "cpu") -> dict:
-    """What --save-model wrote: {"model": weights, "args": flags, "script": name}. UsageError for
-    another file, or for weights that are not finite."""
+    """model.pt, or a checkpoint, which only its owner may load: {"model": weights, "args": flags,
+    "script": name}. In a folder the first, else the newest of these. UsageError for another file,
+    or for weights that are not finite."""
+    path = next(iter([*Path(path).glob("model.pt"), *checkpoint.checkpoints_in(path)]), path)
     try:
-        saved = torch.load(path, map_location=device, weights_only=True)
+        if str(path).endswith(".ckpt"):
+            saved = checkpoint.read(path)
+        else:
+            saved = torch.load(path, map_location=device, weights_only=True)
         assert {"script", "args", "model"} <= set(saved)
         bad = [name for name, value in saved["model"].items() if not value.isfinite().all()]
     except OSError:
         raise
     except Exception:  # of many kinds
-        raise UsageError(f"{path}: not a file that --save-model wrote") from None
+        raise UsageError(f"{path}: not a file that a run wrote") from None
     if bad:
         raise UsageError(f"{path}: the weights {bad[0]} are not finite")
     return saved
@@ -56,13 +63,13 @@ def load_policy(
     device: Any = "cpu",
     script: ModuleType | None = None,
 ) -> "Policy":
-    """The policy in a `model.pt`. `env`, an environment or anything with an observation_space and
-    an action_space, has the wrappers that --wrap names, and may have those that services put on by
-    themselves; without it the environment of the file's flags is made for a moment. `num_envs`
-    makes it one for as many environments at once. Not `greedy`: actions are drawn, by torch's
-    generator. `script` is needed for a file of a script under another name. ImportError if the
-    script is not found, ValueError if file, spaces and script do not fit together, OSError if the
-    file cannot be read."""
+    """The policy in a `model.pt`, a checkpoint or the folder of a run. `env`, an environment or
+    anything with an observation_space and an action_space, has the wrappers that --wrap names, and
+    may have those that services put on by themselves; without it the environment of the file's
+    flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
+    `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
+    under another name. ImportError if the script is not found, ValueError if file, spaces and
+    script do not fit together, OSError if the file cannot be read."""
     saved = read_model(path, device)
     if script is None:
         name = saved["script"]

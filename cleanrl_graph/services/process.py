@@ -4,9 +4,12 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import math
 import os
+import sys
+import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -41,11 +44,36 @@ def whole(path: Any) -> Iterator[str]:
         raise SystemExit(f"cannot write {path}: {error}") from None
 
 
+class Log:
+    """stderr where it is no terminal: of a bar a line at most every ten seconds, and the last."""
+
+    written = -math.inf
+    text = ""
+
+    def write(self, text: str) -> None:
+        is_last = text == "\n"
+        self.text = text.strip() or self.text
+        if self.text and (is_last or time.monotonic() - self.written >= 10):
+            print(self.text, file=sys.stderr, flush=True)
+            self.written = time.monotonic()
+            self.text = ""
+
+    def flush(self) -> None:
+        """The line is out."""
+
+
+def bar(kind: type, **kwargs) -> Any:
+    """A bar of a `kind` such as tqdm, or lines of a Log."""
+    if not sys.stderr.isatty():
+        kwargs["file"] = Log()
+    return kind(**kwargs)
+
+
 @contextlib.contextmanager
 def patched(script: ModuleType) -> Iterator[None]:
-    """Meanwhile the script's make_conv makes faster layers, where there are any, and its UsageError
-    is that of the services: it catches theirs, too."""
-    before = {name: getattr(script, name) for name in ("make_conv", "UsageError")}
+    """Meanwhile the script's make_conv makes faster layers, where there are any, its tqdm is `bar`,
+    and its UsageError is that of the services: it catches theirs, too."""
+    before = {name: vars(script).get(name) for name in ("make_conv", "UsageError", "tqdm")}
 
     def make_faster(*args) -> Any:
         conv = before["make_conv"](*args)
@@ -54,7 +82,8 @@ def patched(script: ModuleType) -> Iterator[None]:
         layers.accelerate(conv)
         return conv
 
-    vars(script).update(make_conv=make_faster, UsageError=UsageError)
+    own = {"make_conv": make_faster, "tqdm": partial(bar, before["tqdm"])}
+    vars(script).update(own, UsageError=UsageError)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@ an end after the update in which a signal comes, and a log with flags, groups an
 Weights and Biases, too."""
 
 import contextlib
+import csv
 import hashlib
 import json
 import math
@@ -12,18 +13,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-from cleanrl_graph.services import checkpoint, policy
+from cleanrl_graph.envs.fitting import say
+from cleanrl_graph.services import checkpoint, policy, summary
 from cleanrl_graph.services.check import UsageError, entries
 from cleanrl_graph.services.checkpoint import all_ranks, broadcast, rank, world_size
 from cleanrl_graph.services.process import whole
+
+EPISODES = ("step", "seconds", "return", "length", "group", "task")  # columns of episodes.csv
+LEFT = set(".pt .md .csv .gif .json .ckpt".split())  # endings of what a run leaves for people
 
 
 def run_name(args: Any) -> str:
@@ -76,6 +82,17 @@ def ranks() -> Iterator[None]:
             dist.destroy_process_group()
 
 
+def open_episodes(path: Path, step: int) -> tuple[TextIO, float]:
+    """episodes.csv, which keeps what ended until `step`, and the seconds that this took."""
+    kept = []
+    if path.exists():
+        with open(path, newline="") as file:
+            kept = [row for row in csv.reader(file) if row[0].isdigit() and int(row[0]) <= step]
+    with whole(path) as unfinished, open(unfinished, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([EPISODES, *kept])
+    return open(path, "a", newline=""), max((float(row[1]) for row in kept), default=0.0)
+
+
 class Services:
     """What a script's Run gets, which is the class after this one."""
 
@@ -87,13 +104,13 @@ class Services:
         from now on. At the end `stack` is closed."""
         super().__init__(args)
         self.name = Path(self.script.__file__).stem  # of the script
-        self.flags = dict(vars(args))  # before the training changes any
+        self.flags = dict(vars(args))  # as they were given
         self.stack = stack
         self.saved = None
         folder = os.path.join(args.run_dir, f"{run_name(args)}{int(1000 * time.time())}")
         if rank() == 0 and args.resume:
             folder, self.saved = checkpoint.find(args, self.name, run_name(args)) or (folder, None)
-        folder, self.saved = broadcast((folder, self.saved))
+        folder, self.saved, args.num_envs = broadcast((folder, self.saved, args.num_envs))
         self.folder = Path(folder).absolute()  # an environment may change the current one
         if rank() == 0:
             self.locked_folder = stack.enter_context(checkpoint.Folder(str(self.folder)))
@@ -119,6 +136,8 @@ class Services:
             failures = broadcast(self.locked_folder.failures if rank() == 0 else 0)
             envs = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
             self.say_rate()
+        for line in summary.lines(self.script, args, agent, self.trained[3]):
+            say(line)
         step = super().begin(agent, optimizer, memory, envs, rng)
         if rank() == 0:
             self.stack.callback(self.close)
@@ -127,10 +146,20 @@ class Services:
                 start = SessionLog(status=SessionLog.START)
                 event = Event(step=self.global_step + 1, session_log=start)
                 self.writer.file_writer.add_event(event)
-            rows = [f"|{name}|{value}|" for name, value in vars(args).items()]
-            table = "\n".join(["|param|value|", "|-|-|", *rows])
-            self.writer.add_text("hyperparameters", table, self.global_step)
+            self.note_flags()
+            path = self.folder / "episodes.csv"
+            self.episodes, self.seconds = open_episodes(path, self.global_step)
+            self.stack.callback(self.episodes.close)
         return step
+
+    def note_flags(self) -> None:
+        """The flags as they were given in args.json, and all of them in the log."""
+        flags = {"script": self.name, "world_size": world_size(), **self.flags}
+        with whole(self.folder / "args.json") as unfinished:
+            Path(unfinished).write_text(json.dumps(flags, indent=1, default=str) + "\n")
+        rows = [f"|{name}|{value}|" for name, value in vars(self.args).items()]
+        table = "\n".join(["|param|value|", "|-|-|", *rows])
+        self.writer.add_text("hyperparameters", table, self.global_step)
 
     def say_rate(self) -> None:
         """Prints what the learning rate jumps to, where there are more steps than before."""
@@ -173,17 +202,26 @@ class Services:
         _, _, memory, _, _ = self.trained
         super().log(self.global_step, scalars | sizes(memory.storage), episodes)
         num_tasks = len(entries(self.args))
-        named = []  # (name of a group, global step, return and length)
+        rows = []
         for step, i, info in episodes:
-            names = [info.get("group")]
+            task = None
             if num_tasks > 1:
-                names.append(f"task_{(rank() * self.args.num_envs + i) % num_tasks}")
-            named += [(name, step, info["episode"]) for name in names if name is not None]
-        named = sum(all_ranks(named), [])
-        if rank() == 0:
-            for name, step, episode in named:
-                self.writer.add_scalar(f"charts/episodic_return/{name}", episode["r"], step)
-                self.writer.add_scalar(f"charts/episodic_length/{name}", episode["l"], step)
+                task = f"task_{(rank() * self.args.num_envs + i) % num_tasks}"
+            ret, length = info["episode"]["r"], info["episode"]["l"]
+            rows.append((step, ret, length, info.get("group"), task))
+        rows = sum(all_ranks(rows), [])
+        if rank() > 0:
+            return
+        for step, ret, length, *names in rows:
+            for name in names:
+                if name is not None:
+                    self.writer.add_scalar(f"charts/episodic_return/{name}", ret, step)
+                    self.writer.add_scalar(f"charts/episodic_length/{name}", length, step)
+        seconds = f"{self.seconds + self.bar.format_dict['elapsed']:.2f}"
+        lines = csv.writer(self.episodes, lineterminator="\n")
+        for step, *row in sorted(rows, key=itemgetter(0)):
+            lines.writerow([step, seconds, *row])
+        self.episodes.flush()
 
     def warn(self, mismatch: float) -> None:
         """Says once that collection and update do not compute the same policy."""
@@ -218,6 +256,8 @@ class Services:
             if is_due:
                 self.saved_at = time.monotonic()
         if stop:
+            if args.checkpoint_every and rank() == 0:
+                print(f"--resume {self.folder} goes on from here", file=sys.stderr)
             raise SystemExit(128 + stop)
 
     def save_model(self, agent: torch.nn.Module) -> None:
@@ -225,6 +265,16 @@ class Services:
         model = {"script": self.name, "args": self.flags, "model": agent.state_dict()}
         with whole(self.folder / "model.pt") as unfinished:
             torch.save(model, unfinished)
+
+    def tell(self) -> None:
+        """The last lines: what lies where, and how the agent plays."""
+        names = sorted(path.name for path in self.folder.iterdir() if path.suffix in LEFT)
+        print(f"in {self.folder}: {', '.join(names)}, TensorBoard's log")
+        path = self.folder / "model.pt"
+        if path.exists():
+            script = self.script.__file__
+            print(f"to play: python {script} --load-model {path} --total-timesteps 0")
+            print(f"in a program: cleanrl_graph.load_policy('{path}')")
 
 
 def sizes(storage: Any) -> dict[str, float]:

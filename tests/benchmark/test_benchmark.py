@@ -33,6 +33,7 @@ import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
 
+from cleanrl_graph.services import sweep  # noqa: E402
 from cleanrl_graph.services.arguments import args_of, parse  # noqa: E402
 
 PPO = (
@@ -151,7 +152,7 @@ def test_a_run_of_two_ranks(tmp_path):
 
 
 def test_finished_runs_are_skipped(finished, monkeypatch):
-    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("a finished run was started"))
+    monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a finished run was started"))
     assert run.main(finished) == 0
     (path,) = run.all_runs(finished)
     (other,) = run.all_runs(dataclasses.replace(finished, commands=(f"tiny={PPO} --gamma 0.9",)))
@@ -201,7 +202,7 @@ pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
     )
     wait_for(lambda: list(tmp_path.glob("runs/t/*_s2_*/stderr.txt")), "start of the second run")
     os.kill(runner.pid, number)
-    assert runner.wait(60) == (run.INTERRUPTED if number == signal.SIGINT else -number)
+    assert runner.wait(60) == (sweep.INTERRUPTED if number == signal.SIGINT else -number)
     wait_for(lambda: not processes(tmp_path), "end of all processes")
     wait_for(lambda: is_free(tmp_path / "runs/t"), "end of the lock, which a process has longest")
     assert [name[:15] for name in sorted(files_of(tmp_path))] == ["fake_default_s1"] * 2
@@ -252,7 +253,7 @@ def test_two_runners_of_a_table(tmp_path):
 
 def test_max_minutes_leaves_runs_in_the_queue(tmp_path, capsys):
     args = arguments(tmp_path, [f"fake={fake(tmp_path, 'time.sleep(600)')}"], max_minutes=0.01)
-    assert run.main(args) == run.LEFT
+    assert run.main(args) == sweep.LEFT
     assert "2 runs are left" in capsys.readouterr().out
     wait_for(lambda: not processes(tmp_path), "end of all processes")
     assert not list((tmp_path / "results").glob("t/runs/*"))

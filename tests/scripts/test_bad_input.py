@@ -1451,11 +1451,13 @@ def test_model_is_no_checkpoint(tmp_path, capsys):
     )
 
 
-def test_checkpoint_is_no_model(tmp_path):
-    """A checkpoint for --load-model."""
+def test_checkpoint_is_a_model_too(tmp_path):
+    """A checkpoint for --load-model, and one that is cut off."""
     first = run(tmp_path / "a", env_id="Simple-v0", checkpoint_every=1)
-    path = str(next(first.folder.glob("*.ckpt")))
-    fails("--load-model .*ckpt", tmp_path / "b", load_model=path)
+    path = next(first.folder.glob("*.ckpt"))
+    run(tmp_path / "b", load_model=str(path), total_timesteps=0)
+    path.write_bytes(path.read_bytes()[:-1])
+    fails("--load-model .*ckpt: not a file that a run", tmp_path / "c", load_model=str(path))
 
 
 # ---- The command line ----

@@ -26,7 +26,7 @@ from processes import (
 )
 
 from cleanrl_graph import ppo_graph
-from cleanrl_graph.services import runs
+from cleanrl_graph.services import checkpoint, runs
 
 RUNNER = """
 import os, sys, torch
@@ -251,7 +251,7 @@ def test_torchrun(tmp_path, monkeypatch):
         "2",
     ]
     result = torchrun(tmp_path, flags, patch=GREEDY)
-    assert result.returncode == 0 and result.stderr.count("  0%|") == 1, result.stderr
+    assert result.returncode == 0 and result.stderr.count("\n0%|") == 1, result.stderr
     greedy(monkeypatch, ppo_graph)
     kwargs = MIXED | dict(env_kwargs={"observation": "graph_edges"}, norm_obs=False)
     one, two = (
@@ -287,9 +287,50 @@ def test_ranks_resume(tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
     logs = [train_events(tmp_path / name) for name in "ab"]
     assert [{**log, "charts/SPS": 0} for log in logs] == [{**logs[0], "charts/SPS": 0}] * 2
-    begun_earlier(tmp_path / "b")
-    with pytest.raises(SystemExit, match="--world-size 1, it was 2"):
-        train(tmp_path / "b", script, resume="auto", **flags)
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS[1:]]
+
+
+@pytest.mark.parametrize("script", [SCRIPTS[0], *SLOW])
+def test_resume_with_another_number_of_ranks(script, tmp_path, capsys):
+    """Weights, optimizer, statistics and steps go on; as many environments as before begin new
+    episodes. The same command works again, with as few ranks and with more."""
+    flags = dict(env_id="CartPole-v1", norm_obs=True, num_envs=2, checkpoint_every=1, resume="auto")
+    place = tmp_path / "a"
+    assert train_ranks(place, script, total_timesteps=96, **flags) == [0, 0]
+    before = checkpoint.read(max(folder_of(place).glob("*.ckpt")))
+    begun_earlier(place)
+    folder = train(place, script, total_timesteps=128, **flags)  # one rank
+    said = capsys.readouterr().err
+    assert "ranks x environments are 1 x 4, they were 2 x 2; all begin new episodes" in said
+    after = checkpoint.read(max(folder.glob("*.ckpt")))
+    assert (before["global_step"], after["global_step"]) == (96, 128)
+    numbers = [state["optimizer"]["state"][0]["step"] for state in (before, after)]
+    assert numbers[1] > numbers[0] > 0
+    counts = [value for name, value in after["model"].items() if name.endswith("count")]
+    assert counts and all(value == 128 for value in counts)
+    steps = [step for step, _ in train_events(place)["losses/value_loss"]]
+    assert steps == [32, 64, 96, 128]
+    begun_earlier(place)
+    train(place, script, total_timesteps=160, **flags)  # exactly, from its own checkpoint
+    assert "begin new" not in capsys.readouterr().err
+    begun_earlier(place)
+    assert train_ranks(place, script, total_timesteps=192, **flags) == [0, 0]
+    assert "environments are 2 x 2, they were 1 x 4" in Path(f"{place}.0").read_text()
+    assert newest(place) == 192 and checkpoint.read(max(folder.glob("*.ckpt")))["num_envs"] == 2
+
+
+def test_environments_that_cannot_be_shared_out(tmp_path, capsys):
+    """3 of one rank are 3 for each of two, which is said; steps are those that were made."""
+    flags = dict(env_id="CartPole-v1", checkpoint_every=1, resume="auto")
+    train(tmp_path / "a", total_timesteps=48, **flags)
+    begun_earlier(tmp_path / "a")
+    assert train_ranks(tmp_path / "a", total_timesteps=144, **flags) == [0, 0]
+    said = Path(f"{tmp_path}/a.0").read_text()
+    assert "environments are 2 x 3, they were 1 x 3; all begin new" in said
+    steps = [step for step, _ in train_events(tmp_path / "a")["losses/value_loss"]]
+    assert steps == [24, 48, 96, 144]
 
 
 def test_signal_to_one_rank(tmp_path):

@@ -112,7 +112,7 @@ def moment(name, flags):
     return [
         envs,
         (torch.optim.Adam, "step", rng.randrange(9, 17)),
-        (os, "replace", 2),
+        (os, "replace", 4),  # args.json and episodes.csv were the first
         (SummaryWriter, "add_scalar", rng.randrange(3, 7), "losses/clipfrac"),
     ][rng.randrange(4)]
 
@@ -206,7 +206,7 @@ def test_killed_and_resumed(name, tmp_path, own_module, capfd):
     assert "new episode" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("at", [("Envs", "step", 9), (os, "replace", 1)], ids=["step", "replace"])
+@pytest.mark.parametrize("at", [("Envs", "step", 9), (os, "replace", 3)], ids=["step", "replace"])
 def test_killed_before_the_first_checkpoint(at, tmp_path, capsys):
     """`auto` starts anew and says so; no half of a file is taken for a checkpoint."""
     whole = train(tmp_path / "a", **GRAPH)
@@ -427,6 +427,8 @@ def test_no_checkpoints(tmp_path):
     """--checkpoint-every 0 writes none, and tries no copies."""
     folder = train(tmp_path, checkpoint_every=0, env_id="NoPickle-v0")
     assert sorted(path.name.split(".")[0] for path in folder.iterdir()) == [
+        "args",
+        "episodes",
         "events",
         "lock",
         "model",

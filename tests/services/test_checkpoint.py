@@ -253,11 +253,17 @@ def test_flags_that_must_be_the_same(name, value, tmp_path):
         assert "to go on with these" not in str(error.value)
 
 
-def test_checkpoint_of_other_ranks(tmp_path):
-    """There is one state for each rank."""
-    run_of(Args(str(tmp_path)), "run", 1, ranks=[None, None])
-    with pytest.raises(SystemExit, match="--world-size 1, it was 2"):
-        find(Args(str(tmp_path)), "run")
+def test_checkpoint_of_other_ranks(tmp_path, capsys):
+    """Their environments are shared out, which is said; a flag that shapes the training is refused
+    as ever."""
+    args = Args(str(tmp_path), num_envs=3)
+    run_of(args, "run", 1, ranks=[None, None])
+    find(args, "run")
+    assert args.num_envs == 6
+    assert "environments are 1 x 6, they were 2 x 3" in capsys.readouterr().err
+    for name, value in (("learning_rate", 0.9), ("env_id", "B")):
+        with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')} {value}, it was"):
+            find(replace(args, num_envs=3, **{name: value}), "run")
 
 
 def test_checkpoint_of_another_script(tmp_path):

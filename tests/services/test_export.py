@@ -352,4 +352,4 @@ def test_command(tmp_path):
     assert json.loads((tmp_path / "p.json").read_text())["script"] == "cleanrl_graph.ppo_graph"
     path.write_text("text")
     wrong = subprocess.run(command, capture_output=True, text=True, **where)
-    assert wrong.returncode == 1 and wrong.stderr.startswith("model.pt: not a file that --save-mod")
+    assert wrong.returncode == 1 and wrong.stderr.startswith("model.pt: not a file that a run wr")

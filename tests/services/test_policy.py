@@ -14,6 +14,7 @@ from gymnasium import spaces
 from helpers import RandomEnv, run, small_args, weights
 
 from cleanrl_graph import ppo_graph, services
+from cleanrl_graph.services import checkpoint
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.policy import load_policy, take_flags
 
@@ -195,7 +196,7 @@ def test_what_does_not_fit(tmp_path):
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("text")
     for name in ("other.pt", "text.pt"):
-        with pytest.raises(ValueError, match=f"{name}: not a file that --save-model wrote"):
+        with pytest.raises(ValueError, match=f"{name}: not a file that a run wrote"):
             load_policy(tmp_path / name)
     with pytest.raises(
         ValueError, match="(?s)observation space Box.*action space Discrete.*it is of ppo_graph"
@@ -239,6 +240,29 @@ def test_what_does_not_fit(tmp_path):
     with pytest.raises(OSError):
         load_policy(tmp_path / "none.pt")
     assert isinstance(policy.observation_space, spaces.Graph)
+
+
+def test_checkpoint_and_folder(tmp_path):
+    """A run that is not finished plays from its newest checkpoint, which is as good as a model.pt;
+    its folder names either."""
+    flags = dict(env_id="CartPole-v1", checkpoint_every=1)
+    folder = run(tmp_path, **flags).folder
+    (path, *_) = sorted(folder.glob("*.ckpt"), reverse=True)
+    expected = checkpoint.read(path)["model"]
+    for where in (path, str(path), folder):
+        weights = load_policy(where).agent.state_dict()
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
+    env = gym.make("CartPole-v1")
+    assert load_policy(folder)(env.reset(seed=1)[0]) in (0, 1)
+    torch.save(
+        {"script": "ppo_graph", "args": checkpoint.read(path)["args"], "model": expected}
+        | {"model": {name: 0 * value for name, value in expected.items()}},
+        folder / "model.pt",
+    )
+    assert not any(value.any() for value in load_policy(folder).agent.state_dict().values())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="ckpt: not a file that a run wrote"):
+        load_policy(path)
 
 
 def test_all_entries_of_a_list(tmp_path):

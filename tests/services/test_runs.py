@@ -1,6 +1,10 @@
 """services/runs.py and services/command.py: what a script's Run gets, and what is asked of a
 script."""
 
+import csv
+import io
+import json
+import time
 import types
 
 import gymnasium as gym
@@ -8,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from helpers import command as command_line
 from helpers import run, run_folder, small_args, train_events, vector
 from processes import begun_earlier, newest, train
+from tqdm import tqdm
 
 from cleanrl_graph import ppo_graph, services
-from cleanrl_graph.services import checkpoint, command
+from cleanrl_graph.services import checkpoint, command, process
 from cleanrl_graph.services.arguments import args_of
 
 
@@ -172,3 +178,130 @@ def test_learning_rate_after_a_longer_resume(tmp_path, capsys):
             assert f"{line} --total-timesteps {num}; its last one was 0.133" in err
         else:
             assert "the learning rate goes on" not in err
+
+
+# ---- What a run leaves ----
+class Grouped(Steps):
+    """An episode's group is the parity of its number."""
+
+    def __init__(self, number=0):
+        self.number = number
+        self.lives = 0
+
+    def reset(self, **kwargs):
+        self.number += 1
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"group": f"g{self.number % 2}"}
+
+
+gym.register("GroupedSteps-v0", Grouped)
+
+
+def episodes_of(folder):
+    """The rows of episodes.csv."""
+    with open(folder / "episodes.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+SMALL = "--total-timesteps 96 --num-envs 2 --num-steps 24 --hidden-dims 8 --no-cuda".split()
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-save-model",)])
+def test_what_a_command_leaves(flags, tmp_path):
+    """Flags, episodes, table and weights; the last lines say so, and their command plays."""
+    code, out, err = command_line("--env-id", "CartPole-v1", *SMALL, *flags, cwd=tmp_path)
+    assert code == 0, err
+    folder = run_folder(tmp_path / "runs")
+    kept = json.loads((folder / "args.json").read_text())
+    assert kept["script"] == "ppo_graph" and kept["num_steps"] == 24 and kept["world_size"] == 1
+    assert kept["hidden_dims"] == [8] and kept["num_iterations"] == 0
+    rows = episodes_of(folder)
+    log = train_events(tmp_path / "runs")
+    returns = [(int(row["step"]), float(row["return"])) for row in rows]
+    assert returns == log["charts/episodic_return"]
+    assert all(row["return"] == row["length"] + ".0" for row in rows)
+    seconds = [float(row["seconds"]) for row in rows]
+    assert seconds == sorted(seconds) and 0 < seconds[0] and {row["group"] for row in rows} == {""}
+    where, *play = out.splitlines()[-1 if flags else -3 :]
+    there = "args.json, checkpoint_000000000096.ckpt, episodes.csv, eval.csv, eval.md"
+    there += ", model.pt" * (not flags)
+    assert where == f"in {folder}: {there}, TensorBoard's log"
+    assert (folder / "model.pt").exists() == (not flags)
+    if play:
+        words = play[0].removeprefix("to play: python ").split()
+        assert words[0] == ppo_graph.__file__ and play[1].endswith(f"load_policy('{words[2]}')")
+        code, out, err = command_line(*words[1:], "--eval-episodes", 2, cwd=tmp_path)
+        assert code == 0 and "| 1 |" in out, err
+
+
+def test_episodes_have_groups_and_tasks(tmp_path):
+    """As the log has them; the rows are in the order of the steps."""
+    flags = dict(
+        env_id="GroupedSteps-v0", env_kwargs=[{}, {"number": 1}], num_envs=2, num_workers=2
+    )
+    result = run(tmp_path, total_timesteps=64, num_steps=16, **flags)
+    rows = episodes_of(result.folder)
+    assert {(row["task"], row["group"]) for row in rows} == {
+        (f"task_{k}", f"g{i}") for k in (0, 1) for i in (0, 1)
+    }
+    for name in ("task_0", "g1"):
+        steps = [int(row["step"]) for row in rows if name in (row["task"], row["group"])]
+        assert steps == [step for step, _ in result.scalars[f"charts/episodic_return/{name}"]]
+    assert [int(row["step"]) for row in rows] == sorted(int(row["step"]) for row in rows)
+
+
+def test_episodes_after_a_resume(tmp_path):
+    """What ended after the checkpoint is dropped, and comes again; seconds go on."""
+    flags = dict(env_id="Steps-v0", checkpoint_every=1)
+    folder = train(tmp_path, **flags)
+    before = episodes_of(folder)
+    path = folder / "checkpoint_000000000120.ckpt"
+    assert [int(row["step"]) for row in before][-1] > 120
+    begun_earlier(tmp_path)
+    train(tmp_path, resume=str(path), **flags)
+    after = episodes_of(folder)
+    assert len(before) == len(after)
+    for one, two in zip(before, after):
+        seconds = float(one.pop("seconds")), float(two.pop("seconds"))
+        assert one == two and (int(one["step"]) > 120 or seconds[0] == seconds[1])
+        last = seconds[1]
+    assert last >= max(float(row["seconds"]) for row in episodes_of(folder)[:-3])
+
+
+# ---- The bar ----
+def test_lines_of_a_log(monkeypatch):
+    """Where stderr is no terminal: a line at once, one every ten seconds, and one at the end."""
+    out = io.StringIO()
+    now = [100.0]
+    monkeypatch.setattr("sys.stderr", out)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    bar = process.bar(tqdm, total=1000)
+    for k in range(100):
+        now[0] += 1
+        bar.update(10)
+        bar.set_postfix(ret=k)
+    bar.close()
+    lines = out.getvalue().splitlines()
+    assert "\r" not in out.getvalue() and len(lines) == 12 and "ret=99" in lines[-1]
+    assert lines[0].startswith("0%|") and "100%|" in lines[-1]
+
+
+def test_bar_of_a_terminal(monkeypatch):
+    """It is tqdm's own."""
+    out = io.StringIO()
+    out.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", out)
+    with process.bar(tqdm, total=2) as bar:
+        bar.update()
+    assert out.getvalue().count("\r") >= 2
+
+
+def test_bar_of_a_run(tmp_path, capfd):
+    """A run's stderr has no carriage return where it is a file."""
+    args = small_args(run_dir=str(tmp_path), env_id="CartPole-v1", total_timesteps=480)
+    services.run(ppo_graph, args)
+    err = capfd.readouterr().err
+    assert "\r" not in err and err.splitlines()[-1].startswith("100%|")

@@ -1,0 +1,104 @@
+"""cleanrl_graph, how a run understood the spaces: a few lines before its bar, and a warning where
+that is probably not what was meant."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from cleanrl_graph.envs import fitting
+from cleanrl_graph.services.check import DISCRETE, for_policy
+from cleanrl_graph.services.checkpoint import world_size
+
+MOST = 12  # inputs, or parts of an action, that are named
+ROWS = {"nodes": "nodes", "edge_links": "edges"}  # what the rows of a group are, by its last word
+
+
+def lines(script: ModuleType, args: Any, agent: torch.nn.Module, envs: Any) -> Iterator[str]:
+    """What enters, what acts, and the network; then a warning."""
+    leaves = envs.leaves
+    seen = for_policy(leaves, args)
+    parts = script.parts_of(envs.action_space, seen, args)
+    acting = script.acting_group(envs.action_space, seen, args.action_head)
+    inputs = [text_of(leaf, leaf.group) for leaf in leaves if leaf.is_input]
+    yield f"inputs: {listed(inputs, ', ')}"
+    for leaf in leaves:
+        if leaf.path == "node_ids":
+            yield f"no input: {text_of(leaf, leaf.group)}, by which a memory knows a row again"
+    each = f"for each row of {acting} " * (acting != "")
+    yield f"action: {each}{listed(list(factors(parts, acting, leaves)), '; ')}"
+    num = sum(param.numel() for param in agent.parameters())
+    ranks = f", {world_size()} ranks" * (world_size() > 1)
+    yield f"network: {num:,} parameters on {next(agent.parameters()).device}{ranks}"
+    if args.action_head == "auto" and not acting:
+        yield from doubts(parts, leaves)
+
+
+def listed(texts: list[str], between: str) -> str:
+    more = f"{between}and {len(texts) - MOST} more" * (len(texts) > MOST)
+    return between.join(texts[:MOST]) + more
+
+
+def text_of(leaf: Any, group: str) -> str:
+    """A leaf with its shape and dtype, "graph.nodes [nodes, 3] float32", or its categories. It has
+    a row for each of a `group`."""
+    shape = list(map(str, leaf.space.shape))
+    if group:
+        shape.insert(0, ROWS.get(group.split(".")[-1], "rows"))
+    kind = leaf.space.dtype
+    if isinstance(leaf.space, DISCRETE) and not leaf.is_links:
+        kind = fitting.name_of(leaf.space)
+    text = f"{leaf.path} [{', '.join(shape)}] {kind}"
+    return text.replace(" []", "") + " (image)" * (leaf.channels != 0)
+
+
+def factors(parts: list, acting: str, leaves: list) -> Iterator[str]:
+    """What each factor of an action is."""
+    by_path = {}
+    for part in parts:
+        by_path.setdefault(part.path, []).append(part)
+    for path, own in by_path.items():
+        part = own[0]
+        sizes = [str(each.n) for each in own] * part.k
+        if part.group:
+            text = f"choice of a row of {part.group}" + f", {len(own)} times" * (len(own) > 1)
+        elif part.n == 0:
+            text = f"{part.k} number{'s' * (part.k > 1)}"
+        elif len(sizes) == 1:
+            text = f"a fixed list of {part.n} options"
+        else:
+            text = f"{len(sizes)} fixed lists, of "
+            if len(set(sizes)) == 1:
+                sizes = sizes[:1]
+            text += f"{listed(sizes, ', ')} options"
+        for leaf in leaves:
+            if leaf.path == part.mask:
+                text += f", masked by {text_of(leaf, part.group or acting)}"
+        name = path.removeprefix("action").removeprefix(".")
+        yield f"{name}: {text}".removeprefix(": ")
+
+
+def doubts(parts: list, leaves: list) -> Iterator[str]:
+    """A warning for a fixed list of options beside rows of which none is chosen."""
+    groups = []
+    for leaf in leaves:
+        if leaf.is_input and leaf.group and not leaf.is_links and leaf.space != fitting.WORD:
+            groups.append(leaf.group)
+    mask = ""
+    has_list = False
+    for part in parts:
+        if part.group:
+            return
+        has_list |= part.k == 1 and part.n > 0
+        if part.mask and len(parts) == 1:
+            mask = f", and {part.mask} has {part.n} entries whatever their number is"
+    if not groups or not has_list:
+        return
+    first = groups[0]
+    head = "nodes" * (len(set(groups)) == 1) or first
+    kind = "node" * first.endswith(".nodes") or "row"
+    yield (
+        f"warning: --action-head {head} chooses a {kind}; {first} are only pooled here{mask} "
+        "(--action-head flat says that it is meant)"
+    )

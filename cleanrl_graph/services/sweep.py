@@ -1,0 +1,275 @@
+"""cleanrl_graph, many runs of a script at once, from any folder.
+
+    python -m cleanrl_graph.services.sweep ppo_graph --env-id mine:Mine-v0 --seeds 1 2 3 \\
+        --learning-rate 1e-3 3e-4 --workers 2
+
+SCRIPT is a path, or the name of a script of this package. Each value of a flag is tried with each
+value of the others and with each seed, the first seed of all first. Values of a flag that takes
+several stay together, and are in quotes where there are more such: --hidden-dims "64" "256 256". A
+flag without a sign takes True False.
+
+Each run has a folder in --run-dir, with its stdout.txt and stderr.txt, and one thread, on cores of
+its own where the system can. Ctrl-C stops all. The same command goes on from there: what is
+finished is not run again, the others resume from their last checkpoint. Exit code: 0 all is
+finished, 1 a run failed, 130 interrupted.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import itertools
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from cleanrl_graph.services.arguments import flags_of
+
+FAILED = 1  # exit codes
+LEFT = 3
+INTERRUPTED = 130
+OWN = {"seeds": ["1", "2", "3"], "workers": ["1"], "run_dir": ["runs"]}  # flags of the sweep
+
+
+class Job(NamedTuple):
+    key: str
+    command: list[str]
+    folder: Path  # of its stdout.txt and stderr.txt
+
+
+# ---- Processes ----
+def start(job: Job, cores: list[int], cwd: Path | None = None) -> subprocess.Popen:
+    """The job in a process group of its own, so that Ctrl-C does not reach it before this process
+    does."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def before() -> None:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        if prctl:
+            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent, however it ends
+            if os.getppid() != parent:
+                os._exit(1)
+
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    out = job.folder / "stdout.txt"
+    with open(out, "wb") as stdout, open(out.with_name("stderr.txt"), "wb") as stderr:
+        return subprocess.Popen(
+            job.command,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=before,
+            env=os.environ | one,
+        )
+
+
+def stop(processes: list[subprocess.Popen]) -> None:
+    """Ends the processes and all that they started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+
+
+def tail(path: Path, size: int = 4000) -> str:
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace").replace("\r", "\n")
+
+
+def progress(folder: Path) -> tuple[float, str]:
+    """Percent done and mean return, from the bar in stderr.txt."""
+    text = re.sub("^evaluation.*", "", tail(folder / "stderr.txt", 1000), flags=re.M)
+    percent = re.findall(r"(\d+)%\|", text)
+    ret = re.findall(r"ret=([^,\]\s]+)", text)
+    return float(max(percent[-1:], default=0)), max(ret[-1:], default="-")
+
+
+class Running:
+    """A job that was started, with its bar."""
+
+    def __init__(self, job: Job, slot: int, cores: list[int], cwd: Path | None):
+        self.job = job
+        self.began = time.time()
+        form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
+        more = {"leave": False, "mininterval": 1, "bar_format": form}
+        self.bar = tqdm(total=100, desc=job.key, position=slot + 1, **more)
+        self.process = start(job, cores, cwd)
+
+    def poll(self) -> int | None:
+        """Its exit code if it has ended."""
+        percent, ret = progress(self.job.folder)
+        self.bar.set_postfix_str(f"return {ret}", refresh=False)
+        self.bar.update(percent - self.bar.n)
+        code = self.process.poll()
+        if code is not None:
+            outcome = f"{time.time() - self.began:.0f} s, mean return {ret}"
+            tqdm.write(f"{self.job.key}: {f'FAILED ({code})' if code else outcome}")
+            self.bar.close()
+        return code
+
+
+def work(
+    jobs: list[Job],
+    workers: int,
+    ended: Callable[[Job, int, float], None],
+    seconds: float = math.inf,
+    cwd: Path | None = None,
+) -> tuple[int, list[Job], list[Job]]:
+    """Runs the jobs, `workers` at a time; calls `ended` with a job, its exit code and the time at
+    which it began. (exit code, jobs that failed, jobs that are left)"""
+    cores = []
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    deadline = time.monotonic() + seconds
+    tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
+    total = tqdm(total=len(jobs), desc="all runs", unit="run", mininterval=1)
+    queue = list(jobs)
+    failed = []
+    running = {}  # slot -> Running
+    signals = []  # noted, so that no run is lost while it starts
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: signals.append(number))
+    try:
+        while (queue or running) and not signals and time.monotonic() < deadline:
+            for slot in range(workers):
+                if slot not in running and queue:
+                    own = cores[slot::workers] or cores[slot % max(len(cores), 1) :][:1]
+                    running[slot] = Running(queue.pop(0), slot, own, cwd)
+            time.sleep(0.2)
+            for slot, run in list(running.items()):
+                code = run.poll()
+                if code is not None:
+                    ended(run.job, code, run.began)
+                    failed += [run.job] * (code != 0)
+                    total.update()
+                    del running[slot]
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stop([run.process for run in running.values()])
+        for run in running.values():
+            run.bar.close()
+        total.close()
+    left = [run.job for run in running.values()] + queue
+    code = INTERRUPTED * bool(signals) or FAILED * bool(failed) or LEFT * bool(left)
+    return code, failed, left
+
+
+# ---- The command ----
+def words_of(argv: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """(what stands before the first flag, flag -> its values), the names of flags with "_"."""
+    before = []
+    flags = {}
+    values = before
+    for word in argv:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word[2:].partition("=")
+            values = [value] * bool(equals)
+            flags[name.replace("-", "_")] = values
+        else:
+            values.append(word)
+    return before, flags
+
+
+def load(name: str) -> tuple[Path, ModuleType]:
+    """(path, module) of a script. SystemExit if there is none."""
+    path = Path(name)
+    if not path.exists():
+        path = Path(__file__).parents[1] / f"{path.stem}.py"
+    if not path.exists():
+        raise SystemExit(f"{name}: there is no such script, neither here nor in cleanrl_graph")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return path.absolute(), module
+
+
+def choices(name: str, values: list[str], kind: Any) -> list[list[str]]:
+    """What the command has for each choice of a flag."""
+    flag = f"--{name.replace('_', '-')}"
+    if kind is bool and values:
+        return [[flag if value == "True" else f"--no-{flag[2:]}"] for value in values]
+    if not values:
+        return [[flag]]
+    if typing.get_origin(kind) is not tuple:
+        return [[flag, value] for value in values]
+    if any(" " in value for value in values):
+        return [[flag, *value.split()] for value in values]
+    return [[flag, *values]]
+
+
+def jobs_of(name: str, flags: dict[str, list[str]]) -> tuple[list[Job], list[str]]:
+    """The jobs, and the flags that have several values. SystemExit for an unknown flag."""
+    path, script = load(name)
+    hints = typing.get_type_hints(script.Args) | typing.get_type_hints(flags_of(script))
+    grid = []
+    for flag, values in flags.items():
+        if flag in OWN:
+            continue
+        if flag.removeprefix("no_") not in hints:
+            raise SystemExit(f"--{flag.replace('_', '-')}: {path.name} has no such flag")
+        grid.append(choices(flag, values, hints.get(flag)))
+    jobs = []
+    for seed, *words in itertools.product(flags["seeds"], *grid):
+        command = sum(words, [])
+        env_id = dict(zip(command, command[1:])).get("--env-id", script.Args.env_id)
+        env_name = re.sub(r"[^\w.-]", "-", env_id.split(":")[-1])
+        digest = hashlib.sha256("\n".join(command).encode()).hexdigest()[:6]
+        key = f"{path.stem}_{env_name}_s{seed}_{digest}"
+        folder = Path(flags["run_dir"][0], key)
+        own = ["--seed", seed, "--run-dir", str(folder), "--resume", "auto"]
+        jobs.append(Job(key, [sys.executable, str(path), *command, *own], folder))
+    if len({job.key for job in jobs}) < len(jobs):
+        raise SystemExit("the same run would be made twice: a value or a seed is given twice")
+    return jobs, [each[0][0][2:] for each in grid if len(each) > 1]
+
+
+def is_finished(job: Job) -> bool:
+    path = job.folder / "exit_code"
+    return path.exists() and path.read_text() == "0"
+
+
+def main(argv: list[str]) -> int:
+    scripts, given = words_of(argv)
+    if len(scripts) != 1 or "help" in given:
+        raise SystemExit(__doc__)
+    flags = OWN | given
+    jobs, names = jobs_of(scripts[0], flags)
+    queue = [job for job in jobs if not is_finished(job)]
+    print(
+        f"{len(jobs)} runs in {flags['run_dir'][0]}, {len(jobs) - len(queue)} are finished already"
+    )
+
+    def ended(job: Job, code: int, began: float) -> None:
+        (job.folder / "exit_code").write_text(str(code))
+
+    code, failed, left = work(queue, int(flags["workers"][0]), ended)
+    for job in failed:
+        print(f"FAILED {job.key}: {tail(job.folder / 'stderr.txt').strip().splitlines()[-1:]}")
+    print(f"{len(left)} runs are left, {len(failed)} failed")
+    by = " --by " * bool(names) + " ".join(names)
+    print(f"curves: python -m cleanrl_graph.services.plot {flags['run_dir'][0]}{by}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

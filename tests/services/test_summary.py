@@ -1,0 +1,222 @@
+"""services/summary.py: how a run says that it understood the spaces."""
+
+import contextlib
+import io
+
+import gymnasium as gym
+import helpers  # registers Random-v0
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import make_envs, run_folder, small_args
+
+from cleanrl_graph import load_policy, ppo_graph, services
+from cleanrl_graph.services.check import UsageError
+
+RANDOM = helpers.RandomEnv.__module__ + ":Random-v0"
+
+
+class Padded(gym.Env):
+    """Choose the one node that the features mark, of 2 to 5. The mask has 6 entries; `beyond` is
+    one that it allows wrongly. Options that are no nodes cost 10."""
+
+    action_space = spaces.Discrete(6)
+    observation_space = spaces.Dict(
+        action_mask=spaces.MultiBinary(6), graph=helpers.graph_space(features=2)
+    )
+
+    def __init__(self, beyond=None):
+        self.beyond = beyond
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        num = self.np_random.integers(2, 6)
+        self.marked = self.np_random.integers(num)
+        self.num = num
+        nodes = np.ones((num, 2), np.float32)
+        nodes[self.marked, 0] = -1
+        mask = (np.arange(6) < num).astype(np.int8)
+        if self.beyond is not None:
+            mask[self.beyond] = 1
+        graph = spaces.GraphInstance(nodes, None, np.zeros((0, 2), np.int32))
+        return {"graph": graph, "action_mask": mask}, {}
+
+    def step(self, action):
+        reward = 1.0 if action == self.marked else -10.0 * (action >= self.num)
+        return self.reset()[0], reward, True, False, {}
+
+
+gym.register("Padded-v0", entry_point=Padded)
+PADDED = f"{__name__}:Padded-v0"
+
+
+def said(folder, script=ppo_graph, **flags):
+    """The lines of a run before its table, of stdout and stderr."""
+    folder.mkdir()
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            args = small_args(script, run_dir=str(folder), total_timesteps=0, **flags)
+            services.run(script, args)
+    lines = (err.getvalue() + out.getvalue()).replace("\r", "\n").split("\n")
+    return [line for line in lines if line.strip() and "it/s" not in line]
+
+
+ENVS = {
+    "vector": (dict(env_id="CartPole-v1"), ["obs [4] float32"], ["a fixed list of 2 options"]),
+    "node": (
+        dict(env_id="envs:PoissonGraph-v0"),
+        ["graph.nodes [nodes, 8] float32", "graph.edge_links [edges, 2] int32"],
+        ["choice of a row of graph.nodes, masked by action_mask [nodes] int8"],
+    ),
+    "job shop": (
+        dict(env_id="envs:JobShop-v0"),
+        ["graph.edges [edges] Discrete(4)"],
+        ["choice of a row of graph.nodes, masked by action_mask [nodes] int8"],
+    ),
+    "edge": (
+        dict(env_id="envs:BestEdge-v0"),
+        [],
+        ["edge: choice of a row of graph.edge_links, masked by action_mask.edge [edges] int8"],
+    ),
+    "composite": (
+        dict(env_id="envs:NodeAmount-v0"),
+        [],
+        [
+            "amount: a fixed list of 6 options, masked by action_mask.amount [6] int8",
+            "node: choice of a row of graph.nodes, masked by action_mask.node [nodes] int8",
+        ],
+    ),
+    "agents": (
+        dict(env_id="envs:Colouring-v0"),
+        [],
+        ["for each row of graph.nodes a fixed list of 2 options, masked by action_mask [nodes, 2]"],
+    ),
+    "image": (
+        dict(env_id=RANDOM, env_kwargs={"observation": "image_hwc", "action": "mixed"}),
+        ["obs [12, 10, 3] uint8 (image)"],
+        ["move: a fixed list of 3 options; rest.0: 2 numbers; rest.1: 2 fixed lists, of 2 opt"],
+    ),
+    "categories": (
+        dict(env_id=RANDOM, env_kwargs={"observation": "discrete", "action": "box"}),
+        ["obs Discrete(5, start=-2)"],
+        ["action: 2 numbers"],
+    ),
+    "set": (
+        dict(env_id=RANDOM, env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
+        ["obs.a [rows, 2] float32", "obs.b [rows] Discrete(70)"],
+        ["choice of a row of avail_actions"],
+    ),
+    "ids": (
+        dict(env_id="envs:GraphExplore-v0"),
+        ["no input: node_ids [rows] int64"],
+        ["choice of a row of graph.nodes"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_spaces_are_told(name, tmp_path):
+    """Inputs, action, parameters, device and folder, in at most eight lines, each said once."""
+    flags, inputs, actions = ENVS[name]
+    lines = said(tmp_path / "a", **flags)
+    text = "\n".join(lines)
+    assert len(lines) <= 8 and len(set(lines)) == len(lines)
+    for expected in (*inputs, *actions, f"writes to {run_folder(tmp_path / 'a')}"):
+        assert expected in text, text
+    for start in ("inputs: ", "action: ", "network: "):
+        assert sum(line.startswith(start) for line in lines) == 1
+    assert " parameters on cpu" in text and "warning" not in text
+
+
+def test_number_of_parameters(tmp_path):
+    """It is that of the agent, weights and biases."""
+    (line,) = [line for line in said(tmp_path / "a", env_id="CartPole-v1") if "network" in line]
+    actor, critic = 4 * 16 + 16, 4 * 16 + 16
+    assert line == f"network: {actor + 16 * 2 + 2 + critic + 16 + 1} parameters on cpu"
+
+
+def test_long_lists_are_cut(tmp_path):
+    """A MultiDiscrete of many entries is one line."""
+    flags = dict(env_id=RANDOM, env_kwargs={"observation": "vector", "action": "many"})
+    helpers.ACTIONS["many"] = spaces.MultiDiscrete(range(2, 52))
+    try:
+        (line,) = [line for line in said(tmp_path / "a", **flags) if line.startswith("action")]
+    finally:
+        del helpers.ACTIONS["many"]
+    assert (
+        line
+        == f"action: 50 fixed lists, of {', '.join(map(str, range(2, 14)))}, and 38 more options"
+    )
+
+
+# ---- What is probably not meant ----
+POOLED = {
+    "graph": (dict(observation="graph"), "--action-head nodes chooses a node; obs.nodes are only"),
+    "set": (dict(observation="set"), "--action-head nodes chooses a row; obs are only"),
+    "several": (dict(observation="mixed"), "--action-head map.nodes chooses a node; map.nodes"),
+}
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_rows_beside_a_fixed_list(name, tmp_path):
+    """The warning names the flag, which is as it says; `flat` silences it."""
+    kwargs, warning = POOLED[name]
+    flags = dict(env_id=RANDOM, env_kwargs=kwargs)
+    lines = said(tmp_path / "a", **flags)
+    (line,) = [line for line in lines if line.startswith("warning: ")]
+    assert warning in line and "entries" not in line and len(lines) <= 8
+    head = line.split("--action-head ")[1].split()[0]
+    assert not any("warning" in line for line in said(tmp_path / "b", action_head="flat", **flags))
+    (part,) = make_envs([lambda: helpers.RandomEnv(**kwargs)], action_head=head).parts[0]
+    assert part.group in line
+
+
+def test_words_are_no_rows_to_choose(tmp_path):
+    """Text is a set of words, beside which a list of actions is usual."""
+    space = spaces.Dict(mission=spaces.Text(20), x=helpers.vector(2))
+    gym.register("Words-v0", lambda: helpers.ListEnv(space, [{"mission": "go", "x": np.zeros(2)}]))
+    try:
+        assert not any("warning" in line for line in said(tmp_path / "a", env_id="Words-v0"))
+    finally:
+        del gym.registry["Words-v0"]
+
+
+def test_padded_mask_is_named(tmp_path):
+    """A mask of 6 entries beside a graph of at most 5 nodes."""
+    text = "\n".join(said(tmp_path / "a", env_id=PADDED))
+    assert "action_mask has 6 entries whatever their number is" in text
+    text = "\n".join(said(tmp_path / "b", env_id=PADDED, action_head="nodes"))
+    assert "choice of a row of graph.nodes, masked by action_mask [nodes] int8" in text
+    assert "warning" not in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_padded_mask_of_nodes(workers, tmp_path):
+    """With --action-head nodes what is behind the nodes is cut off, in training, in the evaluation
+    and in a program: no option is chosen that is no node, and the marked one is learned."""
+    flags = dict(num_envs=8, num_steps=16, num_minibatches=2, update_epochs=4, learning_rate=1e-2)
+    folder = tmp_path / "a"
+    args = small_args(
+        run_dir=str(folder),
+        env_id=PADDED,
+        action_head="nodes",
+        num_workers=workers,
+        total_timesteps=2560,
+        save_model=True,
+        eval_episodes=10,
+        **flags,
+    )
+    rows = services.run(ppo_graph, args)
+    assert np.mean([row["return"] for row in rows]) == 1
+    env = Padded()
+    policy = load_policy(str(run_folder(folder) / "model.pt"), env)
+    obs, _ = env.reset(seed=1)
+    assert policy(obs) == env.marked
+
+
+def test_mask_that_allows_what_is_no_node():
+    """It is named: the padding must be zero."""
+    with pytest.raises(
+        UsageError, match="env 0, step 0, leaf 'action_mask': option 5 is allowed, th"
+    ):
+        make_envs([lambda: Padded(beyond=5)], action_head="nodes").reset(0)

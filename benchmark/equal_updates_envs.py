@@ -22,11 +22,16 @@ class RandomSteps(gym.Env):
 class Pixels(RandomSteps):
     """Random pixels; the second of three actions pays."""
 
-    observation_space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
     action_space = spaces.Discrete(3)
 
+    def __init__(self, shape=(12, 12, 1), high: int = 255, dtype: str = "uint8"):
+        self.observation_space = spaces.Box(0, high, tuple(shape), np.dtype(dtype).type)
+
     def observation(self) -> np.ndarray:
-        return self.np_random.integers(0, 256, (12, 12, 1), np.uint8)
+        space = self.observation_space
+        return self.np_random.integers(0, int(space.high.max()) + 1, space.shape).astype(
+            space.dtype
+        )
 
     def paid(self, action: int) -> float:
         return float(action == 1)
@@ -64,10 +69,11 @@ class Mixed(RandomSteps):
         }
     )
 
-    def __init__(self, bits: bool = True):
+    def __init__(self, bits: bool = True, gears=(2, 3)):
+        own = {**self.action_space, "gears": spaces.MultiDiscrete(gears)}
         if not bits:
-            own = {name: space for name, space in self.action_space.items() if name != "lamps"}
-            self.action_space = spaces.Dict(own)
+            del own["lamps"]
+        self.action_space = spaces.Dict(own)
 
     def observation(self) -> dict:
         rng = self.np_random
@@ -94,7 +100,8 @@ class Mixed(RandomSteps):
         }
 
     def paid(self, action: dict) -> float:
-        right = (action["mode"] == 2) + (action["node"] == 0) + int(action.get("lamps", [0])[0])
+        right = int(action["mode"] == 2) + int(action["node"] == 0)  # np.bool + np.bool is an "or"
+        right += int(action.get("lamps", [0])[0])
         return float(right + action["gears"].sum() - np.square(action["force"]).sum())
 
 

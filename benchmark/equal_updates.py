@@ -196,8 +196,8 @@ CASES = {
     "gin_edges": Case(
         "--env-id equal_updates_envs:Mixed-v0 --gnn gin "
         """--env-kwargs '{"bits": false}'""",
-        purpose="Edges are multiplied before they are summed, so `--gnn gin` adds the bias of a "
-        "layer for each edge that has features; it was added once per node.",
+        purpose="`--gnn gin` with edge features is PyG's GINEConv without its ReLU: weights are drawn "
+        "as that draws them, and each edge adds the bias of its layer, which each node added once.",
     ),
     "pixels_float": Case(
         "--env-id equal_updates_envs:Pixels-v0 "

@@ -196,8 +196,8 @@ CASES = {
     "gin_edges": Case(
         "--env-id equal_updates_envs:Mixed-v0 --gnn gin "
         """--env-kwargs '{"bits": false}'""",
-        purpose="`--gnn gin` with edge features is PyG's GINEConv without its ReLU: weights are drawn "
-        "as that draws them, and each edge adds the bias of its layer, which each node added once.",
+        purpose="`--gnn gin` with edge features is PyG's GINEConv without its ReLU: weights are "
+        "drawn as it draws them, and each edge adds the bias of its layer; it was added per node.",
     ),
     "pixels_float": Case(
         "--env-id equal_updates_envs:Pixels-v0 "

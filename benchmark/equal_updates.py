@@ -14,9 +14,10 @@ Differences of losses are relative to max(1, |loss|). Gradients are compared by 
 and by the sorted norms of the parameters, both relative to the global norm, so that parameters may
 change their names and order. Weights are compared by the sorted sums of the parameters.
 
-Sums in another order change last bits, and optimizer and ReLU make some of these larger. How much
-larger a third training shows: the old checkout's with weights that are multiplied by 1 +- 6e-8. Its
-difference of gradients from the old one is the last column.
+Sums in another order change last bits, and optimizer and ReLU make some of these larger. Where
+gradients differ by more than --tolerance a third training shows how much larger: the old checkout's
+with weights that are multiplied by 1 +- 6e-8. The last column is how its gradients differ from
+those of the old one.
 
 Cases that compute something else on purpose say so, and where they do. The exit code is 1 if a run
 of one of the others failed, its weights differ, or a difference is above --tolerance, of gradients
@@ -32,7 +33,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +60,8 @@ SCRIPTS = (
     "ppo_graph_aux",
     "ppo_graph_compile",
 )
+FOUR = SCRIPTS[:4]  # the others share the rooms of observations and actions with ppo_graph.py
+GRAPH = ("ppo_graph",)
 AGENTS = ("ppo_graph_agents",)  # for environments with info["rewards"] alone
 SCRIPT_FLAGS = {"ppo_graph_compile": "--compile-mode none"}
 SMALL = (
@@ -76,11 +81,11 @@ class Case(NamedTuple):
 
 CASES = {
     "cartpole": Case("--env-id CartPole-v1 --no-norm-obs"),
-    "hidden": Case("--env-id CartPole-v1 --wrap hide:1,3 z:uniform:2 --num-workers 2"),
+    "hidden": Case("--env-id CartPole-v1 --wrap hide:1,3 z:uniform:2 --num-workers 2", FOUR),
     "pendulum": Case(
         """--env-id Pendulum-v1 --norm-obs --env-kwargs '{"max_episode_steps": 20}'"""
     ),
-    "taxi": Case("""--env-id Taxi-v4 --env-kwargs '{"max_episode_steps": 20}'"""),
+    "taxi": Case("""--env-id Taxi-v4 --env-kwargs '{"max_episode_steps": 20}'""", FOUR),
     "poisson": Case(
         """--env-id envs:PoissonGraph-v0 --norm-obs --env-kwargs '[{}, {"max_episode_steps": 3}]'"""
     ),
@@ -88,37 +93,37 @@ CASES = {
         "--env-id envs:JobShop-v0 --gamma 1 "
         """--env-kwargs '[{"jobs": 3, "machines": 3}, {"max_episode_steps": 20}]'"""
     ),
-    "flexible": Case("--env-id envs:FlexibleJobShop-v0 --gamma 1 --action-head edges"),
-    "dag": Case("--env-id envs:DagSchedule-v0 --norm-obs"),
+    "flexible": Case("--env-id envs:FlexibleJobShop-v0 --gamma 1 --action-head edges", GRAPH),
+    "dag": Case("--env-id envs:DagSchedule-v0 --norm-obs", GRAPH),
     "best_edge": Case("--env-id envs:BestEdge-v0"),
     "stateless": Case(
         "--env-id envs:StatelessCartPole-v1 --wrap z:skill:4 "
         """--env-kwargs '{"max_episode_steps": 12}'"""
     ),
     "recall": Case("""--env-id envs:Recall-v0 --env-kwargs '{"length": 5}'"""),
-    "last_graphs": Case("--env-id envs:LastGraphs-v0 --norm-obs"),
+    "last_graphs": Case("--env-id envs:LastGraphs-v0 --norm-obs", FOUR),
     "explore": Case(
         """--env-id envs:GraphExplore-v0 --norm-obs --env-kwargs '{"max_episode_steps": 40}'"""
     ),
-    "best_of_set": Case("--env-id envs:BestOfSet-v0"),
+    "best_of_set": Case("--env-id envs:BestOfSet-v0", FOUR),
     "workers": Case("--env-id envs:MatchGoal-v0 --num-workers 2"),
-    "pairs": Case("--env-id envs:PairNodes-v0 --autoregressive"),
-    "skills": Case("--env-id envs:SkillGraph-v0 --target-kl 0.01 --activation relu"),
+    "pairs": Case("--env-id envs:PairNodes-v0 --autoregressive", GRAPH),
+    "skills": Case("--env-id envs:SkillGraph-v0 --target-kl 0.01 --activation relu", GRAPH),
     "pixels": Case("--env-id equal_updates_envs:Pixels-v0"),
     "pixels_chw": Case(
-        """--env-id equal_updates_envs:Pixels-v0 --env-kwargs '{"shape": [3, 16, 12]}'"""
+        """--env-id equal_updates_envs:Pixels-v0 --env-kwargs '{"shape": [3, 16, 12]}'""", FOUR
     ),
     "mixed": Case(
         "--env-id equal_updates_envs:Mixed-v0 --autoregressive --norm-obs "
         """--env-kwargs '{"bits": false}'"""
     ),
     "mixed_at_once": Case(
-        """--env-id equal_updates_envs:Mixed-v0 --env-kwargs '{"bits": false}'"""
+        """--env-id equal_updates_envs:Mixed-v0 --env-kwargs '{"bits": false}'""", FOUR
     ),
-    "node_amount": Case("--env-id envs:NodeAmount-v0 --autoregressive"),
-    "colouring": Case("--env-id envs:Colouring-v0 --gnn gatv2 --readout max"),
-    "transformer": Case("--env-id envs:Colouring-v0 --gnn transformer --readout mean"),
-    "gin": Case("--env-id envs:Colouring-v0 --gnn gin --gnn-aggr max"),
+    "node_amount": Case("--env-id envs:NodeAmount-v0 --autoregressive", FOUR),
+    "colouring": Case("--env-id envs:Colouring-v0 --gnn gatv2 --readout max", FOUR),
+    "transformer": Case("--env-id envs:Colouring-v0 --gnn transformer --readout mean", GRAPH),
+    "gin": Case("--env-id envs:Colouring-v0 --gnn gin --gnn-aggr max", GRAPH),
     "neighbours": Case(
         "--env-id envs:NeighbourMean-v0 --gnn sage --readout sum --state-dependent-std "
         """--env-kwargs '{"max_episode_steps": 5}'"""
@@ -185,28 +190,33 @@ CASES = {
     ),
     "bits": Case(
         "--env-id equal_updates_envs:Mixed-v0 --autoregressive --norm-obs",
+        GRAPH,
         purpose="A MultiBinary action is one part with a category for each bit, where bits were "
         "Bernoulli variables: other weights, other random numbers.",
     ),
     "equal_entries": Case(
         """--env-id equal_updates_envs:Mixed-v0 --env-kwargs '{"bits": false, "gears": [3, 3]}'""",
+        GRAPH,
         purpose="A MultiDiscrete action whose entries have equally many options is one part; each "
         "entry was one with a layer of its own, so weights are drawn in another order.",
     ),
     "gin_edges": Case(
         "--env-id equal_updates_envs:Mixed-v0 --gnn gin "
         """--env-kwargs '{"bits": false}'""",
+        GRAPH,
         purpose="`--gnn gin` with edge features is PyG's GINEConv without its ReLU: weights are "
         "drawn as it draws them, and each edge adds the bias of its layer; it was added per node.",
     ),
     "pixels_float": Case(
         "--env-id equal_updates_envs:Pixels-v0 "
         """--env-kwargs '{"high": 1000, "dtype": "float32"}'""",
+        GRAPH,
         purpose="An image is divided by the largest value of its space, where uint8 was divided by "
         "255 and nothing else was.",
     ),
     "pixels_16": Case(
         """--env-id equal_updates_envs:Pixels-v0 --env-kwargs '{"high": 15}'""",
+        GRAPH,
         purpose="As above: uint8 up to 15 is divided by 15.",
     ),
     "remember_norm": Case(
@@ -394,13 +404,15 @@ def gradient_difference(old: Recording, new: Recording) -> float:
 
 
 def compare(
-    old: Recording, new: Recording, rounded: Recording, tolerance: float
+    old: Recording, new: Recording, rounded: Callable[[], Recording], tolerance: float
 ) -> tuple[str, bool]:
-    """The columns of a row, and whether both are equal. `rounded` is the old one, rounded."""
+    """The columns of a row, and whether both are equal. `rounded` makes the old one, rounded."""
     loss = loss_difference(old, new)
     gradient = gradient_difference(old, new)
     same_weights = old.weights == new.weights
-    rounding = gradient_difference(old, rounded)
+    rounding = 0.0
+    if gradient > tolerance:
+        rounding = gradient_difference(old, rounded())
     num_updates = len(set(old.learning_rates))
     cells = [
         f"{len(old.losses)} of {num_updates}",
@@ -408,7 +420,7 @@ def compare(
         f"{np.abs(old.losses).max():.3g}",
         f"{loss:.1g}",
         f"{gradient:.1g}",
-        f"{rounding:.1g}",
+        f"{rounding:.1g}" if rounding else "",
     ]
     is_equal = same_weights and loss <= tolerance and gradient <= max(tolerance, 10 * rounding)
     return " | ".join(cells), is_equal
@@ -425,15 +437,20 @@ def last_words(text: str) -> str:
 
 def compare_script(args: Args, script: str, case: Case) -> tuple[str, bool]:
     """The columns of a row, or what failed, and whether both checkouts are equal."""
-    recordings = []
-    for name, checkout in (("old", args.old), ("new", args.new), ("rounded", args.old)):
+
+    def make(name: str, checkout: str, is_rounded: bool = False) -> Recording:
         try:
-            recording = record(checkout, script, case, args.minibatches, name == "rounded")
+            return record(checkout, script, case, args.minibatches, is_rounded)
         except RuntimeError as error:
             print(error, file=sys.stderr, flush=True)
-            return f"failed: {name}: {last_words(str(error))} | | | | |", False
-        recordings.append(recording)
-    return compare(*recordings, args.tolerance)
+            raise RuntimeError(f"failed: {name}: {last_words(str(error))}") from None
+
+    try:
+        old = make("old", args.old)
+        new = make("new", args.new)
+        return compare(old, new, partial(make, "rounded", args.old, True), args.tolerance)
+    except RuntimeError as error:
+        return f"{error} | | | | |", False
 
 
 def commit_of(checkout: str) -> str:

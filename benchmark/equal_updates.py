@@ -137,6 +137,12 @@ CASES = {
         """--env-kwargs '{"max_episode_steps": 40}'""",
         ("ppo_lstm_sparse",),
     ),
+    "remember_norm": Case(
+        "--env-id envs:GraphExplore-v0 --remember-edges --norm-obs", ("ppo_lstm_sparse",)
+    ),
+    "remember_roads": Case(
+        "--env-id equal_updates_envs:Roads-v0 --remember-edges --no-norm-obs", ("ppo_lstm_sparse",)
+    ),
     "one_state": Case(
         "--env-id envs:GraphExplore-v0 --no-state-per-node --prev-reward "
         """--env-kwargs '{"max_episode_steps": 9}'""",
@@ -219,8 +225,8 @@ CASES = {
         GRAPH,
         purpose="As above: uint8 up to 15 is divided by 15.",
     ),
-    "remember_norm": Case(
-        "--env-id envs:GraphExplore-v0 --remember-edges --norm-obs",
+    "remember_features": Case(
+        "--env-id equal_updates_envs:Roads-v0 --remember-edges --norm-obs",
         ("ppo_lstm_sparse",),
         purpose="A remembered edge keeps its features as --norm-obs made them when it was seen; "
         "they were normalised anew in each minibatch.",

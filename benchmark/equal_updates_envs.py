@@ -105,6 +105,36 @@ class Mixed(RandomSteps):
         return float(right + action["gears"].sum() - np.square(action["force"]).sum())
 
 
+class Roads(RandomSteps):
+    """Some of 9 places and the roads between them, which have features; the third of three actions
+    pays."""
+
+    num_places = 9
+    action_space = spaces.Discrete(3)
+    observation_space = spaces.Dict(
+        {
+            "graph": spaces.Graph(
+                spaces.Box(-1, 1, (2,), np.float32), spaces.Box(0, 1, (2,), np.float32)
+            ),
+            "node_ids": spaces.Sequence(spaces.Discrete(num_places), stack=True),
+        }
+    )
+
+    def observation(self) -> dict:
+        rng = self.np_random
+        num_nodes = int(rng.integers(1, 6))
+        num_edges = int(rng.integers(0, 8))
+        graph = spaces.GraphInstance(
+            rng.uniform(-1, 1, (num_nodes, 2)).astype(np.float32),
+            rng.uniform(0, 1, (num_edges, 2)).astype(np.float32),
+            rng.integers(num_nodes, size=(num_edges, 2)),
+        )
+        return {"graph": graph, "node_ids": rng.choice(self.num_places, num_nodes, replace=False)}
+
+    def paid(self, action: int) -> float:
+        return float(action == 2)
+
+
 def random_policy(env: gym.Env, observation: dict, rng: np.random.Generator) -> int:
     """A demonstrator: an allowed row, with equal probabilities."""
     return int(rng.choice(np.flatnonzero(observation["action_mask"])))
@@ -112,3 +142,4 @@ def random_policy(env: gym.Env, observation: dict, rng: np.random.Generator) -> 
 
 gym.register("Pixels-v0", entry_point=Pixels, max_episode_steps=7)
 gym.register("Mixed-v0", entry_point=Mixed, max_episode_steps=7)
+gym.register("Roads-v0", entry_point=Roads, max_episode_steps=7)

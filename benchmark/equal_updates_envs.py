@@ -22,11 +22,16 @@ class RandomSteps(gym.Env):
 class Pixels(RandomSteps):
     """Random pixels; the second of three actions pays."""
 
-    observation_space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
     action_space = spaces.Discrete(3)
 
+    def __init__(self, shape=(12, 12, 1), high: int = 255, dtype: str = "uint8"):
+        self.observation_space = spaces.Box(0, high, tuple(shape), np.dtype(dtype).type)
+
     def observation(self) -> np.ndarray:
-        return self.np_random.integers(0, 256, (12, 12, 1), np.uint8)
+        space = self.observation_space
+        return self.np_random.integers(0, int(space.high.max()) + 1, space.shape).astype(
+            space.dtype
+        )
 
     def paid(self, action: int) -> float:
         return float(action == 1)
@@ -64,10 +69,11 @@ class Mixed(RandomSteps):
         }
     )
 
-    def __init__(self, bits: bool = True):
+    def __init__(self, bits: bool = True, gears=(2, 3)):
+        own = {**self.action_space, "gears": spaces.MultiDiscrete(gears)}
         if not bits:
-            own = {name: space for name, space in self.action_space.items() if name != "lamps"}
-            self.action_space = spaces.Dict(own)
+            del own["lamps"]
+        self.action_space = spaces.Dict(own)
 
     def observation(self) -> dict:
         rng = self.np_random
@@ -94,8 +100,39 @@ class Mixed(RandomSteps):
         }
 
     def paid(self, action: dict) -> float:
-        right = (action["mode"] == 2) + (action["node"] == 0) + int(action.get("lamps", [0])[0])
+        right = int(action["mode"] == 2) + int(action["node"] == 0)  # np.bool + np.bool is an "or"
+        right += int(action.get("lamps", [0])[0])
         return float(right + action["gears"].sum() - np.square(action["force"]).sum())
+
+
+class Roads(RandomSteps):
+    """Some of 9 places and the roads between them, which have features; the third of three actions
+    pays."""
+
+    num_places = 9
+    action_space = spaces.Discrete(3)
+    observation_space = spaces.Dict(
+        {
+            "graph": spaces.Graph(
+                spaces.Box(-1, 1, (2,), np.float32), spaces.Box(0, 1, (2,), np.float32)
+            ),
+            "node_ids": spaces.Sequence(spaces.Discrete(num_places), stack=True),
+        }
+    )
+
+    def observation(self) -> dict:
+        rng = self.np_random
+        num_nodes = int(rng.integers(1, 6))
+        num_edges = int(rng.integers(0, 8))
+        graph = spaces.GraphInstance(
+            rng.uniform(-1, 1, (num_nodes, 2)).astype(np.float32),
+            rng.uniform(0, 1, (num_edges, 2)).astype(np.float32),
+            rng.integers(num_nodes, size=(num_edges, 2)),
+        )
+        return {"graph": graph, "node_ids": rng.choice(self.num_places, num_nodes, replace=False)}
+
+    def paid(self, action: int) -> float:
+        return float(action == 2)
 
 
 def random_policy(env: gym.Env, observation: dict, rng: np.random.Generator) -> int:
@@ -105,3 +142,4 @@ def random_policy(env: gym.Env, observation: dict, rng: np.random.Generator) -> 
 
 gym.register("Pixels-v0", entry_point=Pixels, max_episode_steps=7)
 gym.register("Mixed-v0", entry_point=Mixed, max_episode_steps=7)
+gym.register("Roads-v0", entry_point=Roads, max_episode_steps=7)

@@ -563,8 +563,8 @@ observation(
     "rows that are dicts, stacked", spaces.Sequence(spaces.Dict(a=PAIR, b=THREE), stack=True)
 )
 observation("rows without a leaf", spaces.Sequence(spaces.Tuple(())), (), "one must be an input")
-observation("a set of sets", spaces.Sequence(ROWS), None, "not inside a Sequence")
-observation("a set of graphs", spaces.Sequence(GRAPH), None, "not inside a Sequence")
+observation("a set of sets", spaces.Sequence(ROWS), None, "not supported inside a Sequence")
+observation("a set of graphs", spaces.Sequence(GRAPH), None, "not supported inside a Sequence")
 observation(
     "a pixel of 256 in a set", spaces.Sequence(BYTES, stack=True), [[0, 256]], "value 256 in row 0"
 )

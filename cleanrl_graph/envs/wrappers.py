@@ -424,6 +424,11 @@ def flat_indices(space: spaces.Discrete, legal: Any) -> np.ndarray:
     wrong = [action for action in legal if not space.start <= action < space.start + space.n]
     if wrong:
         raise gym.error.Error(f"{wrong[0]} is listed as a legal action of {space}")
+    if len(set(legal)) < len(legal):
+        raise gym.error.Error(
+            f"{legal} lists legal actions of {space}, and one of them twice: a mask of 0 and 1 is "
+            "named action_mask"
+        )
     mask = np.zeros(space.n, np.int8)
     mask[np.array(legal, np.int64) - space.start] = 1
     return mask

@@ -371,12 +371,20 @@ def test_masks_that_are_not_used(kwargs, reason, capfd):
     assert err.count("\n") == 1 and re.match("not used as a mask of actions: .*" + reason, err)
 
 
-def test_a_listed_action_that_does_not_exist():
+@pytest.mark.parametrize(
+    "legal, problem",
+    [
+        ([2, 6], "6 is listed as a legal action of Disc"),
+        # The first one was a list by chance, such as [0, 1] of two actions
+        ([1, 1, 0, 0, 1, 1], "one of them twice: a mask of 0 and 1 is named action_mask"),
+    ],
+)
+def test_a_list_of_actions_that_is_none(legal, problem):
     """It is named, with env and step."""
     envs = services_envs(dict(place="info", name="legal_actions", form="indices"))
     envs.reset(0)
-    envs.envs[1].unwrapped.observe = lambda: (np.zeros(1, np.float32), {"legal_actions": [2, 6]})
-    with pytest.raises(UsageErrors, match="env 1, step 1, .*6 is listed as a legal action of Disc"):
+    envs.envs[1].unwrapped.observe = lambda: (np.zeros(1, np.float32), {"legal_actions": legal})
+    with pytest.raises(UsageErrors, match=f"env 1, step 1, .*{problem}"):
         envs.step([0, 0, 0])
 
 

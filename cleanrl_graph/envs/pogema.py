@@ -155,10 +155,7 @@ class GridMap:
 
     def __init__(self, text):
         self.text = text
-        rows = [list(row) for row in text.split()]
-        if not rows or len({len(row) for row in rows}) > 1:
-            raise ValueError("map: rows of '#' and '.' with the same length are needed")
-        letters = np.array(rows)
+        letters = letters_of(text)
         self.height, width = letters.shape
         self.width = width + 2 * RADIUS
         wall = np.zeros((self.height + 2 * RADIUS, self.width), np.float32)
@@ -210,6 +207,14 @@ class GridMap:
 
     def __reduce__(self):
         return grid_map, (self.text,)
+
+
+def letters_of(text):
+    """str [height, width]"""
+    rows = [list(row) for row in text.split()]
+    if not rows or len({len(row) for row in rows}) > 1:
+        raise ValueError("map: rows of '#' and '.' with the same length are needed")
+    return np.array(rows)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,41 @@
+#!/bin/bash
+# POGEMA, many robots on grid maps, each robot an agent: trained on random maps and mazes with 8 to 64 robots, tested on the
+# 128 tasks of each setting of the benchmark, lifelong and one-shot, also in a warehouse with 192 robots, which is never
+# trained on; beside rules and beside the benchmark's raw data, which benchmark/pogema/raw_data.py reads. Ablations on the
+# first seed: no links between robots, no cost-to-go, one reward for all robots. A run is two processes on two cores, of at
+# most 90 minutes. What is finished is never run again, and a run that was stopped goes on from its last checkpoint.
+#
+#     bash benchmark/pogema.sh [FLAGS OF run.py]
+#     PARTS="ablations scores" SEEDS=1 DATA=../pogema-benchmark bash benchmark/pogema.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python}
+TABLE=pogema
+PARTS=${PARTS:-agents ablations scores}
+DATA=${DATA:-}  # a clone of Cognitive-AI-Systems/pogema-benchmark, if its raw data are to be read again
+export OMP_NUM_THREADS=1
+
+two="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph"
+flags="--env-id envs:Pogema-v0 --num-envs 8 --num-steps 64 --num-minibatches 8 --gamma 0.95 --gnn-layers 2 --norm-vloss 1
+    --no-clip-vloss --learning-rate 7e-4 --total-timesteps STEPS --eval-episodes 0 --save-model --resume auto"
+tasks='"map": ["random", "mazes"], "num_robots": [8, 64]'
+train() {  # SEEDS NAME=COMMAND...
+    local seeds=$1
+    shift
+    "$PYTHON" benchmark/run.py --table $TABLE --workers 1 --seeds $seeds "${RUN_FLAGS[@]}" --commands "$@"
+}
+RUN_FLAGS=("$@")
+seeds=(${SEEDS:-1 2 3})
+for part in $PARTS; do
+    case $part in
+        agents) train "${seeds[*]}" "agents=$two/ppo_graph_agents.py $flags --env-kwargs '{$tasks}'" ;;
+        ablations)
+            train "${seeds[0]}" \
+                "no_links=$two/ppo_graph_agents.py $flags --env-kwargs '{$tasks, \"link_radius\": 0}'" \
+                "no_cost=$two/ppo_graph_agents.py $flags --env-kwargs '{$tasks, \"cost_to_go\": false}'" \
+                "joint=$two/ppo_graph.py $flags --env-kwargs '{$tasks}'" ;;
+        scores)
+            [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
+            "$PYTHON" benchmark/pogema/scores.py ;;
+    esac
+done

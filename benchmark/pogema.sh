@@ -17,7 +17,7 @@ export OMP_NUM_THREADS=1
 
 two="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph"
 flags="--env-id envs:Pogema-v0 --num-envs 8 --num-steps 64 --num-minibatches 8 --gamma 0.95 --gnn-layers 2 --norm-vloss 1
-    --no-clip-vloss --learning-rate 7e-4 --total-timesteps STEPS --eval-episodes 0 --save-model --resume auto"
+    --no-clip-vloss --learning-rate 7e-4 --total-timesteps 2000000 --eval-episodes 0 --save-model --resume auto"
 tasks='"map": ["random", "mazes"], "num_robots": [8, 64]'
 train() {  # SEEDS NAME=COMMAND...
     local seeds=$1
@@ -36,6 +36,13 @@ for part in $PARTS; do
                 "joint=$two/ppo_graph.py $flags --env-kwargs '{$tasks}'" ;;
         scores)
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
-            "$PYTHON" benchmark/pogema/scores.py ;;
+            "$PYTHON" benchmark/pogema/scores.py
+            systems=()  # those that have run
+            for system in "each robot an agent=agents" "without links=no_links" "without cost-to-go=no_cost" \
+                "one reward for all robots=joint"; do
+                ! compgen -G "benchmark/results/$TABLE/runs/${system#*=}_Pogema*.csv" > /dev/null || systems+=("${system}_*")
+            done
+            [ ${#systems[@]} = 0 ] || "$PYTHON" benchmark/report.py --table $TABLE --systems "${systems[@]}" \
+                --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs: scores.md." ;;
     esac
 done

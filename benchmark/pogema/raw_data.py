@@ -146,10 +146,16 @@ def protocol(args: Args) -> str:
         theirs = [m["SoC"] for m in metrics_of(args, suite, "LaCAM")]
         bounds = [distances(task) for task in PogemaEnv.eval_suites[suite]]
         lines.append(line(f"{name} {num}, sum of costs", "LaCAM", theirs, bounds, 1))
-    theirs = [m["avg_throughput"] for m in metrics_of(args, "warehouse_32", "RHCR")]
-    tasks = [task | {"map": older + "\n"} for task in PogemaEnv.eval_suites["warehouse_32"]]
-    other = np.corrcoef(theirs, [unhindered(task) for task in tasks])[0, 1]
+    other = older_correlation(args)
     return TEXT.format(maps=", ".join(maps), table="\n".join(lines), other=other)
+
+
+def older_correlation(args: Args) -> float:
+    """Of the throughputs of RHCR and those unhindered on the map beside the raw data."""
+    theirs = [m["avg_throughput"] for m in metrics_of(args, "warehouse_32", "RHCR")]
+    text = maps_of(args, "warehouse")[0] + "\n"
+    tasks = [task | {"map": text} for task in PogemaEnv.eval_suites["warehouse_32"]]
+    return np.corrcoef(theirs, [unhindered(task) for task in tasks])[0, 1]
 
 
 def line(name: str, planner: str, theirs: list, bounds: list, sign: int) -> str:

@@ -18,7 +18,10 @@ export OMP_NUM_THREADS=1
 two="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph"
 flags="--env-id envs:Pogema-v0 --num-envs 8 --num-steps 64 --num-minibatches 8 --gamma 0.95 --gnn-layers 2 --norm-vloss 1
     --no-clip-vloss --learning-rate 7e-4 --total-timesteps 2000000 --eval-episodes 0 --save-model --resume auto"
-tasks='"map": ["random", "mazes"], "num_robots": [8, 64]'
+tasks() {  # JSON: three of four environments are lifelong, one is one-shot; JSON is what all have besides
+    local each='"map": ["random", "mazes"], "num_robots": [8, 64]'"${1:+, $1}"
+    echo "--env-kwargs '[{$each}, {$each}, {$each}, {$each, \"task\": \"one-shot\"}]'"
+}
 train() {  # SEEDS NAME=COMMAND...
     local seeds=$1
     shift
@@ -28,12 +31,12 @@ RUN_FLAGS=("$@")
 seeds=(${SEEDS:-1 2 3})
 for part in $PARTS; do
     case $part in
-        agents) train "${seeds[*]}" "agents=$two/ppo_graph_agents.py $flags --env-kwargs '{$tasks}'" ;;
+        agents) train "${seeds[*]}" "agents=$two/ppo_graph_agents.py $flags $(tasks)" ;;
         ablations)
             train "${seeds[0]}" \
-                "no_links=$two/ppo_graph_agents.py $flags --env-kwargs '{$tasks, \"link_radius\": 0}'" \
-                "no_cost=$two/ppo_graph_agents.py $flags --env-kwargs '{$tasks, \"cost_to_go\": false}'" \
-                "joint=$two/ppo_graph.py $flags --env-kwargs '{$tasks}'" ;;
+                "no_links=$two/ppo_graph_agents.py $flags $(tasks '"link_radius": 0')" \
+                "no_cost=$two/ppo_graph_agents.py $flags $(tasks '"cost_to_go": false')" \
+                "joint=$two/ppo_graph.py $flags $(tasks)" ;;
         scores)
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
             "$PYTHON" benchmark/pogema/scores.py

@@ -34,7 +34,8 @@ class Args:
 
 def pictures_of(args: Args, decide) -> list[tuple[np.ndarray, int]]:
     """(picture, goals reached) of each step."""
-    env = PogemaEnv(**scores.PogemaEnv.eval_suites[args.suite][args.task], render_mode="rgb_array")
+    task = PogemaEnv.eval_suites[args.suite][args.task] | scores.options_of(args.model)
+    env = PogemaEnv(**task, render_mode="rgb_array")
     observed, _ = env.reset(seed=0)
     found = [(env.render(), 0)]
     while len(found) < args.steps:

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 from cleanrl_graph import load_policy  # noqa: E402
 from cleanrl_graph.envs.pogema import RULES, PogemaEnv, play  # noqa: E402
+from cleanrl_graph.services.policy import read_model  # noqa: E402
 
 RESULTS = ROOT / "benchmark" / "results" / "pogema"
 LIFELONG = ("random_32", "random_64", "mazes_32", "mazes_64", "warehouse_192")
@@ -79,12 +80,20 @@ def systems_of(args: Args) -> list[tuple[str, str, str, str]]:
     return systems
 
 
+def options_of(path: str) -> dict:
+    """What robots see, as in the training of a model."""
+    kwargs = read_model(path)["args"]["env_kwargs"]
+    first = kwargs[0] if isinstance(kwargs, list) else kwargs
+    return {name: first[name] for name in ("link_radius", "cost_to_go") if name in first}
+
+
 def play_model(path: str, tasks: list[dict], is_greedy: bool) -> list[dict]:
     """info["eval"] of each task."""
     torch.manual_seed(0)
+    options = options_of(path)
     found = []
     for first in range(0, len(tasks), BATCH):
-        envs = [PogemaEnv(**task) for task in tasks[first : first + BATCH]]
+        envs = [PogemaEnv(**task, **options) for task in tasks[first : first + BATCH]]
         policy = load_policy(path, envs[0], num_envs=len(envs), greedy=is_greedy)
         observed = [env.reset(seed=0)[0] for env in envs]
         ends = [None] * len(envs)

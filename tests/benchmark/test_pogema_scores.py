@@ -29,10 +29,10 @@ def short_suites(monkeypatch):
     monkeypatch.setattr(PogemaEnv, "eval_suites", SUITES)
 
 
-def saved(path):
+def saved(path, **flags):
     """A model.pt with random weights."""
     script = importlib.import_module("cleanrl_graph.ppo_graph_agents")
-    args = small_args(script, env_id="cleanrl_graph.envs:Pogema-v0", gnn_layers=1)
+    args = small_args(script, env_id="cleanrl_graph.envs:Pogema-v0", gnn_layers=1, **flags)
     env = script.make_env(args)
     agent = script.Agent(script.Envs([lambda: env]).leaves, env.action_space, args)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +79,25 @@ def test_scores_are_played_once(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "score", fail)
     scores.main(args)
     assert scores.read(results / "scores.csv") == rows
+
+
+def test_ablations_are_played_as_trained(tmp_path, monkeypatch):
+    """Links and costs that a training did not have are missing in its tests."""
+    blind = {"link_radius": 0, "cost_to_go": False}
+    path = saved(tmp_path / "model.pt", env_kwargs=blind)
+    made = []
+
+    class Noted(PogemaEnv):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            made.append((self.link_radius, self.cost_to_go))
+
+    monkeypatch.setattr(scores, "PogemaEnv", Noted)
+    scores.play_model(path, SHORT, True)
+    assert made == [(0, False)] * 2
+    file = torch.load(path)
+    torch.save(file | {"args": file["args"] | {"env_kwargs": [{"num_robots": 8}, blind]}}, path)
+    assert scores.options_of(path) == {}
 
 
 def test_raw_data(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ export OMP_NUM_THREADS=1
 
 two="-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph"
 flags="--env-id envs:Pogema-v0 --num-envs 8 --num-steps 64 --num-minibatches 8 --gamma 0.95 --gnn-layers 2 --norm-vloss 1
-    --no-clip-vloss --learning-rate 7e-4 --total-timesteps 2000000 --eval-episodes 0 --save-model --resume auto"
+    --no-clip-vloss --learning-rate 7e-4 --total-timesteps 1600000 --eval-episodes 0 --save-model --resume auto"
 tasks() {  # JSON: three of four environments are lifelong, one is one-shot; JSON is what all have besides
     local each='"map": ["random", "mazes"], "num_robots": [8, 64]'"${1:+, $1}"
     echo "--env-kwargs '[{$each}, {$each}, {$each}, {$each, \"task\": \"one-shot\"}]'"

@@ -366,11 +366,19 @@ class PogemaEnv(gym.Env):
         task: "lifelong" or "one-shot".
         episode_length: steps; None for the benchmark's: lifelong 256, in mazes 128; one-shot 128.
         progress: reward of a step towards the goal.
-        link_radius: rows and columns; 0 for no links.
+        link_radius: rows and columns; 0 for no links. By default those in view are linked.
         cost_to_go: False: the steps to the goal and which moves are nearer to it are zeros.
         map_seed, task_seed: None, or a number.
         render_mode: None or "rgb_array".
     Raises ValueError for values that make no sense, and for a seed whose map has too little room.
+
+    Throughput of the rules below on the 128 tasks of a suite (benchmark/results/pogema):
+
+    | rule | random_32 | random_64 | mazes_32 | mazes_64 |
+    | --- | --- | --- | --- | --- |
+    | random | 0.09 | 0.16 | 0.02 | 0.04 |
+    | shortest | 0.31 | 0.39 | 0.14 | 0.10 |
+    | dodge | 0.86 | 0.80 | 0.45 | 0.41 |
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
@@ -383,7 +391,7 @@ class PogemaEnv(gym.Env):
         task="lifelong",
         episode_length=None,
         progress=0.1,
-        link_radius=2,
+        link_radius=RADIUS,
         cost_to_go=True,
         map_seed=None,
         task_seed=None,

@@ -22,10 +22,11 @@ today does not have any more, and the exit code is 1 if there are any.
 
 The scripts write to --run-dir/TABLE/RUN, a folder per run; several event files in it (a run that
 was resumed) are merged, the newer one wins. Ctrl-C and --max-minutes stop the running ones and keep
-all that is finished; the same command goes on from there. A killed runner (SIGKILL) takes its runs
-with it on Linux. Exit code: 0 all is finished, 1 a run failed, 3 time was up with runs left, 130
-interrupted. Each run has one thread and, where the system can, cores of its own, as many as there
-are for each worker: with --workers 1 a command may be
+all that is finished; the same command goes on from there: runs that were stopped begin again, those
+with `--resume auto` at their last checkpoint. A killed runner (SIGKILL) takes its runs with it on
+Linux. Exit code: 0 all is finished, 1 a run failed, 3 time was up with runs left, 130 interrupted.
+Each run has one thread and, where the system can, cores of its own, as many as there are for each
+worker: with --workers 1 a command may be
 `-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py`, two ranks on
 two cores.
 """
@@ -313,7 +314,8 @@ def main(args: Args) -> int:
     jobs = []
     for run in queue:
         folder = Path(args.run_dir) / args.table / run.key
-        shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
+        if "--resume" not in run.command:
+            shutil.rmtree(folder, ignore_errors=True)  # what a stopped run has left
         jobs.append(Job(run.key, [args.python, *run.command, "--run-dir", str(folder)], folder))
 
     def ended(job: Job, exit_code: int, began: float) -> None:

@@ -251,6 +251,18 @@ def test_two_runners_of_a_table(tmp_path):
     held.close()
 
 
+@pytest.mark.parametrize("flags", ["", " --resume auto"])
+def test_what_a_stopped_run_has_left(tmp_path, flags):
+    """It is deleted, but for a run that goes on from its last checkpoint."""
+    args = arguments(tmp_path, [f"a=-c pass{flags}"], seeds=(1,))
+    (each,) = run.all_runs(args)
+    left = tmp_path / "runs" / "t" / each.key / "checkpoint"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert run.start(each, [], args).wait() == 0
+    assert left.exists() == bool(flags)
+
+
 def test_max_minutes_leaves_runs_in_the_queue(tmp_path, capsys):
     args = arguments(tmp_path, [f"fake={fake(tmp_path, 'time.sleep(600)')}"], max_minutes=0.01)
     assert run.main(args) == sweep.LEFT
@@ -1223,6 +1235,7 @@ def parses(command):
         "flexible_job_shop",
         "job_shop",
         "minigrid_memory",
+        "pogema",
         "popgym",
         "ppo_framestack",
         "ppo_graph",
@@ -1272,7 +1285,8 @@ if "quick=" in str(sys.argv):
     names = {Path(call[0]).name for call in calls}
     assert not [call for call in calls if call[0] != "-c" and not (ROOT / call[0]).exists()]
     if script not in ("async", "speed"):
-        assert "run.py" in names and names & {"report.py", "third_party.py", "dag_schedule.py"}
+        tables = {"report.py", "third_party.py", "dag_schedule.py", "scores.py"}
+        assert "run.py" in names and names & tables
     for call in calls:
         if call[0].startswith("cleanrl_graph/"):
             parses(call)

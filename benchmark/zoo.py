@@ -1,0 +1,428 @@
+"""One update on many environments of public packages: benchmark/zoo.sh installs the packages and
+runs this.
+
+    python benchmark/zoo.py --environments .venv-zoo --workers 2
+    python benchmark/zoo.py --environments .venv-zoo --packages minigrid highway-env
+
+zoo/packages.csv has a line per package: the folder in --environments that it is installed in, the
+module that registers its ids ("" where gymnasium finds them), which ids, at most how many, keyword
+arguments, and flags that are tried if the printed sentence names their first word.
+
+Each id trains with ppo_graph.py, every tenth one with each memory script, in a process that does
+what the command line does. Then load_policy loads the model and plays. If a sentence refuses the
+id, the flags that it names are tried, one after the other. If nothing trains, a process without
+cleanrl_graph plays random actions: where that fails, too, the package does not work here.
+
+It appends to runs.csv in --results and skips what is there; table.md is made from it.
+"""
+
+import csv
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ("ppo_graph", "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl")
+SMALL = (
+    "--num-envs 2 --num-steps 16 --total-timesteps 32 --eval-episodes 0 --save-model "
+    "--hidden-dims 32"
+)
+COLUMNS = (
+    "package",
+    "version",
+    "id",
+    "script",
+    "flags",
+    "outcome",
+    "message",
+    "collection_mismatch",
+    "seconds",
+)
+TRAINS, WITH_FLAG, REFUSED = "trains", "trains with a flag", "refused"
+BROKEN = "package fails"
+OURS = ("traceback", "killed", "timeout", "does not play")  # what should never be
+NUM_PLAYED = 20  # steps by load_policy, and of random actions
+LIMIT = 1e-5  # of debug/collection_mismatch
+
+
+@dataclass
+class Args:
+    environments: str = ".venv-zoo"
+    """folder of the virtual environments; one that is missing is this Python's own"""
+    packages: tuple[str, ...] = ()
+    """only these"""
+    list: str = str(ROOT / "benchmark" / "zoo" / "packages.csv")
+    """the packages"""
+    results: str = str(ROOT / "benchmark" / "results" / "zoo")
+    """folder of runs.csv and table.md"""
+    workers: int = os.cpu_count() or 1
+    """processes at a time"""
+    timeout: float = 180.0
+    """seconds for a process"""
+    most: int = 10_000
+    """ids of a package"""
+
+
+class Package(NamedTuple):
+    """A line of packages.csv."""
+
+    package: str
+    environment: str
+    module: str
+    pattern: str
+    most: int
+    kwargs: str
+    flags: str
+
+
+class Task(NamedTuple):
+    package: Package
+    env_id: str
+    script: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.env_id} {self.package.kwargs}".strip()
+
+
+# ---- In a process of its own, in the environment of the package ----
+def ids_of(module: str) -> list[str]:
+    """The newest version of each id that the module registers, or of all where it is ""."""
+    import gymnasium as gym
+
+    before = set() if module == "" else set(gym.registry)
+    if module:
+        __import__(module)
+    newest = {}
+    for name, spec in gym.registry.items():
+        key = (spec.namespace, spec.name)
+        if name not in before and (spec.version or 0) >= newest.get(key, (-1, ""))[0]:
+            newest[key] = (spec.version or 0, f"{module}:{name}".removeprefix(":"))
+    return sorted(name for _, name in newest.values())
+
+
+def train_and_play(script: str, run_dir: str, *flags: str) -> dict:
+    """What `python cleanrl_graph/SCRIPT.py FLAGS` does, and what load_policy makes of its model."""
+    import runpy
+
+    path = ROOT / "cleanrl_graph" / f"{script}.py"
+    sys.argv = [str(path), "--run-dir", run_dir, *SMALL.split(), *flags]
+    sys.path[0] = str(path.parent)
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            return {"outcome": REFUSED, "message": str(end.code)}
+    except BaseException as error:
+        return {"outcome": "traceback", "message": f"{type(error).__name__}: {error}"}
+    folder = next(Path(run_dir).glob("*/model.pt")).parent
+    result = {"outcome": TRAINS, "message": "", "collection_mismatch": mismatch(folder)}
+    try:
+        play(folder / "model.pt")
+    except BaseException as error:
+        result |= {"outcome": "does not play", "message": f"{type(error).__name__}: {error}"}
+    return result
+
+
+def mismatch(folder: Path) -> float:
+    """The largest debug/collection_mismatch in a run's log."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = EventAccumulator(str(folder)).Reload()
+    return max(scalar.value for scalar in log.Scalars("debug/collection_mismatch"))
+
+
+def play(model: Path) -> None:
+    """Some steps of the model's environment by load_policy."""
+    from cleanrl_graph import load_policy
+
+    policy = load_policy(str(model))
+    env = policy.make_env()
+    obs, _ = env.reset(seed=3)
+    reward = 0.0
+    for _ in range(NUM_PLAYED):
+        action = policy(obs, reward)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            obs, _ = env.reset()
+            policy.reset()
+            reward = 0.0
+    env.close()
+
+
+def play_at_random(env_id: str, kwargs: str) -> dict:
+    """What gymnasium alone does with the id and random actions."""
+    import gymnasium as gym
+
+    try:
+        env = gym.make(env_id, disable_env_checker=True, **json.loads(kwargs or "{}"))
+        env.action_space.seed(1)
+        env.reset(seed=1)
+        for _ in range(NUM_PLAYED):
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+    except BaseException as error:
+        return {"outcome": BROKEN, "message": f"{type(error).__name__}: {error}"}
+    return {"outcome": "works", "message": ""}
+
+
+# ---- The processes ----
+def python_of(args: Args, environment: str) -> str:
+    own = Path(args.environments, environment, "bin", "python")
+    return str(own.absolute()) if own.exists() else sys.executable
+
+
+def call(args: Args, environment: str, *words: str) -> dict:
+    """What `zoo.py WORDS` prints in the environment's Python, in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "SDL_VIDEODRIVER": "dummy",
+            "SDL_AUDIODRIVER": "dummy",
+            "PYGLET_HEADLESS": "1",
+            "MUJOCO_GL": "egl",
+        }
+        with open(os.path.join(folder, "said"), "w+") as said:
+            process = subprocess.Popen(
+                [python_of(args, environment), __file__, "in", *words],
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                process.wait(args.timeout)
+            except subprocess.TimeoutExpired:
+                return {"outcome": "timeout", "message": f"not done after {args.timeout:g} s"}
+            finally:
+                kill(process)
+            said.seek(0)
+            text = said.read()
+    found = re.findall(r"^zoo (.*)$", text, re.MULTILINE)
+    if found:
+        return json.loads(found[-1])
+    last = text.strip().rpartition("\n")[2]
+    return {"outcome": "killed", "message": f"exit code {process.returncode}: {last}"}
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Ends the process and what it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def first_line(message: str) -> str:
+    """The sentence, without the frames of others' code before it."""
+    lines = [line for line in message.strip().splitlines() if line.strip()]
+    if lines and lines[0].startswith("Traceback"):
+        lines = [line for line in lines[1:] if re.match(r"(env|update) \d|--|leaf", line)] or lines
+    return " ".join(lines[0].split())[:600] if lines else ""
+
+
+def named_flags(message: str, own: str) -> Iterator[str]:
+    """The flags that a sentence names with a value, then the package's own if it names them."""
+    for flag in re.findall(r"--(?:wrap|action-head) [\w.:,-]*\w", message):
+        yield flag
+    if own and own.split()[0] in message:
+        yield own
+
+
+def attempt(args: Args, task: Task) -> dict:
+    """The line of runs.csv."""
+    package = task.package
+    begin = time.monotonic()
+    given = ["--env-id", task.env_id]
+    if package.kwargs:
+        given += ["--env-kwargs", package.kwargs]
+    tried = []
+    result = train(args, task, *given)
+    while result["outcome"] == REFUSED:
+        flags = [
+            flag for flag in named_flags(result["message"], package.flags) if flag not in tried
+        ]
+        if not flags or len(tried) > 4:
+            break
+        tried.append(flags[0])
+        words = shlex.split(" ".join(merged(tried)))
+        result = train(args, task, *given, *words)
+        if result["outcome"] == TRAINS:
+            result["outcome"] = WITH_FLAG
+    if result["outcome"] not in (TRAINS, WITH_FLAG):
+        alone = call(args, package.environment, "random", task.env_id, package.kwargs)
+        if alone["outcome"] != "works":
+            result = alone | {"outcome": BROKEN}
+    return {
+        "package": package.package,
+        "version": result.get("version", ""),
+        "id": task.name,
+        "script": f"{task.script}.py",
+        "flags": " ".join(merged(tried)),
+        "outcome": result["outcome"],
+        "message": first_line(result["message"]),
+        "collection_mismatch": result.get("collection_mismatch", ""),
+        "seconds": round(time.monotonic() - begin, 1),
+    }
+
+
+def merged(flags: list[str]) -> list[str]:
+    """One --wrap with all of them."""
+    wraps = [flag.removeprefix("--wrap ") for flag in flags if flag.startswith("--wrap ")]
+    others = [flag for flag in flags if not flag.startswith("--wrap ")]
+    return others + [" ".join(["--wrap", *wraps])] * bool(wraps)
+
+
+def train(args: Args, task: Task, *flags: str) -> dict:
+    words = (task.package.package, task.script, "runs", *flags)
+    return call(args, task.package.environment, "train", *words)
+
+
+# ---- Tasks, and the table ----
+def packages_of(args: Args) -> list[Package]:
+    with open(args.list, newline="") as file:
+        lines = list(csv.DictReader(file))
+    packages = [Package(**line | {"most": int(line["most"])}) for line in lines]
+    return [each for each in packages if not args.packages or each.package in args.packages]
+
+
+def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
+    """Every id with ppo_graph.py, every tenth one with each other script."""
+    modules = sorted({(each.environment, each.module) for each in packages})
+    with ThreadPoolExecutor(args.workers) as pool:
+        ids = dict(zip(modules, pool.map(lambda key: call(args, key[0], "ids", key[1]), modules)))
+    tasks = []
+    count = 0
+    for package in packages:
+        found = ids[package.environment, package.module].get("ids", [])
+        found = [name for name in found if re.fullmatch(package.pattern, name.split(":")[-1])]
+        most = min(package.most, args.most)
+        if len(found) > most:
+            found = [found[k * len(found) // most] for k in range(most)]
+        if not found:
+            print(f"{package.package}: no id of {package.module} is {package.pattern}")
+        for env_id in found:
+            scripts = [SCRIPTS[0], *(s for k, s in enumerate(SCRIPTS[1:]) if count % 10 == 3 * k)]
+            tasks += [Task(package, env_id, script) for script in scripts]
+            count += 1
+    return tasks
+
+
+def read_runs(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main(args: Args) -> None:
+    path = Path(args.results, "runs.csv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = {(row["id"], row["script"]) for row in read_runs(path)}
+    tasks = tasks_of(args, packages_of(args))
+    missing = [task for task in tasks if (task.name, f"{task.script}.py") not in done]
+    print(f"{len(tasks)} runs, {len(missing)} of them are missing")
+    with open(path, "a", newline="") as file, ThreadPoolExecutor(args.workers) as pool:
+        writer = csv.DictWriter(file, COLUMNS)
+        if not done:
+            writer.writeheader()
+        for row in pool.map(lambda task: attempt(args, task), missing):
+            writer.writerow(row)
+            file.flush()
+            print(row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
+    (path.parent / "table.md").write_text(document(read_runs(path)))
+
+
+def document(rows: list[dict]) -> str:
+    """table.md"""
+    columns = ("as they are", "with a flag", "refused", "other", "package fails")
+    lines = ["| package | version | runs | " + " | ".join(columns) + " |", "| --- " * 8 + "|"]
+    by_package = {}
+    for row in rows:
+        by_package.setdefault(row["package"], []).append(row)
+    for name, own in sorted(by_package.items()):
+        lines.append(f"| {name} | {own[0]['version']} | {numbers(own)} |")
+    lines.append(f"| **all {len(by_package)}** | | {numbers(rows)} |")
+    ids = {row["id"] for row in rows}
+    working = [row for row in rows if row["outcome"] != BROKEN]
+    trained = [row for row in working if row["outcome"] == TRAINS]
+    flagged = [row for row in working if row["outcome"] == WITH_FLAG]
+    worst = max([float(row["collection_mismatch"] or 0) for row in rows], default=0)
+    share = lambda found: f"{100 * len(found) / max(len(working), 1):.1f}%"
+    parts = [
+        "    bash benchmark/zoo.sh",
+        f"{len(ids)} ids of {len(by_package)} packages, one update each with ppo_graph.py, every "
+        "tenth also with each memory script; then load_policy plays some steps. Of the "
+        f"{len(working)} runs whose package works here {share(trained)} train as they are, "
+        f"{share(trained + flagged)} as they are or with a flag that the printed sentence names. "
+        f"Largest collection mismatch: {worst:.1e}. [Each run](runs.csv).",
+        "\n".join(lines),
+        *list_of("With a flag", flagged, "flags"),
+        *list_of("Refused", [r for r in working if r["outcome"] == REFUSED], "message"),
+        *list_of("Other", [r for r in working if r["outcome"] in OURS], "message"),
+        *list_of("The package fails", [r for r in rows if r["outcome"] == BROKEN], "message"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def numbers(rows: list[dict]) -> str:
+    """The cells of a line of the table."""
+    count = Counter(row["outcome"] for row in rows)
+    other = sum(count[name] for name in OURS)
+    cells = [len(rows), count[TRAINS], count[WITH_FLAG], count[REFUSED], other, count[BROKEN]]
+    return " | ".join(str(cell or "") for cell in cells)
+
+
+def list_of(title: str, rows: list[dict], column: str) -> list[str]:
+    """A paragraph with a line per package and text."""
+    if not rows:
+        return []
+    found = {}
+    for row in rows:
+        text = row[column].replace(row["id"].split(":")[-1], "ID")[:300]
+        found.setdefault((row["package"], text), []).append(row["id"].split(":")[-1])
+    lines = []
+    for (package, text), ids in sorted(found.items()):
+        shown = sorted(set(ids))
+        names = ", ".join(shown[:3]) + (len(shown) > 3) * f" and {len(shown) - 3} more"
+        lines.append(f"- {package} ({names}): `{text}`")
+    return [f"{title}:", "\n".join(lines)]
+
+
+def inside(doing: str, *words: str) -> None:
+    """What a process of `call` does."""
+    if doing == "ids":
+        result = {"ids": ids_of(*words)}
+    elif doing == "random":
+        result = play_at_random(*words)
+    else:
+        package, *rest = words
+        result = train_and_play(*rest) | {"version": importlib.metadata.version(package)}
+    print("\nzoo", json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["in"]:
+        inside(*sys.argv[2:])
+    else:
+        import tyro
+
+        main(tyro.cli(Args))

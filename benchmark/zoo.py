@@ -1,12 +1,13 @@
 """One update on many environments of public packages: benchmark/zoo.sh installs the packages and
 runs this.
 
-    python benchmark/zoo.py --environments .venv-zoo --workers 2
-    python benchmark/zoo.py --environments .venv-zoo --packages minigrid highway-env
+    .venv-zoo/main/bin/python benchmark/zoo.py --environment main --workers 2
+    .venv-zoo/main/bin/python benchmark/zoo.py --packages minigrid highway-env
 
-zoo/packages.csv has a line per package: the folder in --environments that it is installed in, the
-module that registers its ids ("" where gymnasium finds them), which ids, at most how many, keyword
-arguments, and flags that are tried if the printed sentence names their first word.
+zoo/packages.csv has a line per package: the environment that it is installed in; the module that
+registers its ids ("" where gymnasium finds them), or one of ours that does if importing does not;
+which ids, at most how many; keyword arguments of the one id that it names then; flags that are tried
+if the printed sentence names their first word.
 
 Each id trains with ppo_graph.py, every tenth one with each memory script, in a process that does
 what the command line does. Then load_policy loads the model and plays. If a sentence refuses the
@@ -16,6 +17,7 @@ cleanrl_graph plays random actions: where that fails, too, the package does not 
 It appends to runs.csv in --results and skips what is there; table.md is made from it.
 """
 
+import contextlib
 import csv
 import importlib.metadata
 import json
@@ -23,18 +25,31 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+import tyro
+
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmark' / 'zoo'}",
+    "SDL_VIDEODRIVER": "dummy",
+    "SDL_AUDIODRIVER": "dummy",
+    "PYGLET_HEADLESS": "1",
+    "MUJOCO_GL": "egl",
+}
 SCRIPTS = ("ppo_graph", "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl")
 SMALL = (
     "--num-envs 2 --num-steps 16 --total-timesteps 32 --eval-episodes 0 --save-model "
@@ -60,8 +75,8 @@ LIMIT = 1e-5  # of debug/collection_mismatch
 
 @dataclass
 class Args:
-    environments: str = ".venv-zoo"
-    """folder of the virtual environments; one that is missing is this Python's own"""
+    environment: str = "main"
+    """the packages of this environment, which is this Python's"""
     packages: tuple[str, ...] = ()
     """only these"""
     list: str = str(ROOT / "benchmark" / "zoo" / "packages.csv")
@@ -82,6 +97,7 @@ class Package(NamedTuple):
     package: str
     environment: str
     module: str
+    yours: str
     pattern: str
     most: int
     kwargs: str
@@ -99,7 +115,7 @@ class Task(NamedTuple):
 
 
 # ---- In a process of its own, in the environment of the package ----
-def ids_of(module: str) -> list[str]:
+def ids_of(module: str) -> dict:
     """The newest version of each id that the module registers, or of all where it is ""."""
     import gymnasium as gym
 
@@ -109,17 +125,22 @@ def ids_of(module: str) -> list[str]:
     newest = {}
     for name, spec in gym.registry.items():
         key = (spec.namespace, spec.name)
-        if name not in before and (spec.version or 0) >= newest.get(key, (-1, ""))[0]:
-            newest[key] = (spec.version or 0, f"{module}:{name}".removeprefix(":"))
-    return sorted(name for _, name in newest.values())
+        is_ours = str(spec.entry_point).startswith("cleanrl_graph")
+        if (
+            not is_ours
+            and name not in before
+            and (spec.version or 0) >= newest.get(key, (-1, ""))[0]
+        ):
+            newest[key] = (spec.version or 0, name)
+    return {"ids": sorted(name for _, name in newest.values())}
 
 
-def train_and_play(script: str, run_dir: str, *flags: str) -> dict:
+def train_and_play(script: str, *flags: str) -> dict:
     """What `python cleanrl_graph/SCRIPT.py FLAGS` does, and what load_policy makes of its model."""
     import runpy
 
     path = ROOT / "cleanrl_graph" / f"{script}.py"
-    sys.argv = [str(path), "--run-dir", run_dir, *SMALL.split(), *flags]
+    sys.argv = [str(path), *SMALL.split(), *flags]
     sys.path[0] = str(path.parent)
     try:
         runpy.run_path(str(path), run_name="__main__")
@@ -128,7 +149,7 @@ def train_and_play(script: str, run_dir: str, *flags: str) -> dict:
             return {"outcome": REFUSED, "message": str(end.code)}
     except BaseException as error:
         return {"outcome": "traceback", "message": f"{type(error).__name__}: {error}"}
-    folder = next(Path(run_dir).glob("*/model.pt")).parent
+    folder = next(Path("runs").absolute().glob("*/model.pt")).parent
     result = {"outcome": TRAINS, "message": "", "collection_mismatch": mismatch(folder)}
     try:
         play(folder / "model.pt")
@@ -181,54 +202,59 @@ def play_at_random(env_id: str, kwargs: str) -> dict:
 
 
 # ---- The processes ----
-def python_of(args: Args, environment: str) -> str:
-    own = Path(args.environments, environment, "bin", "python")
-    return str(own.absolute()) if own.exists() else sys.executable
+def preload() -> None:
+    """Imports what every process needs: they are copies of this one."""
+    import gymnasium  # noqa: F401
+    import torch  # noqa: F401
+    from tensorboard.backend.event_processing import event_accumulator  # noqa: F401
+    from torch.utils import tensorboard  # noqa: F401
+
+    from cleanrl_graph.services import command  # noqa: F401
 
 
-def call(args: Args, environment: str, *words: str) -> dict:
-    """What `zoo.py WORDS` prints in the environment's Python, in an empty folder."""
+def call(function: Callable, *args, timeout: float) -> dict:
+    """What the function returns in a process of its own, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        env = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "SDL_VIDEODRIVER": "dummy",
-            "SDL_AUDIODRIVER": "dummy",
-            "PYGLET_HEADLESS": "1",
-            "MUJOCO_GL": "egl",
-        }
-        with open(os.path.join(folder, "said"), "w+") as said:
-            process = subprocess.Popen(
-                [python_of(args, environment), __file__, "in", *words],
-                env=env,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                process.wait(args.timeout)
-            except subprocess.TimeoutExpired:
-                return {"outcome": "timeout", "message": f"not done after {args.timeout:g} s"}
-            finally:
-                kill(process)
-            said.seek(0)
-            text = said.read()
-    found = re.findall(r"^zoo (.*)$", text, re.MULTILINE)
-    if found:
-        return json.loads(found[-1])
-    last = text.strip().rpartition("\n")[2]
-    return {"outcome": "killed", "message": f"exit code {process.returncode}: {last}"}
+        pid = os.fork()
+        if pid == 0:
+            run_in(folder, function, args)
+        end = time.monotonic() + timeout
+        status = None
+        while status is None and time.monotonic() < end:
+            time.sleep(0.05)
+            done, code = os.waitpid(pid, os.WNOHANG)
+            status = code if done else None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # and what it has started
+        if status is None:
+            os.waitpid(pid, 0)
+            return {"outcome": "timeout", "message": f"not done after {timeout:g} s"}
+        if Path(folder, "result").exists():
+            return json.loads(Path(folder, "result").read_text())
+        code = os.waitstatus_to_exitcode(status)
+        said = Path(folder, "said").read_text(errors="replace").strip()
+        last = said.rpartition("\n")[2]
+        return {"outcome": "killed", "message": f"exit code {code}: {last}"}
 
 
-def kill(process: subprocess.Popen) -> None:
-    """Ends the process and what it started."""
+def run_in(folder: str, function: Callable, args: tuple) -> None:
+    """The process of `call`. It does not return."""
     try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
+        os.setsid()
+        os.chdir(folder)
+        said = os.open("said", os.O_WRONLY | os.O_CREAT)
+        for number in (1, 2):
+            os.dup2(said, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        result = function(*args)
+        with open(os.path.join(folder, "unfinished"), "w") as file:
+            json.dump(result, file)
+        os.replace(os.path.join(folder, "unfinished"), os.path.join(folder, "result"))
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def first_line(message: str) -> str:
@@ -239,41 +265,42 @@ def first_line(message: str) -> str:
     return " ".join(lines[0].split())[:600] if lines else ""
 
 
-def named_flags(message: str, own: str) -> Iterator[str]:
-    """The flags that a sentence names with a value, then the package's own if it names them."""
-    for flag in re.findall(r"--(?:wrap|action-head) [\w.:,-]*\w", message):
-        yield flag
-    if own and own.split()[0] in message:
-        yield own
+def named_flags(message: str, task: Task) -> Iterator[str]:
+    """The flags that a sentence names: with a value, or of the package where it asks for one."""
+    package = task.package
+    yield from re.findall(r"--(?:wrap|action-head) [\w.:,-]*\w", message)
+    if package.flags and package.flags.split()[0] in message:
+        yield package.flags.replace("SITE", sysconfig.get_paths()["purelib"])
+    if package.yours and "in a module of yours" in message:
+        yield f"--env-id {package.yours}:{task.env_id.split(':')[-1]}"
 
 
 def attempt(args: Args, task: Task) -> dict:
     """The line of runs.csv."""
-    package = task.package
     begin = time.monotonic()
-    given = ["--env-id", task.env_id]
-    if package.kwargs:
-        given += ["--env-kwargs", package.kwargs]
+    kwargs = task.package.kwargs
+    given = ["--env-id", task.env_id, *["--env-kwargs", kwargs] * bool(kwargs)]
+    train = partial(call, train_and_play, task.script, timeout=args.timeout)
+    result = train(*given)
     tried = []
-    result = train(args, task, *given)
     while result["outcome"] == REFUSED:
-        flags = [
-            flag for flag in named_flags(result["message"], package.flags) if flag not in tried
-        ]
-        if not flags or len(tried) > 4:
+        flags = [flag for flag in named_flags(result["message"], task) if flag not in tried]
+        if not flags:
             break
         tried.append(flags[0])
-        words = shlex.split(" ".join(merged(tried)))
-        result = train(args, task, *given, *words)
+        result = train(*given, *shlex.split(" ".join(merged(tried))))
         if result["outcome"] == TRAINS:
             result["outcome"] = WITH_FLAG
     if result["outcome"] not in (TRAINS, WITH_FLAG):
-        alone = call(args, package.environment, "random", task.env_id, package.kwargs)
+        env_id = task.env_id
+        if task.package.yours:
+            env_id = f"{task.package.yours}:{env_id.split(':')[-1]}"
+        alone = call(play_at_random, env_id, kwargs, timeout=args.timeout)
         if alone["outcome"] != "works":
             result = alone | {"outcome": BROKEN}
     return {
-        "package": package.package,
-        "version": result.get("version", ""),
+        "package": task.package.package,
+        "version": importlib.metadata.version(task.package.package),
         "id": task.name,
         "script": f"{task.script}.py",
         "flags": " ".join(merged(tried)),
@@ -291,35 +318,35 @@ def merged(flags: list[str]) -> list[str]:
     return others + [" ".join(["--wrap", *wraps])] * bool(wraps)
 
 
-def train(args: Args, task: Task, *flags: str) -> dict:
-    words = (task.package.package, task.script, "runs", *flags)
-    return call(args, task.package.environment, "train", *words)
-
-
 # ---- Tasks, and the table ----
 def packages_of(args: Args) -> list[Package]:
     with open(args.list, newline="") as file:
         lines = list(csv.DictReader(file))
     packages = [Package(**line | {"most": int(line["most"])}) for line in lines]
+    packages = [each for each in packages if each.environment == args.environment]
     return [each for each in packages if not args.packages or each.package in args.packages]
 
 
 def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
     """Every id with ppo_graph.py, every tenth one with each other script."""
-    modules = sorted({(each.environment, each.module) for each in packages})
-    with ThreadPoolExecutor(args.workers) as pool:
-        ids = dict(zip(modules, pool.map(lambda key: call(args, key[0], "ids", key[1]), modules)))
+    modules = sorted({each.yours or each.module for each in packages})
+    with get_context("fork").Pool(args.workers) as pool:
+        found = pool.map(partial(call, ids_of, timeout=args.timeout), modules)
+    ids = dict(zip(modules, found))
     tasks = []
     count = 0
     for package in packages:
-        found = ids[package.environment, package.module].get("ids", [])
-        found = [name for name in found if re.fullmatch(package.pattern, name.split(":")[-1])]
+        registers = package.yours or package.module
+        found = [name.split(":")[-1] for name in ids[registers].get("ids", [])]
+        found = [name for name in found if re.fullmatch(package.pattern, name)]
+        if package.kwargs:
+            found = [package.pattern]
         most = min(package.most, args.most)
         if len(found) > most:
             found = [found[k * len(found) // most] for k in range(most)]
         if not found:
-            print(f"{package.package}: no id of {package.module} is {package.pattern}")
-        for env_id in found:
+            print(f"{package.package}: no {package.pattern} in {ids[registers]}")
+        for env_id in [f"{package.module}:{name}".removeprefix(":") for name in found]:
             scripts = [SCRIPTS[0], *(s for k, s in enumerate(SCRIPTS[1:]) if count % 10 == 3 * k)]
             tasks += [Task(package, env_id, script) for script in scripts]
             count += 1
@@ -333,21 +360,29 @@ def read_runs(path: Path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
+def append(path: Path, row: dict) -> None:
+    is_new = not path.exists()
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
 def main(args: Args) -> None:
+    os.environ |= ENVIRONMENT
+    preload()
     path = Path(args.results, "runs.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {(row["id"], row["script"]) for row in read_runs(path)}
     tasks = tasks_of(args, packages_of(args))
     missing = [task for task in tasks if (task.name, f"{task.script}.py") not in done]
     print(f"{len(tasks)} runs, {len(missing)} of them are missing")
-    with open(path, "a", newline="") as file, ThreadPoolExecutor(args.workers) as pool:
-        writer = csv.DictWriter(file, COLUMNS)
-        if not done:
-            writer.writeheader()
-        for row in pool.map(lambda task: attempt(args, task), missing):
-            writer.writerow(row)
-            file.flush()
-            print(row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
+    with get_context("fork").Pool(args.workers) as pool:
+        for row in pool.imap_unordered(partial(attempt, args), missing):
+            append(path, row)
+            words = (row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
+            print(*words, flush=True)
     (path.parent / "table.md").write_text(document(read_runs(path)))
 
 
@@ -407,22 +442,5 @@ def list_of(title: str, rows: list[dict], column: str) -> list[str]:
     return [f"{title}:", "\n".join(lines)]
 
 
-def inside(doing: str, *words: str) -> None:
-    """What a process of `call` does."""
-    if doing == "ids":
-        result = {"ids": ids_of(*words)}
-    elif doing == "random":
-        result = play_at_random(*words)
-    else:
-        package, *rest = words
-        result = train_and_play(*rest) | {"version": importlib.metadata.version(package)}
-    print("\nzoo", json.dumps(result), flush=True)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["in"]:
-        inside(*sys.argv[2:])
-    else:
-        import tyro
-
-        main(tyro.cli(Args))
+    main(tyro.cli(Args))

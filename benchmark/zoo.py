@@ -6,8 +6,8 @@ runs this.
 
 zoo/packages.csv has a line per package: the environment that it is installed in; the module that
 registers its ids ("" where gymnasium finds them), or one of ours that does if importing does not;
-which ids, at most how many; keyword arguments of the one id that it names then; flags that are tried
-if the printed sentence names their first word.
+which ids, at most how many; keyword arguments, of the one id that it names then; flags that are
+tried if the printed sentence names their first word.
 
 Each id trains with ppo_graph.py, every tenth one with each memory script, in a process that does
 what the command line does. Then load_policy loads the model and plays. If a sentence refuses the
@@ -42,6 +42,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
+SITE = sysconfig.get_paths()["purelib"]
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmark' / 'zoo'}",
@@ -49,6 +50,7 @@ ENVIRONMENT = {
     "SDL_AUDIODRIVER": "dummy",
     "PYGLET_HEADLESS": "1",
     "MUJOCO_GL": "egl",
+    "SUMO_HOME": f"{SITE}/sumo",
 }
 SCRIPTS = ("ppo_graph", "ppo_framestack", "ppo_lstm_sparse", "ppo_gtrxl")
 SMALL = (
@@ -69,6 +71,7 @@ COLUMNS = (
 TRAINS, WITH_FLAG, REFUSED = "trains", "trains with a flag", "refused"
 BROKEN = "package fails"
 OURS = ("traceback", "killed", "timeout", "does not play")  # what should never be
+MOST_TRIES = 6  # of an id that is refused
 NUM_PLAYED = 20  # steps by load_policy, and of random actions
 LIMIT = 1e-5  # of debug/collection_mismatch
 
@@ -270,7 +273,7 @@ def named_flags(message: str, task: Task) -> Iterator[str]:
     package = task.package
     yield from re.findall(r"--(?:wrap|action-head) [\w.:,-]*\w", message)
     if package.flags and package.flags.split()[0] in message:
-        yield package.flags.replace("SITE", sysconfig.get_paths()["purelib"])
+        yield package.flags.replace("SITE", SITE)
     if package.yours and "in a module of yours" in message:
         yield f"--env-id {package.yours}:{task.env_id.split(':')[-1]}"
 
@@ -280,17 +283,22 @@ def attempt(args: Args, task: Task) -> dict:
     begin = time.monotonic()
     kwargs = task.package.kwargs
     given = ["--env-id", task.env_id, *["--env-kwargs", kwargs] * bool(kwargs)]
-    train = partial(call, train_and_play, task.script, timeout=args.timeout)
-    result = train(*given)
-    tried = []
-    while result["outcome"] == REFUSED:
-        flags = [flag for flag in named_flags(result["message"], task) if flag not in tried]
-        if not flags:
+    queue = [[]]  # lists of flags
+    results = []
+    while queue and len(results) < MOST_TRIES:
+        flags = queue.pop(0)
+        words = shlex.split(" ".join(merged(flags)))
+        result = call(train_and_play, task.script, *given, *words, timeout=args.timeout)
+        if result["outcome"] != REFUSED:
             break
-        tried.append(flags[0])
-        result = train(*given, *shlex.split(" ".join(merged(tried))))
-        if result["outcome"] == TRAINS:
-            result["outcome"] = WITH_FLAG
+        results.append(result)
+        named = named_flags(result["message"], task)
+        queue += [[*flags, flag] for flag in named if flag not in flags]
+    else:
+        result = results[0]
+        flags = []
+    if flags and result["outcome"] == TRAINS:
+        result["outcome"] = WITH_FLAG
     if result["outcome"] not in (TRAINS, WITH_FLAG):
         env_id = task.env_id
         if task.package.yours:
@@ -303,7 +311,7 @@ def attempt(args: Args, task: Task) -> dict:
         "version": importlib.metadata.version(task.package.package),
         "id": task.name,
         "script": f"{task.script}.py",
-        "flags": " ".join(merged(tried)),
+        "flags": " ".join(merged(flags)),
         "outcome": result["outcome"],
         "message": first_line(result["message"]),
         "collection_mismatch": result.get("collection_mismatch", ""),
@@ -388,42 +396,52 @@ def main(args: Args) -> None:
 
 def document(rows: list[dict]) -> str:
     """table.md"""
-    columns = ("as they are", "with a flag", "refused", "other", "package fails")
-    lines = ["| package | version | runs | " + " | ".join(columns) + " |", "| --- " * 8 + "|"]
-    by_package = {}
-    for row in rows:
-        by_package.setdefault(row["package"], []).append(row)
-    for name, own in sorted(by_package.items()):
-        lines.append(f"| {name} | {own[0]['version']} | {numbers(own)} |")
-    lines.append(f"| **all {len(by_package)}** | | {numbers(rows)} |")
-    ids = {row["id"] for row in rows}
-    working = [row for row in rows if row["outcome"] != BROKEN]
-    trained = [row for row in working if row["outcome"] == TRAINS]
-    flagged = [row for row in working if row["outcome"] == WITH_FLAG]
+    rows = sorted(rows, key=lambda row: (row["package"].lower(), row["id"], row["script"]))
+    columns = ("as they are", "with a flag", "refused", "other", "package fails", "runs")
+    lines = ["| package | version | ids | " + " | ".join(columns) + " |", "| --- " * 9 + "|"]
+    packages = {row["package"]: row["version"] for row in rows}
+    for name, version in packages.items():
+        own = [row for row in rows if row["package"] == name]
+        lines.append(f"| {name} | {version} | {numbers(own)} |")
+    lines.append(f"| **all {len(packages)}** | | {numbers(rows)} |")
+    outcomes = Counter(outcomes_of(rows).values())
+    num_working = sum(outcomes.values()) - outcomes[BROKEN]
+    both = outcomes[TRAINS] + outcomes[WITH_FLAG]
+    share = lambda num: f"{num} ({100 * num / max(num_working, 1):.1f}%)"
     worst = max([float(row["collection_mismatch"] or 0) for row in rows], default=0)
-    share = lambda found: f"{100 * len(found) / max(len(working), 1):.1f}%"
+    chosen = lambda *names: [row for row in rows if row["outcome"] in names]
     parts = [
         "    bash benchmark/zoo.sh",
-        f"{len(ids)} ids of {len(by_package)} packages, one update each with ppo_graph.py, every "
-        "tenth also with each memory script; then load_policy plays some steps. Of the "
-        f"{len(working)} runs whose package works here {share(trained)} train as they are, "
-        f"{share(trained + flagged)} as they are or with a flag that the printed sentence names. "
-        f"Largest collection mismatch: {worst:.1e}. [Each run](runs.csv).",
+        f"{sum(outcomes.values())} ids of {len(packages)} packages, one update each with "
+        "ppo_graph.py, every tenth also with each memory script; then load_policy plays some "
+        f"steps. The package of {num_working} of them works here: {share(outcomes[TRAINS])} train "
+        f"as they are, {share(both)} as they are or with a flag that the printed sentence names. "
+        "An id counts where the worst of its runs does. Largest collection mismatch: "
+        f"{worst:.1e}. [Each run](runs.csv).",
         "\n".join(lines),
-        *list_of("With a flag", flagged, "flags"),
-        *list_of("Refused", [r for r in working if r["outcome"] == REFUSED], "message"),
-        *list_of("Other", [r for r in working if r["outcome"] in OURS], "message"),
-        *list_of("The package fails", [r for r in rows if r["outcome"] == BROKEN], "message"),
+        *list_of("With a flag", chosen(WITH_FLAG), "flags"),
+        *list_of("Refused", chosen(REFUSED), "message"),
+        *list_of("Other", chosen(*OURS), "message"),
+        *list_of("The package fails with random actions, without us", chosen(BROKEN), "message"),
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def outcomes_of(rows: list[dict]) -> dict[str, str]:
+    """The worst outcome of each id."""
+    order = (*OURS, REFUSED, BROKEN, WITH_FLAG, TRAINS)
+    found = {}
+    for row in rows:
+        found.setdefault(row["id"], []).append(row["outcome"])
+    return {name: min(outcomes, key=order.index) for name, outcomes in found.items()}
+
+
 def numbers(rows: list[dict]) -> str:
     """The cells of a line of the table."""
-    count = Counter(row["outcome"] for row in rows)
+    count = Counter(outcomes_of(rows).values())
     other = sum(count[name] for name in OURS)
-    cells = [len(rows), count[TRAINS], count[WITH_FLAG], count[REFUSED], other, count[BROKEN]]
-    return " | ".join(str(cell or "") for cell in cells)
+    cells = [count[TRAINS], count[WITH_FLAG], count[REFUSED], other, count[BROKEN], len(rows)]
+    return " | ".join(str(cell or "") for cell in [count.total(), *cells])
 
 
 def list_of(title: str, rows: list[dict], column: str) -> list[str]:

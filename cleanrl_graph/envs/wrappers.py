@@ -49,7 +49,7 @@ def full_id(env_id: str) -> tuple[str, str]:
 def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
     """What may help where gym.make failed; `known` are the ids that there were before."""
     quoted = r"'\w+'(?:(?:, |,? and )'\w+')*"
-    missing = re.search(rf"__init__\(\) missing .* arguments?: ({quoted})", str(problem))
+    missing = re.search(rf"\(\) missing .* arguments?: ({quoted})", str(problem))
     if missing:
         kwargs = [f'"{name}": ...' for name in re.findall(r"'(\w+)'", missing[1])]
         return f"give --env-kwargs '{{{', '.join(kwargs)}}}'"

@@ -9,7 +9,7 @@ registers its ids ("" where gymnasium finds them), or one of ours that does if i
 which ids, at most how many; keyword arguments, of the one id that it names then; flags that are
 tried if the printed sentence names their first word.
 
-Each id trains with ppo_graph.py, every tenth one with each memory script, in a process that does
+Each id trains with ppo_graph.py, about a tenth with each memory script, in a process that does
 what the command line does. Then load_policy loads the model and plays. If a sentence refuses the
 id, the flags that it names are tried, one after the other. If nothing trains, a process without
 cleanrl_graph plays random actions: where that fails, too, the package does not work here.
@@ -30,6 +30,7 @@ import sysconfig
 import tempfile
 import time
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -336,16 +337,15 @@ def packages_of(args: Args) -> list[Package]:
 
 
 def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
-    """Every id with ppo_graph.py, every tenth one with each other script."""
+    """Every id with ppo_graph.py, about a tenth with each other script."""
     modules = sorted({each.yours or each.module for each in packages})
     with get_context("fork").Pool(args.workers) as pool:
         found = pool.map(partial(call, ids_of, timeout=args.timeout), modules)
     ids = dict(zip(modules, found))
     tasks = []
-    count = 0
     for package in packages:
         registers = package.yours or package.module
-        found = [name.split(":")[-1] for name in ids[registers].get("ids", [])]
+        found = ids[registers].get("ids", [])
         found = [name for name in found if re.fullmatch(package.pattern, name)]
         if package.kwargs:
             found = [package.pattern]
@@ -355,9 +355,10 @@ def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
         if not found:
             print(f"{package.package}: no {package.pattern} in {ids[registers]}")
         for env_id in [f"{package.module}:{name}".removeprefix(":") for name in found]:
-            scripts = [SCRIPTS[0], *(s for k, s in enumerate(SCRIPTS[1:]) if count % 10 == 3 * k)]
-            tasks += [Task(package, env_id, script) for script in scripts]
-            count += 1
+            tasks.append(Task(package, env_id, SCRIPTS[0]))
+            for k, script in enumerate(SCRIPTS[1:]):
+                if zlib.crc32(tasks[-1].name.encode()) % 10 == k:
+                    tasks.append(Task(package, env_id, script))
     return tasks
 
 
@@ -413,7 +414,7 @@ def document(rows: list[dict]) -> str:
     parts = [
         "    bash benchmark/zoo.sh",
         f"{sum(outcomes.values())} ids of {len(packages)} packages, one update each with "
-        "ppo_graph.py, every tenth also with each memory script; then load_policy plays some "
+        "ppo_graph.py, about a tenth also with each memory script; then load_policy plays some "
         f"steps. The package of {num_working} of them works here: {share(outcomes[TRAINS])} train "
         f"as they are, {share(both)} as they are or with a flag that the printed sentence names. "
         "An id counts where the worst of its runs does. Largest collection mismatch: "

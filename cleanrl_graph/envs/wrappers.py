@@ -57,7 +57,7 @@ def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
     if not isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
         return "or module:Name-v0"
     if not module:
-        found = [f"{top}:{name}" for top in modules_like(name)]
+        found = [f"{top}:{name}" for top in modules_like(name) or modules_with(name)]
         return f"not imported? --env-id {' or '.join(found)}" if found else "or module:Name-v0"
     of = [
         getattr(spec.entry_point, "__module__", spec.entry_point) for spec in gym.registry.values()
@@ -84,6 +84,21 @@ def modules_like(name: str) -> list[str]:
                 found.append(module)
                 break
     return sorted(set(found) - {"gymnasium", "cleanrl_graph"})
+
+
+def modules_with(env_id: str) -> list[str]:
+    """The modules of the installed packages that need gymnasium and register this id in a file."""
+    found = set()
+    for package in importlib.metadata.distributions():
+        if "gymnasium" not in " ".join(package.requires or []):
+            continue
+        for file in package.files or []:
+            if file.suffix == ".py" and len(file.parts) > 1:
+                text = file.locate().read_text(errors="ignore")
+                if env_id in text and "register(" in text:
+                    found.add(file.parts[0])
+                    break
+    return sorted(found - {"gymnasium", "cleanrl_graph"})
 
 
 def wrap(env: gym.Env, spec: str) -> gym.Env:

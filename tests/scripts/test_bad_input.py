@@ -1080,6 +1080,17 @@ def test_ids_of_modules_that_were_not_imported(tmp_path, monkeypatch):
         sentence = rf"\(not imported\? --env-id {env_id}\)"
         fails(sentence, tmp_path / env_id[:3], env_id=env_id.partition(":")[2])
     fails(r"\(or module:Name-v0\)", tmp_path / "e", env_id="Gymnasium-v0")
+    files = {
+        "grids/levels.py": "register(id='Toddler-Walk-v0')",
+        "grids-1.0.dist-info/METADATA": "Name: grids\nVersion: 1.0\nRequires-Dist: gymnasium>=1",
+        "grids-1.0.dist-info/RECORD": "grids/levels.py,,",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    sentence = r"\(not imported\? --env-id grids:Toddler-Walk-v0\)"
+    fails(sentence, tmp_path / "f", env_id="Toddler-Walk-v0")
+    fails(r"\(or module:Name-v0\)", tmp_path / "g", env_id="Toddler-Run-v0")
 
 
 @pytest.mark.parametrize(

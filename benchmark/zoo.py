@@ -189,14 +189,16 @@ def play(model: Path) -> None:
 
 
 def play_at_random(env_id: str, kwargs: str) -> dict:
-    """What gymnasium alone does with the id and random actions."""
+    """What gymnasium alone does with two environments of the id and random actions."""
     import gymnasium as gym
 
     try:
-        env = gym.make(env_id, disable_env_checker=True, **json.loads(kwargs or "{}"))
-        env.action_space.seed(1)
-        env.reset(seed=1)
-        for _ in range(NUM_PLAYED):
+        more = json.loads(kwargs or "{}")
+        envs = [gym.make(env_id, disable_env_checker=True, **more) for _ in range(2)]
+        for seed, env in enumerate(envs):
+            env.action_space.seed(seed)
+            env.reset(seed=seed)
+        for env in envs * NUM_PLAYED:
             _, _, terminated, truncated, _ = env.step(env.action_space.sample())
             if terminated or truncated:
                 env.reset()
@@ -296,8 +298,7 @@ def attempt(args: Args, task: Task) -> dict:
         named = named_flags(result["message"], task)
         queue += [[*flags, flag] for flag in named if flag not in flags]
     else:
-        result = results[0]
-        flags = []
+        result = results[0] | {"message": results[-1]["message"]}
     if flags and result["outcome"] == TRAINS:
         result["outcome"] = WITH_FLAG
     if result["outcome"] not in (TRAINS, WITH_FLAG):

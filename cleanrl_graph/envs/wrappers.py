@@ -18,6 +18,7 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from cleanrl_graph.envs.fitting import fit, name_of
+from cleanrl_graph.envs.fitting import fit, name_of, say
 from cleanrl_graph.envs.petting_zoo import with_agents
 
 MASKS = ("action_mask", "action_masks", "mask", "legal_actions", "legal_moves")  # keys of an info
@@ -44,6 +45,21 @@ def full_id(env_id: str) -> tuple[str, str]:
     if own and own.origin:
         return env_id, f"of {own.origin}; that of cleanrl_graph is {ours}"
     return ours, ""
+
+
+def registers(env_id: str) -> bool:
+    """Whether a function of the id's module, which was imported, registered ids now: some packages
+    want it to be called."""
+    module = env_id.rpartition(":")[0]
+    before = set(gym.registry)
+    for name in ("register_envs", "register"):
+        function = getattr(sys.modules.get(module), name, None)
+        if inspect.isfunction(function) and not inspect.signature(function).parameters:
+            function()
+            if set(gym.registry) != before:
+                say(f"called {module}.{name}(), which registers ids")
+                return True
+    return False
 
 
 def advice(env_id: str, problem: BaseException, known: set[str]) -> str:

@@ -259,7 +259,12 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     known = set(gym.registry)
     try:
-        env = script.make_env(full, i, **more)
+        try:
+            env = script.make_env(full, i, **more)
+        except (gym.error.NameNotFound, gym.error.NamespaceNotFound):
+            if not wrappers.registers(env_id):
+                raise
+            env = script.make_env(full, i, **more)
     except (Exception, SystemExit) as problem:
         hint = hint or wrappers.advice(env_id, problem, known)
         raise explained(f"--env-id {args.env_id} ({hint})", problem) from None

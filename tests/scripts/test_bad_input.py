@@ -1061,6 +1061,22 @@ def test_constructor_that_needs_arguments(tmp_path):
     del gym.registry["Needy-v0"]
 
 
+def test_ids_that_a_function_registers(tmp_path, monkeypatch):
+    """A function without arguments that the module has for that is called."""
+    (tmp_path / "shy_module.py").write_text(
+        "import gymnasium\n"
+        "def register(needed): pass\n"
+        "def register_envs():\n"
+        "    gymnasium.register('Shy-v0', lambda: gymnasium.make('CartPole-v1'))"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run(tmp_path / "a", env_id="shy_module:Shy-v0")
+    assert "called shy_module.register_envs(), which registers ids" in fitting.SAID
+    (tmp_path / "old_module.py").write_text("def register_envs(): raise RuntimeError('old')")
+    fails(r"\(or module:Name-v0\): RuntimeError: old", tmp_path / "c", env_id="old_module:Old-v0")
+    del gym.registry["Shy-v0"]
+
+
 def test_ids_of_modules_that_were_not_imported(tmp_path, monkeypatch):
     """The module that resembles an unknown id is named; so is one that registers nothing."""
     (tmp_path / "quiet_module.py").write_text("def register(): pass")

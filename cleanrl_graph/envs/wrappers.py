@@ -47,19 +47,18 @@ def full_id(env_id: str) -> tuple[str, str]:
     return ours, ""
 
 
-def registers(env_id: str) -> bool:
-    """Whether a function of the id's module, which was imported, registered ids now: some packages
-    want it to be called."""
+def register_ids(env_id: str) -> None:
+    """Calls the function with which some packages register their ids, if the id's module, which was
+    imported, has one."""
     module = env_id.rpartition(":")[0]
     before = set(gym.registry)
     for name in ("register_envs", "register"):
         function = getattr(sys.modules.get(module), name, None)
-        if inspect.isfunction(function) and not inspect.signature(function).parameters:
+        is_plain = inspect.isfunction(function) and not inspect.signature(function).parameters
+        if is_plain and set(gym.registry) == before:
             function()
             if set(gym.registry) != before:
                 say(f"called {module}.{name}(), which registers ids")
-                return True
-    return False
 
 
 def advice(env_id: str, problem: BaseException, known: set[str]) -> str:

@@ -259,11 +259,11 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     known = set(gym.registry)
     try:
-        try:
+        env = None
+        with contextlib.suppress(gym.error.NameNotFound, gym.error.NamespaceNotFound):
             env = script.make_env(full, i, **more)
-        except (gym.error.NameNotFound, gym.error.NamespaceNotFound):
-            if not wrappers.registers(env_id):
-                raise
+        if env is None:
+            wrappers.register_ids(env_id)
             env = script.make_env(full, i, **more)
     except (Exception, SystemExit) as problem:
         hint = hint or wrappers.advice(env_id, problem, known)

@@ -376,6 +376,13 @@ class MeanReward(gym.Wrapper):
         return obs, float(np.mean(of_each(reward))), *map(is_all, (terminated, truncated)), info
 
 
+class PythonInts(gym.ActionWrapper):
+    """Discrete actions as Python's int, for an environment that refuses NumPy's."""
+
+    def action(self, action):
+        return int(action)
+
+
 def of_each(value: Any) -> list:
     """The values of a list or dict, or the one value."""
     return list(value.values()) if isinstance(value, dict) else np.ravel(value).tolist()

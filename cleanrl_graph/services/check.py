@@ -197,6 +197,9 @@ class Checked(gym.Wrapper):
                 doing = f"{place()}, {method}{args or ''}"
             if "keyword argument 'seed'" in text_of(problem):
                 doing += f" ({OLD})"
+            is_numpy = any(isinstance(action, np.integer) for action in args)
+            if is_numpy and re.search(r"\bint(eger)?\b", text_of(problem)):
+                doing += f" (where Python's int is needed: --wrap {wrappers.__name__}:PythonInts)"
             raise explained(doing, problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"

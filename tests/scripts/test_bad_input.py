@@ -1061,6 +1061,22 @@ def test_constructor_that_needs_arguments(tmp_path):
     del gym.registry["Needy-v0"]
 
 
+class Strict(Simple):
+    def step(self, action):
+        if type(action) is not int:
+            raise AssertionError(f"action must be an integer: {action} is invalid")
+        return super().step(action)
+
+
+def test_actions_as_pythons_int(tmp_path):
+    """An environment that refuses NumPy's integers is told by a sentence that names a wrapper."""
+    gym.register("Strict-v0", entry_point=Strict)
+    wrap = "cleanrl_graph.envs.wrappers:PythonInts"
+    fails(rf"\(where Python's int is needed: --wrap {wrap}\)", tmp_path / "a", env_id="Strict-v0")
+    run(tmp_path / "b", env_id="Strict-v0", wrap=(wrap,))
+    del gym.registry["Strict-v0"]
+
+
 def test_ids_that_a_function_registers(tmp_path, monkeypatch):
     """A function without arguments that the module has for that is called."""
     (tmp_path / "shy_module.py").write_text(

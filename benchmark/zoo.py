@@ -313,9 +313,9 @@ def attempt(args: Args, task: Task) -> dict:
         "version": importlib.metadata.version(task.package.package),
         "id": task.name,
         "script": f"{task.script}.py",
-        "flags": " ".join(merged(flags)),
+        "flags": " ".join(merged(flags)).replace(SITE, "SITE"),
         "outcome": result["outcome"],
-        "message": first_line(result["message"]),
+        "message": first_line(result["message"]).replace(SITE, "SITE"),
         "collection_mismatch": result.get("collection_mismatch", ""),
         "seconds": round(time.monotonic() - begin, 1),
     }

@@ -12,6 +12,7 @@ Several of them are put on in the order given, the last one outermost. cloudpick
 their state. `wrap_all` adds what the environment needs beside them.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,7 +20,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -59,6 +60,14 @@ def register_ids(env_id: str) -> None:
             function()
             if set(gym.registry) != before:
                 say(f"called {module}.{name}(), which registers ids")
+
+
+def registered(env_id: str, make: Callable) -> gym.Env:
+    """What `make` returns, tried again after `register_ids` where the id is unknown."""
+    with contextlib.suppress(gym.error.NameNotFound, gym.error.NamespaceNotFound):
+        return make()
+    register_ids(env_id)
+    return make()
 
 
 def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
@@ -374,6 +383,14 @@ class MeanReward(gym.Wrapper):
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, float(np.mean(of_each(reward))), *map(is_all, (terminated, truncated)), info
+
+
+def wants_int(args: tuple, problem: str) -> str:
+    """What may help where a step with these arguments failed: a wrapper for Python's int."""
+    is_numpy = any(isinstance(action, np.integer) for action in args)
+    if is_numpy and re.search(r"\bint(eger)?\b", problem):
+        return f" (where Python's int is needed: --wrap {__name__}:PythonInts)"
+    return ""
 
 
 class PythonInts(gym.ActionWrapper):

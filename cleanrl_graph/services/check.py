@@ -197,9 +197,7 @@ class Checked(gym.Wrapper):
                 doing = f"{place()}, {method}{args or ''}"
             if "keyword argument 'seed'" in text_of(problem):
                 doing += f" ({OLD})"
-            is_numpy = any(isinstance(action, np.integer) for action in args)
-            if is_numpy and re.search(r"\bint(eger)?\b", text_of(problem)):
-                doing += f" (where Python's int is needed: --wrap {wrappers.__name__}:PythonInts)"
+            doing += wrappers.wants_int(args, text_of(problem))
             raise explained(doing, problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
@@ -262,12 +260,7 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     known = set(gym.registry)
     try:
-        env = None
-        with contextlib.suppress(gym.error.NameNotFound, gym.error.NamespaceNotFound):
-            env = script.make_env(full, i, **more)
-        if env is None:
-            wrappers.register_ids(env_id)
-            env = script.make_env(full, i, **more)
+        env = wrappers.registered(env_id, partial(script.make_env, full, i, **more))
     except (Exception, SystemExit) as problem:
         hint = hint or wrappers.advice(env_id, problem, known)
         raise explained(f"--env-id {args.env_id} ({hint})", problem) from None

@@ -306,7 +306,8 @@ def attempt(args: Args, task: Task) -> dict:
         env_id = task.env_id
         if task.package.yours:
             env_id = f"{task.package.yours}:{env_id.split(':')[-1]}"
-        alone = call(play_at_random, env_id, kwargs, timeout=args.timeout)
+        own = [shlex.split(flag)[1] for flag in flags if flag.startswith("--env-kwargs")]
+        alone = call(play_at_random, env_id, [*own, kwargs][0], timeout=args.timeout)
         if alone["outcome"] != "works":
             result = alone | {"outcome": BROKEN}
     return {

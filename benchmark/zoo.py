@@ -395,11 +395,13 @@ def main(args: Args) -> None:
             append(path, row)
             words = (row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
             print(*words, flush=True)
-    (path.parent / "table.md").write_text(document(read_runs(path)))
+    note = path.with_name("note.md")
+    text = document(read_runs(path), note.read_text() if note.exists() else "")
+    path.with_name("table.md").write_text(text)
 
 
-def document(rows: list[dict]) -> str:
-    """table.md"""
+def document(rows: list[dict], note: str) -> str:
+    """table.md; the note says what else should be known."""
     rows = sorted(rows, key=lambda row: (row["package"].lower(), row["id"], row["script"]))
     columns = ("as they are", "with a flag", "refused", "other", "package fails", "runs")
     lines = ["| package | version | ids | " + " | ".join(columns) + " |", "| --- " * 9 + "|"]
@@ -424,6 +426,7 @@ def document(rows: list[dict]) -> str:
         "An id counts where the worst of its runs does. Largest collection mismatch: "
         f"{worst:.1e}. [Each run](runs.csv).",
         "\n".join(lines),
+        *[note.strip()] * bool(note),
         *list_of("With a flag", chosen(WITH_FLAG), "flags"),
         *list_of("Refused", chosen(REFUSED), "message"),
         *list_of("Other", chosen(*OURS), "message"),

@@ -15,7 +15,7 @@ for file in benchmark/zoo/requirements-*.txt; do
         "$PYTHON" -m venv "$ZOO/$name"
         site=$("$own" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")
         "$PYTHON" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])" > "$site/base.pth"
-        grep -E '^(gymnasium|numpy)==' "$file" > "$ZOO/$name/constraints" || true
+        grep -E '^(gymnasium|numpy)[=>]' "$file" > "$ZOO/$name/constraints" || true
         while read -r line; do  # one by one: some ask for older versions of others than they need
             "$own" -m pip install -q -c "$ZOO/$name/constraints" "$line"
         done < "$file"

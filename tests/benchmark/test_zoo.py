@@ -48,11 +48,11 @@ def test_environments_of_others(tmp_path):
     found = {(row["id"].split(":")[-1], row["script"]): row for row in rows}
     assert {key: row["outcome"] for key, row in found.items()} == {
         ("Blackjack-v1", "ppo_graph.py"): "trains",
-        ("Blackjack-v1", "ppo_framestack.py"): "trains",
+        ("CartPole-v1", "ppo_lstm_sparse.py"): "trains",
         ("CartPole-v1", "ppo_graph.py"): "trains",
         ("Made-TwoRewards-v0", "ppo_graph.py"): "trains with a flag",
         ("Made-Unfinished-v0", "ppo_graph.py"): "package fails",
-        ("Made-Unfinished-v0", "ppo_lstm_sparse.py"): "package fails",
+        ("Made-Unfinished-v0", "ppo_gtrxl.py"): "package fails",
     }
     assert float(found["CartPole-v1", "ppo_graph.py"]["collection_mismatch"]) <= 1e-5
     assert found["Made-Unfinished-v0", "ppo_graph.py"]["message"] == "RuntimeError: no data"

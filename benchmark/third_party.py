@@ -93,8 +93,8 @@ PACKAGES = (
         "nasim_*",
         1,
         True,
-        "0.12.0 as it is: `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and "
-        "its `step` refuses NumPy's integers; the scripts hand out Python's. It is partially "
+        "0.12.0 by `--env-id nasim:Tiny-v0`. Its action space derives from Discrete, and its "
+        "`step` refuses NumPy's integers, hence the wrapper PythonInts. It is partially "
         "observed: the greedy policy without a memory repeats an action that changes nothing until "
         "the step limit, sampled it wins.",
     ),

@@ -29,7 +29,7 @@ commands=(
     "minigrid=cleanrl_graph/ppo_lstm_sparse.py --env-id minigrid_wrapped:MiniGridImage-v0 $small --total-timesteps 20480"
     "minigrid=cleanrl_graph/ppo_lstm_sparse.py --env-id minigrid_wrapped:MiniGridDict-v0 $small --total-timesteps 20480"
     "minigrid=cleanrl_graph/ppo_graph.py --env-id minigrid_wrapped:MiniGridFlat-v0 $small --total-timesteps 20480"
-    "nasim=cleanrl_graph/ppo_graph.py --env-id nasim:Tiny-v0 $small --total-timesteps 40960 --eval-max-steps 2000"
+    "nasim=cleanrl_graph/ppo_graph.py --env-id nasim:Tiny-v0 --wrap cleanrl_graph.envs.wrappers:PythonInts $small --total-timesteps 40960 --eval-max-steps 2000"
 )
 run --commands "${commands[@]}"
 # all that POPGym registers, one update each

@@ -12,20 +12,22 @@ Several of them are put on in the order given, the last one outermost. cloudpick
 their state. `wrap_all` adds what the environment needs beside them.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
 import json
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from cleanrl_graph.envs.fitting import fit, name_of
+from cleanrl_graph.envs.fitting import fit, name_of, say
 from cleanrl_graph.envs.petting_zoo import with_agents
 
 MASKS = ("action_mask", "action_masks", "mask", "legal_actions", "legal_moves")  # keys of an info
@@ -46,10 +48,32 @@ def full_id(env_id: str) -> tuple[str, str]:
     return ours, ""
 
 
+def register_ids(env_id: str) -> None:
+    """Calls the function with which some packages register their ids, if the id's module, which was
+    imported, has one."""
+    module = env_id.rpartition(":")[0]
+    before = set(gym.registry)
+    for name in ("register_envs", "register"):
+        function = getattr(sys.modules.get(module), name, None)
+        is_plain = inspect.isfunction(function) and not inspect.signature(function).parameters
+        if is_plain and set(gym.registry) == before:
+            function()
+            if set(gym.registry) != before:
+                say(f"called {module}.{name}(), which registers ids")
+
+
+def registered(env_id: str, make: Callable) -> gym.Env:
+    """What `make` returns, tried again after `register_ids` where the id is unknown."""
+    with contextlib.suppress(gym.error.NameNotFound, gym.error.NamespaceNotFound):
+        return make()
+    register_ids(env_id)
+    return make()
+
+
 def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
     """What may help where gym.make failed; `known` are the ids that there were before."""
     quoted = r"'\w+'(?:(?:, |,? and )'\w+')*"
-    missing = re.search(rf"__init__\(\) missing .* arguments?: ({quoted})", str(problem))
+    missing = re.search(rf"\(\) missing .* arguments?: ({quoted})", str(problem))
     if missing:
         kwargs = [f'"{name}": ...' for name in re.findall(r"'(\w+)'", missing[1])]
         return f"give --env-kwargs '{{{', '.join(kwargs)}}}'"
@@ -59,7 +83,7 @@ def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
     if not isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
         return "or module:Name-v0"
     if not module:
-        found = [f"{top}:{name}" for top in modules_like(name)]
+        found = [f"{top}:{name}" for top in modules_like(name) or modules_with(name)]
         return f"not imported? --env-id {' or '.join(found)}" if found else "or module:Name-v0"
     of = [
         getattr(spec.entry_point, "__module__", spec.entry_point) for spec in gym.registry.values()
@@ -86,6 +110,21 @@ def modules_like(name: str) -> list[str]:
                 found.append(module)
                 break
     return sorted(set(found) - {"gymnasium", "cleanrl_graph"})
+
+
+def modules_with(env_id: str) -> list[str]:
+    """The modules of the installed packages that need gymnasium and register this id in a file."""
+    found = set()
+    for package in importlib.metadata.distributions():
+        if "gymnasium" not in " ".join(package.requires or []):
+            continue
+        for file in package.files or []:
+            if file.suffix == ".py" and len(file.parts) > 1:
+                text = file.locate().read_text(errors="ignore")
+                if env_id in text and "register(" in text:
+                    found.add(file.parts[0])
+                    break
+    return sorted(found - {"gymnasium", "cleanrl_graph"})
 
 
 def wrap(env: gym.Env, spec: str) -> gym.Env:
@@ -346,6 +385,21 @@ class MeanReward(gym.Wrapper):
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, float(np.mean(of_each(reward))), *map(is_all, (terminated, truncated)), info
+
+
+def wants_int(args: tuple, problem: str) -> str:
+    """What may help where a step with these arguments failed: a wrapper for Python's int."""
+    is_numpy = any(isinstance(action, np.integer) for action in args)
+    if is_numpy and re.search(r"\bint(eger)?\b", problem):
+        return f" (where Python's int is needed: --wrap {__name__}:PythonInts)"
+    return ""
+
+
+class PythonInts(gym.ActionWrapper):
+    """Discrete actions as Python's int, for an environment that refuses NumPy's."""
+
+    def action(self, action):
+        return int(action)
 
 
 def of_each(value: Any) -> list:

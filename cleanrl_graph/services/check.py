@@ -197,6 +197,7 @@ class Checked(gym.Wrapper):
                 doing = f"{place()}, {method}{args or ''}"
             if "keyword argument 'seed'" in text_of(problem):
                 doing += f" ({OLD})"
+            doing += wrappers.wants_int(args, text_of(problem))
             raise explained(doing, problem) from None
         if not isinstance(result, tuple) or len(result) != length:
             needed = f"gymnasium's environments return {length} values, not {str(result)[:200]}"
@@ -259,7 +260,7 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     full = SimpleNamespace(**{**vars(args), "env_id": env_id})
     known = set(gym.registry)
     try:
-        env = script.make_env(full, i, **more)
+        env = wrappers.registered(env_id, partial(script.make_env, full, i, **more))
     except (Exception, SystemExit) as problem:
         hint = hint or wrappers.advice(env_id, problem, known)
         raise explained(f"--env-id {args.env_id} ({hint})", problem) from None

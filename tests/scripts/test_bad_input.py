@@ -1059,7 +1059,42 @@ def test_constructor_that_needs_arguments(tmp_path):
     kwargs = {"n_nodes": -1, "size": 1}  # which it has, and refuses
     sentence = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few"
     fails(sentence, tmp_path / "c", env_id="Needy-v0", env_kwargs=kwargs)
+    gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
+    fails(sentence, tmp_path / "c", env_id="Needy-v1")
+    del gym.registry["Needy-v1"]
     del gym.registry["Needy-v0"]
+
+
+class Strict(Simple):
+    def step(self, action):
+        if type(action) is not int:
+            raise AssertionError(f"action must be an integer: {action} is invalid")
+        return super().step(action)
+
+
+def test_actions_as_pythons_int(tmp_path):
+    """An environment that refuses NumPy's integers is told by a sentence that names a wrapper."""
+    gym.register("Strict-v0", entry_point=Strict)
+    wrap = "cleanrl_graph.envs.wrappers:PythonInts"
+    fails(rf"\(where Python's int is needed: --wrap {wrap}\)", tmp_path / "a", env_id="Strict-v0")
+    run(tmp_path / "b", env_id="Strict-v0", wrap=(wrap,))
+    del gym.registry["Strict-v0"]
+
+
+def test_ids_that_a_function_registers(tmp_path, monkeypatch):
+    """A function without arguments that the module has for that is called."""
+    (tmp_path / "shy_module.py").write_text(
+        "import gymnasium\n"
+        "def register(needed): pass\n"
+        "def register_envs():\n"
+        "    gymnasium.register('Shy-v0', lambda: gymnasium.make('CartPole-v1'))"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run(tmp_path / "a", env_id="shy_module:Shy-v0")
+    assert "called shy_module.register_envs(), which registers ids" in fitting.SAID
+    (tmp_path / "old_module.py").write_text("def register_envs(): raise RuntimeError('old')")
+    fails(r"\(or module:Name-v0\): RuntimeError: old", tmp_path / "c", env_id="old_module:Old-v0")
+    del gym.registry["Shy-v0"]
 
 
 def test_ids_of_modules_that_were_not_imported(tmp_path, monkeypatch):
@@ -1081,6 +1116,17 @@ def test_ids_of_modules_that_were_not_imported(tmp_path, monkeypatch):
         sentence = rf"\(not imported\? --env-id {env_id}\)"
         fails(sentence, tmp_path / env_id[:3], env_id=env_id.partition(":")[2])
     fails(r"\(or module:Name-v0\)", tmp_path / "e", env_id="Gymnasium-v0")
+    files = {
+        "grids/levels.py": "register(id='Toddler-Walk-v0')",
+        "grids-1.0.dist-info/METADATA": "Name: grids\nVersion: 1.0\nRequires-Dist: gymnasium>=1",
+        "grids-1.0.dist-info/RECORD": "grids/levels.py,,",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    sentence = r"\(not imported\? --env-id grids:Toddler-Walk-v0\)"
+    fails(sentence, tmp_path / "f", env_id="Toddler-Walk-v0")
+    fails(r"\(or module:Name-v0\)", tmp_path / "g", env_id="Toddler-Run-v0")
 
 
 @pytest.mark.parametrize(

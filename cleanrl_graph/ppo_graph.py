@@ -880,9 +880,18 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
     return parts
 
 
+def scale_of(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
+    """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
+    where both are finite; elsewhere its numbers stay as they are."""
+    low = np.full(space.shape, getattr(space, "low", -np.inf), np.float64)
+    width = getattr(space, "high", np.inf) - low
+    scale = np.where(width < 1e30, width / 2, 1.0)
+    return np.where(width < 1e30, low + scale, 0.0), scale
+
+
 def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
-    """Elements of `space` from actions [rows, columns]; those of a Box are clipped to it. Each row
-    makes one, but element b of a Sequence is made of the next counts[b] rows."""
+    """Elements of `space` from actions [rows, columns]; those of a Box are scaled and clipped to
+    it. Each row makes one, but element b of a Sequence is made of the next counts[b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
         rows = to_env_actions(each, actions)
@@ -900,7 +909,8 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
     values = actions.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        return list(values.clip(space.low, space.high).astype(space.dtype))
+        middle, scale = scale_of(space)
+        return list((middle + scale * values).clip(space.low, space.high).astype(space.dtype))
     values = values.astype(space.dtype) + getattr(space, "start", 0)
     return list(values)
 

@@ -46,7 +46,6 @@ OLD = "an environment of gym's old interface needs the wrapper that the README h
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 MASKED = "no action is allowed, which counts as if all were"
-RESCALE = "--wrap gymnasium.wrappers:RescaleAction:-1:1"
 
 
 class UsageError(ValueError):
@@ -432,27 +431,6 @@ def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
             yield f"--env-kwargs: not all entries have the {name} space {shown[0]}: {list(shown)}"
 
 
-def far_bounds(script: ModuleType, space: gym.Space) -> Iterator[str]:
-    """A line for each Box of an action space whose bounds are far from -1..1."""
-    for leaf in script.leaves_of(space, "action"):
-        if not isinstance(leaf.space, spaces.Box):
-            continue
-        low = leaf.space.low.astype(np.float64)
-        high = leaf.space.high.astype(np.float64)
-        width = high - low
-        is_far = (width > 10) | (width < 0.2) | (low > 1) | (high < -1)
-        is_far &= np.isfinite(width)
-        if is_far.any():
-            bounds = f"{low[is_far][0]:g}..{high[is_far][0]:g}"
-            advice = f"for -1..1 give {RESCALE}"
-            if space is not leaf.space:
-                advice = "a wrapper of yours may scale them"
-            yield (
-                f"{leaf.path}: the policy begins with numbers of about -2 to 2, which are clipped "
-                f"to {bounds}, the bounds of {leaf.space}: {advice}"
-            )
-
-
 # ---- Observations ----
 def checked(script: ModuleType) -> type:
     """The script's Envs, which check."""
@@ -488,8 +466,6 @@ class Checks:
             self.parts.append(script.parts_of(env.action_space, leaves, args))
             meanings.append(meaning(script, env, self.parts[-1]))
             env.has_agents = "rewards" in script.Step._fields
-            for text in far_bounds(script, env.action_space):
-                say(text)
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)

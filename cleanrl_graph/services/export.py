@@ -34,7 +34,8 @@ outputs    action         as the environment takes it, [B, ...]; of a Dict or Tu
                           choice counts the rows of its observation. In a Sequence [rows, ...]
            log_probs/...  of a choice [rows], of k entries with n options each [B, k, n], -3.4e38
                           if masked; if they have unlike numbers log_probs/action.0 [B, 1, n], ...
-           loc/, scale/   mean and standard deviation of a Box, before its bounds
+           loc/, scale/   mean and standard deviation of a Box, -1 and 1 are its bounds if these
+                          are finite
            log_prob       of the action; for ppo_graph_agents.py [rows], of each agent's
            value          of the observation; likewise
 
@@ -77,6 +78,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
@@ -308,11 +310,12 @@ class Program(nn.Module):
         else:
             action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)
         outputs = {"log_prob": log_prob, "value": value}
-        for path, shape, low, high, start in self.factors:
+        for path, shape, box, start in self.factors:
             own, action = action.tensor_split([math.prod(shape)], 1)
             own = own.reshape(len(own), *shape)
-            if low is not None:
-                own = own.clamp(low, high)
+            if box is not None:
+                middle, scale, low, high = box
+                own = (middle + scale * own).clamp(low, high)
             outputs[path] = own.to(start.dtype) + start
         return outputs | self.distributions(), memory
 
@@ -367,17 +370,17 @@ def keys_of(space: gym.Space) -> list[list]:
 
 
 def factors_of(policy: Policy) -> list[tuple]:
-    """(path, shape, low and high of a Box or None, start, which has the dtype) of each factor of
-    the action."""
+    """(path, shape, middle, scale, low and high of a Box or None, start, which has the dtype) of
+    each factor of the action."""
     factors = []
     for leaf in policy.script.leaves_of(policy.envs.action_space, "action"):
-        low = high = None
+        box = None
         if isinstance(leaf.space, spaces.Box):
-            low = torch.as_tensor(leaf.space.low, dtype=torch.float32)
-            high = torch.as_tensor(leaf.space.high, dtype=torch.float32)
+            box = [*policy.script.scale_of(leaf.space), leaf.space.low, leaf.space.high]
+            box = torch.as_tensor(np.array(box, np.float64))
         dtype = getattr(torch, str(leaf.dtype))
         start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
-        factors.append((leaf.path, leaf.space.shape, low, high, start))
+        factors.append((leaf.path, leaf.space.shape, box, start))
     return factors
 
 

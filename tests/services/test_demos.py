@@ -113,7 +113,8 @@ def load(path, envs):
     environment."""
     demos.check(path, envs)
     storage = script.Storage(envs.leaves, torch.device("cpu"))
-    extras = script.Extras(None, storage, SimpleNamespace(demos=path))
+    agent = SimpleNamespace(head=SimpleNamespace(space=envs.action_space))
+    extras = script.Extras(agent, storage, SimpleNamespace(demos=path))
     return extras.demos.whole(), extras.actions
 
 
@@ -463,7 +464,7 @@ OPTIONS = {"action_mask": spaces.MultiBinary(5)}
 )
 def test_composite_actions(action, mask, problem, tmp_path):
     """Each part has its range, and its entries of a dense mask; one Box makes all columns
-    float32."""
+    float32. They are scaled to those of the policy."""
     data = recorded()
     data = {
         "values/gear": data["values/gear"],
@@ -475,7 +476,9 @@ def test_composite_actions(action, mask, problem, tmp_path):
     path, envs = file_of(tmp_path, data), envs_with(DENSE | OPTIONS, COMPOSITE)
     if problem is None:
         _, actions = load(path, envs)
-        assert actions.dtype == torch.float32 and actions[3].tolist() == action
+        *options, number = actions[3].tolist()
+        assert actions.dtype == torch.float32 and options == action[:-1]
+        assert number == pytest.approx(action[-1] / 9)
     else:
         with pytest.raises(SystemExit, match=f"step 3: {problem}"):
             demos.check(path, envs)

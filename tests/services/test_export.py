@@ -317,8 +317,9 @@ def test_memories(tmp_path, kind):
 
 
 def test_memory(tmp_path):
-    """A quick one."""
+    """A quick one, with actions that are scaled to their bounds."""
     flags = {"env_kwargs": {"observation": "vector", "action": "box"}, "prev_reward": True}
+    flags["wrap"] = ("gymnasium.wrappers:RescaleAction:10:1000",)
     play(saved(tmp_path / "model.pt", "ppo_lstm_sparse", **flags))
 
 

@@ -1,7 +1,6 @@
 """Edges as actions, one action per row, mixed actions: probabilities, forms, errors, tasks."""
 
 import itertools
-import re
 
 import gymnasium as gym
 import numpy as np
@@ -30,7 +29,6 @@ from cleanrl_graph import (
     ppo_lstm_sparse,
 )
 from cleanrl_graph.envs import fitting
-from cleanrl_graph.services import check
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
 GRAPH = graph_space(vector(2))
@@ -691,34 +689,48 @@ def test_the_amount_follows_the_node(tmp_path):
     assert np.mean([value for _, value in logged[-200:]]) > 3
 
 
-FAR = {  # action space, what is said of it
-    "as large as pixels": (vector(2, low=0, high=512), r"action: .* 0\.\.512, .*" + check.RESCALE),
-    "tiny": (vector(2, low=-0.01, high=0.01), r"action: .*-0\.01\.\.0\.01"),
-    "elsewhere": (vector(1, low=3, high=5), r"action: .* 3\.\.5"),
-    "inside a Dict": (
-        spaces.Dict(a=spaces.Discrete(2), b=vector(1, high=2000)),
-        r"action\.b: .*\.\.2000, .*a wrapper of yours",
-    ),
-    "as the policy's": (vector(2), ""),
-    "nearly": (vector(2, low=-2, high=2), ""),
-    "unbounded": (vector(2, low=-np.inf, high=np.inf), ""),
-    "integers": (spaces.MultiDiscrete([50, 60]), ""),
+BOUNDS = {  # of a Box: what the policy's -1, 0, 0.5, 1 and 7 become
+    (-1, 1): [-1, 0, 0.5, 1, 1],
+    (0, 1000): [0, 500, 750, 1000, 1000],
+    (10, 12): [10, 11, 11.5, 12, 12],
+    (-0.01, 0.01): [-0.01, 0, 0.005, 0.01, 0.01],
+    (3, 3): [3, 3, 3, 3, 3],
+    (0, np.inf): [0, 0, 0.5, 1, 7],
+    (-np.inf, 0.75): [-1, 0, 0.5, 0.75, 0.75],
+    (-np.inf, np.inf): [-1, 0, 0.5, 1, 7],
+    (-3.4e38, 3.4e38): [-1, 0, 0.5, 1, 7],  # as good as infinite
 }
 
 
-@pytest.mark.parametrize("name", FAR)
-def test_bounds_far_from_what_the_policy_draws(name, capsys):
-    """A line at the start says that actions will be clipped, and what scales them; once."""
-    space, said = FAR[name]
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_box_actions_are_scaled(bounds, dtype, capsys):
+    """-1 and 1 are the bounds where both are finite, in each row of a Sequence, too; else actions
+    are clipped. Nothing is said."""
+    space = spaces.Box(*bounds, (1,), dtype)
+    numbers = np.array([[-1], [0], [0.5], [1], [7]], np.float32)
+    with np.errstate(all="raise"):
+        actions = ppo_graph.to_env_actions(space, numbers)
+        (rows,) = ppo_graph.to_env_actions(
+            spaces.Sequence(space, stack=True), numbers, np.array([5])
+        )
+    assert all(action in space for action in actions)
+    np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
+    assert np.array_equal(np.stack(actions), rows)
     fitting.SAID.clear()
-    make_envs([lambda: ListEnv(vector(1), [], space)] * 3)
-    err = capsys.readouterr().err
-    assert err.count("\n") == bool(said) and re.match(said, err)
-
-
-def test_rescaled_bounds_are_not_far(capsys):
-    """Nothing is said where a wrapper scales the actions."""
-    fitting.SAID.clear()
-    env = ListEnv(vector(1), [], vector(2, low=0, high=512))
-    make_envs([lambda: gym.wrappers.RescaleAction(env, -1, 1)])
+    make_envs([lambda: ListEnv(vector(1), [], space)])
     assert capsys.readouterr().err == ""
+
+
+def test_bounds_of_one_are_the_numbers_themselves():
+    """Bit for bit."""
+    numbers = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
+    actions = ppo_graph.to_env_actions(vector(3), numbers)
+    assert np.array_equal(np.stack(actions), numbers.clip(-1, 1))
+
+
+def test_each_bound_is_its_own():
+    """Entries have bounds of their own, and are scaled only where both of theirs are finite."""
+    space = spaces.Box(np.array([0, -np.inf, 2]), np.array([10, 3, 4]), dtype=np.float64)
+    (action,) = ppo_graph.to_env_actions(space, np.array([[0.5, 0.5, -0.5]], np.float32))
+    assert action.tolist() == [7.5, 0.5, 2.5]

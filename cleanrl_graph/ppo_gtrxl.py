@@ -486,16 +486,16 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def places(self, idx: np.ndarray, group: str) -> np.ndarray:
+    def places(self, idx: np.ndarray, *groups: str) -> np.ndarray:
         """The numbers of a group's rows, int64, of the observations `idx` (int64 [B], repeats
-        allowed), one observation after the other."""
-        num = self.whole().counts[group]
+        allowed), one observation after the other; of several groups, which are together."""
+        num = sum(self.whole().counts[group] for group in groups)
         return ranges((num.cumsum() - num)[idx], num[idx])
 
-    def select(self, actions: Tensor, idx: np.ndarray, group: str) -> Tensor:
-        """The rows of `actions`, one for each row of a group, that belong to the observations
+    def select(self, actions: Tensor, idx: np.ndarray, groups: list[str]) -> Tensor:
+        """The rows of `actions`, one for each row of the groups, that belong to the observations
         `idx`."""
-        return actions[to_device(self.places(idx, group), self.device)]
+        return actions[to_device(self.places(idx, *groups), self.device)]
 
     def gather(self, idx: np.ndarray) -> Obs:
         """The observations `idx`: one selection of rows per leaf."""
@@ -812,7 +812,8 @@ class Categorical:
 
 
 class Choice(Categorical):
-    """One of the rows of each observation, logits [rows]. Actions and the rest are [B, 1]."""
+    """One of the rows of each observation, or of each row that acts: `options` are theirs, logits
+    [options]. Actions and the rest are [B, 1]."""
 
     def __init__(self, logits: Tensor, options: Ragged):
         self.ptr = options.ptr
@@ -835,17 +836,22 @@ class Choice(Categorical):
         return segment(terms, self.ptr)[:, None]
 
 
-class Part(NamedTuple):
-    """One factor of the action: a choice of a row of `group`; or, without a group, k entries with n
-    options each; or, if n is 0, k numbers."""
+@dataclass
+class Part:
+    """One factor of the action, drawn once for each observation or by each row of a group: a choice
+    of a row of `group`; or, without a group, k entries with n options each; or, if n is 0, k
+    numbers."""
 
     path: str  # in the action space: "action.amount"
-    columns: slice  # the part's own in the action [B, columns]
+    rows: str  # the group of which each row draws its own, or ""
+    columns: slice  # the part's own in the action [B, columns], or [rows, columns]
     group: str
-    mask: str  # path of the mask's leaf, or ""
-    entries: slice  # the part's own in a row of the mask
     k: int
     n: int  # of a choice: the most rows allowed
+    is_bits: bool
+    mask: str = ""  # path of the mask's leaf, or ""
+    entries: slice | None = None  # the part's own in a row of the mask
+    given: bool = False  # the mask may have entries for each value of the part before
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -869,52 +875,92 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
 
 
 def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str:
-    """In a Sequence the group whose rows act, each on its own; "" for other action spaces."""
-    if not isinstance(space, spaces.Sequence):
+    """The group whose rows act, each on its own: what --action-head or, with auto, the name of the
+    Sequence in the action space says, else nodes; "" without a Sequence."""
+    names = {factor.group for factor in leaves_of(space, "action")} - {""}
+    if not names:
         return ""
-    group = group_of("nodes" if head == "auto" else head, leaves)
-    if not group:
+    name = min(names).removeprefix("action").removeprefix(".") or "nodes"
+    group = group_of(name if head == "auto" else head, leaves)
+    if not group or len(names) > 1:
         raise UsageError(f"--action-head {head}: there are no such rows to act in {space}")
     return group
 
 
-def mask_of(factor: Leaf, rows: str, leaves: list[Leaf]) -> str:
-    """The path of a factor's mask, that of the whole action or of its name, "" without one. If it
-    chooses from `rows`, or these act, the mask has rows, too."""
-    own = factor.path.replace("action", "action_mask", 1)
-    for leaf in leaves:
-        if leaf.path in ("action_mask", own) and (leaf.group == "") == (rows == ""):
-            return leaf.path
-    return ""
-
-
 def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
-    """The factors of an action space, or of each row of a Sequence, in order. All Discrete ones
-    choose from what --action-head says, but with auto those of a Dict from what their names say."""
-    factors = leaves_of(space, "action")
-    acting = acting_group(space, leaves, args.action_head)
-    has_names = args.action_head == "auto" and isinstance(space, spaces.Dict)
+    """The factors of an action space in its order, those that rows draw last. All Discrete ones
+    choose from what --action-head says, but with auto those of a Dict, and with a Sequence all,
+    from what their names say. UsageError for a flag or a mask that fits nothing."""
+    head = args.action_head
+    acting = acting_group(space, leaves, head)
+    has_names = acting or head == "auto" and isinstance(space, spaces.Dict)
     parts = []
-    column = 0  # the first one that belongs to no part yet
-    entry = Counter()  # path of a mask -> its first entry that belongs to no part yet
-    for factor in factors:
-        name = factor.path.removeprefix("action.") if has_names else args.action_head
+    columns = Counter()  # group of the rows -> the first column that belongs to no part yet
+    for factor in leaves_of(space, "action"):
+        rows = acting if factor.group else ""
+        name = head
+        if has_names:
+            name = factor.path.removeprefix(factor.group or "action").removeprefix(".")
         options = num_options(factor.space)
         is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
-        group = group_of(name, leaves) if is_discrete and not acting else ""
-        mask = mask_of(factor, group or acting, leaves) if is_discrete else ""
+        group = group_of(name, leaves) if is_discrete else ""
+        if not (group or acting or head in ("auto", "flat")):
+            raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
         sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
         if not options:
             sizes = [(math.prod(factor.space.shape), 0)]
         elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
             sizes = [(len(options), options[0])]
         for k, n in sizes:
-            columns = slice(column, column + k)
-            entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
-            parts.append(Part(factor.path, columns, group, mask, entries, k, n))
-            column += k
-            entry[mask] = entries.stop
+            own = slice(columns[rows], columns[rows] + k)
+            parts.append(Part(factor.path, rows, own, group, k, n, not is_discrete))
+            columns[rows] += k
+    parts.sort(key=lambda part: part.rows)
+    for leaf in leaves:
+        is_mask = leaf.path.split(".")[0] == "action_mask"
+        if is_mask and not give_mask(leaf, parts, args.autoregressive):
+            sizes = [f"{part.k} x {part.n}" for part in parts]
+            raise UsageError(
+                f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
+                f"{head}: {' + '.join(sizes)} entries are needed, of a choice one per row, or with "
+                "--autoregressive as many for each value of the part before"
+            )
     return parts
+
+
+def give_mask(mask: Leaf, parts: list[Part], in_sequence: bool) -> bool:
+    """Notes a mask in the parts that it is for, all or those of its name; False if it fits none. It
+    has k * n entries, of bits also k (may it be 1) or none, of a choice one per row or, for several
+    choices, a column each. With parts drawn in sequence it may have these for each value of the
+    part before: in the row which that chose, one after the other, or for each pair of rows."""
+    width = math.prod(mask.space.shape)
+    path = mask.path.replace("action_mask", "action", 1)
+    named = [part for part in parts if part.n and path in ("action", part.path)]
+    own = [part for part in named if (part.group + part.rows == "") == (mask.group == "")]
+    has_one_kind = len({part.rows + part.group for part in own}) == 1
+    for per_bit in (2, 1, 0):
+        stop = 0
+        for part in own:
+            size = 1 if part.group else part.k * (per_bit if part.is_bits else part.n)
+            part.mask = mask.path if size else ""
+            part.entries = slice(stop, stop + size)
+            is_later = in_sequence and part is not parts[0] and own == [part] and part.rows == ""
+            part.given = is_later and width == 1 and part.group != ""
+            stop += size
+        if has_one_kind and (stop == width or width == 1 and own[0].group):
+            return True
+    if not (in_sequence and named):
+        return False
+    *others, part = named
+    before = parts[parts.index(part) - 1]
+    for each in named:
+        each.mask = mask.path
+        each.entries = slice(width)
+    part.given = True
+    is_ragged = before.group + part.rows != ""
+    num = part.k * part.n * (1 if before.group else before.n)
+    is_fine = others in ([], [before][: before in own]) and before.k == 1 and part is not parts[0]
+    return is_fine and width == num and is_ragged == (mask.group != "") and not part.group
 
 
 def scale_of(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
@@ -926,12 +972,19 @@ def scale_of(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
     return np.where(width < 1e30, low + scale, 0.0), scale
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
-    """Elements of `space` from actions [rows, columns]; those of a Box are scaled and clipped to
-    it. Each row makes one, but element b of a Sequence is made of the next counts[b] rows."""
+def to_env_actions(
+    space: gym.Space,
+    actions: np.ndarray,
+    counts: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+) -> list:
+    """Elements of `space` from actions [N, columns]; those of a Box are scaled and clipped to it.
+    Each row makes one. What is a Sequence in element b is made of the next counts[b] of `rows`, or
+    of `actions`."""
+    rows = actions if rows is None else rows
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        rows = to_env_actions(each, actions)
+        rows = to_env_actions(each, rows)
         elements = [tuple(rows[stop - num : stop]) for stop, num in zip(counts.cumsum(), counts)]
         if space.stack:
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
@@ -939,8 +992,9 @@ def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | N
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         children = []
         for _, child in children_of(space):
-            num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
-            children.append(to_env_actions(child, actions[:, :num]))
+            own = [leaf.space for leaf in leaves_of(child) if leaf.group == ""]
+            num = sum(math.prod(leaf.shape) for leaf in own)
+            children.append(to_env_actions(child, actions[:, :num], counts, rows))
             actions = actions[:, num:]
         rows = list(zip(*children))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
@@ -983,9 +1037,9 @@ class Project(nn.Linear):
 
 
 class PartHead(nn.Module):
-    """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
-    of its ends."""
+    """The distribution of one part of an action, given a latent [B, dim], or [rows, dim] if rows
+    draw it. `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group of
+    its ends."""
 
     def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
@@ -1006,39 +1060,78 @@ class PartHead(nn.Module):
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor
     ) -> Categorical | Normal:
-        """Its log_prob and entropy are [B, columns of the part]."""
+        """Its log_prob and entropy are [B, columns of the part]. `before` [B] is what the part
+        before has chosen."""
         output = self.output(latent)
         if self.part.group:
-            options = elements[self.part.group]
+            options = self.options(elements, obs)
             keys = self.key(elements, obs)
+            if self.part.rows:
+                keys = select_rows(keys, options.values)
             query = select_rows(output, options.batch)
             logits = self.score(torch.tanh(keys + query)).squeeze(1)
             logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-            return Choice(self.masked(logits, obs), options)
+            return Choice(self.masked(logits, obs, before, options), options)
         if self.part.n:
-            return Categorical(self.masked(output.unflatten(1, (self.part.k, -1)), obs))
+            logits = output.unflatten(1, (self.part.k, -1))
+            return Categorical(self.masked(logits, obs, before))
         log_std = self.log_std
         if log_std is None:
             output, log_std = output.chunk(2, 1)
         return Normal(output, log_std.exp(), validate_args=False)
 
-    def masked(self, logits: Tensor, obs: Obs) -> Tensor:
+    def options(self, elements: dict[str, Ragged], obs: Obs) -> Ragged:
+        """The rows to choose from: the group's, or for each row that acts those of its
+        observation, then values are their numbers in the group."""
+        options = elements[self.part.group]
+        if not self.part.rows:
+            return options
+        acting = elements[self.part.rows].batch
+        num = options.ptr.diff()[acting]
+        # A mask has an entry for each pair; without one this waits for the device
+        total = len(obs[self.part.mask].values) if self.part.mask else None
+        row = torch.repeat_interleave(num, output_size=total)  # int64 [pairs]
+        ptr = F.pad(num.cumsum(0), (1, 0))
+        first = options.ptr[acting] - ptr[:-1]
+        return Ragged(torch.arange(len(row), device=row.device) + first[row], ptr, row)
+
+    def masked(
+        self, logits: Tensor, obs: Obs, before: Tensor, options: Ragged | None = None
+    ) -> Tensor:
         """LOWEST where the mask is 0: where all is masked, all is equally likely."""
-        if not self.part.mask:
+        part = self.part
+        if not part.mask:
             return logits
-        mask = obs[self.part.mask].values[..., None].flatten(1)  # [B, or rows, entries]
-        if mask.shape[1] > 1:  # else one number per row is for all parts
-            mask = mask[:, self.part.entries]
-        return torch.where(mask.reshape(logits.shape) != 0, logits, LOWEST)
+        values, ptr, _ = obs[part.mask]
+        mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
+        if part.given and part.group:  # where there are pairs, those of the one before
+            num = options.ptr.diff()
+            first = ptr[:-1] + before * num * (ptr.diff() > num) - options.ptr[:-1]
+            numbers = torch.arange(len(logits), device=ptr.device)
+            mask = mask[(first[options.batch] + numbers).clamp(max=len(mask) - 1)]
+        elif part.given:
+            first = torch.arange(len(mask), device=ptr.device) if part.rows else ptr[:-1]
+            num = part.k * part.n
+            mask = mask.reshape(-1, num)[first * (mask.shape[1] // num) + before]
+        elif mask.shape[1] > 1:  # else one number per row is for all parts
+            mask = mask[:, part.entries]
+        if part.group:
+            return torch.where(mask.any(1), logits, LOWEST)
+        mask = mask.unflatten(1, (part.k, -1))
+        if mask.shape[2] < part.n:  # one entry a bit: may it be 1
+            mask = F.pad(mask, (1, 0), value=True)
+        return torch.where(mask.unflatten(2, (part.n, -1)).any(3), logits, LOWEST)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
         row, one-hot vectors, or the numbers themselves."""
         if self.part.group:
-            rows = elements[self.part.group].ptr[:-1] + action.long().squeeze(1)
-            return self.key.inputs(rows, elements, obs)
+            first = elements[self.part.group].ptr[:-1]
+            if self.part.rows:
+                first = first[elements[self.part.rows].batch]
+            return self.key.inputs(first + action.long().squeeze(1), elements, obs)
         if self.part.n:
             action = F.one_hot(action.long(), self.part.n).flatten(1)
         return action.float()
@@ -1058,27 +1151,38 @@ class ActionHead(nn.Module):
     elements. A choice scores row e by w . tanh(k + q) + k . q / sqrt(d) with key k = W e and query
     q = U latent: the score of a pointer network plus that of dot-product attention (Vaswani et al.
     2017). For an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
-    drawn in sequence, choices first. Each updates the latent of the next; the entropy is the sum of
-    theirs, each given the parts drawn before it. In a Sequence each row of the group `acting` has
-    its own latent and action; log-probability and entropy are sums over the rows."""
+    drawn in sequence. Each updates the latent of the next; the entropy is the sum of theirs, each
+    given the parts drawn before it. In a Sequence each row of the group `acting` has its own latent
+    and action; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
         nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
-        # Numbers of the parts, choices first
-        self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
-        for k, part in enumerate(parts):
+        for part in parts:
             head = PartHead(part, nodes[part.group], dim, dims, args)
-            if args.autoregressive and k != self.order[-1]:
+            if args.autoregressive and part is not parts[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
-        self.acting = acting_group(space, leaves, args.action_head)
+        # An action has rows of these groups
+        self.groups = sorted({part.rows for part in parts})
+        self.acting = self.groups[-1]
+        self.num_columns = max(part.columns.stop for part in parts)
         if self.acting:
             # A row's embedding -> its latent
             self.row = Project(self.acting, nodes[self.acting], dims, dim)
+
+    def places(self, elements: dict[str, Ragged]) -> dict[str, slice | Tensor]:
+        """Group -> its rows of the action: of each observation one for the parts that are drawn
+        once, then one for each row that acts."""
+        if len(self.groups) == 1:
+            return {self.acting: slice(None)}
+        _, ptr, batch = elements[self.acting]
+        numbers = torch.arange(len(ptr) + len(batch), device=ptr.device)
+        first = ptr[:-1] + numbers[: len(ptr) - 1]
+        return {"": first, self.acting: numbers[1 : len(batch) + 1] + batch}
 
     def forward(
         self,
@@ -1090,36 +1194,51 @@ class ActionHead(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
         `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. For a
-        Sequence action is [rows, columns]. `obs` has masks and links."""
-        if self.acting:
-            acting = elements[self.acting]
-            latent = torch.tanh(select_rows(latent, acting.batch) + self.row(elements, obs))
+        Sequence action is [rows, columns], see `places`. `obs` has masks and links."""
+        places = self.places(elements)
+        num = sum(len(elements[group].batch) if group else len(latent) for group in self.groups)
+        taken = torch.zeros(num, self.num_columns, device=latent.device)
         log_prob = 0.0
         entropy = latent.new_zeros(len(latent))
-        columns = [None] * len(self.heads)
-        for k in self.order:
-            head = self.heads[k]
-            probs = head(latent, elements, obs)
+        rows = ""
+        before = latent[:, 0]  # what the part before has chosen; the first one has none
+        for head in self.heads:
+            part = head.part
+            if part.rows != rows:  # from here on each row draws
+                rows = part.rows
+                _, ptr, batch = elements[rows]
+                latent = torch.tanh(select_rows(latent, batch) + self.row(elements, obs))
+                before = before[batch]
+            probs = head(latent, elements, obs, before)
+            at = places[rows]
             if action is not None:
-                own = action[:, head.part.columns]
-                entropy = entropy + probs.entropy().sum(1)
+                own = action[at, part.columns]
             elif greedy:
                 own = probs.mode
             else:  # Normal.sample would wait for the device
-                own = probs.sample() if head.part.n else probs.rsample()
-            log_prob = log_prob + probs.log_prob(own).sum(1)
-            columns[k] = own.float()
+                own = probs.sample() if part.n else probs.rsample()
+            terms = [probs.log_prob(own).sum(1)]
+            if action is not None:
+                terms.append(probs.entropy().sum(1))
+            if rows:  # float32 would lose digits of the ratio in a sum over many rows
+                terms = [segment(term.double(), ptr) for term in terms]
+            log_prob = log_prob + terms[0]
+            entropy = entropy + sum(terms[1:])
+            taken[at, part.columns] = own.float()
+            before = own[:, 0].long()
             if head.condition:
                 latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
-        if self.acting:
-            # float32 would lose digits of the ratio in a sum over many rows
-            log_prob = segment(log_prob.double(), acting.ptr)
-            entropy = segment(entropy, acting.ptr)
-        return torch.cat(columns, 1), log_prob, entropy
+        return taken, log_prob, entropy
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.acting))
+        actions = rows = action.cpu().numpy()
+        num = counts.get(self.acting)
+        if len(self.groups) > 1:
+            first = num.cumsum() - num + np.arange(len(num))
+            rows = np.delete(actions, first, 0)
+            actions = actions[first]
+        return to_env_actions(self.space, actions, num, rows)
 
 
 # --- end shared: action head ---
@@ -1127,12 +1246,16 @@ class ActionHead(nn.Module):
 
 # --- shared: embed action ---
 def embed_action(head: ActionHead, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
-    """What the next steps see of an action: all parts; in a Sequence the mean over the rows."""
-    parts = [each.embed(action[:, each.part.columns], elements, obs) for each in head.heads]
-    embedded = torch.cat(parts, 1)
-    if head.acting:
-        embedded = segment(embedded, elements[head.acting].ptr, "mean")
-    return embedded
+    """What the next steps see of an action: all parts, the mean of those that each row has."""
+    places = head.places(elements)
+    embedded = []
+    for each in head.heads:
+        rows = each.part.rows
+        own = each.embed(action[places[rows], each.part.columns], elements, obs)
+        if rows:
+            own = segment(own, elements[rows].ptr, "mean")
+        embedded.append(own)
+    return torch.cat(embedded, 1)
 
 
 # --- end shared: embed action ---
@@ -1401,7 +1524,7 @@ class Memory:
             past = to_device(age, self.device), previous[to_device(idx, self.device)], kv
             obs = self.storage.gather(idx)
             features, elements, *_ = self.agent.encode(obs, *past)
-            action = self.storage.select(actions, idx, self.agent.head.acting)
+            action = self.storage.select(actions, idx, self.agent.head.groups)
             yield idx, (features, elements, obs, action)
 
     def rollout(self) -> Obs:

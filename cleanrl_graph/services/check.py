@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -370,7 +371,6 @@ def wrong_leaves(leaves: list) -> Iterator[str]:
 
 def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
     """What is wrong with an action space, its heads or its masks."""
-    is_sequence = isinstance(space, spaces.Sequence)
     yield from fitting.unread(space, "action", is_action=True)
     name = fitting.name_of(space)
     parts = script.parts_of(space, leaves, args)
@@ -378,29 +378,10 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
         yield f"action space {name} is not supported, there is nothing to choose"
     if sum(part.k * part.n for part in parts if part.group == "") > MOST:
         yield f"action space {name} has over {MOST} options"
-    chosen = {part.group for part in parts}
-    groups = sorted({leaf.group for leaf in leaves if leaf.is_input} - {""})
-    head = args.action_head
-    if head not in ("auto", "flat") and "" in chosen and not is_sequence:
-        needed = "needs Discrete actions or a Sequence"
-        yield f"--action-head {head} {needed}, not {name}, and the name of a graph or set: {groups}"
-    if head == "auto" and "avail_actions" in set(groups) - chosen and not is_sequence:
+    unused = {leaf.group for leaf in leaves} - {part.group for part in parts}
+    acts = any(part.rows for part in parts)
+    if args.action_head == "auto" and "avail_actions" in unused and not acts:
         yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
-    for mask in leaves:
-        masked = [part for part in parts if part.mask == mask.path]
-        stop = max((part.entries.stop for part in masked), default=0)
-        width = math.prod(mask.space.shape)
-        if width == 1 and any(part.group for part in masked):  # one number per row is for all
-            stop = min(stop, 1)
-        is_mask = mask.path.split(".")[0] == "action_mask"
-        if is_mask and (stop != width or len({part.group for part in masked}) > 1):
-            none = head if is_sequence else "flat"
-            heads = " ".join(sorted({group or none for group in chosen}))
-            problem = f"a mask {mask.space} does not fit {name} with --action-head {heads}"
-            sizes = [part.n for part in masked or parts for _ in range(part.k) if part.n]
-            if chosen == {""} and mask.group == "" and 0 < len(sizes) <= 16:
-                problem += f": {' + '.join(map(str, sizes))} entries are needed"
-            yield f"leaf '{mask.path}': {problem}"
 
 
 def num_options(space: gym.Space) -> np.ndarray:
@@ -415,7 +396,7 @@ def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
     for leaf in script.leaves_of(env.observation_space):
         if leaf.is_input:
             inputs.append((leaf.path, leaf.group, re.sub(r"Box\([^(]*", "", str(leaf.space))))
-    done = [part._replace(n=0) if part.group else part for part in parts]
+    done = [replace(part, n=0) if part.group else part for part in parts]
     action = str(env.action_space)
     if {part.group for part in parts} != {""}:
         action = re.sub(r"Discrete\([^,)]*", "", action)
@@ -469,15 +450,25 @@ class Checks:
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
-        # Path of a ragged mask, or node_ids -> the group that it has as many rows as
-        named = {part.mask: part.group or self.acting for part in self.parts[0]}
+        # Path of a mask -> what makes the number of its rows, in one way or another
+        self.pairs = {}
+        named = {}  # path of another ragged mask, or of node_ids -> the group with as many rows
+        for before, part in zip([None, *self.parts[0]], self.parts[0]):
+            if not part.mask:
+                continue
+            if part.rows and part.group:
+                self.pairs[part.mask] = [[part.rows, part.group]]
+            elif part.given and part.group:
+                self.pairs[part.mask] = [[part.group], [before.group or before.n, part.group]]
+            else:
+                named[part.mask] = part.rows or part.group or before and before.group
         # Agents have ids, else nodes and elements of a set have, also where edges act
         links = [leaf.path for leaf in leaves if leaf.is_links and not env.has_agents]
         with contextlib.suppress(script.UsageError):  # there are several graphs
             is_acting = self.acting and self.acting not in links
             named["node_ids"] = self.acting if is_acting else script.group_of("nodes", leaves)
-        ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
-        self.named = {path: named[path] for path in ragged if named.get(path)}
+        ragged = {leaf.path for leaf in leaves if leaf.path == leaf.group} - set(self.pairs)
+        self.named = {path: named[path] for path in sorted(ragged) if named.get(path)}
 
     def step(self, actions: list) -> tuple:
         import torch  # not above: copies of environments import this file, and do without
@@ -523,14 +514,14 @@ class Checks:
             first = self.first if self.flat.size > 1 else Checked.latest.number
             leaves = zip(self.leaves, self.flat.values)
             leaf, values = next(each for each in leaves if each[0].path == part.mask)
-            for i in all_masked(values, self.flat.counts[leaf.group], part)[:1]:
+            for i in all_masked(values, self.flat.counts, leaf.group, part)[:1]:
                 at = self.place(first + i, part.mask)
                 say(f"{at}: {MASKED}. This is said once", MASKED)
 
     def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
         there are several they may be another's. Sets `flat` before it looks at values."""
-        yield from wrong_form(self.leaves, observations, self.named)
+        yield from wrong_form(self.leaves, observations, self.named, self.pairs)
         self.flat = super().collate(observations)
         for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
             is_fine = values.dtype.kind == "f" and np.abs(values).max(initial=0) <= FLOAT32
@@ -587,7 +578,9 @@ def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = 
         return script.leaves_of(space, path)[0].path
 
 
-def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[str, str]]:
+def wrong_form(
+    leaves: list, observations: list, named: dict, pairs: dict
+) -> Iterator[tuple[str, str]]:
     """(path, what is wrong) with dtypes, shapes and the numbers of rows, which all leaves of a
     group share."""
     counts = {}  # group -> rows of each observation
@@ -615,6 +608,12 @@ def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[
             is_mask = path == "action_mask" and num[0] in edges
             advice = ": for a mask of edges give --action-head edges" if is_mask else ""
             yield path, f"{num[0]} rows where '{group}' has {counts[group][0]}{advice}"
+    for path, ways in pairs.items():
+        products = [math.prod(counts.get(factor, factor) for factor in way) for way in ways]
+        if not np.any([counts[path] == product for product in products], 0).all():
+            names = " or ".join(" x ".join(map(str, way)) for way in ways)
+            needed = " or ".join(str(product[0]) for product in products)
+            yield path, f"{counts[path][0]} rows where {names} has {needed}"
 
 
 def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
@@ -649,7 +648,8 @@ def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> 
         if part.group == "" or part.group != leaf.group:
             continue
         most = np.array([own[k].n for own in parts])[: len(num)]
-        if (((num == 0) & (not is_last)) | (num > most)).any():
+        acts = counts[part.rows] > 0
+        if (((num == 0) & acts & (not is_last)) | (num > most)).any():
             yield f"{num[0]} rows to choose from, the action space has {most[0]}"
 
 
@@ -685,13 +685,22 @@ def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
     return f"; {leaf.space.dtype} is declared"
 
 
-def all_masked(mask: np.ndarray, counts: np.ndarray, part: Any) -> np.ndarray:
-    """The numbers of the observations that allow no option of an entry, or of a row that acts;
-    `counts` are their rows of the mask."""
+def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndarray:
+    """The numbers of the observations that allow no option of an entry, or of a row that acts, as
+    far as no other part decides; `group` is that of the mask."""
     allowed = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
+    num = counts[group]
+    env = np.arange(len(num)).repeat(num)  # of each row
     if allowed.shape[1] > 1:  # else one number per row is for all parts
         allowed = allowed[:, part.entries]
-    env = np.arange(len(counts)).repeat(counts)  # of each row
+    if part.given or allowed.shape[1] < part.k * part.n and not part.group:
+        return np.array([], np.int64)
     if part.group == "":
-        return env[~allowed.reshape(len(mask), part.k, part.n).any(2).all(1)]
-    return np.flatnonzero(np.bincount(env, allowed[:, 0], len(counts)) == 0)
+        allowed = allowed.reshape(len(mask), part.k, part.n, -1).any((2, 3))
+        return env[~allowed.all(1)]
+    env_of_draw = np.arange(len(num)).repeat(counts[part.rows])
+    options = counts[part.group][env_of_draw]
+    draw = np.arange(len(options)).repeat(options)  # of each row of the mask
+    if len(draw) != len(allowed):  # pairs
+        return np.array([], np.int64)
+    return env_of_draw[np.bincount(draw, allowed.any(1), len(options)) == 0]

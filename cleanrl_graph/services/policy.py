@@ -12,7 +12,7 @@ not given: from this package, or from wherever Python finds modules.
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -201,7 +201,7 @@ class Policy:
         self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
         for parts in self.envs.parts:
             parts[:] = [
-                part._replace(n=max(part.n, most)) if part.group else part for part in parts
+                replace(part, n=max(part.n, most)) if part.group else part for part in parts
             ]
         with patched(script):
             agent = script.Agent(self.envs.leaves, env.action_space, args)

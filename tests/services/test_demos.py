@@ -127,9 +127,11 @@ def load(path, envs):
 )
 def test_a_mask_that_allows_nothing_forbids_nothing(group, mask, expected):
     """Of a choice and of fixed options; elsewhere it forbids what is 0."""
-    part = script.Part("action", slice(0, 1), group, "action_mask", slice(0, 4), 2, 2)
+    part = script.Part("action", "", slice(0, 1), group, 2, 2, False, "action_mask", slice(0, 4))
     chosen = np.array([[0], [1]]) if group else np.array([[1, 1], [1, 0]])
-    masked = demos.is_masked(part, chosen, np.array([2, 2]), np.array(mask))
+    rows = np.array([2, 2])
+    num = rows if group else np.array([1, 1])
+    masked = demos.is_masked(part, chosen, rows, np.array(mask), num, chosen[:, 0])
     assert masked.tolist() == expected
 
 

@@ -213,22 +213,22 @@ def test_a_row_of_nodes_is_its_embedding(name):
     assert torch.equal(layer.inputs(order, elements, obs), nodes[order])
 
 
-def test_choices_come_first():
-    """With --autoregressive the amount depends on the node, wherever it stands in the Dict; not
-    vice versa."""
+def test_parts_are_drawn_in_the_order_of_the_space():
+    """With --autoregressive a part depends on those before it, whatever they are, and on no later
+    one: edges on the amount, nodes on both. A Dict has gymnasium's order, a Tuple its own."""
     agent, storage, _ = setup("mixed_chain")
-    groups = [agent.head.heads[k].part.group for k in agent.head.order]
-    assert groups == ["g.edge_links", "g.nodes", ""]
+    assert [head.part.path for head in agent.head.heads] == [f"action.{key}" for key in MIXED]
     actions, _ = every_action(agent, storage.gather(np.array([2])))
     with torch.no_grad():
-        p = (
-            agent(storage.gather(np.full(len(actions), 2)), actions[:, 0])[1].exp().view(3, 4, 4)
-        )  # amount, edge, node
-    amounts = p / p.sum(0)
-    amounts = amounts[:, :, p.sum((0, 1)) > 0]
-    assert (amounts - amounts[:, :, :1]).abs().max() > 1e-3 and (
-        amounts - amounts[:, :1]
-    ).abs().max() > 1e-3
+        p = agent(storage.gather(np.full(len(actions), 2)), actions[:, 0])[1].exp()
+    p = p.view(3, 4, 4)  # amount, edge, node
+    edges = p.sum(2) / p.sum((1, 2))[:, None]  # given the amount
+    assert (edges - edges[0]).abs().max() > 1e-3
+    nodes = p / p.sum(2, keepdim=True)  # given both
+    assert (nodes - nodes[:1]).abs().max() > 1e-3 and (nodes - nodes[:, :1]).abs().max() > 1e-3
+    pair = spaces.Tuple((spaces.Discrete(2), vector(1), spaces.Discrete(3)))
+    parts = checked_parts(pair, vector(1), autoregressive=True)
+    assert [part.path for part in parts] == ["action.0", "action.1", "action.2"]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             spaces.Dict(a=spaces.Sequence(vector(1))),
             GRAPH,
             "auto",
-            "leaf 'action.a': a Sequence is not supported inside a Dict of actions",
+            "--action-head auto: there are no such rows to act in Dict",
         ),
         (
             MIXED,

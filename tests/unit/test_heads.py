@@ -509,7 +509,6 @@ def test_head_that_does_not_fit(space, extra, head):
         spaces.Text(3),
         spaces.Tuple((spaces.Text(3),)),
         spaces.Sequence(spaces.Text(3)),
-        spaces.Dict(a=spaces.Discrete(2), b=spaces.Sequence(vector(2))),
         spaces.Sequence(spaces.Sequence(vector(2))),
         spaces.Dict(a=spaces.Discrete(2), b=spaces.Graph(vector(1), None)),
     ],

@@ -1,0 +1,411 @@
+"""Masks that depend on earlier parts, masks of bits, a choice for each row, parts for all beside
+parts of each row: every joint action of small ragged batches is tried, in float64."""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from helpers import MASK, ListEnv, UsageErrors, checked_parts, graph_space, make_envs, vector
+
+from cleanrl_graph import ppo_graph, ppo_graph_agents
+from cleanrl_graph.envs import fitting
+
+
+def rows_of(num):
+    """A mask, or features, of rows."""
+    return spaces.Sequence(spaces.Box(0, 1, (num,), np.float32), stack=True)
+
+
+ROBOTS = {"robots": rows_of(2), "tasks": rows_of(3)}
+NODES = {"g": graph_space(vector(2))}
+D = spaces.Discrete
+TASK = spaces.Sequence(spaces.Dict(tasks=D(9)))
+PAIR = spaces.Tuple((D(9), D(9)))
+CHAIN = {"autoregressive": True}
+CHAIN_NODES = CHAIN | {"action_head": "nodes"}
+CHAIN_ROBOTS = CHAIN | {"action_head": "robots"}
+
+
+class Case(NamedTuple):
+    """`legal(mask, a)`: whether a mask of one observation allows an action. a["k"] are the numbers
+    of part k, of each row that acts those in a["k"][row]."""
+
+    action: spaces.Space
+    extra: dict
+    masks: object
+    flags: dict
+    legal: object = lambda mask, a: True
+
+
+def pairs(mask, a, first, second, num):
+    return mask[second][a[first] * num + a[second]]
+
+
+CASES = {
+    "joint": Case(
+        spaces.MultiDiscrete([2, 3]),
+        {},
+        spaces.MultiBinary((2, 3)),
+        CHAIN,
+        lambda mask, a: mask[a["0"], a["1"]],
+    ),
+    "joint of a Tuple": Case(
+        spaces.Tuple((D(3), D(2))),
+        {},
+        spaces.MultiBinary(6),
+        CHAIN,
+        lambda mask, a: mask[2 * a["0"] + a["1"]],
+    ),
+    "joint of three": Case(
+        spaces.Tuple((D(2), D(3), D(2))),
+        {},
+        spaces.Tuple((spaces.MultiBinary(2), spaces.MultiBinary((2, 3)), spaces.MultiBinary(6))),
+        CHAIN,
+        lambda mask, a: (
+            mask[0][a["0"]] and mask[1][a["0"], a["1"]] and mask[2][2 * a["1"] + a["2"]]
+        ),
+    ),
+    "verb, then object": Case(
+        spaces.Dict(a=D(2), b=D(3)),
+        {},
+        spaces.Dict(a=spaces.MultiBinary(2), b=spaces.MultiBinary((2, 3))),
+        CHAIN,
+        lambda mask, a: mask["a"][a["a"]] and mask["b"][a["a"], a["b"]],
+    ),
+    "bits given a verb": Case(
+        spaces.Tuple((D(2), spaces.MultiBinary(2))),
+        {},
+        spaces.Tuple((spaces.MultiBinary(2), spaces.MultiBinary((2, 4)))),
+        CHAIN,
+        lambda mask, a: (
+            mask[0][a["0"]] and mask[1][a["0"], a["1"][0]] and mask[1][a["0"], 2 + a["1"][1]]
+        ),
+    ),
+    "row, then option": Case(
+        spaces.Dict(node=D(9), option=D(3)),
+        NODES,
+        spaces.Dict(node=MASK, option=rows_of(3)),
+        CHAIN,
+        lambda mask, a: mask["node"][a["node"]] and mask["option"][a["node"], a["option"]],
+    ),
+    "row and option in one": Case(
+        spaces.Dict(node=D(9), option=D(3)),
+        NODES,
+        rows_of(3),
+        CHAIN,
+        lambda mask, a: mask[a["node"], a["option"]],
+    ),
+    "option, then row": Case(
+        spaces.Dict(action=D(2), node=D(9)),
+        NODES,
+        spaces.Dict(action=spaces.MultiBinary(2), node=MASK),
+        CHAIN,
+        lambda mask, a: (
+            mask["action"][a["action"]] and pairs(mask, a, "action", "node", len(mask["node"]) // 2)
+        ),
+    ),
+    "option, then any row": Case(
+        spaces.Dict(action=D(2), node=D(9)),
+        NODES,
+        spaces.Dict(node=MASK),
+        CHAIN,
+        lambda mask, a: mask["node"][a["node"]],
+    ),
+    "pair of rows": Case(
+        PAIR,
+        NODES,
+        spaces.Tuple((MASK, MASK)),
+        CHAIN_NODES,
+        lambda mask, a: mask[0][a["0"]] and mask[1][a["0"] * len(mask[0]) + a["1"]],
+    ),
+    "rows of two sets": Case(
+        spaces.Dict(robots=D(9), tasks=D(9)),
+        ROBOTS,
+        spaces.Dict(robots=MASK, tasks=MASK),
+        CHAIN,
+        lambda mask, a: (
+            mask["robots"][a["robots"]]
+            and pairs(mask, a, "robots", "tasks", len(mask["tasks"]) // len(mask["robots"]))
+        ),
+    ),
+    "joint per row": Case(
+        spaces.Sequence(spaces.MultiDiscrete([2, 3])),
+        NODES,
+        rows_of(6),
+        CHAIN,
+        lambda mask, a: all(mask[r, 3 * x + y] for r, (x, y) in enumerate(zip(a["0"], a["1"]))),
+    ),
+    "two entries a bit": Case(
+        spaces.MultiBinary(3),
+        {},
+        spaces.MultiBinary((3, 2)),
+        {},
+        lambda mask, a: all(mask[k, bit] for k, bit in enumerate(a["0"])),
+    ),
+    "one entry a bit": Case(
+        spaces.MultiBinary(3),
+        {},
+        spaces.MultiBinary(3),
+        {},
+        lambda mask, a: all(mask[k] or not bit for k, bit in enumerate(a["0"])),
+    ),
+    "one bit": Case(
+        spaces.MultiBinary(1),
+        {},
+        spaces.MultiBinary(1),
+        {},
+        lambda mask, a: mask[0] or not a["0"][0],
+    ),
+    "bits beside options": Case(
+        spaces.Tuple((D(2), spaces.MultiBinary(2))),
+        {},
+        spaces.MultiBinary(4),
+        {},
+        lambda mask, a: mask[a["0"]] and all(m or not bit for m, bit in zip(mask[2:], a["1"])),
+    ),
+    "bits of each row": Case(
+        spaces.Sequence(spaces.MultiBinary(2)),
+        NODES,
+        rows_of(4),
+        {},
+        lambda mask, a: all(own[0 + x] and own[2 + y] for own, (x, y) in zip(mask, a["0"])),
+    ),
+    "one entry a bit of each row": Case(
+        spaces.Sequence(spaces.MultiBinary(2)),
+        NODES,
+        rows_of(2),
+        {},
+        lambda mask, a: all((own >= bits).all() for own, bits in zip(mask, a["0"])),
+    ),
+    "a task for each robot": Case(
+        TASK,
+        ROBOTS,
+        MASK,
+        {"action_head": "robots"},
+        lambda mask, a: all(
+            mask[r * (len(mask) // len(a["tasks"])) + task] for r, task in enumerate(a["tasks"])
+        ),
+    ),
+    "any task for each robot": Case(TASK, ROBOTS, None, {"action_head": "robots"}),
+    "task, then speed": Case(
+        spaces.Dict(robots=spaces.Sequence(spaces.Dict(speed=D(2), tasks=D(9)))),
+        ROBOTS,
+        spaces.Dict(robots=spaces.Dict(speed=rows_of(2), tasks=MASK)),
+        CHAIN,
+        lambda mask, a: all(
+            mask["robots"]["tasks"][r * (len(mask["robots"]["tasks"]) // len(a["tasks"])) + task]
+            and mask["robots"]["speed"][r, speed]
+            for r, (task, speed) in enumerate(zip(a["tasks"], a["speed"]))
+        ),
+    ),
+    "another robot": Case(spaces.Sequence(spaces.Dict(robots=D(9))), ROBOTS, None, CHAIN_ROBOTS),
+    "for all and for each": Case(
+        spaces.Dict(robots=spaces.Sequence(D(2)), speed=D(3)),
+        ROBOTS,
+        spaces.Dict(robots=rows_of(2), speed=spaces.MultiBinary(3)),
+        {},
+        lambda mask, a: (
+            mask["speed"][a["speed"]]
+            and all(mask["robots"][r, x] for r, x in enumerate(a["robots"]))
+        ),
+    ),
+    "for each given that for all": Case(
+        spaces.Dict(robots=spaces.Sequence(D(2)), speed=D(3)),
+        ROBOTS,
+        spaces.Dict(robots=rows_of(6), speed=spaces.MultiBinary(3)),
+        CHAIN,
+        lambda mask, a: (
+            mask["speed"][a["speed"]]
+            and all(mask["robots"][r, 2 * a["speed"] + x] for r, x in enumerate(a["robots"]))
+        ),
+    ),
+    "a choice for all, a task for each": Case(
+        spaces.Tuple((spaces.Dict(tasks=D(9)), spaces.MultiBinary(1), TASK)),
+        ROBOTS,
+        None,
+        CHAIN_ROBOTS,
+    ),
+}
+SIZES = [(0, 2), (1, 2), (2, 3)]  # of robots or nodes, and of tasks or edges
+
+
+def mask_of(name, space, rng, n, m):
+    """A mask for `n` rows that are first, `m` second ones; each block of options has one that is
+    allowed."""
+
+    def blocks(num, size):
+        mask = rng.integers(0, 2, (num, size)).astype(np.int8)
+        mask[np.arange(num), rng.integers(max(size, 1), size=num) if size else 0] = 1
+        return mask
+
+    kinds = {
+        "joint": lambda: blocks(2, 3),
+        "joint of a Tuple": lambda: blocks(3, 2).ravel(),
+        "joint of three": lambda: (blocks(1, 2)[0], blocks(2, 3), blocks(3, 2).ravel()),
+        "verb, then object": lambda: {"a": blocks(1, 2)[0], "b": blocks(2, 3)},
+        "bits given a verb": lambda: (blocks(1, 2)[0], blocks(4, 2).reshape(2, 4)),
+        "row, then option": lambda: {"node": blocks(1, n)[0], "option": blocks(n, 3)},
+        "row and option in one": lambda: blocks(n, 3) * blocks(1, n).T,
+        "option, then row": lambda: {"action": blocks(1, 2)[0], "node": blocks(2, n).ravel()},
+        "option, then any row": lambda: {"node": blocks(1, n)[0]},
+        "pair of rows": lambda: (blocks(1, n)[0], blocks(n, n).ravel()),
+        "rows of two sets": lambda: {"robots": blocks(1, n)[0], "tasks": blocks(n, m).ravel()},
+        "joint per row": lambda: blocks(n, 6),
+        "two entries a bit": lambda: blocks(3, 2),
+        "one entry a bit": lambda: rng.integers(0, 2, 3),
+        "one bit": lambda: rng.integers(0, 2, 1),
+        "bits beside options": lambda: np.append(blocks(1, 2)[0], rng.integers(0, 2, 2)),
+        "bits of each row": lambda: blocks(2 * n, 2).reshape(n, 4),
+        "one entry a bit of each row": lambda: rng.integers(0, 2, (n, 2)),
+        "a task for each robot": lambda: blocks(n, m).ravel(),
+        "task, then speed": lambda: {
+            "robots": {"speed": blocks(n, 2), "tasks": blocks(n, m).ravel()}
+        },
+        "for all and for each": lambda: {"robots": blocks(n, 2), "speed": blocks(1, 3)[0]},
+        "for each given that for all": lambda: {
+            "robots": blocks(3 * n, 2).reshape(n, 6),
+            "speed": blocks(1, 3)[0],
+        },
+    }
+    return kinds[name]()
+
+
+def setup(name, script=ppo_graph):
+    """(agent with random weights in its head, storage of three observations, their masks, Envs)"""
+    case = CASES[name]
+    rng = np.random.default_rng(0)
+    observations = []
+    acts = "Sequence" in str(case.action)
+    for n, m in SIZES:
+        n = n if acts else n + 1
+        obs = {"x": rng.random(2, np.float32)}
+        if case.extra is ROBOTS:
+            obs["robots"] = rng.random((n, 2), np.float32)
+            obs["tasks"] = rng.random((m, 3), np.float32)
+        elif case.extra is NODES:
+            links = rng.integers(max(n, 1), size=(n and m, 2))
+            edges = rng.random((n and m, 2), np.float32)
+            obs["g"] = spaces.GraphInstance(rng.random((n, 3), np.float32), edges, links)
+        if case.masks is not None:
+            obs["action_mask"] = mask_of(name, case.masks, rng, n, m)
+        observations.append(obs)
+    space = {"x": vector(2), **case.extra}
+    if case.masks is not None:
+        space["action_mask"] = case.masks
+    space = spaces.Dict(space)
+    makers = [lambda own=own: ListEnv(space, [own] * 3, case.action) for own in observations]
+    envs = make_envs(makers, script=script, **case.flags)
+    storage = script.Storage(envs.leaves, torch.device("cpu"))
+    storage.append(envs.reset(0).obs)
+    agent = script.Agent(envs.leaves, case.action, script.Args(**case.flags))
+    for parameter in agent.head.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return agent, storage, [obs.get("action_mask") for obs in observations], envs
+
+
+def double(agent, same=True):
+    """The head's outputs in float64, for a batch of the same observation again and again."""
+    agent.head.double()
+    for part_head in agent.head.heads:
+        if part_head.condition:
+            part_head.condition.register_forward_pre_hook(lambda layer, x: (x[0].double(),))
+
+    def call(obs, action=None, greedy=False):
+        features, elements = agent.encoder(obs)
+        latent = agent.actor(features)
+        if same:  # float32 rounds the same observation in other ways at other places
+            latent = latent[:1].expand_as(latent)
+            for group, own in elements.items():
+                num = len(own.values) // len(latent)
+                values = own.values[:num].repeat(len(latent), 1)
+                elements[group] = own._replace(values=values)
+        for group, own in elements.items():
+            elements[group] = own._replace(values=own.values.double())
+        return agent.head(latent.double(), elements, obs, action, greedy)
+
+    return call
+
+
+def every_action(agent, obs):
+    """(all actions [K, rows of one, columns] of one observation; of each what its parts have)"""
+    parts = [head.part for head in agent.head.heads]
+    _, elements = agent.encoder(obs)
+    num = len(elements[agent.head.acting].batch) if agent.head.acting else 0
+    draws = []  # (part, row)
+    options = []
+    for part in parts:
+        size = len(elements[part.group].batch) if part.group else part.n
+        for row in range(num) if part.rows else [0]:
+            draws.append((part, row))
+            options.append(list(itertools.product(range(size), repeat=part.k)))
+    has_own = parts[0].rows == ""
+    width = max(part.columns.stop for part in parts)
+    actions = []
+    meanings = []
+    for chosen in itertools.product(*options):
+        action = np.zeros((has_own + num, width), np.float32)
+        meaning = {name_of(part, parts): [] for part in parts}
+        for (part, row), own in zip(draws, chosen):
+            action[row + (has_own and part.rows != ""), part.columns] = own
+            value = own if part.n == 2 and part.is_bits else own[0]
+            if part.rows:
+                meaning[name_of(part, parts)].append(np.array(value))
+            else:
+                meaning[name_of(part, parts)] = value
+        actions.append(action)
+        meanings.append(meaning)
+    return torch.tensor(np.array(actions)), meanings
+
+
+def name_of(part, parts):
+    """The last key of a path, or the number of the part in its factor."""
+    same = [other for other in parts if other.path == part.path]
+    if len(same) > 1 or part.path == "action":
+        return str(same.index(part))
+    last = part.path.rpartition(".")[2]
+    paths = {other.path for other in parts if other.path.endswith(f".{last}")}
+    return last if len(paths) == 1 else part.path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_joint_actions_are_tried(name):
+    """Probabilities sum to 1, they are 0 where the masks forbid an action and nowhere else, and the
+    entropy is exact; samples and modes agree with them, and a batch with each of its parts."""
+    case = CASES[name]
+    agent, storage, masks, _ = setup(name)
+    head = double(agent)
+    together = []
+    for i, mask in enumerate(masks):
+        actions, meanings = every_action(agent, storage.gather(np.array([i])))
+        legal = torch.tensor([bool(case.legal(mask, a)) for a in meanings])
+        assert legal.any()
+        K = len(actions)
+        with torch.no_grad():
+            obs = storage.gather(np.full(K, i))
+            taken, log_prob, entropy = head(obs, actions.flatten(0, 1))
+            sampled, sample_log_prob, _ = head(storage.gather(np.full(300, i)))
+            _, again, _ = head(storage.gather(np.full(300, i)), sampled)
+            best, best_log_prob, _ = head(storage.gather(np.array([i])), greedy=True)
+        assert torch.equal(taken.float(), actions.flatten(0, 1)) and log_prob.shape == (K,)
+        p = log_prob.exp()
+        assert p.sum().item() == pytest.approx(1, abs=1e-12)
+        assert torch.equal(p > 0, legal)
+        exact = -(p[legal] * log_prob[legal]).sum().item()
+        assert (p * entropy).sum().item() == pytest.approx(exact, abs=1e-12)
+        torch.testing.assert_close(again, sample_log_prob)
+        index = {tuple(a): k for k, a in enumerate(actions.flatten(1).tolist())}
+        counts = torch.bincount(
+            torch.tensor([index[tuple(a)] for a in sampled.view(300, -1).tolist()]), minlength=K
+        )
+        assert not counts[~legal].any()
+        assert ((counts / 300 - p).abs() < 6 * (p * (1 - p) / 300).sqrt() + 0.01).all()
+        if not case.flags.get("autoregressive"):
+            assert index[tuple(best.flatten().tolist())] == p.argmax()
+        together.append((sampled[: len(best)], sample_log_prob[0]))
+    with torch.no_grad():
+        action, expected = zip(*together)
+        _, log_prob, _ = double(agent, False)(storage.gather(np.arange(3)), torch.cat(action))
+    torch.testing.assert_close(log_prob, torch.stack(expected), atol=1e-5, rtol=1e-5)

@@ -756,6 +756,13 @@ def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
     return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
 
 
+def sum_up(terms: Tensor, ptr: Tensor | None) -> Tensor:
+    """The sum over columns and, with ptr, over the rows of each segment, in float64: float32 would
+    lose digits of the ratio in a sum over many rows."""
+    terms = terms.sum(1)
+    return terms if ptr is None else segment(terms.double(), ptr)
+
+
 class Categorical:
     """One of n options for each of k entries, logits [B, k, n], LOWEST for those that are masked.
     Actions, log-probabilities and entropies are [B, k]. Unlike torch's Categorical it samples
@@ -825,7 +832,7 @@ class Part:
     is_bits: bool
     mask: str = ""  # path of the mask's leaf, or ""
     entries: slice | None = None  # the part's own in a row of the mask
-    given: bool = False  # the mask may have entries for each value of the part before
+    given: bool = False  # whether it has entries for each value of the part before
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -854,7 +861,7 @@ def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str:
     names = {factor.group for factor in leaves_of(space, "action")} - {""}
     if not names:
         return ""
-    name = min(names).removeprefix("action").removeprefix(".") or "nodes"
+    name = min(names).removeprefix("action")[1:] or "nodes"
     group = group_of(name if head == "auto" else head, leaves)
     if not group or len(names) > 1:
         raise UsageError(f"--action-head {head}: there are no such rows to act in {space}")
@@ -874,7 +881,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
         rows = acting if factor.group else ""
         name = head
         if has_names:
-            name = factor.path.removeprefix(factor.group or "action").removeprefix(".")
+            name = factor.path.removeprefix(factor.group or "action")[1:]
         options = num_options(factor.space)
         is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
         group = group_of(name, leaves) if is_discrete else ""
@@ -893,10 +900,9 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
     for leaf in leaves:
         is_mask = leaf.path.split(".")[0] == "action_mask"
         if is_mask and not give_mask(leaf, parts, args.autoregressive):
-            sizes = [f"{part.k} x {part.n}" for part in parts]
             raise UsageError(
                 f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
-                f"{head}: {' + '.join(sizes)} entries are needed, of a choice one per row, or with "
+                f"{head}: an entry per option is needed, one per row for a choice, or with "
                 "--autoregressive as many for each value of the part before"
             )
     return parts
@@ -911,17 +917,15 @@ def give_mask(mask: Leaf, parts: list[Part], in_sequence: bool) -> bool:
     path = mask.path.replace("action_mask", "action", 1)
     named = [part for part in parts if part.n and path in ("action", part.path)]
     own = [part for part in named if (part.group + part.rows == "") == (mask.group == "")]
-    has_one_kind = len({part.rows + part.group for part in own}) == 1
     for per_bit in (2, 1, 0):
         stop = 0
         for part in own:
             size = 1 if part.group else part.k * (per_bit if part.is_bits else part.n)
             part.mask = mask.path if size else ""
             part.entries = slice(stop, stop + size)
-            is_later = in_sequence and part is not parts[0] and own == [part] and part.rows == ""
-            part.given = is_later and width == 1 and part.group != ""
             stop += size
-        if has_one_kind and (stop == width or width == 1 and own[0].group):
+        is_one = len({part.rows + part.group for part in own}) == 1  # group of rows, or none
+        if is_one and (stop == width or width == 1 and own[0].group):
             return True
     if not (in_sequence and named):
         return False
@@ -1080,9 +1084,8 @@ class PartHead(nn.Module):
             return logits
         values, ptr, _ = obs[part.mask]
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
-        if part.given and part.group:  # where there are pairs, those of the one before
-            num = options.ptr.diff()
-            first = ptr[:-1] + before * num * (ptr.diff() > num) - options.ptr[:-1]
+        if part.group and len(mask) > len(logits):  # pairs; the part before has chosen the first
+            first = ptr[:-1] + before * options.ptr.diff() - options.ptr[:-1]
             numbers = torch.arange(len(logits), device=ptr.device)
             mask = mask[(first[options.batch] + numbers).clamp(max=len(mask) - 1)]
         elif part.given:
@@ -1154,9 +1157,9 @@ class ActionHead(nn.Module):
         if len(self.groups) == 1:
             return {self.acting: slice(None)}
         _, ptr, batch = elements[self.acting]
-        numbers = torch.arange(len(ptr) + len(batch), device=ptr.device)
-        first = ptr[:-1] + numbers[: len(ptr) - 1]
-        return {"": first, self.acting: numbers[1 : len(batch) + 1] + batch}
+        first = ptr[:-1] + torch.arange(len(ptr) - 1, device=ptr.device)
+        rows = batch + torch.arange(1, len(batch) + 1, device=ptr.device)
+        return {"": first, self.acting: rows}
 
     def forward(
         self,
@@ -1175,6 +1178,7 @@ class ActionHead(nn.Module):
         log_prob = 0.0
         entropy = latent.new_zeros(len(latent))
         rows = ""
+        ptr = None
         before = latent[:, 0]  # what the part before has chosen; the first one has none
         for head in self.heads:
             part = head.part
@@ -1191,13 +1195,9 @@ class ActionHead(nn.Module):
                 own = probs.mode
             else:  # Normal.sample would wait for the device
                 own = probs.sample() if part.n else probs.rsample()
-            terms = [probs.log_prob(own).sum(1)]
+            log_prob = log_prob + sum_up(probs.log_prob(own), ptr)
             if action is not None:
-                terms.append(probs.entropy().sum(1))
-            if rows:  # float32 would lose digits of the ratio in a sum over many rows
-                terms = [segment(term.double(), ptr) for term in terms]
-            log_prob = log_prob + terms[0]
-            entropy = entropy + sum(terms[1:])
+                entropy = entropy + sum_up(probs.entropy(), ptr)
             taken[at, part.columns] = own.float()
             before = own[:, 0].long()
             if head.condition:
@@ -1371,7 +1371,8 @@ class Memory:
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
             own = self.storage.select(actions, idx, groups)
-            more = sum(self.storage.num_spare(group, counts[group][idx].sum()) for group in groups)
+            nums = [int(counts[group][idx].sum()) for group in groups]
+            more = sum(map(self.storage.num_spare, groups, nums))
             yield idx, (self.storage.gather(idx), F.pad(own, (0, 0, 0, more)))
 
     def rollout(self) -> Obs:

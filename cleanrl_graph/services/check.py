@@ -176,8 +176,9 @@ class Checked(gym.Wrapper):
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
         if self.has_agents:
-            refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, len(action)))
-            self.num_acted = None if terminated else len(action)
+            num = num_acting(self.action_space, action)
+            refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, num))
+            self.num_acted = None if terminated else num
         if self.records:
             self.episode_returns += reward
             self.episode_lengths += 1
@@ -337,6 +338,13 @@ def number_of(value: Any) -> float | None:
         return None
 
 
+def num_acting(space: gym.Space, action: Any) -> int:
+    """How many rows have acted."""
+    if isinstance(space, spaces.Sequence):
+        return len(action)
+    return sum(num_acting(space[k], action[k]) for k in fitting.keys_of(space))
+
+
 def wrong_rewards(info: dict, num_agents: int) -> Iterator[str]:
     """What is wrong with info["rewards"], a finite number for each row that acted."""
     try:
@@ -450,25 +458,15 @@ class Checks:
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
-        # Path of a mask -> what makes the number of its rows, in one way or another
-        self.pairs = {}
-        named = {}  # path of another ragged mask, or of node_ids -> the group with as many rows
-        for before, part in zip([None, *self.parts[0]], self.parts[0]):
-            if not part.mask:
-                continue
-            if part.rows and part.group:
-                self.pairs[part.mask] = [[part.rows, part.group]]
-            elif part.given and part.group:
-                self.pairs[part.mask] = [[part.group], [before.group or before.n, part.group]]
-            else:
-                named[part.mask] = part.rows or part.group or before and before.group
+        named, self.pairs = rows_of_masks(self.parts[0], args.autoregressive)
         # Agents have ids, else nodes and elements of a set have, also where edges act
         links = [leaf.path for leaf in leaves if leaf.is_links and not env.has_agents]
         with contextlib.suppress(script.UsageError):  # there are several graphs
             is_acting = self.acting and self.acting not in links
             named["node_ids"] = self.acting if is_acting else script.group_of("nodes", leaves)
-        ragged = {leaf.path for leaf in leaves if leaf.path == leaf.group} - set(self.pairs)
-        self.named = {path: named[path] for path in sorted(ragged) if named.get(path)}
+        ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
+        # Path of a ragged mask, or node_ids -> the group that it has as many rows as
+        self.named = {path: named[path] for path in ragged if named.get(path)}
 
     def step(self, actions: list) -> tuple:
         import torch  # not above: copies of environments import this file, and do without
@@ -546,6 +544,24 @@ class Checks:
             close(env)
 
 
+def rows_of_masks(parts: list, in_sequence: bool) -> tuple[dict, dict]:
+    """({path of a mask: the group with as many rows, or ""}, {path of another one: lists of groups
+    or numbers, of one of which its number of rows is the product})."""
+    named = {}
+    pairs = {}
+    for before, part in zip([None, *parts], parts):
+        if part.group and part.rows:
+            pairs[part.mask] = [[part.rows, part.group]]
+        elif part.group and in_sequence and before and part.entries == slice(0, 1):
+            pairs[part.mask] = [[part.group], [before.group or before.n, part.group]]
+        else:
+            named[part.mask] = part.rows or part.group
+            if part.given and not part.rows:
+                named[part.mask] = before.group
+    pairs.pop("", None)
+    return named, pairs
+
+
 def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
     """The rows in the leaf's shape, if theirs is another only by axes of length 1."""
     shape = leaf.space.shape
@@ -608,9 +624,14 @@ def wrong_form(
             is_mask = path == "action_mask" and num[0] in edges
             advice = ": for a mask of edges give --action-head edges" if is_mask else ""
             yield path, f"{num[0]} rows where '{group}' has {counts[group][0]}{advice}"
+    yield from wrong_pairs(counts, pairs)
+
+
+def wrong_pairs(counts: dict, pairs: dict) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with the numbers of rows of masks that have one for each pair."""
     for path, ways in pairs.items():
         products = [math.prod(counts.get(factor, factor) for factor in way) for way in ways]
-        if not np.any([counts[path] == product for product in products], 0).all():
+        if not any((counts[path] == product).all() for product in products):
             names = " or ".join(" x ".join(map(str, way)) for way in ways)
             needed = " or ".join(str(product[0]) for product in products)
             yield path, f"{counts[path][0]} rows where {names} has {needed}"

@@ -218,8 +218,8 @@ def is_masked(
     option allows all."""
     mask = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
     first = num.cumsum() - num
-    if part.given and part.group:
-        first = first + before * rows * (num > rows)
+    if part.group and len(mask) > rows.sum():
+        first = first + before * rows
     elif part.given:
         options = part.k * part.n
         mask = mask.reshape(-1, options)[first * (mask.shape[1] // options) + before]

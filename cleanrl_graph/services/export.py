@@ -31,7 +31,8 @@ memory     starts         bool [B], where an episode begins: what was before is 
            OTHERS         what the step before returned. In the first one zeros, of "entries" (nodes
                           that were seen) none; "steps" may be fewer than --memory-length
 outputs    action         as the environment takes it, [B, ...]; of a Dict or Tuple action.NAME. A
-                          choice counts the rows of its observation. In a Sequence [rows, ...]
+                          choice counts the rows of its observation. In a Sequence [rows, ...], of
+                          all B observations one after the other
            log_probs/...  of a choice [rows], of k entries with n options each [B, k, n], -3.4e38
                           if masked; if they have unlike numbers log_probs/action.0 [B, 1, n], ...
            loc/, scale/   mean and standard deviation of a Box, -1 and 1 are its bounds if these
@@ -310,8 +311,14 @@ class Program(nn.Module):
         else:
             action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)
         outputs = {"log_prob": log_prob, "value": value}
-        for path, shape, box, start in self.factors:
-            own, action = action.tensor_split([math.prod(shape)], 1)
+        rows = [action, action]  # of the factors drawn once, of those in a Sequence
+        head = self.agent.head
+        if len(getattr(head, "groups", "")) > 1:
+            index = {group: obs[leaf.path] for leaf, group in self.leaves}
+            places = head.places(index)
+            rows = [action[place] for place in places.values()]
+        for path, is_row, shape, box, start in self.factors:
+            own, rows[is_row] = rows[is_row].tensor_split([math.prod(shape)], 1)
             own = own.reshape(len(own), *shape)
             if box is not None:
                 middle, scale, low, high = box
@@ -370,8 +377,8 @@ def keys_of(space: gym.Space) -> list[list]:
 
 
 def factors_of(policy: Policy) -> list[tuple]:
-    """(path, shape, middle, scale, low and high of a Box or None, start, which has the dtype) of
-    each factor of the action."""
+    """(path, whether it is in a Sequence, shape, middle, scale, low and high of a Box or None,
+    start, which has the dtype) of each factor of the action."""
     factors = []
     for leaf in policy.script.leaves_of(policy.envs.action_space, "action"):
         box = None
@@ -380,7 +387,7 @@ def factors_of(policy: Policy) -> list[tuple]:
             box = torch.as_tensor(np.array(box, np.float64))
         dtype = getattr(torch, str(leaf.dtype))
         start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
-        factors.append((leaf.path, leaf.space.shape, box, start))
+        factors.append((leaf.path, leaf.group != "", leaf.space.shape, box, start))
     return factors
 
 

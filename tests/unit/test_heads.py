@@ -516,6 +516,6 @@ def test_head_that_does_not_fit(space, extra, head):
 def test_unsupported_action_space_is_named(space):
     """The part of an action space for which there is no rule is an error that names it, and says
     that it is one of actions."""
-    sentence = r"leaf 'action[.0b]*': .*(Text|Sequence|Graph) is not supported"
+    sentence = r"leaf 'action[.0b]*': .*(Text|Sequence|Graph.*) is not supported"
     with pytest.raises(UsageErrors, match=sentence):
         checked_parts(space, graph_space())

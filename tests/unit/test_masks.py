@@ -1,17 +1,28 @@
 """Masks that depend on earlier parts, masks of bits, a choice for each row, parts for all beside
 parts of each row: every joint action of small ragged batches is tried, in float64."""
 
+import importlib
 import itertools
 from typing import NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, ListEnv, UsageErrors, checked_parts, graph_space, make_envs, vector
+from helpers import (
+    MASK,
+    ListEnv,
+    UsageErrors,
+    checked_parts,
+    graph_space,
+    make_envs,
+    run,
+    vector,
+)
 
+from cleanrl_graph import envs as ours  # noqa: F401
 from cleanrl_graph import ppo_graph, ppo_graph_agents
-from cleanrl_graph.envs import fitting
 
 
 def rows_of(num):
@@ -409,3 +420,197 @@ def test_all_joint_actions_are_tried(name):
         action, expected = zip(*together)
         _, log_prob, _ = double(agent, False)(storage.gather(np.arange(3)), torch.cat(action))
     torch.testing.assert_close(log_prob, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+# ---- Tasks ----
+def best(env):
+    """The best action of a task."""
+    env = env.unwrapped
+    if hasattr(env, "verb"):
+        pair = (env.verb, env.object)
+        return dict(zip(("act", "things"), pair)) if env.as_rows else np.array(pair)
+    if hasattr(env, "wants"):
+        return (env.wants * env.may).astype(np.int8)
+    if hasattr(env, "right"):
+        return {"robots": tuple({"tasks": int(own.argmax())} for own in env.right)}
+    return {"robots": tuple(env.gears), "speed": 10 * env.wanted}
+
+
+TASKS = {
+    "verb": ("VerbObject", {}),
+    "verb, rows": ("VerbObject", {"as_rows": True}),
+    "bits": ("Switches", {}),
+    "bits of rows": ("Switches", {"in_rows": True}),
+    "pointers": ("Assign", {}),
+    "for all": ("Convoy", {}),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks(name):
+    """The optimum is 1 a step, the best action is in the space, and a seed fixes everything."""
+    env_id, kwargs = TASKS[name]
+    env, other = (gym.make(f"cleanrl_graph.envs:{env_id}-v0", **kwargs) for _ in range(2))
+    for episode in range(10):
+        (obs, _), (again, _) = (each.reset(seed=episode) for each in (env, other))
+        total = 0.0
+        ended = False
+        while not ended:
+            assert obs in env.observation_space and repr(obs) == repr(again)
+            action = best(env)
+            assert action in env.action_space
+            (obs, reward, ended, *_), (again, *_) = (each.step(action) for each in (env, other))
+            total += reward
+        assert total == pytest.approx(8, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "script, name, flags",
+    [
+        ("ppo_graph", "verb, rows", CHAIN),
+        ("ppo_graph", "bits of rows", {}),
+        ("ppo_graph", "pointers", {}),
+        ("ppo_graph", "for all", CHAIN),
+        ("ppo_graph_agents", "pointers", {}),
+        ("ppo_graph_async", "for all", {}),
+        ("ppo_graph_aux", "for all", {"aux": "predict"}),
+        ("ppo_graph_compile", "for all", {"compile_mode": "none"}),
+        ("ppo_framestack", "for all", {}),
+        ("ppo_framestack", "pointers", {}),
+        ("ppo_gtrxl", "for all", CHAIN),
+        ("ppo_gtrxl", "verb, rows", CHAIN),
+        ("ppo_lstm_sparse", "for all", CHAIN),
+        ("ppo_lstm_sparse", "pointers", {}),
+        ("ppo_lstm_sparse", "verb", CHAIN),
+    ],
+)
+def test_collection_and_training_agree(script, name, flags, tmp_path):
+    """The first ratio of a minibatch is 1."""
+    env_id, kwargs = TASKS[name]
+    module = importlib.import_module(f"cleanrl_graph.{script}")
+    shape = dict(num_envs=4, num_steps=8, num_minibatches=2, total_timesteps=96)
+    found = run(tmp_path, module, env_id=f"envs:{env_id}-v0", env_kwargs=kwargs, **shape, **flags)
+    mismatch = found.scalars["debug/collection_mismatch"]
+    assert len(mismatch) == 3 and max(value for _, value in mismatch) < 1e-5
+
+
+def test_each_agent_chooses_a_row():
+    """In ppo_graph_agents.py log-probability and entropy are each robot's own: those of
+    ppo_graph.py are their sums."""
+    agent, storage, _, _ = setup("task, then speed")
+    other, _, _, _ = setup("task, then speed", ppo_graph_agents)
+    other.encoder.load_state_dict(agent.encoder.state_dict())
+    other.actor.load_state_dict(agent.actor.state_dict())
+    other.head.load_state_dict(agent.head.state_dict())
+    obs = storage.gather(np.arange(3))
+    with torch.no_grad():
+        action, log_prob, _, _ = agent(obs)
+        _, _, entropy, _ = agent(obs, action)
+        again, own_log_prob, own_entropy, _ = other(obs, action)
+    ptr = obs["robots"].ptr
+    assert torch.equal(action, again) and len(own_log_prob) == ptr[-1] == 3
+    for total, own in ((log_prob, own_log_prob), (entropy, own_entropy)):
+        sums = [part.sum().item() for part in own.split(ptr.diff().tolist())]
+        assert total.tolist() == pytest.approx(sums, abs=1e-6)
+
+
+def test_agents_have_no_part_for_all():
+    with pytest.raises(ValueError, match="action space Dict.*: only a Sequence is needed"):
+        setup("for all and for each", ppo_graph_agents)
+
+
+PAIR_MASK = spaces.Dict(x=vector(1), action_mask=spaces.MultiBinary((4, 5)))
+
+
+@pytest.mark.parametrize(
+    "action, observation, flags, sentence",
+    [
+        (
+            spaces.MultiDiscrete([4, 5]),
+            PAIR_MASK,
+            {},
+            r"'action_mask': a mask MultiBinary\(\(4, 5\)\) does not fit .* with --autoregressive",
+        ),
+        (spaces.MultiDiscrete([4, 6]), PAIR_MASK, CHAIN, "does not fit"),
+        (D(20), PAIR_MASK, {"action_head": "flat"}, None),
+        (D(5), PAIR_MASK, CHAIN, "does not fit"),  # there is no part before
+        (vector(2), PAIR_MASK, CHAIN, "does not fit"),
+        (
+            spaces.Tuple((D(4), vector(1), D(5))),
+            PAIR_MASK,
+            CHAIN,
+            "does not fit",
+        ),  # another part is between them
+        (
+            spaces.Dict(robots=spaces.Sequence(D(2)), tasks=spaces.Sequence(D(2))),
+            spaces.Dict(**ROBOTS),
+            {},
+            "no such rows to act",
+        ),
+        (
+            spaces.Dict(robbots=spaces.Sequence(D(2)), x=D(2)),
+            spaces.Dict(**ROBOTS),
+            {},
+            "no such rows to act",
+        ),
+    ],
+)
+def test_what_does_not_fit_alone(action, observation, flags, sentence):
+    """A script without services names the mask, or the flag."""
+    leaves = ppo_graph.leaves_of(observation)
+    args = ppo_graph.Args(**flags)
+    if sentence is None:
+        ppo_graph.parts_of(action, leaves, args)
+        return
+    with pytest.raises(ppo_graph.UsageError, match=sentence):
+        ppo_graph.parts_of(action, leaves, args)
+
+
+@pytest.mark.parametrize("head", ["lines", "edges", "robbots"])
+def test_a_mistyped_head_alone(head):
+    """It is an error in a script without services, too."""
+    leaves = ppo_graph.leaves_of(spaces.Dict(**ROBOTS))
+    for action in (D(3), spaces.MultiDiscrete([3, 3]), spaces.Sequence(D(2))):
+        with pytest.raises(ppo_graph.UsageError, match=f"--action-head {head}"):
+            ppo_graph.parts_of(action, leaves, ppo_graph.Args(action_head=head))
+
+
+def test_pairs_that_do_not_fit():
+    """The number of entries is that of the pairs, in each observation."""
+    for name, sentence in (
+        ("a task for each robot", r"'action_mask', .*5 rows where robots x tasks has 6"),
+        (
+            "pair of rows",
+            r"'action_mask.1', .*5 rows where g.nodes or g.nodes x g.nodes has 3 or 9",
+        ),
+        (
+            "option, then row",
+            r"'action_mask.node', .*5 rows where g.nodes or 2 x g.nodes has 3 or 6",
+        ),
+    ):
+        _, _, _, envs = setup(name)
+        last = envs.envs[2].unwrapped.observations[1]
+        mask = last["action_mask"]
+        short = np.ones(5, np.int8)
+        if isinstance(mask, tuple):
+            mask = (mask[0], short)
+        else:
+            mask = mask | {"node": short} if isinstance(mask, dict) else short
+        envs.envs[2].unwrapped.observations[1] = last | {"action_mask": mask}
+        with pytest.raises(UsageErrors, match=sentence):
+            envs.step([None] * 3)
+
+
+def test_the_order_of_parts():
+    """It is that of the space: of a Tuple, of keyword arguments, and gymnasium's of a plain dict,
+    which it sorts. Parts for all come before those of rows."""
+    x = spaces.Dict(**ROBOTS)
+    for action, paths in (
+        (spaces.Dict(on=D(2), act=D(3)), ["on", "act"]),
+        (spaces.Dict({"on": D(2), "act": D(3)}), ["act", "on"]),
+        (spaces.Dict(on=D(2), robots=D(3)), ["on", "robots"]),
+        (spaces.Dict(robots=spaces.Sequence(D(3)), speed=vector(1)), ["speed", "robots"]),
+    ):
+        for flags in ({}, CHAIN):
+            parts = checked_parts(action, x, **flags)
+            assert [part.path for part in parts] == [f"action.{path}" for path in paths]

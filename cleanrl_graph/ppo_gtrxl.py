@@ -855,10 +855,10 @@ class Part:
     group: str
     k: int
     n: int  # of a choice: the most rows allowed
-    is_bits: bool
+    is_bits: bool  # or numbers
     mask: str = ""  # path of the mask's leaf, or ""
     entries: slice | None = None  # the part's own in a row of the mask
-    given: bool = False  # whether it has entries for each value of the part before
+    given: bool = False  # whether it may have entries for each value of the part before
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -949,6 +949,8 @@ def give_mask(mask: Leaf, parts: list[Part], in_sequence: bool) -> bool:
             size = 1 if part.group else part.k * (per_bit if part.is_bits else part.n)
             part.mask = mask.path if size else ""
             part.entries = slice(stop, stop + size)
+            is_later = in_sequence and part is not parts[0] and part.rows == ""
+            part.given = is_later and width == 1 and part.group != ""
             stop += size
         is_one = len({part.rows + part.group for part in own}) == 1  # group of rows, or none
         if is_one and (stop == width or width == 1 and own[0].group):
@@ -1110,8 +1112,9 @@ class PartHead(nn.Module):
             return logits
         values, ptr, _ = obs[part.mask]
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
-        if part.group and len(mask) > len(logits):  # pairs; the part before has chosen the first
-            first = ptr[:-1] + before * options.ptr.diff() - options.ptr[:-1]
+        if part.given and part.group:  # of pairs those of the one before, if there are any
+            num = options.ptr.diff()
+            first = ptr[:-1] + before * num * (ptr.diff() > num) - options.ptr[:-1]
             numbers = torch.arange(len(logits), device=ptr.device)
             mask = mask[(first[options.batch] + numbers).clamp(max=len(mask) - 1)]
         elif part.given:

@@ -458,7 +458,7 @@ class Checks:
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
-        named, self.pairs = rows_of_masks(self.parts[0], args.autoregressive)
+        named, self.pairs = rows_of_masks(self.parts[0])
         # Agents have ids, else nodes and elements of a set have, also where edges act
         links = [leaf.path for leaf in leaves if leaf.is_links and not env.has_agents]
         with contextlib.suppress(script.UsageError):  # there are several graphs
@@ -544,7 +544,7 @@ class Checks:
             close(env)
 
 
-def rows_of_masks(parts: list, in_sequence: bool) -> tuple[dict, dict]:
+def rows_of_masks(parts: list) -> tuple[dict, dict]:
     """({path of a mask: the group with as many rows, or ""}, {path of another one: lists of groups
     or numbers, of one of which its number of rows is the product})."""
     named = {}
@@ -552,7 +552,7 @@ def rows_of_masks(parts: list, in_sequence: bool) -> tuple[dict, dict]:
     for before, part in zip([None, *parts], parts):
         if part.group and part.rows:
             pairs[part.mask] = [[part.rows, part.group]]
-        elif part.group and in_sequence and before and part.entries == slice(0, 1):
+        elif part.group and part.given:
             pairs[part.mask] = [[part.group], [before.group or before.n, part.group]]
         else:
             named[part.mask] = part.rows or part.group

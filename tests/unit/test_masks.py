@@ -614,3 +614,32 @@ def test_the_order_of_parts():
         for flags in ({}, CHAIN):
             parts = checked_parts(action, x, **flags)
             assert [part.path for part in parts] == [f"action.{path}" for path in paths]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ppo_graph", "ppo_framestack", "ppo_graph_agents"])
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks_are_learned(name, script, tmp_path):
+    """Greedy returns are at least .95 of the optimum, 8."""
+    if script == "ppo_graph_agents" and name != "pointers":
+        pytest.skip("rewards of each row are needed")
+    env_id, kwargs = TASKS[name]
+    found = run(
+        tmp_path,
+        importlib.import_module(f"cleanrl_graph.{script}"),
+        env_id=f"envs:{env_id}-v0",
+        env_kwargs=kwargs,
+        autoregressive=name in ("verb", "verb, rows", "for all"),
+        num_envs=16,
+        num_steps=32,
+        num_minibatches=4,
+        update_epochs=4,
+        gamma=0.0,
+        learning_rate=2.5e-3,
+        ent_coef=0.0,
+        gnn_dim=32,
+        hidden_dims=(64,),
+        total_timesteps=40_960 if name == "for all" else 24_576,
+        eval_episodes=64,
+    )
+    assert np.mean([row["return"] for row in found.rows]) >= 0.95 * 8

@@ -21,7 +21,7 @@ all=(checks tests sps profile kernels jobshop recall minigrid)
 # Of `first`: minutes, part, rows
 first=(
     "1 checks machine" "3 checks Updates" "2 tests test_(cuda|lstm|gtrxl)" "2 tests test_compile"
-    "1 kernels growing|first.call" "1 kernels Readout|Running" "1 kernels ^Attention.*(128|512|1024) . 128 . 16$"
+    "1 kernels Readout|Running" "1 kernels ^Attention.*(128|512|1024) . 128 . 16$"
     "1 kernels ^Graph network.*gine.* 64" "1 kernels ^LSTM.* 16 . 128$"
     "2 profile CartPole.*ppo_graph.py|JobShop.*ppo_graph.py|GraphExplore|Stateless.*gtrxl"
     "2 sps (CartPole|PoissonGraph).*512" "1 sps CartPole.*64"

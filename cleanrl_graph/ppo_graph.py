@@ -1,11 +1,13 @@
 """PPO on observations whose size changes: graphs, sets, or any Dict or Tuple of spaces, unpadded.
 
     python cleanrl_graph/ppo_graph.py --env-id envs:PoissonGraph-v0 --total-timesteps 200000
-    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --eval-suite la
+    python cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --gamma 1 --num-envs 16
     torchrun --nproc-per-node 4 cleanrl_graph/ppo_graph.py --env-id your_module:YourEnv-v0
 
-Read ppo_graph_mini.py first: it is the idea in 300 lines. Rooms of this file: Args, observations,
-environments, storage, encoder, action heads, memory (none here), agent, ranks, run, train.
+Read ppo_graph_mini.py first: it is the idea in 300 lines. Rooms of this file: Args, ranks,
+observations, environments, storage, encoder, action heads, memory (the rollout), agent, run, train.
+What stands between two lines "shared" is the same text in the other scripts: what is not used here
+is for them.
 
 A leaf is one array of an observation, and every leaf is rows: any number per step for the nodes of
 a graph, its edges or the elements of a set, one for everything else. Each row is stored once, and a
@@ -29,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -149,6 +152,63 @@ class Args:
     """the number of rollouts, each followed by an update (computed in runtime)"""
 
 
+# --- shared: ranks ---
+# ---- Ranks: the processes of torchrun, each with its own environments ----
+RANK = int(os.environ.get("RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+
+
+def all_ranks(value: Any) -> list:
+    """The value of every rank, on every rank."""
+    values = [value] * WORLD_SIZE
+    if WORLD_SIZE > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def sum_of_ranks(tensor: Tensor) -> Tensor:
+    """The sum over all ranks, which takes the tensor's place."""
+    if WORLD_SIZE > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def average_gradients(agent: nn.Module) -> None:
+    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
+    if WORLD_SIZE > 1:
+        for param in agent.parameters():
+            if param.grad is None:  # a network without rows, on this rank
+                param.grad = torch.zeros_like(param)
+        grads = [param.grad for param in agent.parameters()]
+        total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
+        nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
+
+
+def seed(args: Any) -> None:
+    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
+    random.seed(args.seed + RANK)
+    np.random.seed((args.seed + RANK) % 2**32)
+    torch.manual_seed(args.seed)
+
+
+def start(args: Any) -> torch.device:
+    """The device of this rank. Connects the ranks and sets torch's threads."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and args.cuda:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if WORLD_SIZE > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(1)  # more are slower on busy cores
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cudnn.allow_tf32 = False
+    return device
+
+
+# --- end shared: ranks ---
+
+
 def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
@@ -160,7 +220,7 @@ class UsageError(ValueError):
 
 # --- shared: observations ---
 # ---- Observations: a space is a list of leaves, N observations are rows one after the other ----
-NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
+NOT_INPUT = ("action_mask", "node_ids")  # no network sees them: what is allowed, which row is whose
 
 
 class Leaf(NamedTuple):
@@ -263,8 +323,9 @@ def num_options(space: gym.Space) -> list[int]:
 
 
 class Flat(NamedTuple):
-    """N observations: per leaf the rows of all N one after the other. The values are on the host;
-    in a Storage they are tensors on the device."""
+    """N observations: per leaf the rows of all N one after the other. Arrays of an environment
+    become a Flat by `Envs.read` and `collate`, a Flat of tensors in a Storage, and there by `batch`
+    the Obs that the network sees."""
 
     values: list[np.ndarray]
     counts: dict[str, np.ndarray]  # group -> rows of each observation, int64 [N]
@@ -302,8 +363,8 @@ def make_env(args: Any, i: int = 0, /, **more) -> gym.Env:
 
 # --- shared: steps ---
 class Step(NamedTuple):
-    """What N environments returned. Where one is `terminated` or `truncated`, as all are at first,
-    a new episode begins."""
+    """What N environments returned. Where one is `terminated` or `truncated`, a new episode begins.
+    At first all are, so that a memory begins, too."""
 
     obs: Flat
     reward: np.ndarray  # float32 [N]
@@ -366,7 +427,7 @@ class Envs:
         values = []
         counts = {"": np.ones(len(observations), np.int64)}
         for leaf, rows in zip(self.leaves, zip(*observations)):
-            counts[leaf.group] = np.fromiter(map(len, rows), np.int64)
+            counts.setdefault(leaf.group, np.fromiter(map(len, rows), np.int64))
             values.append(np.concatenate(rows, dtype=leaf.dtype, casting="unsafe"))
         return Flat(values, counts)
 
@@ -405,18 +466,11 @@ def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
 
 
-def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Each array on the device, all by one copy of their bytes."""
-    hosts = [torch.from_numpy(array) for array in arrays]
+def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor] | tuple[Tensor, ...]:
+    """Each of the int64 arrays on the device, all by one copy."""
     if device.type == "cpu":
-        return hosts
-    # Each begins at a multiple of 8 bytes, and has a byte more than it needs: no part is empty
-    parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
-    buffer = np.frombuffer(bytearray().join(parts), np.uint8)
-    copies = to_device(buffer, device).split([len(part) for part in parts])
-    return [
-        own[: host.nbytes].view(host.dtype).view(host.shape) for own, host in zip(copies, hosts)
-    ]
+        return list(map(torch.from_numpy, arrays))
+    return to_device(np.concatenate(arrays), device).split(list(map(len, arrays)))
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:
@@ -435,8 +489,8 @@ class Storage:
         self.blocks = []  # what was appended, each a Flat with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
-        """The same observations with tensors on the device as values."""
-        return Flat(pack(flat.values, self.device), flat.counts)
+        """The same observations with tensors on the device as values, by one copy per leaf."""
+        return Flat([to_device(rows, self.device) for rows in flat.values], flat.counts)
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations and returns them as a batch."""
@@ -449,36 +503,31 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def places(self, idx: np.ndarray, *groups: str) -> np.ndarray:
-        """The numbers of a group's rows, int64, of the observations `idx` (int64 [B], repeats
-        allowed), one observation after the other; of several groups, which are together."""
-        num = sum(self.whole().counts[group] for group in groups)
-        return ranges((num.cumsum() - num)[idx], num[idx])
-
     def select(self, actions: Tensor, idx: np.ndarray, groups: list[str]) -> Tensor:
         """The rows of `actions`, one for each row of the groups, that belong to the observations
         `idx`."""
-        return actions[to_device(self.places(idx, *groups), self.device)]
+        num = sum(self.whole().counts[group] for group in groups)
+        places = ranges((num.cumsum() - num)[idx], num[idx])
+        return actions[to_device(places, self.device)]
 
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx`: one selection of rows per leaf."""
+    def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
+        for each group where its rows are stored, int64. In the group "" that is `idx` itself."""
         values, counts = self.whole()
-        places = pack([self.places(idx, group) for group in counts], self.device)
-        places = dict(zip(counts, places))  # group -> int64 [rows of the minibatch]
+        places = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
+        places = dict(zip(counts, pack(places, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
+        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
+        return self.batch(flat), places
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        numbers = np.arange(flat.size + 1)
-        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
-        groups = ["", *(group for group in flat.counts if group)]
-        for group in groups[1:]:
-            num = flat.counts[group]
-            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
+        arrays = []  # ptr and batch of the first group, of the second one, ...
+        for num in flat.counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(flat.size).repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -1210,9 +1259,10 @@ class ActionHead(nn.Module):
 # --- end shared: action head ---
 
 
-# ---- Memory: none; the observations and actions of a rollout ----
+# ---- Memory: the rollout alone; scripts with a memory have theirs here ----
 class Memory:
-    """The steps of a rollout of N environments: number t * N + i is step t of env i."""
+    """The steps of a rollout of N environments: number t * N + i is step t of env i. A memory has
+    the same methods, and more to do in them."""
 
     def __init__(self, agent: "Agent", leaves: list[Leaf], num_envs: int, args: Args):
         self.agent = agent
@@ -1249,7 +1299,7 @@ class Memory:
         actions = torch.cat(self.actions)
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
-            obs = self.storage.gather(idx)
+            obs, _ = self.storage.gather(idx)
             yield idx, (obs, self.storage.select(actions, idx, self.agent.head.groups))
 
     def rollout(self) -> Obs:
@@ -1289,60 +1339,8 @@ class Agent(nn.Module):
         return self.critic(features).squeeze(1)
 
 
-# --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments ----
-RANK = int(os.environ.get("RANK", 0))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-
-
-def all_ranks(value: Any) -> list:
-    """The value of every rank, on every rank."""
-    values = [value] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        dist.all_gather_object(values, value)
-    return values
-
-
-def sum_of_ranks(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, which takes the tensor's place."""
-    if WORLD_SIZE > 1:
-        dist.all_reduce(tensor)
-    return tensor
-
-
-def average_gradients(agent: nn.Module) -> None:
-    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
-    if WORLD_SIZE > 1:
-        for param in agent.parameters():
-            if param.grad is None:  # a network without rows, on this rank
-                param.grad = torch.zeros_like(param)
-        grads = [param.grad for param in agent.parameters()]
-        total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
-        nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
-
-
-def seed(args: Any) -> None:
-    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
-    random.seed(args.seed + RANK)
-    np.random.seed((args.seed + RANK) % 2**32)
-    torch.manual_seed(args.seed)
-
-
-def start(args: Any) -> torch.device:
-    """The device of this rank. Connects the ranks and sets torch's threads."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and args.cuda:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if WORLD_SIZE > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-    if not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(1)  # more are slower on busy cores
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.allow_tf32 = False
-    return device
-
-
+# --- shared: run ---
+# ---- Run: its agent, its folder and its log ----
 def make_agent(args: Any, envs: Any) -> "Agent":
     """An agent whose weights are the same on all ranks."""
     seed(args)  # environments may have drawn from the generators
@@ -1351,11 +1349,6 @@ def make_agent(args: Any, envs: Any) -> "Agent":
     return agent
 
 
-# --- end shared: ranks ---
-
-
-# --- shared: run ---
-# ---- Run: its folder and its log ----
 class Run:
     """The folder of a run, its log and its progress bar."""
 
@@ -1434,7 +1427,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
     optimizer = torch.optim.Adam(
         params, lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad, fused=True
     )
-    step = run.begin(agent, optimizer, memory, envs, rng)
+    step = run.begin(agent, optimizer, memory, envs, rng)  # of envs.reset, or of a checkpoint
 
     for iteration in range(run.first + 1, args.num_iterations + 1):
         if args.anneal_lr:
@@ -1482,6 +1475,7 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         # The returns are advantages + V, so advantages are the errors of V
         explained_var = 1 - np.var(advantages) / max(np.var(advantages + V), 1e-12)
         returns_std = np.std(all_ranks(advantages + V))
+        # For --adv-floor; it is the run's, so that checkpoints keep it
         run.std_floor = max(returns_std, args.adv_floor_decay * run.std_floor)
         vf_coef = args.vf_coef
         if args.norm_vloss:
@@ -1602,15 +1596,11 @@ def main(args: Any) -> None:
 
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent
-    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+    if (folder / "__init__.py").exists():  # the package is found beside it; its `envs` is not yours
         sys.path[0] = str(folder.parent)
-    try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
+    if find_spec("cleanrl_graph"):  # checks, checkpoints, evaluation tables, workers, their flags
         from cleanrl_graph import services
-    except ModuleNotFoundError as error:
-        if error.name != "cleanrl_graph":
-            raise
-        services = None
-    if services:
+
         services.main(sys.modules[__name__], version=1)
     else:
         main(tyro.cli(Args))

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -151,6 +152,63 @@ class Args:
     """the number of rollouts, each followed by an update (computed in runtime)"""
 
 
+# --- shared: ranks ---
+# ---- Ranks: the processes of torchrun, each with its own environments ----
+RANK = int(os.environ.get("RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+
+
+def all_ranks(value: Any) -> list:
+    """The value of every rank, on every rank."""
+    values = [value] * WORLD_SIZE
+    if WORLD_SIZE > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def sum_of_ranks(tensor: Tensor) -> Tensor:
+    """The sum over all ranks, which takes the tensor's place."""
+    if WORLD_SIZE > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def average_gradients(agent: nn.Module) -> None:
+    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
+    if WORLD_SIZE > 1:
+        for param in agent.parameters():
+            if param.grad is None:  # a network without rows, on this rank
+                param.grad = torch.zeros_like(param)
+        grads = [param.grad for param in agent.parameters()]
+        total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
+        nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
+
+
+def seed(args: Any) -> None:
+    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
+    random.seed(args.seed + RANK)
+    np.random.seed((args.seed + RANK) % 2**32)
+    torch.manual_seed(args.seed)
+
+
+def start(args: Any) -> torch.device:
+    """The device of this rank. Connects the ranks and sets torch's threads."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and args.cuda:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if WORLD_SIZE > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(1)  # more are slower on busy cores
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cudnn.allow_tf32 = False
+    return device
+
+
+# --- end shared: ranks ---
+
+
 def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime."""
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
@@ -162,7 +220,7 @@ class UsageError(ValueError):
 
 # --- shared: observations ---
 # ---- Observations: a space is a list of leaves, N observations are rows one after the other ----
-NOT_INPUT = ("action_mask", "node_ids")  # keys of a Dict observation with a meaning of their own
+NOT_INPUT = ("action_mask", "node_ids")  # no network sees them: what is allowed, which row is whose
 
 
 class Leaf(NamedTuple):
@@ -265,8 +323,9 @@ def num_options(space: gym.Space) -> list[int]:
 
 
 class Flat(NamedTuple):
-    """N observations: per leaf the rows of all N one after the other. The values are on the host;
-    in a Storage they are tensors on the device."""
+    """N observations: per leaf the rows of all N one after the other. Arrays of an environment
+    become a Flat by `Envs.read` and `collate`, a Flat of tensors in a Storage, and there by `batch`
+    the Obs that the network sees."""
 
     values: list[np.ndarray]
     counts: dict[str, np.ndarray]  # group -> rows of each observation, int64 [N]
@@ -446,18 +505,11 @@ def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
 
 
-def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Each array on the device, all by one copy of their bytes."""
-    hosts = [torch.from_numpy(array) for array in arrays]
+def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor] | tuple[Tensor, ...]:
+    """Each of the int64 arrays on the device, all by one copy."""
     if device.type == "cpu":
-        return hosts
-    # Each begins at a multiple of 8 bytes, and has a byte more than it needs: no part is empty
-    parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
-    buffer = np.frombuffer(bytearray().join(parts), np.uint8)
-    copies = to_device(buffer, device).split([len(part) for part in parts])
-    return [
-        own[: host.nbytes].view(host.dtype).view(host.shape) for own, host in zip(copies, hosts)
-    ]
+        return list(map(torch.from_numpy, arrays))
+    return to_device(np.concatenate(arrays), device).split(list(map(len, arrays)))
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:
@@ -476,8 +528,8 @@ class Storage:
         self.blocks = []  # what was appended, each a Flat with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
-        """The same observations with tensors on the device as values."""
-        return Flat(pack(flat.values, self.device), flat.counts)
+        """The same observations with tensors on the device as values, by one copy per leaf."""
+        return Flat([to_device(rows, self.device) for rows in flat.values], flat.counts)
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations and returns them as a batch."""
@@ -490,36 +542,31 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def places(self, idx: np.ndarray, *groups: str) -> np.ndarray:
-        """The numbers of a group's rows, int64, of the observations `idx` (int64 [B], repeats
-        allowed), one observation after the other; of several groups, which are together."""
-        num = sum(self.whole().counts[group] for group in groups)
-        return ranges((num.cumsum() - num)[idx], num[idx])
-
     def select(self, actions: Tensor, idx: np.ndarray, groups: list[str]) -> Tensor:
         """The rows of `actions`, one for each row of the groups, that belong to the observations
         `idx`."""
-        return actions[to_device(self.places(idx, *groups), self.device)]
+        num = sum(self.whole().counts[group] for group in groups)
+        places = ranges((num.cumsum() - num)[idx], num[idx])
+        return actions[to_device(places, self.device)]
 
-    def gather(self, idx: np.ndarray) -> Obs:
-        """The observations `idx`: one selection of rows per leaf."""
+    def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
+        """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
+        for each group where its rows are stored, int64. In the group "" that is `idx` itself."""
         values, counts = self.whole()
-        places = pack([self.places(idx, group) for group in counts], self.device)
-        places = dict(zip(counts, places))  # group -> int64 [rows of the minibatch]
+        places = [ranges((num.cumsum() - num)[idx], num[idx]) for num in counts.values()]
+        places = dict(zip(counts, pack(places, self.device)))
         rows = [select_rows(array, places[leaf.group]) for leaf, array in zip(self.leaves, values)]
-        return self.batch(Flat(rows, {group: num[idx] for group, num in counts.items()}))
+        flat = Flat(rows, {group: num[idx] for group, num in counts.items()})
+        return self.batch(flat), places
 
     def batch(self, flat: Flat) -> Obs:
         """A Flat of tensors as the network sees it. All ptr and batch reach the device in one
         copy."""
-        numbers = np.arange(flat.size + 1)
-        arrays = [numbers, numbers[:-1]]  # ptr and batch of the group "", then of the others
-        groups = ["", *(group for group in flat.counts if group)]
-        for group in groups[1:]:
-            num = flat.counts[group]
-            arrays += [np.append(0, num.cumsum()), numbers[:-1].repeat(num)]
+        arrays = []  # ptr and batch of the first group, of the second one, ...
+        for num in flat.counts.values():
+            arrays += [np.append(0, num.cumsum()), np.arange(flat.size).repeat(num)]
         arrays = pack(arrays, self.device)
-        index = dict(zip(groups, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
+        index = dict(zip(flat.counts, zip(arrays[::2], arrays[1::2])))  # group -> (ptr, batch)
         obs = {}
         for leaf, rows in zip(self.leaves, flat.values):
             ptr, batch = index[leaf.group]
@@ -1278,7 +1325,7 @@ class Memory:
         ids = np.concatenate(ids)
         return same_agents(ids, counts, follows.reshape(-1))
 
-    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
+    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[Tensor, tuple]]:
         """The rollout's steps with agents in `num` random parts, fewer if a rank has fewer such
         steps. Of each: the numbers int64 [M] of the rows that act, counted over the rollout, and
         the agent's inputs. UsageError if a rank has no such step."""
@@ -1290,10 +1337,8 @@ class Memory:
         if num == 0:
             raise UsageError("no step of the rollout has agents")
         for idx in np.array_split(rng.permutation(steps), num):
-            rows = self.storage.places(idx, acting)
-            obs = self.storage.gather(idx)
-            own = actions[to_device(rows, self.storage.device)]
-            yield rows, (obs, own)
+            obs, places = self.storage.gather(idx)
+            yield places[acting], (obs, actions[places[acting]])
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1342,60 +1387,8 @@ class Agent(nn.Module):
         return self.output(latent).squeeze(1)
 
 
-# --- shared: ranks ---
-# ---- Ranks: the processes of torchrun, each with its own environments ----
-RANK = int(os.environ.get("RANK", 0))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-
-
-def all_ranks(value: Any) -> list:
-    """The value of every rank, on every rank."""
-    values = [value] * WORLD_SIZE
-    if WORLD_SIZE > 1:
-        dist.all_gather_object(values, value)
-    return values
-
-
-def sum_of_ranks(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, which takes the tensor's place."""
-    if WORLD_SIZE > 1:
-        dist.all_reduce(tensor)
-    return tensor
-
-
-def average_gradients(agent: nn.Module) -> None:
-    """Replaces each gradient by its mean over all ranks, in one all-reduce."""
-    if WORLD_SIZE > 1:
-        for param in agent.parameters():
-            if param.grad is None:  # a network without rows, on this rank
-                param.grad = torch.zeros_like(param)
-        grads = [param.grad for param in agent.parameters()]
-        total = sum_of_ranks(nn.utils.parameters_to_vector(grads))
-        nn.utils.vector_to_parameters(total / WORLD_SIZE, grads)
-
-
-def seed(args: Any) -> None:
-    """Seeds all generators: torch's alike on all ranks, which make the same weights."""
-    random.seed(args.seed + RANK)
-    np.random.seed((args.seed + RANK) % 2**32)
-    torch.manual_seed(args.seed)
-
-
-def start(args: Any) -> torch.device:
-    """The device of this rank. Connects the ranks and sets torch's threads."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and args.cuda:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    if WORLD_SIZE > 1 and not dist.is_initialized():
-        dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-    if not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(1)  # more are slower on busy cores
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.allow_tf32 = False
-    return device
-
-
+# --- shared: run ---
+# ---- Run: its agent, its folder and its log ----
 def make_agent(args: Any, envs: Any) -> "Agent":
     """An agent whose weights are the same on all ranks."""
     seed(args)  # environments may have drawn from the generators
@@ -1404,11 +1397,6 @@ def make_agent(args: Any, envs: Any) -> "Agent":
     return agent
 
 
-# --- end shared: ranks ---
-
-
-# --- shared: run ---
-# ---- Run: its folder and its log ----
 class Run:
     """The folder of a run, its log and its progress bar."""
 
@@ -1545,13 +1533,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []
         for _ in range(args.update_epochs):
-            for idx, inputs in memory.minibatches(rng, args.num_minibatches):
-                mb = to_device(idx, device)
+            for mb, inputs in memory.minibatches(rng, args.num_minibatches):
                 _, new_log_prob, entropy, new_value = agent(*inputs)
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
-                if args.norm_adv and len(idx) > 1:
+                if args.norm_adv and len(mb) > 1:
                     std = mb_advantages.std() + args.adv_floor * run.std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
@@ -1655,15 +1642,11 @@ def main(args: Any) -> None:
 
 if __name__ == "__main__":
     folder = Path(__file__).resolve().parent
-    if (folder / "__init__.py").exists():  # it is in the package, whose `envs` would hide yours
+    if (folder / "__init__.py").exists():  # the package is found beside it; its `envs` is not yours
         sys.path[0] = str(folder.parent)
-    try:  # installed: checks, checkpoints, evaluation tables, workers, wandb, and their flags
+    if find_spec("cleanrl_graph"):  # checks, checkpoints, evaluation tables, workers, their flags
         from cleanrl_graph import services
-    except ModuleNotFoundError as error:
-        if error.name != "cleanrl_graph":
-            raise
-        services = None
-    if services:
+
         services.main(sys.modules[__name__], version=1)
     else:
         main(tyro.cli(Args))

@@ -3,9 +3,8 @@
     python cleanrl_graph/ppo_graph_mini.py
     python cleanrl_graph/ppo_graph_mini.py --env-id your_module:YourEnv-v0 --gae-lambda 0.95
 
-An observation is {"graph": GraphInstance, "action_mask": [n]}. Each node has a vector or a
-category, and each edge may have one. The mask is 1 for the nodes that may be chosen. The action is
-the number of a node. ppo_graph.py takes any observation and action.
+An observation is {"graph": GraphInstance, "action_mask": [n]}: each node has a vector or category,
+each edge may have one, the mask is 1 for nodes that may be chosen. The action is the number of one.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), GAE (Schulman et al. 2015, arXiv:1506.02438),
 GINE (Hu et al. 2020, arXiv:1905.12265), pointer networks (Vinyals et al. 2015, arXiv:1506.03134).
@@ -111,7 +110,7 @@ def layer_init(layer: nn.Linear, std: float = np.sqrt(2)) -> nn.Linear:
 
 
 class Agent(nn.Module):
-    """The actor makes a query of the whole graph, by which the key of each node is scored."""
+    """A node with key k has the logit w . tanh(k + q) + k . q / sqrt(d) for the graph's query q."""
 
     def __init__(self, space: gym.spaces.Graph, args: Args):
         super().__init__()
@@ -147,7 +146,7 @@ class Agent(nn.Module):
         h = self.embed(graphs.x)
         for norm, conv in zip(self.norms, self.convs):
             h = h + conv(norm(h), *edges).relu()
-        B = graphs.num_graphs  # the last ones may have no nodes
+        B = graphs.num_graphs  # the last graph of an episode may have no nodes
         mean = scatter(h, graphs.batch, dim_size=B, reduce="mean")
         largest = scatter(h, graphs.batch, dim_size=B, reduce="max")
         size = graphs.ptr.diff().log1p()[:, None]  # neither mean nor maximum shows it
@@ -167,7 +166,7 @@ class Agent(nn.Module):
         logits = logits + (key * query).sum(1) / key.shape[1] ** 0.5
         logits = logits.masked_fill(~graphs.mask, -1e9)
         probs = softmax(logits, ptr=graphs.ptr)  # [nodes]: they sum to 1 in each graph
-        logprobs = probs.clamp(min=1e-20).log()
+        logprobs = probs.clamp(min=1e-20).log()  # in the entropy 0 * -inf would be nan
         if action is None:
             padded, _ = to_dense_batch(probs, graphs.batch)  # [B, nodes of the largest graph]
             action = padded.multinomial(1).squeeze(1)
@@ -189,8 +188,7 @@ if __name__ == "__main__":
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() and args.cuda else "cpu")
 
-    # The module of env_id is searched in the current folder first and beside this file last, where
-    # cleanrl_graph/envs would hide an `envs` of yours
+    # env_id's module may be in the current folder; in this one `envs` would hide yours: it is last
     folder = sys.path[0]
     sys.path[0] = os.getcwd()
     sys.path += [folder, os.path.dirname(folder)]
@@ -208,7 +206,6 @@ if __name__ == "__main__":
     rewards = torch.zeros(shape, device=device)
     dones = torch.zeros(shape, device=device)  # 1 where an episode ended with this step
     values = torch.zeros(shape, device=device)
-
     global_step = 0
     start_time = time.time()
     next_obs = [env.reset(seed=args.seed + i)[0] for i, env in enumerate(envs)]
@@ -225,7 +222,7 @@ if __name__ == "__main__":
             actions[step] = action
             logprobs[step] = logprob
             values[step] = value
-            for i, choice in enumerate(action.tolist()):
+            for i, choice in enumerate(action.cpu().numpy()):
                 next_obs[i], reward, terminated, truncated, info = envs[i].step(choice)
                 global_step += 1
                 rewards[step, i] = float(reward)
@@ -256,6 +253,7 @@ if __name__ == "__main__":
         b_advantages = advantages.flatten()
         b_values = values.flatten()
         b_returns = b_advantages + b_values
+        clipfracs = []
         for _ in range(args.update_epochs):
             b_inds = np.random.permutation(batch_size)
             for mb in np.array_split(b_inds, args.num_minibatches):
@@ -263,9 +261,11 @@ if __name__ == "__main__":
                 _, newlogprob, entropy, newvalue = agent.get_action_and_value(graphs, b_actions[mb])
                 logratio = newlogprob - b_logprobs[mb]
                 ratio = logratio.exp()
+                clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
                 mb_advantages = b_advantages[mb]
                 mb_advantages = mb_advantages - mb_advantages.mean()
-                mb_advantages = mb_advantages / (mb_advantages.std() + 1e-8)
+                if len(mb) > 1:
+                    mb_advantages = mb_advantages / (mb_advantages.std() + 1e-8)
                 pg_loss1 = -mb_advantages * ratio
                 clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss2 = -mb_advantages * clipped
@@ -285,7 +285,7 @@ if __name__ == "__main__":
 
         sps = int(global_step / (time.time() - start_time))
         approx_kl = (ratio - 1 - logratio).mean()
-        clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+        clipfrac = torch.stack(clipfracs).mean()
         explained_var = 1 - b_advantages.var() / b_returns.var()
         writer.add_scalar("charts/SPS", sps, global_step)
         writer.add_scalar("losses/value_loss", v_loss.item(), global_step)

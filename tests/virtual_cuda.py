@@ -10,7 +10,7 @@ PyTorch's own.
 It finds tensors of two devices in one operation, operations without a CUDA kernel, waits of the
 host with their lines, and pinned memory that is written or read while a copy is under way. It
 cannot find errors of CUDA's kernels, TF32, atomics, CUDA's random numbers, memory limits, real
-time, several streams, NCCL, FlexAttention, torch.compile."""
+time, several streams, NCCL, torch.compile."""
 
 import contextlib
 import copy

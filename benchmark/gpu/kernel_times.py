@@ -1,7 +1,7 @@
 """Part "kernels" of benchmark/gpu.sh: milliseconds of forward and backward passes by CUDA events:
-cuDNN's packed LSTM against the staircase of ppo_lstm_sparse.py, FlexAttention against
-scaled_dot_product_attention in ppo_gtrxl.py, the batches of ppo_graph.py against PyG's, and
-bfloat16 autocast of graph networks against float32 and TF32."""
+cuDNN's packed LSTM against the staircase of ppo_lstm_sparse.py, the attention of ppo_gtrxl.py, the
+batches of ppo_graph.py against PyG's, and bfloat16 autocast of graph networks against float32 and
+TF32."""
 
 import contextlib
 import functools
@@ -167,7 +167,7 @@ def attention(
     memories."""
     from cleanrl_graph import ppo_gtrxl
 
-    device, result, expected = device_of(args), {}, None
+    device, expected = device_of(args), None
     torch.manual_seed(0)
     x, age = (
         torch.randn(num_steps, num_envs, dim, device=device),
@@ -179,76 +179,39 @@ def attention(
         return net(x, age, net.keys_values(inputs, W))[0]
 
     systems, differences = {}, {}
-    for kernel in ("sdpa", "flex"):
-        for bf16 in (False, True):
-            torch.manual_seed(1)
-            net = ppo_gtrxl.GTrXL(
-                ppo_gtrxl.Args(
-                    dim=dim,
-                    num_layers=2,
-                    num_heads=4,
-                    memory_length=W,
-                    gate="none",
-                )
-            ).to(device)
-            net.args.attention, net.args.bf16 = kernel, bf16  # on the CPU, too
-            name, start = f"{kernel}{', bf16' if bf16 else ''}", time.perf_counter()
-            parameters = list(net.parameters())
-            step = functools.partial(
-                lambda net, parameters: backward(forward(net), parameters), net, parameters
+    for bf16 in (False, True):
+        torch.manual_seed(1)
+        net = ppo_gtrxl.GTrXL(
+            ppo_gtrxl.Args(
+                dim=dim,
+                num_layers=2,
+                num_heads=4,
+                memory_length=W,
+                gate="none",
+                bf16=bf16,
             )
-            systems[f"{name}, ms"] = step
-            try:
-                with torch.no_grad():
-                    output = forward(net)
-                expected = output if expected is None else expected
-                differences[name] = difference(expected, output)
-                step()  # compiles
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-            except Exception as error:  # in_turns shows it
-                print(f"attention over {W} steps, {name}: {error}", file=sys.stderr)
-                torch.cuda.empty_cache()
-                continue
-            if kernel == "flex":
-                result[f"{name}, first call, s"] = time.perf_counter() - start
-            if time.monotonic() > deadline:
-                raise kit.TimeIsUp
-    ms = in_turns(systems, args)
-    return (
-        ms
-        | {
-            "sdpa / flex": ratio(ms["sdpa, ms"], ms["flex, ms"]),
-            "sdpa / flex, bf16": ratio(ms["sdpa, bf16, ms"], ms["flex, bf16, ms"]),
-        }
-        | result
-        | {"_difference to sdpa": differences}
-    )
-
-
-def growing(windows: tuple[int, ...], args: kit.Args, deadline: float) -> dict:
-    """Seconds of the first FlexAttention, forward and backward, over each of these windows, one
-    after the other, as they grow with the episodes of a training: what is compiled again takes
-    seconds."""
-    from cleanrl_graph import ppo_gtrxl
-
-    device, figures, (T, B, H, d) = device_of(args), {}, (16, 2, 2, 16)
-    for W in windows:
-        needs = device.type == "cuda"  # on the CPU it has no backward pass
-        q = torch.randn(B, H, T, d, device=device, requires_grad=needs)
-        k, v = (torch.randn(B, H, W + T, d, device=device, requires_grad=needs) for _ in range(2))
-        bias, start = (
-            torch.randn(B, H, T, W + 1, device=device, requires_grad=needs),
-            time.perf_counter(),
+        ).to(device)
+        name = f"sdpa{', bf16' if bf16 else ''}"
+        parameters = list(net.parameters())
+        step = functools.partial(
+            lambda net, parameters: backward(forward(net), parameters), net, parameters
         )
-        output = ppo_gtrxl.flex_attend(q, k, v, bias)
-        if needs:
-            backward(output, [q, k, v, bias])
-            torch.cuda.synchronize()
-        figures[f"{W} steps, s"] = time.perf_counter() - start
+        systems[f"{name}, ms"] = step
+        try:
+            with torch.no_grad():
+                output = forward(net)
+            expected = output if expected is None else expected
+            differences[name] = difference(expected, output)
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        except Exception as error:  # in_turns shows it
+            print(f"attention over {W} steps, {name}: {error}", file=sys.stderr)
+            torch.cuda.empty_cache()
+            continue
         if time.monotonic() > deadline:
             raise kit.TimeIsUp
-    return figures
+    return in_turns(systems, args) | {"_difference to float32": differences}
 
 
 # ---- Ways to the same numbers ----
@@ -339,7 +302,7 @@ def batches(what: str, size: int, num: int, args: kit.Args, deadline: float) -> 
         for start in range(0, num, 64):
             stored.append(envs.collate(arrays[start : start + 64]))
         there = [graph.to(device) for graph in data]
-        ours = lambda: stored.gather(idx)
+        ours = lambda: stored.gather(idx)[0]
         systems = {
             "ours, ms": ours,
             "PyG on the device, ms": lambda: Batch.from_data_list([there[i] for i in idx]),
@@ -438,15 +401,6 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
             )
             for W in ((8,) if dry else (32, 128, 512, 1024, 2048, 4096))
         ]
-    windows = (8, 9) if dry else (128, 129, 150, 190, 256, 257, 400, 401, 512, 700, 1000, 1024)
-    rows.append(
-        Row(
-            "FlexAttention, first call over a window that grows",
-            {"windows": len(windows)},
-            functools.partial(growing, windows, args),
-            1 if dry else 60,
-        )
-    )
     for num, size in [(4, 3)] if dry else [(256, 10), (2048, 10), (256, 300), (16, 5000)]:
         rows.append(
             Row(
@@ -499,8 +453,7 @@ def all_rows(part: str, args: kit.Args) -> list[Row]:
 
 NOTES = """Milliseconds are medians of up to 30 turns in which the systems of a row follow each
 other, between two CUDA events around the call with the device idle before it, so that they hold
-what the host needs for its launches. "First call" is the compilation of FlexAttention and its
-backward pass. Differences are the largest by the largest number."""
+what the host needs for its launches. Differences are the largest by the largest number."""
 
 
 def run(part: str, args: kit.Args, deadline: float) -> int:

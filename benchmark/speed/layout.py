@@ -170,10 +170,10 @@ def measure(declared_max, args):
 
     idx = np.random.default_rng(args.seed).permutation(args.num_stored)[: args.num_stored // 4]
     idx_tensor = torch.from_numpy(idx)
-    check_equal(stored.gather(idx), Batch.from_data_list([data[i] for i in idx]))
+    check_equal(stored.gather(idx)[0], Batch.from_data_list([data[i] for i in idx]))
     gather = median_us(
         [
-            lambda: stored.gather(idx),
+            lambda: stored.gather(idx)[0],
             lambda: Batch.from_data_list([data[i] for i in idx]),
             lambda: [array.index_select(0, idx_tensor) for array in padded],
             lambda: unpad(*[array.index_select(0, idx_tensor) for array in padded]),

@@ -120,7 +120,7 @@ def measure(name, args):
         # Observation 16 b + s is view s of step b
         stacked = ppo_framestack.Storage(storage.leaves, CPU)
         rows, whole = reads.ravel(), storage.whole()
-        full = storage.gather(rows[rows > 0] - 1)
+        full = storage.gather(rows[rows > 0] - 1)[0]
         values = []
         for leaf in storage.leaves:
             values.append(full[leaf.path].values)
@@ -133,10 +133,10 @@ def measure(name, args):
 
         def by_index(batch):
             read = np.unique(reads[batch])
-            return storage.gather(read[read > 0] - 1)
+            return storage.gather(read[read > 0] - 1)[0]
 
         def by_stack(batch):
-            return stacked.gather((batch[:, None] * 16 + np.arange(16)).ravel())
+            return stacked.gather((batch[:, None] * 16 + np.arange(16)).ravel())[0]
     else:
 
         def views_of(rows):

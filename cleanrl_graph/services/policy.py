@@ -28,7 +28,7 @@ from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, clo
 from cleanrl_graph.services.process import patched
 
 OTHERS = ("norm_obs", "aux")  # flags beside those of the network that make it, too
-FREE = {"memory_length", "attention", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
+FREE = {"memory_length", "bf16", "env_kwargs", "wrap"}  # may differ from the file's
 OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
@@ -79,9 +79,8 @@ def load_policy(
             f"{saved['script']}, of this or another version"
         )
     args = args_of(script, **saved["args"])
-    if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # both are for CUDA
+    if torch.device(device).type == "cpu" and hasattr(args, "bf16"):  # it is for CUDA
         args.bf16 = False
-        args.attention = "sdpa"
     policy = Policy(script, args, env, num_envs, greedy, torch.device(device))
     spaces = f"the observation space {policy.observation_space}, the action space "
     load_weights(policy.agent, saved, f"{path}: {spaces}{policy.envs.action_space}")

@@ -138,7 +138,9 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     demos.check(path, envs)
     storage, _ = stored(space, [[obs] for obs in observations], action_space=action_space)
     extras, idx = script.Extras(None, storage, SimpleNamespace(demos=path)), np.array([2, 0, 1, 1])
-    for a, b in zip(extras.demos.gather(idx).values(), storage.gather(idx).values(), strict=True):
+    for a, b in zip(
+        extras.demos.gather(idx)[0].values(), storage.gather(idx)[0].values(), strict=True
+    ):
         assert same(a, b) and a.values.dtype == b.values.dtype
     for action, expected in zip(
         script.to_env_actions(action_space, extras.actions.numpy()), given_actions, strict=True
@@ -331,8 +333,8 @@ def test_cloning_loss(observation, action, head, flags, tmp_path):
     agent, (storage, actions) = found.agent, load_demos(path, found)
     idx = np.random.default_rng(0).integers(len(actions), size=9)
     with torch.no_grad():
-        logs = script.behaviour_cloning(agent, storage.gather(idx), actions[idx])
-        each = [(storage.gather(idx[k : k + 1]), actions[idx[k : k + 1]]) for k in range(9)]
+        logs = script.behaviour_cloning(agent, storage.gather(idx)[0], actions[idx])
+        each = [(storage.gather(idx[k : k + 1])[0], actions[idx[k : k + 1]]) for k in range(9)]
         expected = [-agent(obs, action)[1].item() for obs, action in each]
         greedy = torch.cat([agent(obs, greedy=True)[0] for obs, _ in each])
     assert logs["losses/behaviour_cloning"].item() == pytest.approx(np.mean(expected), abs=1e-4)
@@ -358,7 +360,7 @@ def test_cloning_loss_by_hand(tmp_path):
     with torch.no_grad():
         latent = agent.actor(torch.as_tensor(data["values/obs"]))
         logits = agent.head.heads[0].output(latent).double().numpy()
-        logs = script.behaviour_cloning(agent, storage.gather(np.arange(len(latent))), actions)
+        logs = script.behaviour_cloning(agent, storage.gather(np.arange(len(latent)))[0], actions)
     probs = np.exp(logits) * data["values/action_mask"]
     chosen = probs[np.arange(len(latent)), data["actions"][:, 0]]
     expected = -np.log(chosen / probs.sum(1)).mean()
@@ -517,7 +519,7 @@ def test_reconstruction_loss(observation):
     """Errors of every leaf, row by row and observation by observation, against loops; the mean over
     leaves of the mean over observations of the mean over rows."""
     found = collected(lambda: RandomEnv(observation), aux="reconstruct")
-    agent, obs = found.agent, found.storage.gather(np.arange(24)[::-1])
+    agent, obs = found.agent, found.storage.gather(np.arange(24)[::-1])[0]
     with torch.no_grad():
         latent = agent(obs)[4]
         torch.manual_seed(5)
@@ -572,7 +574,7 @@ def test_a_quarter_of_the_rows_moves():
     found = collected(
         lambda: RandomEnv("set_of_dict", head="nodes"), aux="reconstruct", num_steps=40
     )
-    obs = found.storage.gather(np.arange(120))
+    obs = found.storage.gather(np.arange(120))[0]
     moved, places = found.agent.aux.move(obs)
     (rows,) = places.values()
     a, b = (f"obs.{name}" for name in "ab")
@@ -616,7 +618,7 @@ def test_no_row_is_copied():
         agent, rng, losses = found.agent, np.random.default_rng(0), []
         optimizer = torch.optim.Adam(agent.parameters(), lr=1e-2)
         for _ in range(120):
-            obs = found.storage.gather(rng.permutation(240)[:120])
+            obs = found.storage.gather(rng.permutation(240)[:120])[0]
             latent = agent(obs)[4]
             loss = agent.aux(agent, obs, latent)
             optimizer.zero_grad()
@@ -711,7 +713,7 @@ def test_prediction_loss(observation, action, head, flags):
     assert len(followed) < (idx < 21).sum() < 12
     found.args.aux_coef = 0.3
     with torch.no_grad():
-        inputs = storage.gather(idx), actions[idx]
+        inputs = storage.gather(idx)[0], actions[idx]
         *_, latent, elements = agent(*inputs)
         extras = script.Extras(agent, storage, found.args)
         total, logs = extras.losses(1, rng, idx, inputs, dones, latent, elements)
@@ -719,7 +721,7 @@ def test_prediction_loss(observation, action, head, flags):
         assert total.item() == pytest.approx(0.3 * loss.item()) and len(logs) == 1
         predicted, target = [], []
         for k in followed:
-            features, elements = agent.encoder(storage.gather(np.array([k])))
+            features, elements = agent.encoder(storage.gather(np.array([k]))[0])
             parts = [agent.actor(features)[0]]
             for part in (head.part for head in agent.head.heads):
                 value = actions[k, part.columns]
@@ -730,7 +732,9 @@ def test_prediction_loss(observation, action, head, flags):
                 else:
                     parts.append(value)
             predicted.append(agent.aux(torch.cat(parts)).double().numpy())
-            target.append(agent.encoder(storage.gather(np.array([k + 3])))[0][0].double().numpy())
+            target.append(
+                agent.encoder(storage.gather(np.array([k + 3]))[0])[0][0].double().numpy()
+            )
     expected = ((np.array(predicted) - plain_standardised(target)) ** 2).mean()
     assert loss.item() == pytest.approx(expected, rel=1e-3)
 
@@ -743,18 +747,18 @@ def test_encoder_learns(aux, tmp_path):
     found = collected(
         lambda: RandomEnv(**env["env_kwargs"]), num_steps=16, aux="none" if aux == "demos" else aux
     )
-    agent, obs = found.agent, found.storage.gather(np.arange(45))
+    agent, obs = found.agent, found.storage.gather(np.arange(45))[0]
     *_, latent, elements = agent(obs)
     if aux == "reconstruct":
         loss = agent.aux(agent, obs, latent)
     elif aux == "predict":
         rows = np.flatnonzero(~found.dones.reshape(-1)[:45])
         action = script.embed_action(agent.head, found.actions[:45], elements, obs)
-        next_obs = found.storage.gather(rows + 3)
+        next_obs = found.storage.gather(rows + 3)[0]
         loss = script.predict(agent, torch.cat([latent, action], 1), rows, next_obs)
     else:
         storage, actions = load_demos(path, found)
-        loss = script.behaviour_cloning(agent, storage.gather(np.arange(len(actions))), actions)
+        loss = script.behaviour_cloning(agent, storage.gather(np.arange(len(actions)))[0], actions)
         loss = loss["losses/behaviour_cloning"]
     loss.backward()
     for name, weight in [*agent.encoder.named_parameters(), *agent.actor.named_parameters()]:

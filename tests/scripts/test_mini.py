@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import MASK, command, vector
+from helpers import MASK, command, train_events, vector
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cleanrl_graph import ppo_graph, ppo_graph_mini
@@ -58,7 +58,7 @@ class Graphs(gym.Env):
         return self.observe(), {}
 
     def step(self, action):
-        assert self.mask[action]
+        assert self.mask[action] and isinstance(action, np.int64)
         reward = float(self.nodes[action, 0])
         self.left -= 1
         ended = self.left == 0
@@ -86,6 +86,24 @@ def test_it_learns(tmp_path):
     returns = returns_in(run("--total-timesteps", 8192, cwd=tmp_path))
     assert np.mean(returns[:50]) < 6
     assert np.mean(returns[-50:]) > 13
+
+
+def test_minibatches_of_one_step(tmp_path):
+    """The advantage of a single step is not normalised: its deviation would be nan."""
+    flags = "--num-envs 2 --num-steps 2 --num-minibatches 4 --total-timesteps 8".split()
+    run("--env-id", "Graphs-none-v0", *flags, cwd=tmp_path)
+    (path,) = tmp_path.glob("runs/*/model.pt")
+    assert all(values.isfinite().all() for values in torch.load(path).values())
+
+
+def test_clipfrac_is_that_of_all_minibatches(tmp_path):
+    """In the first minibatch no ratio is clipped, in the last one nearly all are: the mean is
+    logged."""
+    flags = "--num-envs 4 --num-steps 16 --num-minibatches 1 --update-epochs 2 --clip-coef 1e-4"
+    flags = [*flags.split(), "--total-timesteps", 64]
+    run("--env-id", "Graphs-none-v0", *flags, cwd=tmp_path)
+    ((_, clipfrac),) = train_events(tmp_path / "runs")["losses/clipfrac"]
+    assert 0.3 < clipfrac <= 0.5
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ def reference_run(seen: Record, network, leaves, args):
         floor = args.adv_floor * largest
         for _ in range(args.update_epochs):
             for idx in (epoch := [minibatches.pop(0) for _ in range(args.num_minibatches)]):
-                log_prob, entropy, value = network(storage.gather(idx), acts[idx])
+                log_prob, entropy, value = network(storage.gather(idx)[0], acts[idx])
                 A = advantages[idx]
                 if args.norm_adv:
                     A = (A - A.mean()) / (A.std() + floor + 1e-8)
@@ -381,7 +381,7 @@ def test_truncated_graphs_bootstrap_from_the_final_observation():
     assert len(values) == len(sizes) > 20 and 0 in sizes and max(sizes) > 20
     for i in range(len(values)):
         torch.testing.assert_close(
-            agent.value(together.gather(np.array([i])))[0], values[i], atol=1e-5, rtol=1e-5
+            agent.value(together.gather(np.array([i]))[0])[0], values[i], atol=1e-5, rtol=1e-5
         )
 
 

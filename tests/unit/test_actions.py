@@ -152,14 +152,14 @@ def test_all_actions_are_tried(name):
     one."""
     agent, storage, found = setup(name)
     for i in range(3):
-        actions, forbidden = every_action(agent, storage.gather(np.array([i])))
+        actions, forbidden = every_action(agent, storage.gather(np.array([i]))[0])
         with torch.no_grad():
-            obs = storage.gather(np.full(len(actions), i))
+            obs = storage.gather(np.full(len(actions), i))[0]
             taken, log_prob, entropy, _ = agent(obs, actions.flatten(0, 1))
-            obs = storage.gather(np.full(3000, i))
+            obs = storage.gather(np.full(3000, i))[0]
             sampled, sample_log_prob, *_ = agent(obs)
             again = agent(obs, sampled)[1]
-            best = agent(storage.gather(np.array([i])), greedy=True)[0]
+            best = agent(storage.gather(np.array([i]))[0], greedy=True)[0]
         assert torch.equal(taken, actions.flatten(0, 1)) and log_prob.shape == entropy.shape == (
             len(actions),
         )
@@ -184,7 +184,7 @@ def test_an_edge_is_both_ends_and_its_features(name):
     """`Project` is a linear layer and a ReLU of both ends' embeddings and the features; `inputs`
     and `embed` are these."""
     agent, storage, _ = setup(name)
-    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
+    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))[0]
     _, elements = agent.encoder(obs)
     source, target = obs["g.edge_links"].values.T
     nodes = elements["g.nodes"].values
@@ -203,7 +203,7 @@ def test_an_edge_is_both_ends_and_its_features(name):
 def test_a_row_of_nodes_is_its_embedding(name):
     """Nodes are projected without a ReLU."""
     agent, storage, _ = setup(name)
-    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))
+    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))[0]
     _, elements = agent.encoder(obs)
     nodes = elements["g.nodes"].values
     layer = head.row if head.acting else head.heads[2].key
@@ -218,9 +218,9 @@ def test_parts_are_drawn_in_the_order_of_the_space():
     one: edges on the amount, nodes on both. A Dict has gymnasium's order, a Tuple its own."""
     agent, storage, _ = setup("mixed_chain")
     assert [head.part.path for head in agent.head.heads] == [f"action.{key}" for key in MIXED]
-    actions, _ = every_action(agent, storage.gather(np.array([2])))
+    actions, _ = every_action(agent, storage.gather(np.array([2]))[0])
     with torch.no_grad():
-        p = agent(storage.gather(np.full(len(actions), 2)), actions[:, 0])[1].exp()
+        p = agent(storage.gather(np.full(len(actions), 2))[0], actions[:, 0])[1].exp()
     p = p.view(3, 4, 4)  # amount, edge, node
     edges = p.sum(2) / p.sum((1, 2))[:, None]  # given the amount
     assert (edges - edges[0]).abs().max() > 1e-3

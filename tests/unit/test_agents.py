@@ -321,7 +321,7 @@ def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
     starts = ends - storage.whole().counts["set"]
     for steps_of, gradient in zip(minibatches[: args.num_minibatches], gradients):
         idx = np.concatenate([np.arange(starts[b], ends[b]) for b in steps_of])
-        _, log_prob, entropy, value = agent(storage.gather(steps_of), acts[idx])
+        _, log_prob, entropy, value = agent(storage.gather(steps_of)[0], acts[idx])
         A = advantages[idx]
         A = (A - A.mean()) / (A.std() + 1e-8)
         ratio = (log_prob.double() - old_log_prob[idx]).exp()

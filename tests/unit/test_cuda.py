@@ -56,15 +56,15 @@ def test_storage_and_agent(kind):
     )
     idx = np.random.default_rng(1).integers(24, size=30)
     assert_equal(everything(host), on_cpu(everything(device)))
-    assert_equal(host.gather(idx), on_cpu(device.gather(idx)))
+    assert_equal(host.gather(idx)[0], on_cpu(device.gather(idx)[0]))
     assert all(values.is_cuda for values in device.whole().values)
     assert runs.sizes(host) == runs.sizes(device)
 
     agent = ppo_graph.Agent(leaves, spaces.MultiDiscrete([3, 4]), small_args(autoregressive=True))
-    action = agent(host.gather(idx), greedy=True)[0]
-    _, *expected = agent(host.gather(idx), action)
+    action = agent(host.gather(idx)[0], greedy=True)[0]
+    _, *expected = agent(host.gather(idx)[0], action)
     agent.to("cuda")
-    _, *result = agent(device.gather(idx), action.cuda())
+    _, *result = agent(device.gather(idx)[0], action.cuda())
     for x, y in zip(expected, result):
         torch.testing.assert_close(x, y.cpu(), atol=1e-4, rtol=1e-4)
 
@@ -76,7 +76,7 @@ def test_pinned_memory_is_not_overwritten():
     data = [[rng.random((256, 256), np.float32) for _ in range(4)] for _ in range(30)]
     storage, _ = stored(space, data, "cuda")
     for t, row in enumerate(data):
-        values = storage.gather(np.arange(4 * t, 4 * t + 4))["obs"].values.cpu().numpy()
+        values = storage.gather(np.arange(4 * t, 4 * t + 4))[0]["obs"].values.cpu().numpy()
         assert np.array_equal(values, np.stack(row))
 
 

@@ -33,7 +33,7 @@ def batch_of(space, num, seed=0):
 
 def assert_batch_equals_singles(encoder, storage):
     features, elements = encoder(everything(storage))
-    singles = [encoder(storage.gather(np.array([i]))) for i in range(len(features))]
+    singles = [encoder(storage.gather(np.array([i]))[0]) for i in range(len(features))]
     assert features.shape == (len(features), encoder.dim) and torch.isfinite(features).all()
     torch.testing.assert_close(features, torch.cat([f for f, _ in singles]), atol=1e-5, rtol=1e-5)
     for group, rows in elements.items():
@@ -58,7 +58,7 @@ def test_readouts(readout):
     storage, leaves = batch_of(OBSERVATIONS["set"], 12)
     encoder = encoder_of(leaves, readout=readout)
     assert_batch_equals_singles(encoder, storage)
-    obs = storage.gather(np.arange(12))
+    obs = storage.gather(np.arange(12))[0]
     features, elements = encoder(obs)
     ptr = obs["obs"].ptr.tolist()
     for row, start, stop in zip(features, ptr, ptr[1:]):
@@ -83,7 +83,7 @@ def test_layers_of_the_flag(gnn, kind):
     storage, leaves = batch_of(OBSERVATIONS[kind], 8)
     encoder = encoder_of(leaves, gnn=gnn)
     assert_batch_equals_singles(encoder, storage)
-    encoder(storage.gather(np.arange(8)))[0].square().sum().backward()
+    encoder(storage.gather(np.arange(8))[0])[0].square().sum().backward()
     for name, parameter in encoder.named_parameters():
         assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
 
@@ -91,7 +91,7 @@ def test_layers_of_the_flag(gnn, kind):
 def test_gnn_flags_change_the_network():
     """gnn, gnn_layers, gnn_dim, gnn_aggr, readout and activation each change what is computed."""
     storage, leaves = batch_of(OBSERVATIONS["graph_edges"], 8)
-    obs = storage.gather(np.arange(8))
+    obs = storage.gather(np.arange(8))[0]
     seen = set()
     for flags in (
         {},
@@ -108,7 +108,7 @@ def test_gnn_flags_change_the_network():
         seen.add(encoder_of(leaves, **flags)(obs)[0].sum().item())
     assert len(seen) == 12
     storage, leaves = batch_of(OBSERVATIONS["set"], 8)
-    obs = storage.gather(np.arange(8))
+    obs = storage.gather(np.arange(8))[0]
     names = ("tanh", "relu", "elu", "gelu")
     assert len({encoder_of(leaves, activation=name)(obs)[0].sum().item() for name in names}) == 4
 
@@ -135,7 +135,7 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
     storage, leaves = batch_of(space, 10)
     encoder = encoder_of(leaves, gnn_layers=1)
     assert_batch_equals_singles(encoder, storage)
-    obs = storage.gather(np.arange(10))
+    obs = storage.gather(np.arange(10))[0]
     encoder(obs)[0].sum().backward()
     assert all(p.grad is not None for p in encoder.parameters())
 
@@ -143,7 +143,7 @@ def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
     _, elements = encoder(obs)
     takes_edges = edges and layer in ("GATv2", "Transformer", "ResGated")
     for i in range(10):
-        one = storage.gather(np.array([i]))
+        one = storage.gather(np.array([i]))[0]
         links = one["obs.edge_links"].values.t()
         h = net.embed(one["obs.nodes"].values)
         attr = {"edge_attr": one["obs.edges"].values} if takes_edges else {}

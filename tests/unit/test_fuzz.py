@@ -194,7 +194,7 @@ def check_run(envs, inner, space, num_steps, rng):
     flat = [entry[0] for row in table for entry in row]
     compare(envs.leaves, space, shown, flat[-len(inner) :])
     idx = rng.integers(len(flat), size=len(flat) // 2 + 1)
-    compare(envs.leaves, space, storage.gather(idx), [flat[i] for i in idx])
+    compare(envs.leaves, space, storage.gather(idx)[0], [flat[i] for i in idx])
     compare(envs.leaves, space, everything(storage), flat)
     joined = ppo_graph.Storage(envs.leaves, torch.device("cpu")).append(
         ppo_graph.join([step.obs for step in played])
@@ -222,7 +222,7 @@ def test_random_environments(space, seed):
             envs.leaves, envs.action_space, small_args(norm_obs=True, gnn_layers=1)
         )
         agent.encoder.observe(everything(storage))
-        action, log_prob, entropy, value = agent(storage.gather(np.arange(size)))
+        action, log_prob, entropy, value = agent(storage.gather(np.arange(size))[0])
         for tensor in (action, log_prob, entropy, value):
             assert len(tensor) == size and tensor.isfinite().all()
     envs.close()

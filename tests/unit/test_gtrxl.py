@@ -214,17 +214,15 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
         torch.testing.assert_close(value, outputs[-1, 0], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flex"])
 @pytest.mark.parametrize(
     "gate, num_layers, memory_length",
     [("gru", 1, 3), ("gru", 3, 9), ("none", 2, 100), ("gru", 2, 0)],
 )
-def test_against_the_formulas(attention, gate, num_layers, memory_length):
+def test_against_the_formulas(gate, num_layers, memory_length):
     """Steps and segment agree with a GTrXL that is written out for one token at a time: every
     window by itself, head by head, distance by distance."""
     agent = Bare(3, gate=gate, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(4, 12, 40, 2, 0.1)
-    agent.args.attention = attention
     with torch.no_grad():
         outputs, at_once = segment(agent, x, starts, 12)
     for i in range(2):
@@ -294,8 +292,8 @@ def gated(gate, x, y):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 99), st.integers(1, 90), st.integers(1, 3), st.integers(0, 50))
 def test_attention_against_a_dense_mask(seed, T, B, W):
-    """Chunks, with gradients, and FlexAttention (its plain formula) are attention whose [T, W + T]
-    logits are masked outside of the window."""
+    """Chunks, with gradients, are attention whose [T, W + T] logits are masked outside of the
+    window."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, bias = (
         torch.randn(B, 2, num, columns, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -309,13 +307,10 @@ def test_attention_against_a_dense_mask(seed, T, B, W):
     mask = near.gather(3, columns).masked_fill((distance < 0) | (distance > W), -torch.inf)
     expected = F.scaled_dot_product_attention(q, k, v, mask)
     grads = torch.autograd.grad(expected.square().sum(), (q, k, v, bias), retain_graph=True)
-    found = ppo_gtrxl.attend_in_chunks(q, k, v, near)
+    found = ppo_gtrxl.attend(q, k, v, near)
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
     for a, b in zip(torch.autograd.grad(found.square().sum(), (q, k, v, bias)), grads):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
-    with torch.no_grad():
-        found = ppo_gtrxl.flex_attend(*(x.detach() for x in (q, k, v, near)))
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
 def mismatch(change=lambda memory: None):
@@ -397,26 +392,6 @@ def test_gradients(memory_length):
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("memory_length", [3, 70])
-def test_gradients_of_flex_attention(monkeypatch, memory_length):
-    """Both kernels have the same gradient. FlexAttention refuses to make one on the CPU; its plain
-    formula, which runs there, can if the refusal is taken away."""
-    monkeypatch.setattr(
-        ppo_gtrxl.flex.flex_attention.__globals__["_validate_device"],
-        "__code__",
-        (lambda query, key, value: None).__code__,
-    )
-    agent = Bare(1, memory_length=memory_length)
-    x, starts = history(1, 10, 50, 2, 0.05)
-    _, memory = walk(agent, x, starts, 10)
-    weight, grads = torch.randn(100, 16, dtype=torch.float64), {}
-    for agent.args.attention in ("sdpa", "flex"):
-        loss = (agent(*look_back(memory))[3] * weight).sum()
-        grads[agent.args.attention] = torch.autograd.grad(loss, list(agent.parameters()))
-    for a, b in zip(*grads.values()):
-        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
-
-
 def test_no_gradient_into_the_past():
     """What was remembered at collection is a constant; the weights that make keys and values of it
     are not."""
@@ -428,24 +403,22 @@ def test_no_gradient_into_the_past():
     assert agent.gtrxl.layers[0].kv.weight.grad.abs().min() > 0
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flex"])
 @pytest.mark.parametrize("gate", ["gru", "none"])
-def test_bfloat16(attention, gate):
+def test_bfloat16(gate):
     """--bf16, here on the CPU: steps and segment agree within the rounding of bfloat16, and with
     float32 also."""
     agent = Bare(dtype=torch.float32, gate=gate, memory_length=10)
     x, starts = history(2, 20, 40, 2, 0.05)
     x = x.float()
     expected, _ = walk(agent, x, starts, 20)
-    agent.args.bf16, agent.args.attention = True, attention
+    agent.args.bf16 = True
     with torch.no_grad():
         outputs, at_once = segment(agent, x, starts, 20)
     assert at_once.dtype == torch.float32 and not torch.equal(outputs, expected)
     for result in (outputs, at_once):
         assert (result - expected).norm() < 0.02 * expected.norm()
-    if attention == "sdpa":
-        segment(agent, x, starts, 20)[1].sum().backward()
-        assert all(torch.isfinite(parameter.grad).all() for parameter in agent.parameters())
+    segment(agent, x, starts, 20)[1].sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in agent.parameters())
 
 
 def test_bfloat16_on_the_cpu(tmp_path):
@@ -835,7 +808,6 @@ def test_what_images_ask_for(observation, faint, epochs, ent_coef, tmp_path, mon
         ({"num_layers": 0}, "--num-layers 0"),
         ({"dim": 0}, "--dim 0"),
         ({"memory_length": -1}, "--memory-length -1"),
-        ({"attention": "flex"}, "CUDA"),
     ],
 )
 def test_flags_that_do_not_fit(flags, message, tmp_path):
@@ -911,30 +883,8 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 
 @pytest.mark.cuda
 @cuda
-@pytest.mark.parametrize("memory_length", [5, 40, 200])
-def test_compiled_flex_attention(memory_length):
-    """The compiled kernel gives the outputs and the gradients of attention in chunks, within
-    float32."""
-    agent = Bare(dtype=torch.float32, dim=64, num_heads=4, memory_length=memory_length).cuda()
-    x, starts = history(1, 150, 256, 3, 0.02, dim=64)
-    x = x.float().cuda()
-    _, memory = walk(agent, x, starts, 150)
-    weight, results = torch.randn(256 * 3, 2 * 64, device="cuda"), {}  # with what attention found
-    for agent.args.attention in ("sdpa", "flex"):
-        out = agent(*look_back(memory))[3]
-        results[agent.args.attention] = (
-            out,
-            *torch.autograd.grad((out * weight).sum(), list(agent.parameters())),
-        )
-    for a, b in zip(*results.values()):
-        torch.testing.assert_close(a, b, atol=1e-3 * max(1.0, a.abs().max().item()), rtol=1e-3)
-
-
-@pytest.mark.cuda
-@cuda
-@pytest.mark.parametrize("attention", ["flex", "sdpa"])
 @pytest.mark.parametrize("bf16, bound", [(False, 1e-4), (True, 0.05)])
-def test_main_on_cuda(tmp_path, attention, bf16, bound):
+def test_main_on_cuda(tmp_path, bf16, bound):
     """Collection and training agree on the device; with --bf16 within 0.05."""
     rows, scalars, *_ = run(
         tmp_path,
@@ -943,7 +893,6 @@ def test_main_on_cuda(tmp_path, attention, bf16, bound):
         env_kwargs={"observation": "mixed"},
         dim=64,
         num_heads=4,
-        attention=attention,
         bf16=bf16,
         prev_action=True,
         prev_reward=True,

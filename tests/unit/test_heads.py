@@ -121,7 +121,7 @@ def setup(space, extra, flags, chain, num=NUM, seed=0):
 
 
 def repeat(storage, i, num):
-    return storage.gather(np.full(num, i))
+    return storage.gather(np.full(num, i))[0]
 
 
 def parts_of(agent):
@@ -130,7 +130,7 @@ def parts_of(agent):
 
 def enumerate_actions(agent, storage, i):
     """Every action [K, columns] that observation i could have without its mask."""
-    _, elements = agent.encoder(storage.gather(np.array([i])))
+    _, elements = agent.encoder(storage.gather(np.array([i]))[0])
     options = []
     for part in parts_of(agent):
         num = len(elements[part.group].batch) if part.group else part.n
@@ -140,7 +140,7 @@ def enumerate_actions(agent, storage, i):
 
 def masked(agent, storage, i, actions):
     """bool [K]: actions that the mask of observation i forbids, read from the raw mask."""
-    obs = storage.gather(np.array([i]))
+    obs = storage.gather(np.array([i]))[0]
     if "action_mask" not in obs:
         return torch.zeros(len(actions), dtype=torch.bool)
     mask = obs["action_mask"].values
@@ -185,7 +185,7 @@ def test_samples_follow_the_probabilities(case):
     """Frequencies of samples agree with the probabilities; masked actions never appear."""
     agent, storage, _ = setup(*case[1:])
     num = 4000
-    obs = storage.gather(np.arange(NUM).repeat(num))
+    obs = storage.gather(np.arange(NUM).repeat(num))[0]
     with torch.no_grad():
         action, log_prob, _, _ = agent(obs)
         _, again, _, _ = agent(obs, action)
@@ -212,7 +212,7 @@ def test_greedy_is_the_mode(case):
     it."""
     agent, storage, _ = setup(*case[1:])
     with torch.no_grad():
-        action = agent(storage.gather(np.arange(NUM)), greedy=True)[0]
+        action = agent(storage.gather(np.arange(NUM))[0], greedy=True)[0]
     for i in range(NUM):
         actions = enumerate_actions(agent, storage, i)
         with torch.no_grad():
@@ -280,7 +280,7 @@ def test_a_choice_begins_nearly_uniform(name, scale):
     """With fresh weights the entropy is the largest possible one within 1%, features of 30 or
     not."""
     _, storage, envs = setup(*HEADS[name], False, num=50)
-    obs = storage.gather(np.arange(50))
+    obs = storage.gather(np.arange(50))[0]
     for path in set(obs) & {"graph.nodes", "set", "avail_actions"}:
         obs[path] = obs[path]._replace(values=obs[path].values * scale)
     agent = ppo_graph.Agent(envs.leaves, HEADS[name][0], ppo_graph.Args(**HEADS[name][2]))
@@ -298,7 +298,7 @@ def test_a_choice_begins_nearly_uniform(name, scale):
 def test_gradients_are_finite(case):
     """No NaN or inf in any gradient, masks or not, and every weight of the head has one."""
     agent, storage, _ = setup(*case[1:])
-    obs = storage.gather(np.arange(NUM))
+    obs = storage.gather(np.arange(NUM))[0]
     action = agent(obs)[0]
     _, log_prob, entropy, _ = agent(obs, action)
     (log_prob.exp() + entropy).sum().backward()
@@ -344,7 +344,7 @@ def test_box_is_a_diagonal_normal(dependent):
     """Log-probability and entropy are those of independent normal variables; the greedy action is
     the mean."""
     agent, storage, _ = setup(vector(2, 3), {}, {"state_dependent_std": dependent}, False)
-    obs = storage.gather(np.arange(NUM).repeat(5000))
+    obs = storage.gather(np.arange(NUM).repeat(5000))[0]
     with torch.no_grad():
         action, log_prob, _, _ = agent(obs)
         entropy = agent(obs, action)[2]
@@ -362,7 +362,7 @@ def test_box_is_a_diagonal_normal(dependent):
             shifted = mean[:1].clone()
             shifted[0, k] += 0.5
             at_mean, off_mean = (
-                agent(storage.gather(np.array([0])), a)[1] for a in (mean[:1], shifted)
+                agent(storage.gather(np.array([0]))[0], a)[1] for a in (mean[:1], shifted)
             )
             one[k] = (0.125 / (at_mean - off_mean)).sqrt()
     torch.testing.assert_close(one, std[0], rtol=0.06, atol=0.0)
@@ -434,7 +434,7 @@ action_spaces = st.recursive(
 def test_actions_are_elements_of_the_space(space, chain, greedy):
     """What the environment receives lies in its action space, for any tree of spaces."""
     agent, storage, envs = setup(space, {}, {}, chain, num=4)
-    obs = storage.gather(np.arange(4))
+    obs = storage.gather(np.arange(4))[0]
     action, log_prob, _, _ = agent(obs, greedy=greedy)
     entropy = agent(obs, action)[2]
     actions = ppo_graph.to_env_actions(space, action.detach().numpy())

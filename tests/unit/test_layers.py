@@ -156,7 +156,7 @@ def test_a_script_alone_computes_the_same(kind, gnn, calls):
     depend on the services."""
     rng = np.random.default_rng(0)
     storage, leaves = stored(SPACES[kind], [[sample(SPACES[kind], rng) for _ in range(12)]])
-    obs = storage.gather(rng.permutation(12))
+    obs = storage.gather(rng.permutation(12))[0]
 
     def computed():
         torch.manual_seed(0)

@@ -1,5 +1,5 @@
-"""What the compiler of a GPU makes of ppo_graph_compile.py and of FlexAttention, on a machine
-without a GPU (fake_gpu.py). Each case is lowered for sm_90 in a process of its own:
+"""What the compiler of a GPU makes of ppo_graph_compile.py, on a machine without a GPU
+(fake_gpu.py). Each case is lowered for sm_90 in a process of its own:
 
     PYTHONPATH=.:tests:.venv/triton python tests/unit/test_lowering.py NAME FILE
 
@@ -31,8 +31,6 @@ TASKS = {
     "NodeAmount": dict(env_id="envs:NodeAmount-v0"),
     "CartPole": dict(env_id="CartPole-v1"),
 }
-FLEX = "FlexAttention"
-WINDOWS = (40, 300)  # steps that it looks back
 
 
 # ---- In the process of a case ----
@@ -56,20 +54,10 @@ def lower_update(name: str) -> None:
         virtual_cuda.train(script, cuda=True, **UPDATE | TASKS[name])
 
 
-def lower_flex() -> None:
-    """Lowers the attention of 128 steps, at both windows."""
-    script = importlib.import_module("cleanrl_graph.ppo_gtrxl")
-    for W in WINDOWS:
-        shapes = (128, 16), (W + 128, 16), (W + 128, 16), (128, W + 1)
-        inputs = [torch.zeros(3, 4, *shape, device="cuda").requires_grad_() for shape in shapes]
-        with pytest.raises(fake_gpu.Lowered):
-            script.flex_attend(*inputs)
-
-
 def lower(name: str) -> dict:
     """What a case was lowered to, and seconds that it took."""
     begin = time.perf_counter()
-    lower_flex() if name == FLEX else lower_update(name)
+    lower_update(name)
     middle = time.perf_counter()
     sizes = [fake_gpu.build(source) for source in fake_gpu.kernels]
     seconds = {"lowered": middle - begin, "built": time.perf_counter() - middle}
@@ -113,14 +101,6 @@ def test_policy_and_loss(name, tmp_path):
         fake_gpu.Graph(kind, [], [], []) for kind in ("inference", "forward", "backward")
     ]
     assert num_kernels >= (10 if name == "CartPole" else 50)
-
-
-@pytest.mark.slow
-def test_flex_attention(tmp_path):
-    """Forward and backward are a graph each for all windows, and their kernels can be built."""
-    graphs, num_kernels = lowered(FLEX, tmp_path)
-    assert [graph.kind for graph in graphs] == ["forward", "backward"]
-    assert num_kernels >= 3
 
 
 if __name__ == "__main__":

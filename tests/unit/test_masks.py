@@ -390,16 +390,16 @@ def test_all_joint_actions_are_tried(name):
     head = double(agent)
     together = []
     for i, mask in enumerate(masks):
-        actions, meanings = every_action(agent, storage.gather(np.array([i])))
+        actions, meanings = every_action(agent, storage.gather(np.array([i]))[0])
         legal = torch.tensor([bool(case.legal(mask, a)) for a in meanings])
         assert legal.any()
         K = len(actions)
         with torch.no_grad():
-            obs = storage.gather(np.full(K, i))
+            obs = storage.gather(np.full(K, i))[0]
             taken, log_prob, entropy = head(obs, actions.flatten(0, 1))
-            sampled, sample_log_prob, _ = head(storage.gather(np.full(300, i)))
-            _, again, _ = head(storage.gather(np.full(300, i)), sampled)
-            best, best_log_prob, _ = head(storage.gather(np.array([i])), greedy=True)
+            sampled, sample_log_prob, _ = head(storage.gather(np.full(300, i))[0])
+            _, again, _ = head(storage.gather(np.full(300, i))[0], sampled)
+            best, best_log_prob, _ = head(storage.gather(np.array([i]))[0], greedy=True)
         assert torch.equal(taken.float(), actions.flatten(0, 1)) and log_prob.shape == (K,)
         p = log_prob.exp()
         assert p.sum().item() == pytest.approx(1, abs=1e-12)
@@ -418,7 +418,7 @@ def test_all_joint_actions_are_tried(name):
         together.append((sampled[: len(best)], sample_log_prob[0]))
     with torch.no_grad():
         action, expected = zip(*together)
-        _, log_prob, _ = double(agent, False)(storage.gather(np.arange(3)), torch.cat(action))
+        _, log_prob, _ = double(agent, False)(storage.gather(np.arange(3))[0], torch.cat(action))
     torch.testing.assert_close(log_prob, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
@@ -502,7 +502,7 @@ def test_each_agent_chooses_a_row():
     other.encoder.load_state_dict(agent.encoder.state_dict())
     other.actor.load_state_dict(agent.actor.state_dict())
     other.head.load_state_dict(agent.head.state_dict())
-    obs = storage.gather(np.arange(3))
+    obs = storage.gather(np.arange(3))[0]
     with torch.no_grad():
         action, log_prob, _, _ = agent(obs)
         _, _, entropy, _ = agent(obs, action)

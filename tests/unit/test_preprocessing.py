@@ -92,7 +92,7 @@ def test_digits_of_large_numbers(space):
     (name, *_) = (leaf.path for leaf in leaves)
     encoder = ppo_graph.Encoder(leaves, small_args(norm_obs=True))
     for t in range(6):  # a rollout's rows at once, or in parts
-        encoder.observe(storage.gather(np.arange(4 * t, 4 * t + 4)))
+        encoder.observe(storage.gather(np.arange(4 * t, 4 * t + 4))[0])
     rows = encoder.rows[ppo_graph.key(name)]
     seen = times.ravel().astype(np.float64)
     assert rows.mean.item() == seen.mean()

@@ -475,8 +475,7 @@ def test_planted_bugs_are_found(bug, results):
 
 @pytest.mark.slow
 def test_tests_for_cuda(tmp_path):
-    """Those that are marked `cuda` hold on the device, but for those of FlexAttention, which it has
-    not."""
+    """Those that are marked `cuda` hold on the device."""
     if reason := virtual_cuda.reason_not():
         pytest.skip(reason)
     command = [
@@ -492,6 +491,7 @@ def test_tests_for_cuda(tmp_path):
         "-p",
         "no:cacheprovider",
         HERE / "test_cuda.py",
+        HERE / "test_gtrxl.py",
         HERE / "test_lstm_sparse.py",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -549,13 +549,6 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def select(self, actions: Tensor, idx: np.ndarray, groups: list[str]) -> Tensor:
-        """The rows of `actions`, one for each row of the groups, that belong to the observations
-        `idx`."""
-        num = sum(self.whole().counts[group] for group in groups)
-        places = ranges((num.cumsum() - num)[idx], num[idx])
-        return actions[to_device(places, self.device)]
-
     def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group "" that is `idx` itself."""
@@ -840,13 +833,6 @@ def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
     return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
 
 
-def sum_up(terms: Tensor, ptr: Tensor | None) -> Tensor:
-    """The sum over columns and, with ptr, over the rows of each segment, in float64: float32 would
-    lose digits of the ratio in a sum over many rows."""
-    terms = terms.sum(1)
-    return terms if ptr is None else segment(terms.double(), ptr)
-
-
 class Categorical:
     """One of n options for each of k entries, logits [B, k, n], LOWEST for those that are masked.
     Actions, log-probabilities and entropies are [B, k]. Unlike torch's Categorical it samples
@@ -901,22 +887,20 @@ class Choice(Categorical):
         return segment(terms, self.ptr)[:, None]
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """One factor of the action, drawn once for each observation or by each row of a group: a choice
     of a row of `group`; or, without a group, k entries with n options each; or, if n is 0, k
     numbers."""
 
     path: str  # in the action space: "action.amount"
     rows: str  # the group of which each row draws its own, or ""
-    columns: slice  # the part's own in the action [B, columns], or [rows, columns]
+    columns: slice  # the part's own in the action of its rows, [B, columns] or [rows, columns]
     group: str
     k: int
     n: int  # of a choice: the most rows allowed
-    is_bits: bool  # or numbers
     mask: str = ""  # path of the mask's leaf, or ""
     entries: slice | None = None  # the part's own in a row of the mask
-    given: bool = False  # whether it may have entries for each value of the part before
+    given: bool = False  # whether the mask has entries for each value of the part before
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -961,7 +945,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
     has_names = acting or head == "auto" and isinstance(space, spaces.Dict)
     parts = []
     columns = Counter()  # group of the rows -> the first column that belongs to no part yet
-    for factor in leaves_of(space, "action"):
+    for factor in sorted(leaves_of(space, "action"), key=lambda factor: factor.group):
         rows = acting if factor.group else ""
         name = head
         if has_names:
@@ -976,98 +960,91 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             sizes = [(math.prod(factor.space.shape), 0)]
         elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
             sizes = [(len(options), options[0])]
-        for k, n in sizes:
+        for i, (k, n) in enumerate(sizes):
+            path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
             own = slice(columns[rows], columns[rows] + k)
-            parts.append(Part(factor.path, rows, own, group, k, n, not is_discrete))
-            columns[rows] += k
-    parts.sort(key=lambda part: part.rows)
+            parts.append(Part(path, rows, own, group, k, n))
+            columns[rows] = own.stop
+    return masked(parts, leaves, args)
+
+
+def masked(parts: list[Part], leaves: list[Leaf], args: Any) -> list[Part]:
+    """The parts with their masks: a leaf "action_mask" for all, or one of a part's name, with k * n
+    entries for each or, for choices, one per row, of all or of each in order. If they are drawn in
+    sequence, one of a part's own name may have these for each value of the part before, one after
+    the other, or in the row which that chose. UsageError for a mask that fits nothing."""
     for leaf in leaves:
-        is_mask = leaf.path.split(".")[0] == "action_mask"
-        if is_mask and not give_mask(leaf, parts, args.autoregressive):
+        if leaf.path.split(".")[0] != "action_mask":
+            continue
+        width = math.prod(leaf.space.shape)
+        has_rows = leaf.group != ""
+        used = 0  # entries that belong to parts
+        for i, part in enumerate(parts):
+            own = part.path.replace("action", "action_mask", 1)
+            if part.n == 0 or not f"{own}.".startswith(f"{leaf.path}."):
+                continue
+            size = 1 if part.group else part.k * part.n
+            rows = part.group or part.rows
+            given = args.autoregressive and i > 0 and leaf.path == own
+            if part.group:
+                given = given and part.rows == ""
+            elif (has_rows, width) == (rows != "", size):
+                given = False
+            elif given:
+                before = parts[i - 1]
+                size *= 1 if before.group else before.n * (before.k == 1)
+                rows = rows or before.group
+            if has_rows == (rows != ""):
+                used *= width > 1  # else one number per row is for all parts
+                entries = slice(used, used + size)
+                used += size
+                parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
+        if used != width:
             raise UsageError(
-                f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
-                f"{head}: an entry per option is needed, one per row for a choice, or with "
-                "--autoregressive as many for each value of the part before"
+                f"leaf '{leaf.path}': a mask {leaf.space} does not fit the action with "
+                f"--action-head {args.action_head}: an entry per option is needed, one per row for "
+                "a choice, or with --autoregressive as many for each value of the part before"
             )
     return parts
 
 
-def give_mask(mask: Leaf, parts: list[Part], in_sequence: bool) -> bool:
-    """Notes a mask in the parts that it is for, all or those of its name; False if it fits none. It
-    has k * n entries, of bits also k (may it be 1) or none, of a choice one per row or, for several
-    choices, a column each. With parts drawn in sequence it may have these for each value of the
-    part before: in the row which that chose, one after the other, or for each pair of rows."""
-    width = math.prod(mask.space.shape)
-    path = mask.path.replace("action_mask", "action", 1)
-    named = [part for part in parts if part.n and path in ("action", part.path)]
-    own = [part for part in named if (part.group + part.rows == "") == (mask.group == "")]
-    for per_bit in (2, 1, 0):
-        stop = 0
-        for part in own:
-            size = 1 if part.group else part.k * (per_bit if part.is_bits else part.n)
-            part.mask = mask.path if size else ""
-            part.entries = slice(stop, stop + size)
-            is_later = in_sequence and part is not parts[0] and part.rows == ""
-            part.given = is_later and width == 1 and part.group != ""
-            stop += size
-        is_one = len({part.rows + part.group for part in own}) == 1  # group of rows, or none
-        if is_one and (stop == width or width == 1 and own[0].group):
-            return True
-    if not (in_sequence and named):
-        return False
-    *others, part = named
-    before = parts[parts.index(part) - 1]
-    for each in named:
-        each.mask = mask.path
-        each.entries = slice(width)
-    part.given = True
-    is_ragged = before.group + part.rows != ""
-    num = part.k * part.n * (1 if before.group else before.n)
-    is_fine = others in ([], [before][: before in own]) and before.k == 1 and part is not parts[0]
-    return is_fine and width == num and is_ragged == (mask.group != "") and not part.group
-
-
-def scale_of(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
+def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
     where both are finite; elsewhere its numbers stay as they are."""
-    low = np.full(space.shape, getattr(space, "low", -np.inf), np.float64)
-    width = getattr(space, "high", np.inf) - low
-    scale = np.where(width < 1e30, width / 2, 1.0)
-    return np.where(width < 1e30, low + scale, 0.0), scale
+    low = space.low.astype(np.float64)
+    scale = (space.high - low) / 2
+    is_bounded = scale < 1e30
+    return np.where(is_bounded, low + scale, 0.0), np.where(is_bounded, scale, 1.0)
 
 
 def to_env_actions(
-    space: gym.Space,
-    actions: np.ndarray,
-    counts: np.ndarray | None = None,
-    rows: np.ndarray | None = None,
+    space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
 ) -> list:
-    """Elements of `space` from actions [N, columns]; those of a Box are scaled and clipped to it.
-    Each row makes one. What is a Sequence in element b is made of the next counts[b] of `rows`, or
-    of `actions`."""
-    rows = actions if rows is None else rows
+    """Elements of `space` from an Action, whose first columns are taken out; those of a Box are
+    scaled and clipped to it. Each row makes one, but what is a Sequence in element b is made of the
+    next counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        rows = to_env_actions(each, rows)
-        elements = [tuple(rows[stop - num : stop]) for stop, num in zip(counts.cumsum(), counts)]
+        group = max(actions)
+        rows = to_env_actions(each, {"": actions[group]}, counts)
+        num = counts[group]
+        elements = [tuple(rows[stop - own : stop]) for stop, own in zip(num.cumsum(), num)]
         if space.stack:
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        children = []
-        for _, child in children_of(space):
-            own = [leaf.space for leaf in leaves_of(child) if leaf.group == ""]
-            num = sum(math.prod(leaf.shape) for leaf in own)
-            children.append(to_env_actions(child, actions[:, :num], counts, rows))
-            actions = actions[:, num:]
-        rows = list(zip(*children))
+        rows = list(zip(*[to_env_actions(own, actions, counts) for _, own in children_of(space)]))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
-    values = actions.reshape(-1, *space.shape)
+    values, actions[""] = np.split(actions[""], [math.prod(space.shape)], 1)
+    values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
         return list((middle + scale * values).clip(space.low, space.high).astype(space.dtype))
     values = values.astype(space.dtype) + getattr(space, "start", 0)
     return list(values)
+
+
+Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts
 
 
 class Project(nn.Linear):
@@ -1170,23 +1147,17 @@ class PartHead(nn.Module):
             return logits
         values, ptr, _ = obs[part.mask]
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
-        if part.given and part.group:  # of pairs those of the one before, if there are any
+        if not part.given:
+            mask = mask[:, part.entries]
+        elif part.group:  # of pairs those of the one before, if there are any
             num = options.ptr.diff()
-            first = ptr[:-1] + before * num * (ptr.diff() > num) - options.ptr[:-1]
-            numbers = torch.arange(len(logits), device=ptr.device)
-            mask = mask[(first[options.batch] + numbers).clamp(max=len(mask) - 1)]
-        elif part.given:
+            first = torch.minimum(ptr[:-1] + before * num, ptr[1:] - num) - options.ptr[:-1]
+            mask = mask[first[options.batch] + torch.arange(len(logits), device=ptr.device)]
+        else:
             first = torch.arange(len(mask), device=ptr.device) if part.rows else ptr[:-1]
             num = part.k * part.n
             mask = mask.reshape(-1, num)[first * (mask.shape[1] // num) + before]
-        elif mask.shape[1] > 1:  # else one number per row is for all parts
-            mask = mask[:, part.entries]
-        if part.group:
-            return torch.where(mask.any(1), logits, LOWEST)
-        mask = mask.unflatten(1, (part.k, -1))
-        if mask.shape[2] < part.n:  # one entry a bit: may it be 1
-            mask = F.pad(mask, (1, 0), value=True)
-        return torch.where(mask.unflatten(2, (part.n, -1)).any(3), logits, LOWEST)
+        return torch.where(mask.reshape(logits.shape), logits, LOWEST)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
@@ -1199,6 +1170,15 @@ class PartHead(nn.Module):
         if self.part.n:
             action = F.one_hot(action.long(), self.part.n).flatten(1)
         return action.float()
+
+
+def join_actions(actions: list[Action]) -> Action:
+    return {rows: torch.cat([own[rows] for own in actions]) for rows in actions[0]}
+
+
+def select_actions(actions: Action, places: dict[str, Tensor]) -> Action:
+    """Those at `places`, as Storage.gather returns them."""
+    return {rows: own[places[rows]] for rows, own in actions.items()}
 
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
@@ -1272,7 +1252,7 @@ class ActionHead(nn.Module):
 
     def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        return to_env_actions(self.space, action.cpu().numpy(), counts[self.acting])
+        return to_env_actions(self.space, {self.acting: action.cpu().numpy()}, counts)
 
 
 # ---- Memory: none; the observations and actions of a rollout ----

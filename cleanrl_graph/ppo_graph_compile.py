@@ -519,13 +519,6 @@ class Storage:
             self.blocks = [join(self.blocks, torch.cat)]
         return self.blocks[0]
 
-    def select(self, actions: Tensor, idx: np.ndarray, groups: list[str]) -> Tensor:
-        """The rows of `actions`, one for each row of the groups, that belong to the observations
-        `idx`."""
-        num = sum(self.whole().counts[group] for group in groups)
-        places = ranges((num.cumsum() - num)[idx], num[idx])
-        return actions[to_device(places, self.device)]
-
     def gather(self, idx: np.ndarray) -> tuple[Obs, dict[str, Tensor]]:
         """The observations `idx` (int64 [B], repeats allowed), one selection of rows per leaf; and
         for each group where its rows are stored, int64. In the group "" that is `idx` itself."""
@@ -810,13 +803,6 @@ def segment(values: Tensor, ptr: Tensor, reduce: str = "sum") -> Tensor:
     return torch.segment_reduce(values, reduce, offsets=ptr, axis=0, initial=initial, unsafe=True)
 
 
-def sum_up(terms: Tensor, ptr: Tensor | None) -> Tensor:
-    """The sum over columns and, with ptr, over the rows of each segment, in float64: float32 would
-    lose digits of the ratio in a sum over many rows."""
-    terms = terms.sum(1)
-    return terms if ptr is None else segment(terms.double(), ptr)
-
-
 class Categorical:
     """One of n options for each of k entries, logits [B, k, n], LOWEST for those that are masked.
     Actions, log-probabilities and entropies are [B, k]. Unlike torch's Categorical it samples
@@ -871,22 +857,20 @@ class Choice(Categorical):
         return segment(terms, self.ptr)[:, None]
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """One factor of the action, drawn once for each observation or by each row of a group: a choice
     of a row of `group`; or, without a group, k entries with n options each; or, if n is 0, k
     numbers."""
 
     path: str  # in the action space: "action.amount"
     rows: str  # the group of which each row draws its own, or ""
-    columns: slice  # the part's own in the action [B, columns], or [rows, columns]
+    columns: slice  # the part's own in the action of its rows, [B, columns] or [rows, columns]
     group: str
     k: int
     n: int  # of a choice: the most rows allowed
-    is_bits: bool  # or numbers
     mask: str = ""  # path of the mask's leaf, or ""
     entries: slice | None = None  # the part's own in a row of the mask
-    given: bool = False  # whether it may have entries for each value of the part before
+    given: bool = False  # whether the mask has entries for each value of the part before
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -931,7 +915,7 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
     has_names = acting or head == "auto" and isinstance(space, spaces.Dict)
     parts = []
     columns = Counter()  # group of the rows -> the first column that belongs to no part yet
-    for factor in leaves_of(space, "action"):
+    for factor in sorted(leaves_of(space, "action"), key=lambda factor: factor.group):
         rows = acting if factor.group else ""
         name = head
         if has_names:
@@ -946,98 +930,91 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             sizes = [(math.prod(factor.space.shape), 0)]
         elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
             sizes = [(len(options), options[0])]
-        for k, n in sizes:
+        for i, (k, n) in enumerate(sizes):
+            path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
             own = slice(columns[rows], columns[rows] + k)
-            parts.append(Part(factor.path, rows, own, group, k, n, not is_discrete))
-            columns[rows] += k
-    parts.sort(key=lambda part: part.rows)
+            parts.append(Part(path, rows, own, group, k, n))
+            columns[rows] = own.stop
+    return masked(parts, leaves, args)
+
+
+def masked(parts: list[Part], leaves: list[Leaf], args: Any) -> list[Part]:
+    """The parts with their masks: a leaf "action_mask" for all, or one of a part's name, with k * n
+    entries for each or, for choices, one per row, of all or of each in order. If they are drawn in
+    sequence, one of a part's own name may have these for each value of the part before, one after
+    the other, or in the row which that chose. UsageError for a mask that fits nothing."""
     for leaf in leaves:
-        is_mask = leaf.path.split(".")[0] == "action_mask"
-        if is_mask and not give_mask(leaf, parts, args.autoregressive):
+        if leaf.path.split(".")[0] != "action_mask":
+            continue
+        width = math.prod(leaf.space.shape)
+        has_rows = leaf.group != ""
+        used = 0  # entries that belong to parts
+        for i, part in enumerate(parts):
+            own = part.path.replace("action", "action_mask", 1)
+            if part.n == 0 or not f"{own}.".startswith(f"{leaf.path}."):
+                continue
+            size = 1 if part.group else part.k * part.n
+            rows = part.group or part.rows
+            given = args.autoregressive and i > 0 and leaf.path == own
+            if part.group:
+                given = given and part.rows == ""
+            elif (has_rows, width) == (rows != "", size):
+                given = False
+            elif given:
+                before = parts[i - 1]
+                size *= 1 if before.group else before.n * (before.k == 1)
+                rows = rows or before.group
+            if has_rows == (rows != ""):
+                used *= width > 1  # else one number per row is for all parts
+                entries = slice(used, used + size)
+                used += size
+                parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
+        if used != width:
             raise UsageError(
-                f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
-                f"{head}: an entry per option is needed, one per row for a choice, or with "
-                "--autoregressive as many for each value of the part before"
+                f"leaf '{leaf.path}': a mask {leaf.space} does not fit the action with "
+                f"--action-head {args.action_head}: an entry per option is needed, one per row for "
+                "a choice, or with --autoregressive as many for each value of the part before"
             )
     return parts
 
 
-def give_mask(mask: Leaf, parts: list[Part], in_sequence: bool) -> bool:
-    """Notes a mask in the parts that it is for, all or those of its name; False if it fits none. It
-    has k * n entries, of bits also k (may it be 1) or none, of a choice one per row or, for several
-    choices, a column each. With parts drawn in sequence it may have these for each value of the
-    part before: in the row which that chose, one after the other, or for each pair of rows."""
-    width = math.prod(mask.space.shape)
-    path = mask.path.replace("action_mask", "action", 1)
-    named = [part for part in parts if part.n and path in ("action", part.path)]
-    own = [part for part in named if (part.group + part.rows == "") == (mask.group == "")]
-    for per_bit in (2, 1, 0):
-        stop = 0
-        for part in own:
-            size = 1 if part.group else part.k * (per_bit if part.is_bits else part.n)
-            part.mask = mask.path if size else ""
-            part.entries = slice(stop, stop + size)
-            is_later = in_sequence and part is not parts[0] and part.rows == ""
-            part.given = is_later and width == 1 and part.group != ""
-            stop += size
-        is_one = len({part.rows + part.group for part in own}) == 1  # group of rows, or none
-        if is_one and (stop == width or width == 1 and own[0].group):
-            return True
-    if not (in_sequence and named):
-        return False
-    *others, part = named
-    before = parts[parts.index(part) - 1]
-    for each in named:
-        each.mask = mask.path
-        each.entries = slice(width)
-    part.given = True
-    is_ragged = before.group + part.rows != ""
-    num = part.k * part.n * (1 if before.group else before.n)
-    is_fine = others in ([], [before][: before in own]) and before.k == 1 and part is not parts[0]
-    return is_fine and width == num and is_ragged == (mask.group != "") and not part.group
-
-
-def scale_of(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
+def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
     where both are finite; elsewhere its numbers stay as they are."""
-    low = np.full(space.shape, getattr(space, "low", -np.inf), np.float64)
-    width = getattr(space, "high", np.inf) - low
-    scale = np.where(width < 1e30, width / 2, 1.0)
-    return np.where(width < 1e30, low + scale, 0.0), scale
+    low = space.low.astype(np.float64)
+    scale = (space.high - low) / 2
+    is_bounded = scale < 1e30
+    return np.where(is_bounded, low + scale, 0.0), np.where(is_bounded, scale, 1.0)
 
 
 def to_env_actions(
-    space: gym.Space,
-    actions: np.ndarray,
-    counts: np.ndarray | None = None,
-    rows: np.ndarray | None = None,
+    space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
 ) -> list:
-    """Elements of `space` from actions [N, columns]; those of a Box are scaled and clipped to it.
-    Each row makes one. What is a Sequence in element b is made of the next counts[b] of `rows`, or
-    of `actions`."""
-    rows = actions if rows is None else rows
+    """Elements of `space` from an Action, whose first columns are taken out; those of a Box are
+    scaled and clipped to it. Each row makes one, but what is a Sequence in element b is made of the
+    next counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        rows = to_env_actions(each, rows)
-        elements = [tuple(rows[stop - num : stop]) for stop, num in zip(counts.cumsum(), counts)]
+        group = max(actions)
+        rows = to_env_actions(each, {"": actions[group]}, counts)
+        num = counts[group]
+        elements = [tuple(rows[stop - own : stop]) for stop, own in zip(num.cumsum(), num)]
         if space.stack:
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        children = []
-        for _, child in children_of(space):
-            own = [leaf.space for leaf in leaves_of(child) if leaf.group == ""]
-            num = sum(math.prod(leaf.shape) for leaf in own)
-            children.append(to_env_actions(child, actions[:, :num], counts, rows))
-            actions = actions[:, num:]
-        rows = list(zip(*children))
+        rows = list(zip(*[to_env_actions(own, actions, counts) for _, own in children_of(space)]))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
-    values = actions.reshape(-1, *space.shape)
+    values, actions[""] = np.split(actions[""], [math.prod(space.shape)], 1)
+    values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
         return list((middle + scale * values).clip(space.low, space.high).astype(space.dtype))
     values = values.astype(space.dtype) + getattr(space, "start", 0)
     return list(values)
+
+
+Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts
 
 
 class Project(nn.Linear):
@@ -1140,23 +1117,17 @@ class PartHead(nn.Module):
             return logits
         values, ptr, _ = obs[part.mask]
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
-        if part.given and part.group:  # of pairs those of the one before, if there are any
+        if not part.given:
+            mask = mask[:, part.entries]
+        elif part.group:  # of pairs those of the one before, if there are any
             num = options.ptr.diff()
-            first = ptr[:-1] + before * num * (ptr.diff() > num) - options.ptr[:-1]
-            numbers = torch.arange(len(logits), device=ptr.device)
-            mask = mask[(first[options.batch] + numbers).clamp(max=len(mask) - 1)]
-        elif part.given:
+            first = torch.minimum(ptr[:-1] + before * num, ptr[1:] - num) - options.ptr[:-1]
+            mask = mask[first[options.batch] + torch.arange(len(logits), device=ptr.device)]
+        else:
             first = torch.arange(len(mask), device=ptr.device) if part.rows else ptr[:-1]
             num = part.k * part.n
             mask = mask.reshape(-1, num)[first * (mask.shape[1] // num) + before]
-        elif mask.shape[1] > 1:  # else one number per row is for all parts
-            mask = mask[:, part.entries]
-        if part.group:
-            return torch.where(mask.any(1), logits, LOWEST)
-        mask = mask.unflatten(1, (part.k, -1))
-        if mask.shape[2] < part.n:  # one entry a bit: may it be 1
-            mask = F.pad(mask, (1, 0), value=True)
-        return torch.where(mask.unflatten(2, (part.n, -1)).any(3), logits, LOWEST)
+        return torch.where(mask.reshape(logits.shape), logits, LOWEST)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
@@ -1169,6 +1140,15 @@ class PartHead(nn.Module):
         if self.part.n:
             action = F.one_hot(action.long(), self.part.n).flatten(1)
         return action.float()
+
+
+def join_actions(actions: list[Action]) -> Action:
+    return {rows: torch.cat([own[rows] for own in actions]) for rows in actions[0]}
+
+
+def select_actions(actions: Action, places: dict[str, Tensor]) -> Action:
+    """Those at `places`, as Storage.gather returns them."""
+    return {rows: own[places[rows]] for rows, own in actions.items()}
 
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
@@ -1200,42 +1180,25 @@ class ActionHead(nn.Module):
             if args.autoregressive and part is not parts[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
-        # An action has rows of these groups
-        self.groups = sorted({part.rows for part in parts})
-        self.acting = self.groups[-1]
-        self.num_columns = max(part.columns.stop for part in parts)
+        self.acting = parts[-1].rows
         if self.acting:
             # A row's embedding -> its latent
             self.row = Project(self.acting, nodes[self.acting], dims, dim)
-
-    def places(self, elements: dict[str, Ragged]) -> dict[str, slice | Tensor]:
-        """Group -> its rows of the action: of each observation one for the parts that are drawn
-        once, then one for each row that acts."""
-        if len(self.groups) == 1:
-            return {self.acting: slice(None)}
-        _, ptr, batch = elements[self.acting]
-        first = ptr[:-1] + torch.arange(len(ptr) - 1, device=ptr.device)
-        rows = batch + torch.arange(1, len(batch) + 1, device=ptr.device)
-        return {"": first, self.acting: rows}
 
     def forward(
         self,
         latent: Tensor,
         elements: dict[str, Ragged],
         obs: Obs,
-        action: Tensor | None = None,
+        action: Action | None = None,
         greedy: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
-        `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. For a
-        Sequence action is [rows, columns], see `places`. `obs` has masks and links."""
-        places = self.places(elements)
-        num = sum(len(elements[group].batch) if group else len(latent) for group in self.groups)
-        taken = torch.zeros(num, self.num_columns, device=latent.device)
-        log_prob = 0.0
-        entropy = latent.new_zeros(len(latent))
+    ) -> tuple[Action, Tensor, Tensor]:
+        """(action, log_prob [B], entropy [B]) of the given action, else of the mode if `greedy`,
+        else of a sample. Entropy is 0 unless the action is given, as in an update. `obs` has masks
+        and links."""
+        taken = {}
+        total = latent.new_zeros(len(latent), 2)  # of log_prob and entropy
         rows = ""
-        ptr = None
         before = latent[:, 0]  # what the part before has chosen; the first one has none
         for head in self.heads:
             part = head.part
@@ -1245,31 +1208,28 @@ class ActionHead(nn.Module):
                 latent = torch.tanh(select_rows(latent, batch) + self.row(elements, obs))
                 before = before[batch]
             probs = head(latent, elements, obs, before)
-            at = places[rows]
             if action is not None:
-                own = action[at, part.columns]
+                own = action[rows][:, part.columns]
             elif greedy:
                 own = probs.mode
             else:  # Normal.sample would wait for the device
                 own = probs.sample() if part.n else probs.rsample()
-            log_prob = log_prob + sum_up(probs.log_prob(own), ptr)
-            if action is not None:
-                entropy = entropy + sum_up(probs.entropy(), ptr)
-            taken[at, part.columns] = own.float()
+            log_prob = probs.log_prob(own).sum(1)
+            entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
+            terms = torch.stack([log_prob, entropy], 1)
+            if rows:  # float32 would lose digits of the ratio in a sum over many rows
+                terms = segment(terms.double(), ptr)
+            total = total + terms
+            taken.setdefault(rows, []).append(own.float())
             before = own[:, 0].long()
             if head.condition:
                 latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
-        return taken, log_prob, entropy
+        return {rows: torch.cat(own, 1) for rows, own in taken.items()}, *total.unbind(1)
 
-    def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
+    def env_actions(self, action: Action, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        actions = rows = action.cpu().numpy()
-        num = counts.get(self.acting)
-        if len(self.groups) > 1:
-            first = num.cumsum() - num + np.arange(len(num))
-            rows = np.delete(actions, first, 0)
-            actions = actions[first]
-        return to_env_actions(self.space, actions, num, rows)
+        arrays = {rows: own.cpu().numpy() for rows, own in action.items()}
+        return to_env_actions(self.space, arrays, counts)
 
 
 # --- end shared: action head ---
@@ -1397,14 +1357,13 @@ class Memory:
         self.finals = []  # the last observations of episodes that were truncated
 
     @torch.no_grad()
-    def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
-        stored. What a compiled policy returns is copied: its next call overwrites it."""
+    def act(self, step: Step, greedy: bool = False) -> tuple[Action, Tensor, Tensor]:
+        """(action, log_prob [N], value [N]) at the observations of `step`, which are stored. What
+        a compiled policy returns is copied: its next call overwrites it."""
         obs = self.storage.append(step.obs)
         action, log_prob, _, value = self.policy(obs, None, greedy)
-        # Those that are not spare
-        num_actions = sum(step.obs.counts[group].sum() for group in self.agent.head.groups)
-        action = action[:num_actions].clone()
+        counts = step.obs.counts  # what follows is spare
+        action = {rows: own[: counts[rows].sum()].clone() for rows, own in action.items()}
         self.actions.append(action)
         N = step.obs.size
         return action, log_prob[:N].clone(), value[:N].clone()
@@ -1422,16 +1381,14 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
-        groups = self.agent.head.groups
-        actions = torch.cat(self.actions)
-        counts = self.storage.whole().counts
+        actions = join_actions(self.actions)
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
-            obs, _ = self.storage.gather(idx)
-            own = self.storage.select(actions, idx, groups)
-            nums = [int(counts[group][idx].sum()) for group in groups]
-            more = sum(map(self.storage.num_spare, groups, nums))
-            yield idx, (obs, F.pad(own, (0, 0, 0, more)))
+            obs, places = self.storage.gather(idx)
+            action = select_actions(actions, places)
+            for rows, own in action.items():
+                action[rows] = F.pad(own, (0, 0, 0, self.storage.num_spare(rows, len(own))))
+            yield idx, (obs, action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1458,8 +1415,8 @@ class Agent(nn.Module):
         dims = self.encoder.element_dims
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
-    def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
-        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
+    def forward(self, obs: Obs, action: Action | None = None, greedy: bool = False):
+        """(action, log_prob [B], entropy [B], value [B])"""
         features, elements = self.encoder(obs)
         outputs = self.head(self.actor(features), elements, obs, action, greedy)
         return *outputs, self.critic(features).squeeze(1)
@@ -1545,7 +1502,7 @@ LOGGED = (
 
 
 def ppo_loss(
-    agent: Agent, args: Args, obs: Obs, actions: Tensor, rollout: Tensor, scales: Tensor
+    agent: Agent, args: Args, obs: Obs, actions: Action, rollout: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9) of B observations, and
     what is logged of it, [7], as in LOGGED without grad_norm. `rollout` [B, 4] has
@@ -1555,7 +1512,8 @@ def ppo_loss(
     B = len(rollout)
     std_floor, vf_coef = scales
     log_probs, values, mb_advantages, returns = rollout.unbind(1)
-    _, new_log_prob, entropy, new_value = [output[:B] for output in agent(obs, actions)]
+    _, *outputs = agent(obs, actions)
+    new_log_prob, entropy, new_value = [output[:B] for output in outputs]
     logratio = new_log_prob - log_probs
     ratio = logratio.exp()
     if args.norm_adv and B > 1:

@@ -13,7 +13,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from gymnasium import spaces
 
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
+from cleanrl_graph.envs.masks import CanonicalMasks
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -269,10 +269,13 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
 
 
-def made(make: Callable, number: int) -> Checked:
-    """The environment, the number of which is that over all ranks."""
+def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
+    """The environment, with masks as the script reads them; its number is that over all ranks."""
     Checked.latest = SimpleNamespace(number=number, num_steps=0)
     env = guarded(f"env {number}", make)
+    masked = CanonicalMasks(env, script, args)
+    if masked.forms:
+        env = masked
     if not isinstance(env, Checked):
         env = Checked(env)
     env.number = number
@@ -386,6 +389,9 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
         yield f"action space {name} is not supported, there is nothing to choose"
     if sum(part.k * part.n for part in parts if part.group == "") > MOST:
         yield f"action space {name} has over {MOST} options"
+    for mask in {part.mask for part in parts} - {""}:
+        if len({part.group + part.rows for part in parts if part.mask == mask}) > 1:
+            yield f"leaf '{mask}': a mask does not fit {name}, whose parts choose from other rows"
     unused = {leaf.group for leaf in leaves} - {part.group for part in parts}
     acts = any(part.rows for part in parts)
     if args.action_head == "auto" and "avail_actions" in unused and not acts:
@@ -404,7 +410,7 @@ def meaning(script: ModuleType, env: gym.Env, parts: list) -> tuple[str, ...]:
     for leaf in script.leaves_of(env.observation_space):
         if leaf.is_input:
             inputs.append((leaf.path, leaf.group, re.sub(r"Box\([^(]*", "", str(leaf.space))))
-    done = [replace(part, n=0) if part.group else part for part in parts]
+    done = [part._replace(n=0) if part.group else part for part in parts]
     action = str(env.action_space)
     if {part.group for part in parts} != {""}:
         action = re.sub(r"Discrete\([^,)]*", "", action)
@@ -443,7 +449,9 @@ class Checks:
 
     def __init__(self, makers: list[Callable], args: Any, first: int = 0):
         """`first` is the number of the first environment over all ranks."""
-        super().__init__([partial(made, make, first + i) for i, make in enumerate(makers)])
+        super().__init__(
+            [partial(made, make, first + i, self.script, args) for i, make in enumerate(makers)]
+        )
         script = self.script
         leaves = self.leaves
         refuse(wrong_leaves(leaves))
@@ -712,13 +720,11 @@ def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndar
     allowed = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
     num = counts[group]
     env = np.arange(len(num)).repeat(num)  # of each row
-    if allowed.shape[1] > 1:  # else one number per row is for all parts
-        allowed = allowed[:, part.entries]
-    if part.given or allowed.shape[1] < part.k * part.n and not part.group:
+    allowed = allowed[:, part.entries]
+    if part.given:
         return np.array([], np.int64)
     if part.group == "":
-        allowed = allowed.reshape(len(mask), part.k, part.n, -1).any((2, 3))
-        return env[~allowed.all(1)]
+        return env[~allowed.reshape(len(mask), part.k, part.n).any(2).all(1)]
     env_of_draw = np.arange(len(num)).repeat(counts[part.rows])
     options = counts[part.group][env_of_draw]
     draw = np.arange(len(options)).repeat(options)  # of each row of the mask

@@ -32,7 +32,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -137,7 +136,7 @@ def check(path: str, envs: Any) -> None:
         observations, actions = read(path, envs.leaves)
         envs.place = "step {}, leaf '{}'".format
         # There may be more rows to choose from than in this environment
-        parts = [replace(part, n=math.inf) if part.group else part for part in envs.parts[0]]
+        parts = [part._replace(n=math.inf) if part.group else part for part in envs.parts[0]]
         envs.parts = [parts]
         flat = envs.collate(observations)
         check_actions(actions, parts, flat, [leaf.path for leaf in envs.leaves])
@@ -223,15 +222,12 @@ def is_masked(
     elif part.given:
         options = part.k * part.n
         mask = mask.reshape(-1, options)[first * (mask.shape[1] // options) + before]
-    elif mask.shape[1] > 1:  # else one number per row is for all parts
+    else:
         mask = mask[:, part.entries]
     if part.group:
         allowed = np.append(mask.any(1), False)
         places = [slice(*each) for each in zip(first, first + rows)]
         is_any = np.array([allowed[place].any() for place in places])
         return ~allowed[first[:, None] + chosen] & is_any[:, None]
-    mask = mask.reshape(len(mask), part.k, -1)
-    if mask.shape[2] < part.n:  # one entry a bit: may it be 1
-        mask = np.pad(mask, ((0, 0), (0, 0), (1, 0)), constant_values=True)
-    mask = mask.reshape(len(mask), part.k, part.n, -1).any(3)
+    mask = mask.reshape(len(mask), part.k, part.n)
     return ~np.take_along_axis(mask, chosen[..., None], 2)[..., 0] & mask.any(2)

@@ -311,12 +311,9 @@ class Program(nn.Module):
         else:
             action, log_prob, _, value, *_ = self.agent(obs, greedy=self.greedy)
         outputs = {"log_prob": log_prob, "value": value}
-        rows = [action, action]  # of the factors drawn once, of those in a Sequence
-        head = self.agent.head
-        if len(getattr(head, "groups", "")) > 1:
-            index = {group: obs[leaf.path] for leaf, group in self.leaves}
-            places = head.places(index)
-            rows = [action[place] for place in places.values()]
+        if isinstance(action, Tensor):  # of ppo_graph_agents.py
+            action = {self.agent.head.acting: action}
+        rows = [action.get(""), action.get(self.agent.head.acting)]  # drawn once, in a Sequence
         for path, is_row, shape, box, start in self.factors:
             own, rows[is_row] = rows[is_row].tensor_split([math.prod(shape)], 1)
             own = own.reshape(len(own), *shape)
@@ -348,15 +345,10 @@ class Program(nn.Module):
 
     def distributions(self) -> Tensors:
         """What describes the distributions of the parts."""
-        parts = [head.part for head in self.agent.head.heads]
-        paths = [part.path for part in parts]
         outputs = {}
         for part, probs in self.found:
-            path = part.path
-            if paths.count(path) > 1:
-                path += f".{parts.index(part) - paths.index(path)}"
             for name in getattr(probs, "arg_constraints", ["log_probs"]):
-                outputs[f"{name}/{path}"] = getattr(probs, name)
+                outputs[f"{name}/{part.path}"] = getattr(probs, name)
         self.found.clear()
         return outputs
 

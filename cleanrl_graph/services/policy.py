@@ -12,7 +12,7 @@ not given: from this package, or from wherever Python finds modules.
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from cleanrl_graph.envs import fitting
+from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
@@ -196,11 +197,12 @@ class Policy:
             own = Spaces(env)
         self.env = env = fitting.fit(own)
         self.observation_space = env.observation_space
+        self.masks = CanonicalMasks(env, script, args)
         size = num_envs or 1
         self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
         for parts in self.envs.parts:
             parts[:] = [
-                replace(part, n=max(part.n, most)) if part.group else part for part in parts
+                part._replace(n=max(part.n, most)) if part.group else part for part in parts
             ]
         with patched(script):
             agent = script.Agent(self.envs.leaves, env.action_space, args)
@@ -232,7 +234,7 @@ class Policy:
         for env, obs in zip(self.envs.envs, observations):
             env.num_steps = self.num_steps
             Checked.latest = env
-            rows.append(self.envs.read(self.env.observation(obs)))
+            rows.append(self.envs.read(self.masks.observation(self.env.observation(obs))))
         flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
         self.begins = False

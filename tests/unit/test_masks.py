@@ -352,30 +352,38 @@ def every_action(agent, obs):
         for row in range(num) if part.rows else [0]:
             draws.append((part, row))
             options.append(list(itertools.product(range(size), repeat=part.k)))
-    has_own = parts[0].rows == ""
-    width = max(part.columns.stop for part in parts)
-    actions = []
+    factors = ppo_graph.leaves_of(agent.head.space, "action")
+    bits = {leaf.path for leaf in factors if isinstance(leaf.space, spaces.MultiBinary)}
+    groups = {part.rows: num if part.rows else 1 for part in parts}
+    actions = {group: [] for group in groups}
     meanings = []
     for chosen in itertools.product(*options):
-        action = np.zeros((has_own + num, width), np.float32)
+        action = {}
+        for group, size in groups.items():
+            width = sum(part.k for part in parts if part.rows == group)
+            action[group] = np.zeros((size, width), np.float32)
+            actions[group].append(action[group])
         meaning = {name_of(part, parts): [] for part in parts}
         for (part, row), own in zip(draws, chosen):
-            action[row + (has_own and part.rows != ""), part.columns] = own
-            value = own if part.n == 2 and part.is_bits else own[0]
+            action[part.rows][row, part.columns] = own
+            value = own if part.path in bits else own[0]
             if part.rows:
                 meaning[name_of(part, parts)].append(np.array(value))
             else:
                 meaning[name_of(part, parts)] = value
-        actions.append(action)
         meanings.append(meaning)
-    return torch.tensor(np.array(actions)), meanings
+    return {group: torch.tensor(np.array(own)) for group, own in actions.items()}, meanings
+
+
+def flat(actions, num):
+    """[num, any], what one observation's rows have, for `num` observations alike."""
+    return torch.cat([own.reshape(num, -1) for own in actions.values()], 1)
 
 
 def name_of(part, parts):
-    """The last key of a path, or the number of the part in its factor."""
-    same = [other for other in parts if other.path == part.path]
-    if len(same) > 1 or part.path == "action":
-        return str(same.index(part))
+    """The last key of a path."""
+    if part.path == "action":
+        return "0"
     last = part.path.rpartition(".")[2]
     paths = {other.path for other in parts if other.path.endswith(f".{last}")}
     return last if len(paths) == 1 else part.path
@@ -393,32 +401,36 @@ def test_all_joint_actions_are_tried(name):
         actions, meanings = every_action(agent, storage.gather(np.array([i]))[0])
         legal = torch.tensor([bool(case.legal(mask, a)) for a in meanings])
         assert legal.any()
-        K = len(actions)
+        K = len(meanings)
+        given = {group: own.flatten(0, 1) for group, own in actions.items()}
         with torch.no_grad():
             obs = storage.gather(np.full(K, i))[0]
-            taken, log_prob, entropy = head(obs, actions.flatten(0, 1))
+            taken, log_prob, entropy = head(obs, given)
             sampled, sample_log_prob, _ = head(storage.gather(np.full(300, i))[0])
             _, again, _ = head(storage.gather(np.full(300, i))[0], sampled)
             best, best_log_prob, _ = head(storage.gather(np.array([i]))[0], greedy=True)
-        assert torch.equal(taken.float(), actions.flatten(0, 1)) and log_prob.shape == (K,)
+        assert list(taken) == list(given) and log_prob.shape == (K,)
+        assert torch.equal(flat(taken, K), flat(given, K))
         p = log_prob.exp()
         assert p.sum().item() == pytest.approx(1, abs=1e-12)
         assert torch.equal(p > 0, legal)
         exact = -(p[legal] * log_prob[legal]).sum().item()
         assert (p * entropy).sum().item() == pytest.approx(exact, abs=1e-12)
         torch.testing.assert_close(again, sample_log_prob)
-        index = {tuple(a): k for k, a in enumerate(actions.flatten(1).tolist())}
+        index = {tuple(a): k for k, a in enumerate(flat(given, K).tolist())}
         counts = torch.bincount(
-            torch.tensor([index[tuple(a)] for a in sampled.view(300, -1).tolist()]), minlength=K
+            torch.tensor([index[tuple(a)] for a in flat(sampled, 300).tolist()]), minlength=K
         )
         assert not counts[~legal].any()
         assert ((counts / 300 - p).abs() < 6 * (p * (1 - p) / 300).sqrt() + 0.01).all()
         if not case.flags.get("autoregressive"):
-            assert index[tuple(best.flatten().tolist())] == p.argmax()
-        together.append((sampled[: len(best)], sample_log_prob[0]))
+            assert index[tuple(flat(best, 1)[0].tolist())] == p.argmax()
+        first = {group: own[: len(best[group])] for group, own in sampled.items()}
+        together.append((first, sample_log_prob[0]))
     with torch.no_grad():
         action, expected = zip(*together)
-        _, log_prob, _ = double(agent, False)(storage.gather(np.arange(3))[0], torch.cat(action))
+        action = ppo_graph.join_actions(action)
+        _, log_prob, _ = double(agent, False)(storage.gather(np.arange(3))[0], action)
     torch.testing.assert_close(log_prob, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
@@ -506,9 +518,9 @@ def test_each_agent_chooses_a_row():
     with torch.no_grad():
         action, log_prob, _, _ = agent(obs)
         _, _, entropy, _ = agent(obs, action)
-        again, own_log_prob, own_entropy, _ = other(obs, action)
+        again, own_log_prob, own_entropy, _ = other(obs, action["robots"])
     ptr = obs["robots"].ptr
-    assert torch.equal(action, again) and len(own_log_prob) == ptr[-1] == 3
+    assert torch.equal(action["robots"], again) and len(own_log_prob) == ptr[-1] == 3
     for total, own in ((log_prob, own_log_prob), (entropy, own_entropy)):
         sums = [part.sum().item() for part in own.split(ptr.diff().tolist())]
         assert total.tolist() == pytest.approx(sums, abs=1e-6)

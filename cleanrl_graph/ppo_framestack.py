@@ -988,9 +988,9 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
     where both are finite; elsewhere its numbers stay as they are."""
     low = space.low.astype(np.float64)
-    scale = (space.high - low) / 2
-    is_bounded = scale < 1e30
-    return np.where(is_bounded, low + scale, 0.0), np.where(is_bounded, scale, 1.0)
+    half = (space.high - low) / 2
+    scale = np.where(half < 1e30, half, 1.0)
+    return np.where(half < 1e30, low + scale, 0.0), scale
 
 
 def to_env_actions(
@@ -1146,15 +1146,6 @@ class PartHead(nn.Module):
         if self.part.n:
             action = F.one_hot(action.long(), self.part.n).flatten(1)
         return action.float()
-
-
-def join_actions(actions: list[Action]) -> Action:
-    return {rows: torch.cat([own[rows] for own in actions]) for rows in actions[0]}
-
-
-def select_actions(actions: Action, places: dict[str, Tensor]) -> Action:
-    """Those at `places`, as Storage.gather returns them."""
-    return {rows: own[places[rows]] for rows, own in actions.items()}
 
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
@@ -1329,7 +1320,8 @@ class Memory:
         if self.recent:  # views still reach these steps, which are encoded again
             observations, rewards, actions = zip(*self.recent)
             obs, elements = self.see(join(observations), np.concatenate(rewards))
-            self.remember(join_actions(actions), elements, obs)
+            actions = {rows: torch.cat([own[rows] for own in actions]) for rows in actions[0]}
+            self.remember(actions, elements, obs)
         self.start = self.size
 
     @torch.no_grad()
@@ -1401,7 +1393,7 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], counted from
         the rollout's first step (`start` in the storage), and the agent's inputs."""
-        actions = join_actions(self.actions)
+        actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
         all_reads = np.concatenate(self.reads)
         for idx in np.array_split(rng.permutation(len(all_reads)), num):
             reads = all_reads[idx]
@@ -1412,7 +1404,7 @@ class Memory:
             tables = dict(self.tables)
             for rows in filter(len, (others, own)):
                 obs, places = self.storage.gather(rows - 1)
-                action = select_actions(actions, places)
+                action = {rows: own[places[rows]] for rows, own in actions.items()}
                 at = places[""] + 1
                 elements = {}
                 if self.agent.encoder.dim:

@@ -982,9 +982,9 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
     where both are finite; elsewhere its numbers stay as they are."""
     low = space.low.astype(np.float64)
-    scale = (space.high - low) / 2
-    is_bounded = scale < 1e30
-    return np.where(is_bounded, low + scale, 0.0), np.where(is_bounded, scale, 1.0)
+    half = (space.high - low) / 2
+    scale = np.where(half < 1e30, half, 1.0)
+    return np.where(half < 1e30, low + scale, 0.0), scale
 
 
 def to_env_actions(
@@ -1140,15 +1140,6 @@ class PartHead(nn.Module):
         if self.part.n:
             action = F.one_hot(action.long(), self.part.n).flatten(1)
         return action.float()
-
-
-def join_actions(actions: list[Action]) -> Action:
-    return {rows: torch.cat([own[rows] for own in actions]) for rows in actions[0]}
-
-
-def select_actions(actions: Action, places: dict[str, Tensor]) -> Action:
-    """Those at `places`, as Storage.gather returns them."""
-    return {rows: own[places[rows]] for rows, own in actions.items()}
 
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
@@ -1381,11 +1372,11 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
-        actions = join_actions(self.actions)
+        actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
             obs, places = self.storage.gather(idx)
-            action = select_actions(actions, places)
+            action = {rows: own[places[rows]] for rows, own in actions.items()}
             for rows, own in action.items():
                 action[rows] = F.pad(own, (0, 0, 0, self.storage.num_spare(rows, len(own))))
             yield idx, (obs, action)

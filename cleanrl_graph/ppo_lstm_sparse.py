@@ -1003,9 +1003,9 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
     where both are finite; elsewhere its numbers stay as they are."""
     low = space.low.astype(np.float64)
-    scale = (space.high - low) / 2
-    is_bounded = scale < 1e30
-    return np.where(is_bounded, low + scale, 0.0), np.where(is_bounded, scale, 1.0)
+    half = (space.high - low) / 2
+    scale = np.where(half < 1e30, half, 1.0)
+    return np.where(half < 1e30, low + scale, 0.0), scale
 
 
 def to_env_actions(
@@ -1161,15 +1161,6 @@ class PartHead(nn.Module):
         if self.part.n:
             action = F.one_hot(action.long(), self.part.n).flatten(1)
         return action.float()
-
-
-def join_actions(actions: list[Action]) -> Action:
-    return {rows: torch.cat([own[rows] for own in actions]) for rows in actions[0]}
-
-
-def select_actions(actions: Action, places: dict[str, Tensor]) -> Action:
-    """Those at `places`, as Storage.gather returns them."""
-    return {rows: own[places[rows]] for rows, own in actions.items()}
 
 
 def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
@@ -1641,14 +1632,14 @@ class Memory:
         """The rollout's envs in `num` random parts. Of each: the numbers of all their steps, int64
         [M * T], as in Storage but env after env, and the agent's inputs. They begin with the state
         that was remembered then (R2D2's "stored state"), which gets no gradients."""
-        actions = join_actions(self.actions)
+        actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
         seen = join_states(self.seen)
         N = len(self.first["num"])
         for envs in np.array_split(rng.permutation(N), num):
             idx = (envs[:, None] + N * np.arange(len(self.seen))).ravel()
             obs, places = self.storage.gather(idx)
             timeline = Timeline(select(self.first, envs), select(seen, idx))
-            yield idx, (obs, timeline, select_actions(actions, places))
+            yield idx, (obs, timeline, {rows: own[places[rows]] for rows, own in actions.items()})
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""

@@ -143,7 +143,9 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     ):
         assert same(a, b) and a.values.dtype == b.values.dtype
     for action, expected in zip(
-        script.to_env_actions(action_space, extras.actions.numpy()), given_actions, strict=True
+        script.to_env_actions(action_space, {"": extras.actions.numpy()}, {}),
+        given_actions,
+        strict=True,
     ):
         np.testing.assert_allclose(
             spaces.flatten(action_space, action), spaces.flatten(action_space, expected)

@@ -174,8 +174,8 @@ def test_sizes(trained):
         assert close(tuple(outputs["action"].detach().numpy()), tuple(actions)) and memory == {}
         flat = policy.envs.collate([policy.envs.read(obs) for obs in chosen])
         obs = policy.memory.storage.append(flat)
-        mean, log_prob, _, value = policy.agent(obs, greedy=True)
-        assert torch.allclose(outputs["loc/action"], mean, atol=1e-5)
+        action, log_prob, _, value = policy.agent(obs, greedy=True)
+        assert torch.allclose(outputs["loc/action"], action[""], atol=1e-5)
         assert torch.allclose(outputs["log_prob"], log_prob, atol=1e-5)
         assert torch.allclose(outputs["value"], value, atol=1e-5)
         assert torch.allclose(outputs["scale/action"], policy.agent.head.heads[0].log_std.exp())

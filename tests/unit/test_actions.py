@@ -14,6 +14,7 @@ from helpers import (
     checked_parts,
     graph_space,
     make_envs,
+    plain,
     run,
     small_args,
     vector,
@@ -155,11 +156,11 @@ def test_all_actions_are_tried(name):
         actions, forbidden = every_action(agent, storage.gather(np.array([i]))[0])
         with torch.no_grad():
             obs = storage.gather(np.full(len(actions), i))[0]
-            taken, log_prob, entropy, _ = agent(obs, actions.flatten(0, 1))
+            taken, log_prob, entropy, _ = plain(agent)(obs, actions.flatten(0, 1))
             obs = storage.gather(np.full(3000, i))[0]
-            sampled, sample_log_prob, *_ = agent(obs)
-            again = agent(obs, sampled)[1]
-            best = agent(storage.gather(np.array([i]))[0], greedy=True)[0]
+            sampled, sample_log_prob, *_ = plain(agent)(obs)
+            again = plain(agent)(obs, sampled)[1]
+            best = plain(agent)(storage.gather(np.array([i]))[0], greedy=True)[0]
         assert torch.equal(taken, actions.flatten(0, 1)) and log_prob.shape == entropy.shape == (
             len(actions),
         )
@@ -220,7 +221,7 @@ def test_parts_are_drawn_in_the_order_of_the_space():
     assert [head.part.path for head in agent.head.heads] == [f"action.{key}" for key in MIXED]
     actions, _ = every_action(agent, storage.gather(np.array([2]))[0])
     with torch.no_grad():
-        p = agent(storage.gather(np.full(len(actions), 2))[0], actions[:, 0])[1].exp()
+        p = plain(agent)(storage.gather(np.full(len(actions), 2))[0], actions[:, 0])[1].exp()
     p = p.view(3, 4, 4)  # amount, edge, node
     edges = p.sum(2) / p.sum((1, 2))[:, None]  # given the amount
     assert (edges - edges[0]).abs().max() > 1e-3
@@ -247,11 +248,11 @@ def test_actions_are_elements_of_a_sequence(space):
     has."""
     parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), small_args())
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
-    actions = ppo_graph.to_env_actions(space, rows, np.array([2, 0, 3, 1]))
+    actions = ppo_graph.to_env_actions(space, {"rows": rows}, {"rows": np.array([2, 0, 3, 1])})
     assert [len(action) for action in actions] == [2, 0, 3, 1]
     assert all(action in space for action in actions)
     found = [row for action in actions for row in action]
-    expected = ppo_graph.to_env_actions(space.feature_space, rows)
+    expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, {})
     assert len(found) == len(expected) == 6
     assert all(np.array_equal(a, b) for a, b in zip(found, expected))
 
@@ -336,7 +337,7 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             MIXED,
             spaces.Dict(g=GRAPH, action_mask=spaces.Dict(amount=MASK)),
             "auto",
-            "'action_mask.amount': .*not fit Dict",
+            "'action_mask.amount': .*not fit the action",
         ),
         (
             MIXED,
@@ -457,8 +458,8 @@ def test_a_mask_that_allows_nothing(space, mask, kind, capsys):
     batch = ppo_graph.Storage(found.leaves, torch.device("cpu")).append(
         ppo_graph.join([flat] * 100)
     )
-    action = agent(batch)[0]
-    _, log_prob, entropy, value = agent(batch, action)
+    action = plain(agent)(batch)[0]
+    _, log_prob, entropy, value = plain(agent)(batch, action)
     (log_prob.sum() + entropy.sum() + value.sum()).backward()
     for parameter in agent.parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all()
@@ -534,7 +535,9 @@ def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
     ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
     elements = {"graph.nodes": script.Ragged(torch.zeros(4, 3), ptr, batch)}
-    seen = script.embed_action(head, torch.tensor([[1], [1], [0], [0]]), elements, {})
+    seen = script.embed_action(
+        head, {"graph.nodes": torch.tensor([[1], [1], [0], [0]])}, elements, {}
+    )
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 
 
@@ -710,9 +713,9 @@ def test_box_actions_are_scaled(bounds, dtype, capsys):
     space = spaces.Box(*bounds, (1,), dtype)
     numbers = np.array([[-1], [0], [0.5], [1], [7]], np.float32)
     with np.errstate(all="raise"):
-        actions = ppo_graph.to_env_actions(space, numbers)
+        actions = ppo_graph.to_env_actions(space, {"": numbers}, {})
         (rows,) = ppo_graph.to_env_actions(
-            spaces.Sequence(space, stack=True), numbers, np.array([5])
+            spaces.Sequence(space, stack=True), {"a": numbers}, {"a": np.array([5])}
         )
     assert all(action in space for action in actions)
     np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
@@ -725,14 +728,14 @@ def test_box_actions_are_scaled(bounds, dtype, capsys):
 def test_bounds_of_one_are_the_numbers_themselves():
     """Bit for bit."""
     numbers = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
-    actions = ppo_graph.to_env_actions(vector(3), numbers)
+    actions = ppo_graph.to_env_actions(vector(3), {"": numbers}, {})
     assert np.array_equal(np.stack(actions), numbers.clip(-1, 1))
 
 
 def test_each_bound_is_its_own():
     """Entries have bounds of their own, and are scaled only where both of theirs are finite."""
     space = spaces.Box(np.array([0, -np.inf, 2]), np.array([10, 3, 4]), dtype=np.float64)
-    (action,) = ppo_graph.to_env_actions(space, np.array([[0.5, 0.5, -0.5]], np.float32))
+    (action,) = ppo_graph.to_env_actions(space, {"": np.array([[0.5, 0.5, -0.5]], np.float32)}, {})
     assert action.tolist() == [7.5, 0.5, 2.5]
 
 

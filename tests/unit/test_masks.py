@@ -429,7 +429,7 @@ def test_all_joint_actions_are_tried(name):
         together.append((first, sample_log_prob[0]))
     with torch.no_grad():
         action, expected = zip(*together)
-        action = ppo_graph.join_actions(action)
+        action = {group: torch.cat([own[group] for own in action]) for group in action[0]}
         _, log_prob, _ = double(agent, False)(storage.gather(np.arange(3))[0], action)
     torch.testing.assert_close(log_prob, torch.stack(expected), atol=1e-5, rtol=1e-5)
 

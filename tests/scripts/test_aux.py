@@ -364,7 +364,8 @@ def test_cloning_loss_by_hand(tmp_path):
     with torch.no_grad():
         latent = agent.actor(torch.as_tensor(data["values/obs"]))
         logits = agent.head.heads[0].output(latent).double().numpy()
-        logs = script.behaviour_cloning(agent, storage.gather(np.arange(len(latent)))[0], actions)
+        every = storage.gather(np.arange(len(latent)))[0]
+        logs = script.behaviour_cloning(agent, every, {"": actions})
     probs = np.exp(logits) * data["values/action_mask"]
     chosen = probs[np.arange(len(latent)), data["actions"][:, 0]]
     expected = -np.log(chosen / probs.sum(1)).mean()

@@ -731,7 +731,7 @@ def test_minibatches_are_envs(tmp_path, monkeypatch):
     for found, all_of in (
         (previous, all_previous),
         (obs["obs"].values, all_obs["obs"].values),
-        (look_back(memory, both)[3], look_back(memory)[3]),
+        (look_back(memory, both)[3][""], look_back(memory)[3][""]),
     ):
         assert torch.equal(found.unflatten(0, (16, 2)), all_of.unflatten(0, (16, 3))[:, both])
     further = all_kv[0].shape[3] - kv[0].shape[3]

@@ -968,36 +968,48 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
 def give_mask(mask: Leaf, parts: list[Part], in_sequence: bool) -> bool:
     """Notes a mask in the parts that it is for, all or those of its name; False if it fits none. It
     has k * n entries, of bits also k (may it be 1) or none, of a choice one per row or, for several
-    choices, a column each. With parts drawn in sequence it may have these for each value of the
-    part before: in the row which that chose, one after the other, or for each pair of rows."""
+    choices, a column each. In sequence it may be one for pairs, see `give_pairs`."""
     width = math.prod(mask.space.shape)
     path = mask.path.replace("action_mask", "action", 1)
     named = [part for part in parts if part.n and path in ("action", part.path)]
-    own = [part for part in named if (part.group + part.rows == "") == (mask.group == "")]
+    own = [part for part in named if bool(part.group + part.rows) == bool(mask.group)]
+    is_one = len({part.rows + part.group for part in own}) == 1  # group of rows, or none
     for per_bit in (2, 1, 0):
         stop = 0
         for part in own:
-            size = 1 if part.group else part.k * (per_bit if part.is_bits else part.n)
+            size = part.k * (per_bit if part.is_bits else part.n)
+            if part.group:
+                size = 1
             part.mask = mask.path if size else ""
             part.entries = slice(stop, stop + size)
-            is_later = in_sequence and part is not parts[0] and part.rows == ""
-            part.given = is_later and width == 1 and part.group != ""
             stop += size
-        is_one = len({part.rows + part.group for part in own}) == 1  # group of rows, or none
-        if is_one and (stop == width or width == 1 and own[0].group):
+        if is_one and (stop == width or width == 1 and part.group):
+            is_later = in_sequence and part is not parts[0]
+            part.given = is_later and width == 1 and part.rows == "" != part.group
             return True
-    if not (in_sequence and named):
-        return False
-    *others, part = named
+    return in_sequence and named != [] and give_pairs(mask, parts, named, own)
+
+
+def give_pairs(mask: Leaf, parts: list[Part], named: list[Part], own: list[Part]) -> bool:
+    """Notes a mask in the last of the `named` parts, of which it has the k * n entries for each
+    value of the part before: one after the other, or in the row that this one chose. It may be for
+    this one, too, which then needs an option to follow. False if it does not fit."""
+    part = named[-1]
     before = parts[parts.index(part) - 1]
+    num = part.k * part.n
+    if not before.group:
+        num *= before.n
+    is_ragged = before.group + part.rows != ""
+    is_joint = named == [before, part] and before in own
+    if part is parts[0] or part.group or before.k > 1 or num != math.prod(mask.space.shape):
+        return False
+    if is_ragged != (mask.group != "") or not (is_joint or named == [part]):
+        return False
     for each in named:
         each.mask = mask.path
-        each.entries = slice(width)
+        each.entries = slice(num)
     part.given = True
-    is_ragged = before.group + part.rows != ""
-    num = part.k * part.n * (1 if before.group else before.n)
-    is_fine = others in ([], [before][: before in own]) and before.k == 1 and part is not parts[0]
-    return is_fine and width == num and is_ragged == (mask.group != "") and not part.group
+    return True
 
 
 def scale_of(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
@@ -1217,8 +1229,9 @@ class ActionHead(nn.Module):
         if len(self.groups) == 1:
             return {self.acting: slice(None)}
         _, ptr, batch = elements[self.acting]
-        first = ptr[:-1] + torch.arange(len(ptr) - 1, device=ptr.device)
-        rows = batch + torch.arange(1, len(batch) + 1, device=ptr.device)
+        numbers = torch.arange(len(ptr) + len(batch), device=ptr.device)
+        first = ptr[:-1] + numbers[: len(ptr) - 1]
+        rows = batch + numbers[: len(batch)] + 1
         return {"": first, self.acting: rows}
 
     def forward(

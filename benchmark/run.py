@@ -71,6 +71,7 @@ PACKAGES = (
     "graph-jsp-env",
     "nasim",
     "ale-py",
+    "graph-envs",
     "tensorboard",
 )
 # A flag -> what it was called when the runs of the tables were made (fingerprint.as_now)

@@ -466,11 +466,18 @@ def ranges(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + (first - (counts.cumsum() - counts)).repeat(counts)
 
 
-def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor] | tuple[Tensor, ...]:
-    """Each of the int64 arrays on the device, all by one copy."""
+def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Each array on the device, all by one copy of their bytes."""
+    hosts = [torch.from_numpy(array) for array in arrays]
     if device.type == "cpu":
-        return list(map(torch.from_numpy, arrays))
-    return to_device(np.concatenate(arrays), device).split(list(map(len, arrays)))
+        return hosts
+    # Each begins at a multiple of 8 bytes and has one more than it needs: no buffer is empty
+    parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
+    buffer = np.frombuffer(bytearray().join(parts), np.uint8)
+    copies = to_device(buffer, device).split([len(part) for part in parts])
+    return [
+        own[: host.nbytes].view(host.dtype).view(host.shape) for own, host in zip(copies, hosts)
+    ]
 
 
 def select_rows(values: Tensor, rows: Tensor) -> Tensor:
@@ -489,8 +496,8 @@ class Storage:
         self.blocks = []  # what was appended, each a Flat with tensors as values
 
     def copy(self, flat: Flat) -> Flat:
-        """The same observations with tensors on the device as values, by one copy per leaf."""
-        return Flat([to_device(rows, self.device) for rows in flat.values], flat.counts)
+        """The same observations with tensors on the device as values."""
+        return Flat(pack(flat.values, self.device), flat.counts)
 
     def append(self, flat: Flat) -> Obs:
         """Adds observations and returns them as a batch."""

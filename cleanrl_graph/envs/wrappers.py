@@ -54,6 +54,8 @@ def advice(env_id: str, problem: BaseException, known: set[str]) -> str:
         kwargs = [f'"{name}": ...' for name in re.findall(r"'(\w+)'", missing[1])]
         return f"give --env-kwargs '{{{', '.join(kwargs)}}}'"
     module, _, name = env_id.rpartition(":")
+    if name in gym.registry:
+        return "its arguments are --env-kwargs"
     if not isinstance(problem, (gym.error.NameNotFound, gym.error.NamespaceNotFound)):
         return "or module:Name-v0"
     if not module:

@@ -28,6 +28,7 @@ import fingerprint  # noqa: E402
 import flexible_job_shop  # noqa: E402
 import job_shop  # noqa: E402
 import old_vs_new  # noqa: E402
+import public_tasks  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
@@ -1226,6 +1227,7 @@ def parses(command):
         "ppo_graph",
         "ppo_gtrxl",
         "ppo_lstm_sparse",
+        "public_tasks",
         "recall",
         "skills",
         "speed",
@@ -1281,10 +1283,25 @@ if "quick=" in str(sys.argv):
             tyro.cli(report.Args, args=call[1:])
         if call[0] == "benchmark/cp_sat.py":
             tyro.cli(cp_sat.Args, args=call[1:])
+        if call[0] == "benchmark/public_tasks.py":
+            tyro.cli(public_tasks.Args, args=call[1:])
         if call[0] == "benchmark/schedules.py":
             tyro.cli(schedules.Args, args=call[1:])
         if call[0].startswith("benchmark/speed/"):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
+
+
+def test_rules_of_the_densest_subgraph():
+    """A star of node 0 with five leaves, and a triangle that hangs on one of them: the rules begin
+    at the star, the triangle is denser. Rules and trainings have the same graphs."""
+    edges = [(0, leaf) for leaf in range(1, 6)] + [(5, 6), (6, 7), (7, 8), (6, 8)]
+    links = {pair for edge in edges for pair in (edge, edge[::-1])}
+    assert public_tasks.density(links, (6, 7, 8)) == 1 == public_tasks.densest(links, 9, 3)
+    assert public_tasks.by_degree(links, 9, 3) == 2 / 3  # 0, 6 and 5
+    assert public_tasks.by_new_edges(links, 9, 3) == 2 / 3  # 0, 5 and 6
+    assert public_tasks.by_new_edges(links, 9, 5) == 5 / 5 == public_tasks.densest(links, 9, 5)
+    text = (BENCHMARK / "public_tasks.sh").read_text().replace("\\", "")
+    assert f"--env-kwargs '{json.dumps(public_tasks.GRAPH)}'" in text
 
 
 def test_flags_of_the_speed_tables():

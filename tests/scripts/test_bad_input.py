@@ -1047,6 +1047,7 @@ def test_reset_without_a_seed(tmp_path):
 
 class Needy(Simple):
     def __init__(self, n_nodes, *, size):
+        assert n_nodes > 0, "too few"
         super().__init__()
 
 
@@ -1055,6 +1056,9 @@ def test_constructor_that_needs_arguments(tmp_path):
     sentence = r"""\(give --env-kwargs '{"n_nodes": ...}'\)"""
     fails(sentence, tmp_path / "a", env_id="Needy-v0", env_kwargs={"size": 1})
     fails('"size": ', tmp_path / "b", env_id="Needy-v0", env_kwargs={"n_nodes": 1})
+    kwargs = {"n_nodes": -1, "size": 1}  # which it has, and refuses
+    sentence = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few"
+    fails(sentence, tmp_path / "c", env_id="Needy-v0", env_kwargs=kwargs)
     del gym.registry["Needy-v0"]
 
 

@@ -241,9 +241,9 @@ class Elsewhere:
 
 
 def test_one_copy(monkeypatch):
-    """A step reaches the device with one copy per leaf; the indices of a batch, where observations
-    begin and which one a row belongs to, with one; where the rows of a minibatch are stored with
-    another one."""
+    """A step reaches the device with one copy of its leaves' bytes; the indices of a batch, where
+    observations begin and which one a row belongs to, with one; where the rows of a minibatch are
+    stored with another one."""
     copied = []
     monkeypatch.setattr(
         ppo_graph, "to_device", lambda array, _: copied.append(array) or torch.from_numpy(array)
@@ -251,24 +251,26 @@ def test_one_copy(monkeypatch):
     instances = graphs(np.random.default_rng(0))
     storage, leaves = stored(graph_space(vector(2)), [instances])
     batch, minibatch = everything(storage), storage.gather(idx := np.array([3, 0, 6]))[0]
+    assert not copied
     num_nodes, num_edges = map(sum, zip(*SIZES))
 
-    def num_indices(num, num_rows):
-        """ptr and batch of single rows, of nodes and of edges."""
-        return 3 * (num + 1) + num + num_rows
+    def index_bytes(num, num_rows):
+        """Of ptr and batch of single rows, of nodes and of edges."""
+        return 8 * (3 * (num + 1) + num + num_rows + 6)
 
     values, counts = storage.whole()
     storage = ppo_graph.Storage(leaves, Elsewhere())
-    copied.clear()
     storage.append(ppo_graph.Flat([rows.numpy() for rows in values], counts))
-    indices = num_indices(len(SIZES), num_nodes + num_edges)
-    assert [len(array) for array in copied] == [num_nodes, num_edges, num_edges, indices]
+    steps = 12 * num_nodes + 8 - 12 * num_nodes % 8 + 2 * 8 * (num_edges + 1)
+    indices = index_bytes(len(SIZES), num_nodes + num_edges)
+    assert [len(array) for array in copied] == [steps, indices]
     assert_same(everything(storage), batch)
     copied.clear()
     assert_same(storage.gather(idx)[0], minibatch)
     num_rows = sum(sum(SIZES[i]) for i in idx)
-    indices = num_indices(len(idx), num_rows)
-    assert [len(array) for array in copied] == [num_rows + len(idx), indices]
+    places = 8 * (num_rows + len(idx) + 3)
+    indices = index_bytes(len(idx), num_rows)
+    assert [len(array) for array in copied] == [places, indices]
 
 
 def assert_same(a, b):
@@ -278,10 +280,13 @@ def assert_same(a, b):
             assert x.dtype == y.dtype and torch.equal(x, y), path
 
 
-@given(st.lists(st.integers(0, 5), min_size=1))
-def test_pack(sizes):
-    """Index arrays of any sizes, empty ones too, come back as they were."""
-    arrays = [np.random.default_rng(k).integers(0, 9, num) for k, num in enumerate(sizes)]
+@given(st.lists(st.tuples(st.sampled_from("? B e f d h i q".split()), st.integers(0, 5))))
+def test_pack(kinds):
+    """Arrays of any types and sizes, empty ones too, come back as they were."""
+    arrays = [
+        np.random.default_rng(k).integers(0, 2, (num, k % 3)).astype(kind)
+        for k, (kind, num) in enumerate(kinds)
+    ]
     copy = lambda array, _: torch.from_numpy(array)
     with mock.patch.object(ppo_graph, "to_device", copy):
         copies = ppo_graph.pack(arrays, Elsewhere())

@@ -1243,9 +1243,7 @@ class ActionHead(nn.Module):
             self.heads.append(head)
         self.acting = parts[0].rows
         if not self.acting:
-            raise UsageError(
-                f"action space {space}: only a Sequence is needed, an action per agent"
-            )
+            raise UsageError(f"action space {space}: a Sequence is needed, one action per agent")
         # A row's embedding -> its latent
         self.row = Project(self.acting, nodes[self.acting], dims, dim)
 

@@ -717,8 +717,9 @@ def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndar
     if part.given or allowed.shape[1] < part.k * part.n and not part.group:
         return np.array([], np.int64)
     if part.group == "":
-        allowed = allowed.reshape(len(mask), part.k, part.n, -1).any((2, 3))
-        return env[~allowed.all(1)]
+        per_option = allowed.shape[1] // (part.k * part.n)
+        allowed = allowed.reshape(len(mask), part.k, part.n * per_option)
+        return env[~allowed.any(2).all(1)]
     env_of_draw = np.arange(len(num)).repeat(counts[part.rows])
     options = counts[part.group][env_of_draw]
     draw = np.arange(len(options)).repeat(options)  # of each row of the mask

@@ -515,7 +515,7 @@ def test_each_agent_chooses_a_row():
 
 
 def test_agents_have_no_part_for_all():
-    with pytest.raises(ValueError, match="action space Dict.*: only a Sequence is needed"):
+    with pytest.raises(ValueError, match="action space Dict.*: a Sequence is needed"):
         setup("for all and for each", ppo_graph_agents)
 
 

@@ -137,7 +137,9 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     np.savez(path, format=demos.FORMAT, **data)
     demos.check(path, envs)
     storage, _ = stored(space, [[obs] for obs in observations], action_space=action_space)
-    extras, idx = script.Extras(None, storage, SimpleNamespace(demos=path)), np.array([2, 0, 1, 1])
+    agent = SimpleNamespace(head=SimpleNamespace(space=action_space))
+    extras = script.Extras(agent, storage, SimpleNamespace(demos=path))
+    idx = np.array([2, 0, 1, 1])
     for a, b in zip(
         extras.demos.gather(idx)[0].values(), storage.gather(idx)[0].values(), strict=True
     ):

@@ -1101,7 +1101,7 @@ class PartHead(nn.Module):
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None = None
     ) -> Categorical | Normal:
         """Its log_prob and entropy are [B, columns of the part]. `before` [B] is what the part
         before has chosen."""
@@ -1202,9 +1202,7 @@ class ActionHead(nn.Module):
             self.heads.append(head)
         self.acting = parts[0].rows
         if not self.acting:
-            raise UsageError(
-                f"action space {space}: only a Sequence is needed, an action per agent"
-            )
+            raise UsageError(f"action space {space}: a Sequence is needed, one action per agent")
         # A row's embedding -> its latent
         self.row = Project(self.acting, nodes[self.acting], dims, dim)
 

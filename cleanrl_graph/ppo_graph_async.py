@@ -1083,7 +1083,7 @@ class PartHead(nn.Module):
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None = None
     ) -> Categorical | Normal:
         """Its log_prob and entropy are [B, columns of the part]. `before` [B] is what the part
         before has chosen."""

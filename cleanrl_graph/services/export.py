@@ -319,8 +319,10 @@ class Program(nn.Module):
             own = own.reshape(len(own), *shape)
             if box is not None:
                 middle, scale, low, high = box
-                own = (middle + scale * own).clamp(low, high)
-            outputs[path] = own.to(start.dtype) + start
+                own = middle + scale * own
+                own = own.clamp(low, high)
+            own = own.to(start.dtype)
+            outputs[path] = own + start
         return outputs | self.distributions(), memory
 
     def observations(self, inputs: Tensors) -> dict:
@@ -375,8 +377,9 @@ def factors_of(policy: Policy) -> list[tuple]:
     for leaf in policy.script.leaves_of(policy.envs.action_space, "action"):
         box = None
         if isinstance(leaf.space, spaces.Box):
-            box = [*policy.script.scale_of(leaf.space), leaf.space.low, leaf.space.high]
-            box = torch.as_tensor(np.array(box, np.float64))
+            middle, scale = policy.script.scale_of(leaf.space)
+            box = np.stack([middle, scale, leaf.space.low, leaf.space.high])
+            box = torch.as_tensor(box, dtype=torch.float64)
         dtype = getattr(torch, str(leaf.dtype))
         start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
         factors.append((leaf.path, leaf.group != "", leaf.space.shape, box, start))

@@ -402,7 +402,7 @@ def test_places_need_a_number_that_stays(tmp_path):
 
 def test_what_does_not_fit(tmp_path):
     """No Sequence of actions; a rollout without agents."""
-    with pytest.raises(UsageErrors, match="action space .*only a Sequence is needed, an action"):
+    with pytest.raises(UsageErrors, match="action space .*a Sequence is needed, one action"):
         run(tmp_path, script, env_id="CartPole-v1", **FLAGS)
     with pytest.raises(UsageErrors, match="no step of the rollout has agents"):
         run(tmp_path, script, env_id="Herd-v0", env_kwargs={"most": 0}, **FLAGS)

@@ -29,17 +29,17 @@ MODULES = sorted([*(FOLDER / "envs").glob("*.py"), *SERVICES])
 # tokens of each script (tests/density.py); the memories are what is longer than ppo_graph.py
 TOKENS = {
     "ppo_graph_mini": 2_600,
-    "ppo_graph": 10_250,
-    "ppo_framestack": 11_900,
-    "ppo_gtrxl": 12_850,
-    "ppo_lstm_sparse": 13_800,
-    "ppo_graph_async": 11_450,
-    "ppo_graph_aux": 12_400,
-    "ppo_graph_compile": 11_200,
-    "ppo_graph_agents": 10_950,
+    "ppo_graph": 11_700,
+    "ppo_framestack": 13_350,
+    "ppo_gtrxl": 14_300,
+    "ppo_lstm_sparse": 15_250,
+    "ppo_graph_async": 12_900,
+    "ppo_graph_aux": 13_900,
+    "ppo_graph_compile": 12_700,
+    "ppo_graph_agents": 12_150,
 }
-TOKENS_A_LINE = {"ppo_framestack": 10.65, "ppo_gtrxl": 11, "ppo_lstm_sparse": 10.6}  # else 10.5
-TOKENS_WITH_SERVICES = 29_100  # of ppo_graph.py and services/: what moves there is not gone
+TOKENS_A_LINE = {"ppo_framestack": 10.65, "ppo_gtrxl": 11, "ppo_lstm_sparse": 10.65}  # else 10.5
+TOKENS_WITH_SERVICES = 30_750  # of ppo_graph.py and services/: what moves there is not gone
 MAX_FLAGS = 54  # of ppo_graph.py and the services
 SHARED = {
     "observations",
@@ -138,7 +138,7 @@ def test_environments_and_services(path):
 def test_size_with_services():
     """What a run needs beside ppo_graph.py is small, too. No run needs the export."""
     export = FOLDER / "services/export.py"
-    assert density.measure(export.read_text()).tokens <= 3_350
+    assert density.measure(export.read_text()).tokens <= 3_450
     paths = {FOLDER / "ppo_graph.py", *SERVICES} - {export}
     assert sum(density.measure(path.read_text()).tokens for path in paths) <= TOKENS_WITH_SERVICES
 

@@ -59,7 +59,7 @@ class Bare(torch.nn.Module):
     what comes out."""
 
     action_dim = 0
-    head = SimpleNamespace(acting="")
+    head = SimpleNamespace(groups=[""])
     critic = torch.nn.Identity()
 
     def __init__(self, seed=0, dtype=torch.float64, **kwargs):

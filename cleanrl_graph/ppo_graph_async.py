@@ -947,17 +947,16 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             own = slice(columns[rows], columns[rows] + k)
             parts.append(Part(path, rows, own, group, k, n))
             columns[rows] = own.stop
-    return masked(parts, leaves, args)
+    return with_masks(parts, space, leaves, args)
 
 
-def masked(parts: list[Part], leaves: list[Leaf], args: Any) -> list[Part]:
-    """The parts with their masks: a leaf "action_mask" for all, or one of a part's name, with k * n
-    entries for each or, for choices, one per row, of all or of each in order. If they are drawn in
-    sequence, one of a part's own name may have these for each value of the part before, one after
-    the other, or in the row which that chose. UsageError for a mask that fits nothing."""
+def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+    """The parts of `space` with their masks: a leaf "action_mask" for all, or one of a part's name,
+    with k * n entries for each or, for choices, one per row, of all or of each in order. If they
+    are drawn in sequence, one of a part's own name may have these for each value of the part
+    before: one after the other, or in the row which that chose. UsageError for a mask that fits
+    nothing."""
     for leaf in leaves:
-        if leaf.path.split(".")[0] != "action_mask":
-            continue
         width = math.prod(leaf.space.shape)
         has_rows = leaf.group != ""
         used = 0  # entries that belong to parts
@@ -981,11 +980,11 @@ def masked(parts: list[Part], leaves: list[Leaf], args: Any) -> list[Part]:
                 entries = slice(used, used + size)
                 used += size
                 parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
-        if used != width:
+        if used != width and leaf.path.split(".")[0] == "action_mask":
             raise UsageError(
-                f"leaf '{leaf.path}': a mask {leaf.space} does not fit the action with "
-                f"--action-head {args.action_head}: an entry per option is needed, one per row for "
-                "a choice, or with --autoregressive as many for each value of the part before"
+                f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
+                f"{args.action_head}: an entry per option is needed, one per row for a choice, or "
+                "with --autoregressive as many for each value of the part before"
             )
     return parts
 
@@ -1087,18 +1086,19 @@ class PartHead(nn.Module):
     ) -> Categorical | Normal:
         """Its log_prob and entropy are [B, columns of the part]. `before` [B] is what the part
         before has chosen."""
+        part = self.part
         output = self.output(latent)
-        if self.part.group:
+        if part.group:
             options = self.options(elements, obs)
             keys = self.key(elements, obs)
-            if self.part.rows:
+            if part.rows:
                 keys = select_rows(keys, options.values)
             query = select_rows(output, options.batch)
             logits = self.score(torch.tanh(keys + query)).squeeze(1)
             logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
             return Choice(self.masked(logits, obs, before, options), options)
-        if self.part.n:
-            logits = output.unflatten(1, (self.part.k, -1))
+        if part.n:
+            logits = output.unflatten(1, (part.k, -1))
             return Categorical(self.masked(logits, obs, before))
         log_std = self.log_std
         if log_std is None:
@@ -1108,13 +1108,14 @@ class PartHead(nn.Module):
     def options(self, elements: dict[str, Ragged], obs: Obs) -> Ragged:
         """The rows to choose from: the group's, or for each row that acts those of its
         observation, then values are their numbers in the group."""
-        options = elements[self.part.group]
-        if not self.part.rows:
+        part = self.part
+        options = elements[part.group]
+        if not part.rows:
             return options
-        acting = elements[self.part.rows].batch
+        acting = elements[part.rows].batch
         num = options.ptr.diff()[acting]
         # A mask has an entry for each pair; without one this waits for the device
-        total = len(obs[self.part.mask].values) if self.part.mask else None
+        total = len(obs[part.mask].values) if part.mask else None
         row = torch.repeat_interleave(num, output_size=total)  # int64 [pairs]
         ptr = F.pad(num.cumsum(0), (1, 0))
         first = options.ptr[acting] - ptr[:-1]
@@ -1144,13 +1145,14 @@ class PartHead(nn.Module):
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
         row, one-hot vectors, or the numbers themselves."""
-        if self.part.group:
-            first = elements[self.part.group].ptr[:-1]
-            if self.part.rows:
-                first = first[elements[self.part.rows].batch]
+        part = self.part
+        if part.group:
+            first = elements[part.group].ptr[:-1]
+            if part.rows:
+                first = first[elements[part.rows].batch]
             return self.key.inputs(first + action.long().squeeze(1), elements, obs)
-        if self.part.n:
-            action = F.one_hot(action.long(), self.part.n).flatten(1)
+        if part.n:
+            action = F.one_hot(action.long(), part.n).flatten(1)
         return action.float()
 
 

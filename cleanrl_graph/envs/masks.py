@@ -30,7 +30,7 @@ class Form(NamedTuple):
         """Name, or "" -> mask int8 [rows, width]"""
         allowed = np.pad(values != 0, ((0, 0), (0, 1)), constant_values=True)
         allowed = allowed[:, self.entries].astype(np.int8)
-        if not self.names:
+        if self.names == ():
             return {"": allowed}
         width = len(self.entries) // self.num
         first = allowed.reshape(len(allowed), self.num, width).max(2)
@@ -49,8 +49,11 @@ class CanonicalMasks(gym.ObservationWrapper):
             return
         try:
             leaves = script.leaves_of(space)
-            # As if no mask were for a part; "auto" still sees that one has rows
-            others = [each._replace(path="node_ids") if is_mask(each) else each for each in leaves]
+            others = []
+            for leaf in leaves:
+                if is_mask(leaf):  # is for no part; "auto" still sees that it has rows
+                    leaf = leaf._replace(path="node_ids")
+                others.append(leaf)
             parts = script.parts_of(env.action_space, others, args)
             factors = script.leaves_of(env.action_space, "action")
         except script.UsageError:  # the checks come to it
@@ -73,22 +76,28 @@ class CanonicalMasks(gym.ObservationWrapper):
     def space_of(self, space: gym.Space, path: str) -> gym.Space:
         """The space of `mask_of`."""
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
-            children = {k: self.space_of(own, f"{path}.{k}") for k, own in children_of(space)}
+            children = {}
+            for k, own in children_of(space):
+                children[k] = self.space_of(own, f"{path}.{k}")
             if isinstance(space, spaces.Dict):
                 return spaces.Dict(children)
             return spaces.Tuple(children.values())
         is_rows = isinstance(space, spaces.Sequence)
-        if is_rows and isinstance(space.feature_space, (spaces.Dict, spaces.Tuple)):
-            return spaces.Sequence(self.space_of(space.feature_space, path), stack=space.stack)
+        row = space.feature_space if is_rows else space
+        if isinstance(row, (spaces.Dict, spaces.Tuple)):
+            new = self.space_of(row, path)
+            return spaces.Sequence(new, stack=space.stack)
         if path not in self.forms:
             return space
-        row = space.feature_space if is_rows else space
-        ones = np.ones((1, np.prod(row.shape, dtype=int)))
+        ones = np.ones((1, width_of(row)))
         masks = {}
         for name, values in self.forms[path].masks(ones).items():
-            own = spaces.MultiBinary(values.shape[1])
-            masks[name] = spaces.Sequence(own, stack=True) if is_rows else own
-        return masks[""] if "" in masks else spaces.Dict(masks)
+            masks[name] = spaces.MultiBinary(values.shape[1])
+            if is_rows:
+                masks[name] = spaces.Sequence(masks[name], stack=True)
+        if "" in masks:
+            return masks[""]
+        return spaces.Dict(masks)
 
     def mask_of(self, space: gym.Space, mask: Any, path: str, is_stacked: bool = False) -> Any:
         """The mask in its form; `is_stacked`: its arrays have a row for each row of a Sequence."""
@@ -98,9 +107,11 @@ class CanonicalMasks(gym.ObservationWrapper):
                 if k in mask:
                     changed[k] = self.mask_of(own, mask[k], f"{path}.{k}", is_stacked)
             return changed
-        if isinstance(space, spaces.Tuple) and len(mask) == len(space):
-            paths = [f"{path}.{k}" for k in range(len(space))]
-            return tuple(map(self.mask_of, space, mask, paths, [is_stacked] * len(space)))
+        if isinstance(space, spaces.Tuple):
+            changed = []
+            for k, (own, each) in enumerate(zip(space, mask)):
+                changed.append(self.mask_of(own, each, f"{path}.{k}", is_stacked))
+            return tuple(changed)
         if isinstance(space, spaces.Sequence):
             row = space.feature_space
             if not isinstance(row, (spaces.Dict, spaces.Tuple)):
@@ -114,13 +125,15 @@ class CanonicalMasks(gym.ObservationWrapper):
         """The mask of one leaf, of which `row` is a row's space."""
         if path not in self.forms or isinstance(mask, Mapping):
             return mask
-        width = int(np.prod(row.shape))
+        width = width_of(row)
         values = np.asarray(mask)
-        num = len(values) if is_stacked and values.ndim else 1
+        num = 1
+        if is_stacked and values.ndim:
+            num = len(values)
         if values.size != num * width:
-            if self.forms[path].names:
-                raise gym.error.Error(f"'{path}' has the shape {values.shape}, not {row.shape}")
-            return mask
+            if self.forms[path].names == ():
+                return mask
+            raise gym.error.Error(f"'{path}' has the shape {values.shape}, not {row.shape}")
         masks = self.forms[path].masks(values.reshape(num, width))
         if not is_stacked:
             masks = {name: own[0] for name, own in masks.items()}
@@ -132,6 +145,11 @@ def children_of(space: gym.Space) -> list[tuple]:
     return list(space.items() if isinstance(space, spaces.Dict) else enumerate(space))
 
 
+def width_of(row: gym.Space) -> int:
+    """The number of a row's entries."""
+    return int(np.prod(row.shape))
+
+
 def is_mask(leaf: Any) -> bool:
     return leaf.path.split(".")[0] == "action_mask"
 
@@ -139,30 +157,51 @@ def is_mask(leaf: Any) -> bool:
 def form_of(leaf: Any, parts: list, bits: set[str], in_sequence: bool) -> Form | None:
     """The form of a mask for the action's `parts`, of which those with the paths `bits` are bits;
     None if scripts read it as it is."""
-    width = int(np.prod(leaf.space.shape))
     path = leaf.path.replace("action_mask", "action", 1)
-    named = [part for part in parts if part.n and f"{part.path}.".startswith(f"{path}.")]
-    own = [part for part in named if (part.group + part.rows != "") == (leaf.group != "")]
+    named = []  # the parts that the mask is for
+    own = []  # and that have as many rows, or none
+    for part in parts:
+        if part.n and f"{part.path}.".startswith(f"{path}."):
+            named.append(part)
+            if bool(part.group + part.rows) == bool(leaf.group):
+                own.append(part)
+    width = width_of(leaf.space)
+    if own == [] or width == 1 and own[0].group:
+        return None
     for per_bit in (2, 1, 0):
-        entries = []
-        stop = 0
-        for part in own:
-            num = 1 if part.group else part.k * (per_bit if part.path in bits else part.n)
-            numbers = np.arange(stop, stop + num)
-            stop += num
-            if part.path in bits and per_bit < 2:  # it may be 0
-                new = np.full((part.k, 2), -1)
-                new[:, 1:] = numbers.reshape(-1, per_bit) if per_bit else -1
-                numbers = new.ravel()
-            entries.append(numbers)
-        if own and (stop == width or width == 1 and own[0].group):
-            return None if per_bit == 2 else Form(np.concatenate(entries))
-    if not in_sequence or len(named) != 2 or named[0] not in own:
-        return None
+        entries = entries_of(own, bits, per_bit)
+        if entries.max() + 1 == width:
+            return None if per_bit == 2 else Form(entries)
+    if in_sequence and len(named) == 2 and named[0] in own:
+        return joint_form(path, width, parts, named)
+    return None
+
+
+def entries_of(own: list, bits: set[str], per_bit: int) -> np.ndarray:
+    """Those of a Form for a mask of the parts `own` that has so many entries for each bit."""
+    entries = []
+    stop = 0
+    for part in own:
+        num = part.k * part.n
+        if part.group:
+            num = 1
+        numbers = np.arange(stop, stop + num)
+        if part.path in bits and per_bit < 2:
+            num = part.k * per_bit
+            numbers = np.full((part.k, 2), -1)  # it may be 0
+            if per_bit == 1:
+                numbers[:, 1] = np.arange(stop, stop + num)
+        stop += num
+        entries.append(numbers.ravel())
+    return np.concatenate(entries)
+
+
+def joint_form(path: str, width: int, parts: list, named: list) -> Form | None:
+    """The form of a mask of two parts together, None if it is no such mask."""
     before, part = named
+    num = 1 if before.group else before.n
     is_next = parts.index(part) == parts.index(before) + 1
-    num = part.k * part.n * (1 if before.group else before.n)
-    if not is_next or part.group or before.k > 1 or width != num:
+    if not is_next or part.group or before.k > 1 or width != num * part.k * part.n:
         return None
-    names = tuple(each.path.removeprefix(f"{path}.") for each in named)
-    return Form(np.arange(width), names, 1 if before.group else before.n)
+    names = [each.path.removeprefix(f"{path}.") for each in named]
+    return Form(np.arange(width), tuple(names), num)

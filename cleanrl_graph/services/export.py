@@ -313,7 +313,9 @@ class Program(nn.Module):
         outputs = {"log_prob": log_prob, "value": value}
         if isinstance(action, Tensor):  # of ppo_graph_agents.py
             action = {self.agent.head.acting: action}
-        rows = [action.get(""), action.get(self.agent.head.acting)]  # drawn once, in a Sequence
+        once = action.get("")
+        acting = action.get(self.agent.head.acting)
+        rows = [once, acting]  # of the factors drawn once, of those in a Sequence
         for path, is_row, shape, box, start in self.factors:
             own, rows[is_row] = rows[is_row].tensor_split([math.prod(shape)], 1)
             own = own.reshape(len(own), *shape)

@@ -337,7 +337,7 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             MIXED,
             spaces.Dict(g=GRAPH, action_mask=spaces.Dict(amount=MASK)),
             "auto",
-            "'action_mask.amount': .*not fit the action",
+            "'action_mask.amount': .*not fit Dict",
         ),
         (
             MIXED,

@@ -23,6 +23,9 @@ from helpers import (
 
 from cleanrl_graph import envs as ours  # noqa: F401
 from cleanrl_graph import ppo_graph, ppo_graph_agents
+from cleanrl_graph.envs.masks import CanonicalMasks
+from cleanrl_graph.services.export import export
+from cleanrl_graph.services.policy import load_policy
 
 
 def rows_of(num):
@@ -686,3 +689,97 @@ def test_lines_of_the_guide(k):
     parts = checked_parts(action, spaces.Dict(x=vector(1), action_mask=mask, **observed), **flags)
     assert sum(part.mask != "" for part in parts) == num_masked
     assert sum(part.given for part in parts) == num_given
+
+
+class Pair(gym.Env):
+    """A mask of both parts together; an action that it forbids costs 1."""
+
+    observation_space = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary((2, 3)))
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def observe(self):
+        self.mask = np.zeros((2, 3), np.int8)
+        self.mask.flat[self.np_random.integers(6, size=2)] = 1
+        return {"x": self.np_random.random(2, np.float32), "action_mask": self.mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = float(self.mask[tuple(action)]) - 1
+        self.t += 1
+        return self.observe(), reward, self.t == 5, False, {}
+
+
+class Lamps(Pair):
+    """Bits with one entry each: may it be 1."""
+
+    observation_space = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3))
+    action_space = spaces.MultiBinary(3)
+
+    def observe(self):
+        self.mask = self.np_random.integers(2, size=3).astype(np.int8)
+        return {"x": self.np_random.random(2, np.float32), "action_mask": self.mask}
+
+    def step(self, action):
+        reward = -float((action > self.mask).any())
+        self.t += 1
+        return self.observe(), reward, self.t == 5, False, {}
+
+
+gym.register("MasksPair-v0", Pair)
+gym.register("MasksLamps-v0", Lamps)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [Pair, Lamps])
+def test_masks_are_turned_everywhere(kind, num_workers, tmp_path):
+    """In training, evaluation, worker processes, demonstrations, load_policy and its export no
+    action is drawn that is forbidden; observations that are given by hand have either form."""
+    env_id = f"Masks{kind.__name__}-v0"
+    flags = CHAIN if kind is Pair else {}
+    found = run(
+        tmp_path / "run",
+        env_id=env_id,
+        num_workers=num_workers,
+        save_model=True,
+        eval_episodes=4,
+        **flags,
+    )
+    assert max(value for _, value in found.scalars["debug/collection_mismatch"]) < 1e-5
+    returns = found.scalars["charts/episodic_return"] + [(0, row["return"]) for row in found.rows]
+    assert returns and all(value == 0 for _, value in returns)
+    if num_workers:
+        return
+    file = str(found.folder / "model.pt")
+    env = kind()
+    turned = CanonicalMasks(kind(), ppo_graph, ppo_graph.Args(**flags))
+    assert turned.forms
+    for policy in (load_policy(file, greedy=False), load_policy(file, env, greedy=False)):
+        obs, _ = env.reset(seed=0)
+        for _ in range(20):
+            action = policy(obs)
+            assert action in env.action_space and env.step(action)[1] == 0
+            assert env.step(policy(turned.observation(env.reset()[0])))[1] == 0
+            obs, _ = env.reset()
+    export(file, str(tmp_path / "policy.pt2"), greedy=False)
+    program = torch.export.load(tmp_path / "policy.pt2").module()
+    observations = [env.reset()[0] for _ in range(20)]
+    inputs = {}
+    for leaf, *rows in zip(
+        policy.envs.leaves, *map(policy.envs.read, map(turned.observation, observations))
+    ):
+        inputs[leaf.path] = torch.as_tensor(np.concatenate(rows))
+    outputs, _ = program(inputs, {})
+    for obs, action in zip(observations, outputs["action"].numpy()):
+        env.mask = obs["action_mask"]
+        assert env.step(action)[1] == 0
+
+
+def test_a_turned_mask_of_another_shape():
+    """It is named."""
+    env = CanonicalMasks(Pair(), ppo_graph, ppo_graph.Args(**CHAIN))
+    with pytest.raises(gym.error.Error, match=r"'action_mask' has the shape \(5,\), not \(2, 3\)"):
+        env.observation({"x": np.zeros(2, np.float32), "action_mask": np.ones(5, np.int8)})

@@ -42,8 +42,9 @@ outputs    action         as the environment takes it, [B, ...]; of a Dict or Tu
 
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
-of a part is the one given the parts before it in `action`. This makes the inputs of one observation
-with numpy alone; batches are joined along the first axis:
+of a part is the one given the parts before it in `action`. Masks are those of the environment that
+`load_policy(...).make_env()` returns. This makes the inputs of one observation with numpy alone;
+batches are joined along the first axis:
 
     def inputs_of(obs, forms):
         inputs = {}

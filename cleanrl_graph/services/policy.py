@@ -189,7 +189,7 @@ class Policy:
         self.num_steps = 0
         most = 0
         if env is None:
-            env = self.make_env()
+            env = make_env(script, args)
             own = Spaces(env)  # some environments have none after they are closed
             close(env)
             most = MOST  # rows to choose from: other entries of --env-kwargs may have more
@@ -212,8 +212,10 @@ class Policy:
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more
-        keyword arguments."""
-        return make_env(self.script, self.args, i, **kwargs)
+        keyword arguments. Its masks are as the script reads them."""
+        env = make_env(self.script, self.args, i, **kwargs)
+        masked = CanonicalMasks(env, self.script, self.args)
+        return masked if masked.forms else env
 
     def reset(self) -> None:
         """Begins an episode, in all environments: what was remembered is forgotten."""

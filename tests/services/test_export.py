@@ -16,6 +16,7 @@ from gymnasium import spaces
 from helpers import run, small_args
 
 import cleanrl_graph
+from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import export
 from cleanrl_graph.services.policy import load_policy
 
@@ -31,7 +32,7 @@ def saved(path, name, **flags):
     """A model.pt of an agent whose weights and statistics are random."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     args = small_args(script, **{"env_id": "Random-v0", "gnn_layers": 1} | flags)
-    env = script.make_env(args)
+    env = CanonicalMasks(script.make_env(args), script, args)
     leaves = script.Envs([lambda: env]).leaves
     agent = script.Agent(leaves, env.action_space, args)
     for parameter in agent.parameters():

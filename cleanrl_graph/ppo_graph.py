@@ -900,7 +900,8 @@ class Categorical:
 
 
 class Choice(Categorical):
-    """One of the rows of each observation, logits [rows]. Actions and the rest are [B, 1]."""
+    """One of the rows of each observation, or of each row that acts: `options` are theirs, logits
+    [options]. Actions and the rest are [B, 1]."""
 
     def __init__(self, logits: Tensor, options: Ragged):
         self.ptr = options.ptr
@@ -924,16 +925,19 @@ class Choice(Categorical):
 
 
 class Part(NamedTuple):
-    """One factor of the action: a choice of a row of `group`; or, without a group, k entries with n
-    options each; or, if n is 0, k numbers."""
+    """One factor of the action, drawn once for each observation or by each row of a group: a choice
+    of a row of `group`; or, without a group, k entries with n options each; or, if n is 0, k
+    numbers."""
 
     path: str  # in the action space: "action.amount"
-    columns: slice  # the part's own in the action [B, columns]
+    rows: str  # the group of which each row draws its own, or ""
+    columns: slice  # the part's own in the action of its rows, [B, columns] or [rows, columns]
     group: str
-    mask: str  # path of the mask's leaf, or ""
-    entries: slice  # the part's own in a row of the mask
     k: int
     n: int  # of a choice: the most rows allowed
+    mask: str = ""  # path of the mask's leaf, or ""
+    entries: slice | None = None  # the part's own in a row of the mask
+    given: bool = False  # whether the mask has entries for each value of the part before
 
 
 def group_of(name: str, leaves: list[Leaf]) -> str:
@@ -957,77 +961,126 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
 
 
 def acting_group(space: gym.Space, leaves: list[Leaf], head: str) -> str:
-    """In a Sequence the group whose rows act, each on its own; "" for other action spaces."""
-    if not isinstance(space, spaces.Sequence):
+    """The group whose rows act, each on its own: what --action-head or, with auto, the name of the
+    Sequence in the action space says, else nodes; "" without a Sequence."""
+    names = {factor.group for factor in leaves_of(space, "action")} - {""}
+    if not names:
         return ""
-    group = group_of("nodes" if head == "auto" else head, leaves)
-    if not group:
+    name = min(names).removeprefix("action")[1:] or "nodes"
+    group = group_of(name if head == "auto" else head, leaves)
+    if not group or len(names) > 1:
         raise UsageError(f"--action-head {head}: there are no such rows to act in {space}")
     return group
 
 
-def mask_of(factor: Leaf, rows: str, leaves: list[Leaf]) -> str:
-    """The path of a factor's mask, that of the whole action or of its name, "" without one. If it
-    chooses from `rows`, or these act, the mask has rows, too."""
-    own = factor.path.replace("action", "action_mask", 1)
-    for leaf in leaves:
-        if leaf.path in ("action_mask", own) and (leaf.group == "") == (rows == ""):
-            return leaf.path
-    return ""
-
-
 def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
-    """The factors of an action space, or of each row of a Sequence, in order. All Discrete ones
-    choose from what --action-head says, but with auto those of a Dict from what their names say."""
-    factors = leaves_of(space, "action")
-    acting = acting_group(space, leaves, args.action_head)
-    has_names = args.action_head == "auto" and isinstance(space, spaces.Dict)
+    """The factors of an action space in its order, those that rows draw last. All Discrete ones
+    choose from what --action-head says, but with auto those of a Dict, and with a Sequence all,
+    from what their names say. UsageError for a flag or a mask that fits nothing."""
+    head = args.action_head
+    acting = acting_group(space, leaves, head)
+    has_names = acting or head == "auto" and isinstance(space, spaces.Dict)
     parts = []
-    column = 0  # the first one that belongs to no part yet
-    entry = Counter()  # path of a mask -> its first entry that belongs to no part yet
-    for factor in factors:
-        name = factor.path.removeprefix("action.") if has_names else args.action_head
+    columns = Counter()  # group of the rows -> the first column that belongs to no part yet
+    for factor in sorted(leaves_of(space, "action"), key=lambda factor: factor.group):
+        rows = acting if factor.group else ""
+        name = head
+        if has_names:
+            name = factor.path.removeprefix(factor.group or "action")[1:]
         options = num_options(factor.space)
         is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
-        group = group_of(name, leaves) if is_discrete and not acting else ""
-        mask = mask_of(factor, group or acting, leaves) if is_discrete else ""
+        group = group_of(name, leaves) if is_discrete else ""
+        if not (group or acting or head in ("auto", "flat")):
+            raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
         sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
         if not options:
             sizes = [(math.prod(factor.space.shape), 0)]
         elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
             sizes = [(len(options), options[0])]
-        for k, n in sizes:
-            columns = slice(column, column + k)
-            entries = slice(entry[mask], entry[mask] + (1 if group else k * n))
-            parts.append(Part(factor.path, columns, group, mask, entries, k, n))
-            column += k
-            entry[mask] = entries.stop
+        for i, (k, n) in enumerate(sizes):
+            path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
+            own = slice(columns[rows], columns[rows] + k)
+            parts.append(Part(path, rows, own, group, k, n))
+            columns[rows] = own.stop
+    return with_masks(parts, space, leaves, args)
+
+
+def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
+    """The parts of `space` with their masks: a leaf "action_mask" for all, or one of a part's name,
+    with k * n entries for each or, for choices, one per row, of all or of each in order. If they
+    are drawn in sequence, one of a part's own name may have these for each value of the part
+    before: one after the other, or in the row which that chose. UsageError for a mask that fits
+    nothing."""
+    for leaf in leaves:
+        width = math.prod(leaf.space.shape)
+        has_rows = leaf.group != ""
+        used = 0  # entries that belong to parts
+        for i, part in enumerate(parts):
+            own = part.path.replace("action", "action_mask", 1)
+            if part.n == 0 or not f"{own}.".startswith(f"{leaf.path}."):
+                continue
+            size = 1 if part.group else part.k * part.n
+            rows = part.group or part.rows
+            given = args.autoregressive and i > 0 and leaf.path == own
+            if part.group:
+                given = given and part.rows == ""
+            elif (has_rows, width) == (rows != "", size):
+                given = False
+            elif given:
+                before = parts[i - 1]
+                size *= 1 if before.group else before.n * (before.k == 1)
+                rows = rows or before.group
+            if has_rows == (rows != ""):
+                used *= width > 1  # else one number per row is for all parts
+                entries = slice(used, used + size)
+                used += size
+                parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
+        if used != width and leaf.path.split(".")[0] == "action_mask":
+            raise UsageError(
+                f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
+                f"{args.action_head}: an entry per option is needed, one per row for a choice, or "
+                "with --autoregressive as many for each value of the part before"
+            )
     return parts
 
 
-def to_env_actions(space: gym.Space, actions: np.ndarray, counts: np.ndarray | None = None) -> list:
-    """Elements of `space` from actions [rows, columns]; those of a Box are clipped to it. Each row
-    makes one, but element b of a Sequence is made of the next counts[b] rows."""
+def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """What 0 means, and how much 1 adds to it, float64: a policy's -1 and 1 are the bounds of a Box
+    where both are finite; elsewhere its numbers stay as they are."""
+    low = space.low.astype(np.float64)
+    half = (space.high - low) / 2
+    scale = np.where(half < 1e30, half, 1.0)
+    return np.where(half < 1e30, low + scale, 0.0), scale
+
+
+def to_env_actions(
+    space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
+) -> list:
+    """Elements of `space` from an Action, whose first columns are taken out; those of a Box are
+    scaled and clipped to it. Each row makes one, but what is a Sequence in element b is made of the
+    next counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        rows = to_env_actions(each, actions)
-        elements = [tuple(rows[stop - num : stop]) for stop, num in zip(counts.cumsum(), counts)]
+        group = max(actions)
+        rows = to_env_actions(each, {"": actions[group]}, counts)
+        num = counts[group]
+        elements = [tuple(rows[stop - own : stop]) for stop, own in zip(num.cumsum(), num)]
         if space.stack:
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        children = []
-        for _, child in children_of(space):
-            num = sum(math.prod(leaf.space.shape) for leaf in leaves_of(child))
-            children.append(to_env_actions(child, actions[:, :num]))
-            actions = actions[:, num:]
-        rows = list(zip(*children))
+        rows = list(zip(*[to_env_actions(own, actions, counts) for _, own in children_of(space)]))
         return rows if isinstance(space, spaces.Tuple) else [dict(zip(space, row)) for row in rows]
-    values = actions.reshape(-1, *space.shape)
+    values, actions[""] = np.split(actions[""], [math.prod(space.shape)], 1)
+    values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
-        return list(values.clip(space.low, space.high).astype(space.dtype))
+        middle, scale = scale_of(space)
+        return list((middle + scale * values).clip(space.low, space.high).astype(space.dtype))
     values = values.astype(space.dtype) + getattr(space, "start", 0)
     return list(values)
+
+
+Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts
 
 
 class Project(nn.Linear):
@@ -1061,9 +1114,9 @@ class Project(nn.Linear):
 
 
 class PartHead(nn.Module):
-    """The distribution of one part of an action, given a latent [B, dim] ([rows, dim] in a
-    Sequence). `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group
-    of its ends."""
+    """The distribution of one part of an action, given a latent [B, dim], or [rows, dim] if rows
+    draw it. `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group of
+    its ends."""
 
     def __init__(self, part: Part, nodes: str, dim: int, dims: dict[str, int], args: Any):
         super().__init__()
@@ -1084,41 +1137,77 @@ class PartHead(nn.Module):
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None = None
     ) -> Categorical | Normal:
-        """Its log_prob and entropy are [B, columns of the part]."""
+        """Its log_prob and entropy are [B, columns of the part]. `before` [B] is what the part
+        before has chosen."""
+        part = self.part
         output = self.output(latent)
-        if self.part.group:
-            options = elements[self.part.group]
+        if part.group:
+            options = self.options(elements, obs)
             keys = self.key(elements, obs)
+            if part.rows:
+                keys = select_rows(keys, options.values)
             query = select_rows(output, options.batch)
             logits = self.score(torch.tanh(keys + query)).squeeze(1)
             logits = logits + (keys * query).sum(1) / keys.shape[1] ** 0.5
-            return Choice(self.masked(logits, obs), options)
-        if self.part.n:
-            return Categorical(self.masked(output.unflatten(1, (self.part.k, -1)), obs))
+            return Choice(self.masked(logits, obs, before, options), options)
+        if part.n:
+            logits = output.unflatten(1, (part.k, -1))
+            return Categorical(self.masked(logits, obs, before))
         log_std = self.log_std
         if log_std is None:
             output, log_std = output.chunk(2, 1)
         return Normal(output, log_std.exp(), validate_args=False)
 
-    def masked(self, logits: Tensor, obs: Obs) -> Tensor:
+    def options(self, elements: dict[str, Ragged], obs: Obs) -> Ragged:
+        """The rows to choose from: the group's, or for each row that acts those of its
+        observation, then values are their numbers in the group."""
+        part = self.part
+        options = elements[part.group]
+        if not part.rows:
+            return options
+        acting = elements[part.rows].batch
+        num = options.ptr.diff()[acting]
+        # A mask has an entry for each pair; without one this waits for the device
+        total = len(obs[part.mask].values) if part.mask else None
+        row = torch.repeat_interleave(num, output_size=total)  # int64 [pairs]
+        ptr = F.pad(num.cumsum(0), (1, 0))
+        first = options.ptr[acting] - ptr[:-1]
+        return Ragged(torch.arange(len(row), device=row.device) + first[row], ptr, row)
+
+    def masked(
+        self, logits: Tensor, obs: Obs, before: Tensor, options: Ragged | None = None
+    ) -> Tensor:
         """LOWEST where the mask is 0: where all is masked, all is equally likely."""
-        if not self.part.mask:
+        part = self.part
+        if not part.mask:
             return logits
-        mask = obs[self.part.mask].values[..., None].flatten(1)  # [B, or rows, entries]
-        if mask.shape[1] > 1:  # else one number per row is for all parts
-            mask = mask[:, self.part.entries]
-        return torch.where(mask.reshape(logits.shape) != 0, logits, LOWEST)
+        values, ptr, _ = obs[part.mask]
+        mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
+        if not part.given:
+            mask = mask[:, part.entries]
+        elif part.group:  # of pairs those of the one before, if there are any
+            num = options.ptr.diff()
+            first = torch.minimum(ptr[:-1] + before * num, ptr[1:] - num) - options.ptr[:-1]
+            mask = mask[first[options.batch] + torch.arange(len(logits), device=ptr.device)]
+        else:
+            first = torch.arange(len(mask), device=ptr.device) if part.rows else ptr[:-1]
+            num = part.k * part.n
+            mask = mask.reshape(-1, num)[first * (mask.shape[1] // num) + before]
+        return torch.where(mask.reshape(logits.shape), logits, LOWEST)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
         """The part's action as a network's input, [B, seen_dim([part], dims)]: vector of the chosen
         row, one-hot vectors, or the numbers themselves."""
-        if self.part.group:
-            rows = elements[self.part.group].ptr[:-1] + action.long().squeeze(1)
-            return self.key.inputs(rows, elements, obs)
-        if self.part.n:
-            action = F.one_hot(action.long(), self.part.n).flatten(1)
+        part = self.part
+        if part.group:
+            first = elements[part.group].ptr[:-1]
+            if part.rows:
+                first = first[elements[part.rows].batch]
+            return self.key.inputs(first + action.long().squeeze(1), elements, obs)
+        if part.n:
+            action = F.one_hot(action.long(), part.n).flatten(1)
         return action.float()
 
 
@@ -1136,24 +1225,22 @@ class ActionHead(nn.Module):
     elements. A choice scores row e by w . tanh(k + q) + k . q / sqrt(d) with key k = W e and query
     q = U latent: the score of a pointer network plus that of dot-product attention (Vaswani et al.
     2017). For an edge k = ReLU(W (source, target, features)). With `autoregressive` the parts are
-    drawn in sequence, choices first. Each updates the latent of the next; the entropy is the sum of
-    theirs, each given the parts drawn before it. In a Sequence each row of the group `acting` has
-    its own latent and action; log-probability and entropy are sums over the rows."""
+    drawn in sequence. Each updates the latent of the next; the entropy is the sum of theirs, each
+    given the parts drawn before it. In a Sequence each row of the group `acting` has its own latent
+    and action; log-probability and entropy are sums over the rows."""
 
     def __init__(self, space: gym.Space, leaves: list[Leaf], dim: int, dims: dict, args: Any):
         super().__init__()
         self.space = space
         parts = parts_of(space, leaves, args)
         nodes = {leaf.group: leaf.nodes for leaf in leaves} | {"": ""}
-        # Numbers of the parts, choices first
-        self.order = sorted(range(len(parts)), key=lambda k: parts[k].group == "")
         self.heads = nn.ModuleList()
-        for k, part in enumerate(parts):
+        for part in parts:
             head = PartHead(part, nodes[part.group], dim, dims, args)
-            if args.autoregressive and k != self.order[-1]:
+            if args.autoregressive and part is not parts[-1]:
                 head.condition = nn.Linear(seen_dim([part], dims), dim)
             self.heads.append(head)
-        self.acting = acting_group(space, leaves, args.action_head)
+        self.acting = parts[-1].rows
         if self.acting:
             # A row's embedding -> its latent
             self.row = Project(self.acting, nodes[self.acting], dims, dim)
@@ -1163,41 +1250,46 @@ class ActionHead(nn.Module):
         latent: Tensor,
         elements: dict[str, Ragged],
         obs: Obs,
-        action: Tensor | None = None,
+        action: Action | None = None,
         greedy: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [B, columns], log_prob [B], entropy [B]) of the given action, else of the mode if
-        `greedy`, else of a sample. Entropy is 0 unless the action is given, as in an update. For a
-        Sequence action is [rows, columns]. `obs` has masks and links."""
-        if self.acting:
-            acting = elements[self.acting]
-            latent = torch.tanh(select_rows(latent, acting.batch) + self.row(elements, obs))
-        log_prob = 0.0
-        entropy = latent.new_zeros(len(latent))
-        columns = [None] * len(self.heads)
-        for k in self.order:
-            head = self.heads[k]
-            probs = head(latent, elements, obs)
+    ) -> tuple[Action, Tensor, Tensor]:
+        """(action, log_prob [B], entropy [B]) of the given action, else of the mode if `greedy`,
+        else of a sample. Entropy is 0 unless the action is given, as in an update. `obs` has masks
+        and links."""
+        taken = {}
+        total = latent.new_zeros(len(latent), 2)  # of log_prob and entropy
+        rows = ""
+        before = latent[:, 0]  # what the part before has chosen; the first one has none
+        for head in self.heads:
+            part = head.part
+            if part.rows != rows:  # from here on each row draws
+                rows = part.rows
+                _, ptr, batch = elements[rows]
+                latent = torch.tanh(select_rows(latent, batch) + self.row(elements, obs))
+                before = before[batch]
+            probs = head(latent, elements, obs, before)
             if action is not None:
-                own = action[:, head.part.columns]
-                entropy = entropy + probs.entropy().sum(1)
+                own = action[rows][:, part.columns]
             elif greedy:
                 own = probs.mode
             else:  # Normal.sample would wait for the device
-                own = probs.sample() if head.part.n else probs.rsample()
-            log_prob = log_prob + probs.log_prob(own).sum(1)
-            columns[k] = own.float()
+                own = probs.sample() if part.n else probs.rsample()
+            log_prob = probs.log_prob(own).sum(1)
+            entropy = torch.zeros_like(log_prob) if action is None else probs.entropy().sum(1)
+            terms = torch.stack([log_prob, entropy], 1)
+            if rows:  # float32 would lose digits of the ratio in a sum over many rows
+                terms = segment(terms.double(), ptr)
+            total = total + terms
+            taken.setdefault(rows, []).append(own.float())
+            before = own[:, 0].long()
             if head.condition:
                 latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
-        if self.acting:
-            # float32 would lose digits of the ratio in a sum over many rows
-            log_prob = segment(log_prob.double(), acting.ptr)
-            entropy = segment(entropy, acting.ptr)
-        return torch.cat(columns, 1), log_prob, entropy
+        return {rows: torch.cat(own, 1) for rows, own in taken.items()}, *total.unbind(1)
 
-    def env_actions(self, action: Tensor, counts: dict[str, np.ndarray]) -> list:
+    def env_actions(self, action: Action, counts: dict[str, np.ndarray]) -> list:
         """Elements of the action space for the environments, whose observations have `counts`."""
-        return to_env_actions(self.space, action.cpu().numpy(), counts.get(self.acting))
+        arrays = {rows: own.cpu().numpy() for rows, own in action.items()}
+        return to_env_actions(self.space, arrays, counts)
 
 
 # --- end shared: action head ---
@@ -1219,9 +1311,8 @@ class Memory:
         self.finals = []  # the last observations of episodes that were truncated
 
     @torch.no_grad()
-    def act(self, step: Step, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """(action [N, columns], log_prob [N], value [N]) at the observations of `step`, which are
-        stored."""
+    def act(self, step: Step, greedy: bool = False) -> tuple[Action, Tensor, Tensor]:
+        """(action, log_prob [N], value [N]) at the observations of `step`, which are stored."""
         obs = self.storage.append(step.obs)
         action, log_prob, _, value = self.agent(obs, greedy=greedy)
         self.actions.append(action)
@@ -1240,11 +1331,11 @@ class Memory:
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
         """The rollout's steps in `num` random parts. Of each: its numbers int64 [M], as in Storage,
         and the agent's inputs."""
-        actions = torch.cat(self.actions)
+        actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
         num_steps = self.storage.whole().size
         for idx in np.array_split(rng.permutation(num_steps), num):
             obs, places = self.storage.gather(idx)
-            yield idx, (obs, actions[places[self.agent.head.acting]])
+            yield idx, (obs, {rows: own[places[rows]] for rows, own in actions.items()})
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1273,8 +1364,8 @@ class Agent(nn.Module):
         dims = self.encoder.element_dims
         self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
 
-    def forward(self, obs: Obs, action: Tensor | None = None, greedy: bool = False):
-        """(action [B, columns], log_prob [B], entropy [B], value [B])"""
+    def forward(self, obs: Obs, action: Action | None = None, greedy: bool = False):
+        """(action, log_prob [B], entropy [B], value [B])"""
         features, elements = self.encoder(obs)
         outputs = self.head(self.actor(features), elements, obs, action, greedy)
         return *outputs, self.critic(self.critic_encoder.beside(features, obs)).squeeze(1)

@@ -288,6 +288,21 @@ def stored(observation_space, observations, device="cpu", **kwargs):
     return storage, envs.leaves
 
 
+def plain(agent):
+    """The agent, or a head, of an action space all of whose parts are drawn once, or all by rows:
+    actions are one tensor."""
+    head = getattr(agent, "head", agent)
+
+    def call(*inputs, **flags):
+        *inputs, action = inputs if isinstance(inputs[-1], torch.Tensor) else (*inputs, None)
+        if action is not None:
+            flags["action"] = {head.acting: action}
+        outputs = agent(*inputs, **flags)
+        return outputs[0][head.acting], *outputs[1:]
+
+    return call
+
+
 def everything(storage) -> ppo_graph.Obs:
     """All that a Storage holds, as one batch."""
     return storage.batch(storage.whole())

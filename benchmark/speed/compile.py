@@ -116,7 +116,7 @@ class System:
         """Acts on the observations after k steps."""
         self.acting.begin()
         action, _, _ = self.acting.act(self.steps[k % len(self.steps)])
-        action.cpu()
+        action[""].cpu()
 
     def learn(self, k: int) -> None:
         """Learns from the next minibatch."""

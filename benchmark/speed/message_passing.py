@@ -206,7 +206,7 @@ def minibatch(ppo_graph, case: dict):
     def turn() -> dict:
         start = time.perf_counter()
         obs = storage.gather(idx)[0]
-        _, log_prob, entropy, value = agent(obs, actions[torch.from_numpy(idx)])
+        _, log_prob, entropy, value = agent(obs, {"": actions[torch.from_numpy(idx)]})
         loss = (log_prob.mean() + 0.01 * entropy.mean() + value.square().mean()).float()
         optimizer.zero_grad()
         loss.backward()

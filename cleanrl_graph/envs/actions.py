@@ -242,11 +242,11 @@ class NodeAmountEnv(StepsEnv):
             }
         )
         max_nodes = num_wanting + 4 * mean_others
-        self.action_space = spaces.Dict(
-            {
-                "node": spaces.Discrete(max_nodes),
-                "amount": spaces.Discrete(num_amounts),
-            }
+        self.action_space = spaces.Dict(  # drawn in this order; a dict would be sorted
+            [
+                ("node", spaces.Discrete(max_nodes)),
+                ("amount", spaces.Discrete(num_amounts)),
+            ]
         )
 
     def draw(self):

@@ -296,11 +296,11 @@ class DagScheduleEnv(gym.Env):
         most = MAX_STAGES * self.num_jobs
         if self.fixed is not None:
             most = sum(len(tasks) for tasks, _, _ in self.fixed)
-        self.action_space = spaces.Dict(
-            {
-                "node": spaces.Discrete(most + self.num_jobs),
-                "executors": spaces.Discrete(len(self.limits)),
-            }
+        self.action_space = spaces.Dict(  # drawn in this order; a dict would be sorted
+            [
+                ("node", spaces.Discrete(most + self.num_jobs)),
+                ("executors", spaces.Discrete(len(self.limits))),
+            ]
         )
         features = spaces.Box(0, np.inf, (len(NODE_FEATURES),), np.float32)
         graph = spaces.Graph(features, spaces.Discrete(len(EDGE_KINDS)))

@@ -67,9 +67,8 @@ def unread(
     kind = type(space).__name__
     about = f"leaf '{path or 'obs'}'"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        inside = outer or kind * is_action
         for k in keys_of(space):
-            yield from unread(space[k], f"{path}.{k}".removeprefix("."), inside, is_action)
+            yield from unread(space[k], f"{path}.{k}".removeprefix("."), outer, is_action)
     elif isinstance(space, (spaces.Sequence, spaces.Graph)) and outer:
         where = f"inside a {outer}{is_action * ' of actions'}"
         yield f"{about}: a {kind} is not supported {where}"

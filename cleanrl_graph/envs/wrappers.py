@@ -143,8 +143,8 @@ def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> 
     """The environment with all entries of --wrap put on, then, for a script that `has_agents`, with
     those of a Tuple or Dict as a set, and with spaces that the scripts read. It is reset once,
     without a seed: if the observation has no "action_mask", and the info, the observation or a
-    method `action_masks` has one under a name of MASKS, that is moved there. `mask_note` says which
-    is used, or what was seen and is not."""
+    method has one under a name of MASKS, that is moved there. `mask_note` says which is used, or
+    what was seen and is not."""
     for spec in specs:
         env = wrap(env, spec)
     if has_agents:
@@ -157,13 +157,17 @@ def wrap_all(env: gym.Env, specs: tuple[str, ...], has_agents: bool = False) -> 
         return env
     unused = []
     for place, name in mask_places(env, info):
+        if place == "method" and not takes_nothing(env, name):
+            unused.append(f"{called(place, name)} needs arguments")
+            continue
+        mask = read_mask(env, place, name, obs, info)
+        form, problem, size = mask_form(env.action_space, name, mask)
         if (place, name) == ("info", "action_mask"):  # what does not fit is an error
-            return InfoActionMask(env)
-        form, problem = mask_form(env.action_space, name, read_mask(env, place, name, obs, info))
+            return InfoActionMask(env, size=size)
         if form:
-            return InfoActionMask(env, place, name, form == "indices")
+            return InfoActionMask(env, place, name, form == "indices", size)
         unused.append(f"{called(place, name)} {problem}")
-    if unused and num_options(env.action_space):
+    if unused and mask_sizes(env.action_space):
         env.mask_note = (
             f"not used as a mask of actions: {'; '.join(unused)}. An action_mask in the "
             "observation or in info is used"
@@ -177,9 +181,22 @@ def mask_places(env: gym.Env, info: Any) -> list[tuple[str, str]]:
     infos = info if isinstance(info, dict) else {}
     keys = [str(key) for key in space.keys()] if isinstance(space, spaces.Dict) else []
     places = [("info", name) for name in MASKS if name in infos]
-    if env.has_wrapper_attr("action_masks") and callable(env.get_wrapper_attr("action_masks")):
-        places.insert(sum(name == "action_mask" for _, name in places), ("method", "action_masks"))
+    methods = []
+    for name in sorted(MASKS, key=lambda name: name != "action_masks"):
+        if env.has_wrapper_attr(name) and callable(env.get_wrapper_attr(name)):
+            methods.append(("method", name))
+    first = sum(name == "action_mask" for _, name in places)
+    places[first:first] = methods
     return places + [("obs", key) for key in keys if "mask" in key.lower() or key in MASKS]
+
+
+def takes_nothing(env: gym.Env, name: str) -> bool:
+    """Whether a method can be called without arguments."""
+    try:
+        inspect.signature(env.get_wrapper_attr(name)).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def called(place: str, name: str) -> str:
@@ -195,26 +212,41 @@ def read_mask(env: gym.Env, place: str, name: str, obs: Any, info: Any) -> Any:
     return source.get(name, ABSENT) if isinstance(source, Mapping) else ABSENT
 
 
-def mask_form(space: gym.Space, name: str, mask: Any) -> tuple[str, str]:
-    """("mask" or "indices", which it is for actions in `space`, "" if none; why not)."""
+def mask_form(space: gym.Space, name: str, mask: Any) -> tuple[str, str, int]:
+    """("mask" or "indices", which it is for actions in `space`, "" if none; why not; its number of
+    entries)."""
     total = num_options(space)
     if any(word in name.lower() for word in OTHER_MASKS):
-        return "", "is another one by its name"
+        return "", "is another one by its name", total
     try:
         if isinstance(space, spaces.Discrete) and name.startswith("legal"):
             legal = np.array(list(mask))
             is_whole = legal.ndim == 1 and (legal.dtype.kind in "iu" or legal.size == 0)
             if is_whole and len(set(legal.tolist())) == legal.size:
                 flat_indices(space, legal)
-                return "indices", ""
+                return "indices", "", total
         values = np.asarray(flat_mask(space, mask))
-        if values.shape != (total,):
-            return "", f"has {values.size} entries, {space} has {total} options"
+        if values.size not in mask_sizes(space):
+            return "", f"has {values.size} entries, {space} has {total} options", total
         if values.dtype.kind in "biuf" and np.isin(values, (0, 1)).all():
-            return "mask", ""
+            return "mask", "", values.size
     except Exception:  # of many kinds
         pass
-    return "", f"is {str(mask)[:60]}, not 0 or 1 for each of the {total} options of {space}"
+    about = f"0 or 1 for each of the {total} options of {space}"
+    return "", f"is {str(mask)[:60]}, not {about}", total
+
+
+def mask_sizes(space: gym.Space) -> set[int]:
+    """The numbers of entries that a mask of actions may have: one for each option; for each bit
+    none, one or two; for a pair of choices one for each pair."""
+    total = num_options(space)
+    bits = num_bits(space)
+    sizes = {total, total + bits, total + 2 * bits}
+    if isinstance(space, spaces.Tuple) and len(space) == 2:
+        sizes.add(num_options(space[0]) * num_options(space[1]))
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.size == 2:
+        sizes.add(int(np.prod(space.nvec)))
+    return sizes - {0}
 
 
 def hide(env: gym.Env, spec: str, entries: list[str]) -> gym.Env:
@@ -424,13 +456,13 @@ class InfoActionMask(gym.Wrapper):
         place: str = "info",
         name: str = "action_mask",
         is_indices: bool = False,
+        size: int = 0,
     ):
         super().__init__(env)
-        total = num_options(env.action_space)
+        total = self.size = size or num_options(env.action_space)
         if total == 0:
             raise gym.error.Error(
-                f"{called(place, name)} of {env}: {env.action_space} has no Discrete part "
-                "to be masked"
+                f"{called(place, name)} of {env}: {env.action_space} has no part to be masked"
             )
         self.place = place
         self.name = name
@@ -452,9 +484,9 @@ class InfoActionMask(gym.Wrapper):
         mask = read_mask(self.env, self.place, self.name, obs, info)
         if mask is ABSENT and not is_last:
             return obs if isinstance(space, spaces.Dict) else {"obs": obs}
-        if mask is ABSENT:
-            mask = None
-        if self.is_indices and mask is not None:
+        if mask is ABSENT or mask is None:
+            mask = np.ones(self.size, np.int8)
+        elif self.is_indices:
             mask = flat_indices(self.action_space, mask)
         mask = flat_mask(self.action_space, mask)
         if mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all():
@@ -497,6 +529,15 @@ def num_options(space: gym.Space) -> int:
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     return int(np.sum(getattr(space, "nvec", 0)))
+
+
+def num_bits(space: gym.Space) -> int:
+    """How many bits the MultiBinary parts of an action space have altogether."""
+    if isinstance(space, spaces.Dict):
+        return sum(map(num_bits, space.values()))
+    if isinstance(space, spaces.Tuple):
+        return sum(map(num_bits, space))
+    return int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else 0
 
 
 def flat_mask(space: gym.Space, mask: Any) -> np.ndarray:

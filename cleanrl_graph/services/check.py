@@ -23,6 +23,7 @@ from gymnasium import spaces
 
 from cleanrl_graph.envs import fitting, wrappers
 from cleanrl_graph.envs.fitting import SAID, say
+from cleanrl_graph.envs.masks import CanonicalMasks
 
 POSITIVE = (
     "num_envs num_steps num_minibatches update_epochs gnn_layers gnn_dim eval_max_steps "
@@ -46,7 +47,6 @@ OLD = "an environment of gym's old interface needs the wrapper that the README h
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 MASKED = "no action is allowed, which counts as if all were"
-RESCALE = "--wrap gymnasium.wrappers:RescaleAction:-1:1"
 
 
 class UsageError(ValueError):
@@ -176,8 +176,9 @@ class Checked(gym.Wrapper):
             refuse(f"{place()}: {problem}" for problem in self.wrong_outcome(numbers, info))
             reward, terminated, truncated = map(number_of, numbers.values())
         if self.has_agents:
-            refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, len(action)))
-            self.num_acted = None if terminated else len(action)
+            num = num_acting(self.action_space, action)
+            refuse(f"{place()}: {problem}" for problem in wrong_rewards(info, num))
+            self.num_acted = None if terminated else num
         if self.records:
             self.episode_returns += reward
             self.episode_lengths += 1
@@ -269,15 +270,18 @@ def make_env(script: ModuleType, args: Any, i: int = 0, /, **more) -> gym.Env:
     return wrappers.wrap_all(env, args.wrap, "rewards" in script.Step._fields)
 
 
-def made(script: ModuleType, head: str, make: Callable, number: int) -> Checked:
-    """The environment, the number of which is that over all ranks, with what the script reads."""
+def made(make: Callable, number: int, script: ModuleType, args: Any) -> Checked:
+    """The environment, with masks as the script reads them; its number is that over all ranks."""
     Checked.latest = SimpleNamespace(number=number, num_steps=0)
     env = guarded(f"env {number}", make)
+    masked = CanonicalMasks(env, script, args)
+    if masked.forms:
+        env = masked
     if not isinstance(env, Checked):
         env = Checked(env)
     env.number = number
     refuse(fitting.unread(env.observation_space))
-    env.observation_space = with_row_mask(script, env, head)
+    env.observation_space = with_row_mask(script, env, args.action_head)
     env.has_mask = "action_mask" in getattr(env.observation_space, "spaces", ())
     has_note = env.has_wrapper_attr("mask_note")
     if has_note:
@@ -339,6 +343,13 @@ def number_of(value: Any) -> float | None:
         return None
 
 
+def num_acting(space: gym.Space, action: Any) -> int:
+    """How many rows have acted."""
+    if isinstance(space, spaces.Sequence):
+        return len(action)
+    return sum(num_acting(space[k], action[k]) for k in fitting.keys_of(space))
+
+
 def wrong_rewards(info: dict, num_agents: int) -> Iterator[str]:
     """What is wrong with info["rewards"], a finite number for each row that acted."""
     try:
@@ -384,7 +395,6 @@ def wrong_leaves(leaves: list) -> Iterator[str]:
 
 def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any) -> Iterator[str]:
     """What is wrong with an action space, its heads or its masks."""
-    is_sequence = isinstance(space, spaces.Sequence)
     yield from fitting.unread(space, "action", is_action=True)
     name = fitting.name_of(space)
     parts = script.parts_of(space, leaves, args)
@@ -392,29 +402,13 @@ def wrong_actions(script: ModuleType, space: gym.Space, leaves: list, args: Any)
         yield f"action space {name} is not supported, there is nothing to choose"
     if sum(part.k * part.n for part in parts if part.group == "") > MOST:
         yield f"action space {name} has over {MOST} options"
-    chosen = {part.group for part in parts}
-    groups = sorted({leaf.group for leaf in leaves if leaf.is_input} - {""})
-    head = args.action_head
-    if head not in ("auto", "flat") and "" in chosen and not is_sequence:
-        needed = "needs Discrete actions or a Sequence"
-        yield f"--action-head {head} {needed}, not {name}, and the name of a graph or set: {groups}"
-    if head == "auto" and "avail_actions" in set(groups) - chosen and not is_sequence:
+    for mask in {part.mask for part in parts} - {""}:
+        if len({part.group + part.rows for part in parts if part.mask == mask}) > 1:
+            yield f"leaf '{mask}': a mask does not fit {name}, whose parts choose from other rows"
+    unused = {leaf.group for leaf in leaves} - {part.group for part in parts}
+    acts = any(part.rows for part in parts)
+    if args.action_head == "auto" and "avail_actions" in unused and not acts:
         yield f"{name} chooses from no avail_actions: give --action-head avail_actions, or flat"
-    for mask in leaves:
-        masked = [part for part in parts if part.mask == mask.path]
-        stop = max((part.entries.stop for part in masked), default=0)
-        width = math.prod(mask.space.shape)
-        if width == 1 and any(part.group for part in masked):  # one number per row is for all
-            stop = min(stop, 1)
-        is_mask = mask.path.split(".")[0] == "action_mask"
-        if is_mask and (stop != width or len({part.group for part in masked}) > 1):
-            none = head if is_sequence else "flat"
-            heads = " ".join(sorted({group or none for group in chosen}))
-            problem = f"a mask {mask.space} does not fit {name} with --action-head {heads}"
-            sizes = [part.n for part in masked or parts for _ in range(part.k) if part.n]
-            if chosen == {""} and mask.group == "" and 0 < len(sizes) <= 16:
-                problem += f": {' + '.join(map(str, sizes))} entries are needed"
-            yield f"leaf '{mask.path}': {problem}"
 
 
 def num_options(space: gym.Space) -> np.ndarray:
@@ -445,27 +439,6 @@ def unlike(found: list[tuple[str, ...]]) -> Iterator[str]:
             yield f"--env-kwargs: not all entries have the {name} space {shown[0]}: {list(shown)}"
 
 
-def far_bounds(script: ModuleType, space: gym.Space) -> Iterator[str]:
-    """A line for each Box of an action space whose bounds are far from -1..1."""
-    for leaf in script.leaves_of(space, "action"):
-        if not isinstance(leaf.space, spaces.Box):
-            continue
-        low = leaf.space.low.astype(np.float64)
-        high = leaf.space.high.astype(np.float64)
-        width = high - low
-        is_far = (width > 10) | (width < 0.2) | (low > 1) | (high < -1)
-        is_far &= np.isfinite(width)
-        if is_far.any():
-            bounds = f"{low[is_far][0]:g}..{high[is_far][0]:g}"
-            advice = f"for -1..1 give {RESCALE}"
-            if space is not leaf.space:
-                advice = "a wrapper of yours may scale them"
-            yield (
-                f"{leaf.path}: the policy begins with numbers of about -2 to 2, which are clipped "
-                f"to {bounds}, the bounds of {leaf.space}: {advice}"
-            )
-
-
 # ---- Observations ----
 def checked(script: ModuleType) -> type:
     """The script's Envs, which check."""
@@ -489,9 +462,10 @@ class Checks:
 
     def __init__(self, makers: list[Callable], args: Any, first: int = 0):
         """`first` is the number of the first environment over all ranks."""
+        super().__init__(
+            [partial(made, make, first + i, self.script, args) for i, make in enumerate(makers)]
+        )
         script = self.script
-        made_by = partial(made, script, args.action_head)
-        super().__init__([partial(made_by, make, first + i) for i, make in enumerate(makers)])
         leaves = for_policy(self.leaves, args)
         for own in (self.leaves, leaves):
             refuse(wrong_leaves(own))
@@ -503,19 +477,17 @@ class Checks:
             self.parts.append(script.parts_of(env.action_space, leaves, args))
             meanings.append(meaning(script, env, self.parts[-1]))
             env.has_agents = "rewards" in script.Step._fields
-            for text in far_bounds(script, env.action_space):
-                say(text)
         refuse(unlike(meanings))
         self.meaning = meanings[0]
         self.acting = script.acting_group(self.action_space, leaves, args.action_head)
-        # Path of a ragged mask, or node_ids -> the group that it has as many rows as
-        named = {part.mask: part.group or self.acting for part in self.parts[0]}
+        named, self.pairs = rows_of_masks(self.parts[0])
         # Agents have ids, else nodes and elements of a set have, also where edges act
         links = [leaf.path for leaf in leaves if leaf.is_links and not env.has_agents]
         with contextlib.suppress(script.UsageError):  # there are several graphs
             is_acting = self.acting and self.acting not in links
             named["node_ids"] = self.acting if is_acting else script.group_of("nodes", leaves)
         ragged = [leaf.path for leaf in leaves if leaf.path == leaf.group]
+        # Path of a ragged mask, or node_ids -> the group that it has as many rows as
         self.named = {path: named[path] for path in ragged if named.get(path)}
         self.is_padded = self.space is not self.envs[0].env.observation_space  # the mask
 
@@ -576,14 +548,14 @@ class Checks:
             first = self.first if self.flat.size > 1 else Checked.latest.number
             leaves = zip(self.leaves, self.flat.values)
             leaf, values = next(each for each in leaves if each[0].path == part.mask)
-            for i in all_masked(values, self.flat.counts[leaf.group], part)[:1]:
+            for i in all_masked(values, self.flat.counts, leaf.group, part)[:1]:
                 at = self.place(first + i, part.mask)
                 say(f"{at}: {MASKED}. This is said once", MASKED)
 
     def problems(self, observations: list, parts: list[list]) -> Iterator[tuple[str, str]]:
         """(path of a leaf, what is wrong with it). Its numbers are right for one observation; where
         there are several they may be another's. Sets `flat` before it looks at values."""
-        yield from wrong_form(self.leaves, observations, self.named)
+        yield from wrong_form(self.leaves, observations, self.named, self.pairs)
         self.flat = super().collate(observations)
         for leaf, values, rows in zip(self.leaves, self.flat.values, zip(*observations)):
             is_fine = values.dtype.kind == "f" and np.abs(values).max(initial=0) <= FLOAT32
@@ -622,6 +594,24 @@ def with_row_mask(script: ModuleType, env: gym.Env, head: str) -> gym.Space:
     return spaces.Dict({**space, "action_mask": spaces.Sequence(row, stack=True)})
 
 
+def rows_of_masks(parts: list) -> tuple[dict, dict]:
+    """({path of a mask: the group with as many rows, or ""}, {path of another one: lists of groups
+    or numbers, of one of which its number of rows is the product})."""
+    named = {}
+    pairs = {}
+    for before, part in zip([None, *parts], parts):
+        if part.group and part.rows:
+            pairs[part.mask] = [[part.rows, part.group]]
+        elif part.group and part.given:
+            pairs[part.mask] = [[part.group], [before.group or before.n, part.group]]
+        else:
+            named[part.mask] = part.rows or part.group
+            if part.given and not part.rows:
+                named[part.mask] = before.group
+    pairs.pop("", None)
+    return named, pairs
+
+
 def shaped(leaf: Any, rows: np.ndarray) -> np.ndarray:
     """The rows in the leaf's shape, if theirs is another only by axes of length 1."""
     shape = leaf.space.shape
@@ -654,7 +644,9 @@ def unreadable(script: ModuleType, space: gym.Space, get: Callable, path: str = 
         return script.leaves_of(space, path)[0].path
 
 
-def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[str, str]]:
+def wrong_form(
+    leaves: list, observations: list, named: dict, pairs: dict
+) -> Iterator[tuple[str, str]]:
     """(path, what is wrong) with dtypes, shapes and the numbers of rows, which all leaves of a
     group share."""
     counts = {}  # group -> rows of each observation
@@ -682,6 +674,17 @@ def wrong_form(leaves: list, observations: list, named: dict) -> Iterator[tuple[
             is_mask = path == "action_mask" and num[0] in edges
             advice = ": for a mask of edges give --action-head edges" if is_mask else ""
             yield path, f"{num[0]} rows where '{group}' has {counts[group][0]}{advice}"
+    yield from wrong_pairs(counts, pairs)
+
+
+def wrong_pairs(counts: dict, pairs: dict) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) with the numbers of rows of masks that have one for each pair."""
+    for path, ways in pairs.items():
+        products = [math.prod(counts.get(factor, factor) for factor in way) for way in ways]
+        if not any((counts[path] == product).all() for product in products):
+            names = " or ".join(" x ".join(map(str, way)) for way in ways)
+            needed = " or ".join(str(product[0]) for product in products)
+            yield path, f"{counts[path][0]} rows where {names} has {needed}"
 
 
 def form(dtype: np.dtype, shape: tuple, leaf: Any) -> str:
@@ -716,7 +719,8 @@ def wrong_numbers(leaf: Any, counts: dict, parts: list[list], is_last: bool) -> 
         if part.group == "" or part.group != leaf.group:
             continue
         most = np.array([own[k].n for own in parts])[: len(num)]
-        if (((num == 0) & (not is_last)) | (num > most)).any():
+        acts = counts[part.rows] > 0
+        if (((num == 0) & acts & (not is_last)) | (num > most)).any():
             yield f"{num[0]} rows to choose from, the action space has {most[0]}"
 
 
@@ -752,13 +756,20 @@ def allowed(leaf: Any, values: np.ndarray, bad: np.ndarray) -> str:
     return f"; {leaf.space.dtype} is declared"
 
 
-def all_masked(mask: np.ndarray, counts: np.ndarray, part: Any) -> np.ndarray:
-    """The numbers of the observations that allow no option of an entry, or of a row that acts;
-    `counts` are their rows of the mask."""
+def all_masked(mask: np.ndarray, counts: dict, group: str, part: Any) -> np.ndarray:
+    """The numbers of the observations that allow no option of an entry, or of a row that acts, as
+    far as no other part decides; `group` is that of the mask."""
     allowed = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
-    if allowed.shape[1] > 1:  # else one number per row is for all parts
-        allowed = allowed[:, part.entries]
-    env = np.arange(len(counts)).repeat(counts)  # of each row
+    num = counts[group]
+    env = np.arange(len(num)).repeat(num)  # of each row
+    allowed = allowed[:, part.entries]
+    if part.given:
+        return np.array([], np.int64)
     if part.group == "":
         return env[~allowed.reshape(len(mask), part.k, part.n).any(2).all(1)]
-    return np.flatnonzero(np.bincount(env, allowed[:, 0], len(counts)) == 0)
+    env_of_draw = np.arange(len(num)).repeat(counts[part.rows])
+    options = counts[part.group][env_of_draw]
+    draw = np.arange(len(options)).repeat(options)  # of each row of the mask
+    if len(draw) != len(allowed):  # pairs
+        return np.array([], np.int64)
+    return env_of_draw[np.bincount(draw, allowed.any(1), len(options)) == 0]

@@ -193,8 +193,10 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
             stop = rows[:, None] if part.group else part.n
             bad = (chosen < 0) | (chosen >= stop) | (chosen != np.floor(chosen))
         if part.mask and not bad.any():
-            mask = flat.values[paths.index(part.mask)]
-            bad = is_masked(part, chosen.astype(np.int64), rows, mask)
+            leaf = flat.values[paths.index(part.mask)]
+            before = np.nan_to_num(actions[:, part.columns.start - 1]).astype(np.int64)
+            num = flat.counts.get(part.mask, flat.counts[""])
+            bad = is_masked(part, chosen.astype(np.int64), rows, leaf, num, before)
             problem = "is masked"
         if bad.any():
             step = bad.any(1).argmax()
@@ -202,16 +204,30 @@ def check_actions(actions: np.ndarray, parts: list, flat: Any, paths: list[str])
             raise ValueError(f"step {step}: part {k} of the action, {action}, {problem}")
 
 
-def is_masked(part: Any, chosen: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Whether a mask forbids what is `chosen` [S, columns]; a choice is one of `rows` [S]. One
-    without any option allows all."""
-    mask = mask.reshape(len(mask), -1)
-    if mask.shape[1] > 1:  # else one number per row is for all parts
+def is_masked(
+    part: Any,
+    chosen: np.ndarray,
+    rows: np.ndarray,
+    mask: np.ndarray,
+    num: np.ndarray,
+    before: np.ndarray,
+) -> np.ndarray:
+    """Whether a mask, of which each step has `num` [S] rows, forbids what is `chosen` [S, columns],
+    given what the part `before` has chosen [S]; a choice is one of `rows` [S]. One without any
+    option allows all."""
+    mask = mask.reshape(len(mask), math.prod(mask.shape[1:])) != 0
+    first = num.cumsum() - num
+    if part.group and len(mask) > rows.sum():
+        first = first + before * rows
+    elif part.given:
+        options = part.k * part.n
+        mask = mask.reshape(-1, options)[first * (mask.shape[1] // options) + before]
+    else:
         mask = mask[:, part.entries]
     if part.group:
-        first = rows.cumsum() - rows
-        num = np.bincount(np.arange(len(rows)).repeat(rows), mask[:, 0] != 0, len(rows))
-        return (mask[first[:, None] + chosen, 0] == 0) & (num[:, None] > 0)
-    mask = mask.reshape(-1, part.k, part.n)
-    is_zero = np.take_along_axis(mask, chosen[..., None], 2)[..., 0] == 0
-    return is_zero & mask.any(2)
+        allowed = np.append(mask.any(1), False)
+        places = [slice(*each) for each in zip(first, first + rows)]
+        is_any = np.array([allowed[place].any() for place in places])
+        return ~allowed[first[:, None] + chosen] & is_any[:, None]
+    mask = mask.reshape(len(mask), part.k, part.n)
+    return ~np.take_along_axis(mask, chosen[..., None], 2)[..., 0] & mask.any(2)

@@ -31,17 +31,20 @@ memory     starts         bool [B], where an episode begins: what was before is 
            OTHERS         what the step before returned. In the first one zeros, of "entries" (nodes
                           that were seen) none; "steps" may be fewer than --memory-length
 outputs    action         as the environment takes it, [B, ...]; of a Dict or Tuple action.NAME. A
-                          choice counts the rows of its observation. In a Sequence [rows, ...]
+                          choice counts the rows of its observation. In a Sequence [rows, ...], of
+                          all B observations one after the other
            log_probs/...  of a choice [rows], of k entries with n options each [B, k, n], -3.4e38
                           if masked; if they have unlike numbers log_probs/action.0 [B, 1, n], ...
-           loc/, scale/   mean and standard deviation of a Box, before its bounds
+           loc/, scale/   mean and standard deviation of a Box, -1 and 1 are its bounds if these
+                          are finite
            log_prob       of the action; for ppo_graph_agents.py [rows], of each agent's
            value          of the observation; likewise. There is none with --critic-only
 
 The action is greedy. To draw one, use the distributions, or export with --no-greedy: then it is
 drawn by torch's generator. With --autoregressive only the latter is right, since the distribution
-of a part is the one given the parts before it in `action`. This makes the inputs of one observation
-with numpy alone; batches are joined along the first axis:
+of a part is the one given the parts before it in `action`. Masks are those of the environment that
+`load_policy(...).make_env()` returns. This makes the inputs of one observation with numpy alone;
+batches are joined along the first axis:
 
     def inputs_of(obs, forms):
         inputs = {}
@@ -77,6 +80,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
@@ -311,12 +315,20 @@ class Program(nn.Module):
         outputs = {"log_prob": log_prob}
         if self.has_value:
             outputs["value"] = value
-        for path, shape, low, high, start in self.factors:
-            own, action = action.tensor_split([math.prod(shape)], 1)
+        if isinstance(action, Tensor):  # of ppo_graph_agents.py
+            action = {self.agent.head.acting: action}
+        once = action.get("")
+        acting = action.get(self.agent.head.acting)
+        rows = [once, acting]  # of the factors drawn once, of those in a Sequence
+        for path, is_row, shape, box, start in self.factors:
+            own, rows[is_row] = rows[is_row].tensor_split([math.prod(shape)], 1)
             own = own.reshape(len(own), *shape)
-            if low is not None:
+            if box is not None:
+                middle, scale, low, high = box
+                own = middle + scale * own
                 own = own.clamp(low, high)
-            outputs[path] = own.to(start.dtype) + start
+            own = own.to(start.dtype)
+            outputs[path] = own + start
         return outputs | self.distributions(), memory
 
     def observations(self, inputs: Tensors) -> dict:
@@ -341,15 +353,10 @@ class Program(nn.Module):
 
     def distributions(self) -> Tensors:
         """What describes the distributions of the parts."""
-        parts = [head.part for head in self.agent.head.heads]
-        paths = [part.path for part in parts]
         outputs = {}
         for part, probs in self.found:
-            path = part.path
-            if paths.count(path) > 1:
-                path += f".{parts.index(part) - paths.index(path)}"
             for name in getattr(probs, "arg_constraints", ["log_probs"]):
-                outputs[f"{name}/{path}"] = getattr(probs, name)
+                outputs[f"{name}/{part.path}"] = getattr(probs, name)
         self.found.clear()
         return outputs
 
@@ -370,17 +377,18 @@ def keys_of(space: gym.Space) -> list[list]:
 
 
 def factors_of(policy: Policy) -> list[tuple]:
-    """(path, shape, low and high of a Box or None, start, which has the dtype) of each factor of
-    the action."""
+    """(path, whether it is in a Sequence, shape, middle, scale, low and high of a Box or None,
+    start, which has the dtype) of each factor of the action."""
     factors = []
     for leaf in policy.script.leaves_of(policy.envs.action_space, "action"):
-        low = high = None
+        box = None
         if isinstance(leaf.space, spaces.Box):
-            low = torch.as_tensor(leaf.space.low, dtype=torch.float32)
-            high = torch.as_tensor(leaf.space.high, dtype=torch.float32)
+            middle, scale = policy.script.scale_of(leaf.space)
+            box = np.stack([middle, scale, leaf.space.low, leaf.space.high])
+            box = torch.as_tensor(box, dtype=torch.float64)
         dtype = getattr(torch, str(leaf.dtype))
         start = torch.as_tensor(getattr(leaf.space, "start", 0), dtype=dtype)
-        factors.append((leaf.path, leaf.space.shape, low, high, start))
+        factors.append((leaf.path, leaf.group != "", leaf.space.shape, box, start))
     return factors
 
 

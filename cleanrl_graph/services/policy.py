@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from cleanrl_graph.envs import fitting
+from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import checkpoint, import_first
 from cleanrl_graph.services.arguments import args_of
 from cleanrl_graph.services.check import MOST, Checked, UsageError, checked, close, make_env
@@ -216,7 +217,7 @@ class Policy:
         self.num_steps = 0
         most = 0
         if env is None:
-            env = self.make_env()
+            env = make_env(script, args)
             own = Spaces(env)  # some environments have none after they are closed
             close(env)
             most = MOST  # rows to choose from: other entries of --env-kwargs may have more
@@ -225,6 +226,7 @@ class Policy:
         own.observation_space = without(own.observation_space, names)
         self.env = env = fitting.fit(own)
         self.observation_space = env.observation_space
+        self.masks = CanonicalMasks(env, script, args)
         size = num_envs or 1
         self.envs = checked(script)([partial(Spaces, env)] * size, args)  # reads and checks
         for parts in self.envs.parts:
@@ -239,8 +241,10 @@ class Policy:
 
     def make_env(self, i: int = 0, **kwargs) -> gym.Env:
         """The environment of the file's flags in its wrappers, entry i of --env-kwargs, with more
-        keyword arguments."""
-        return make_env(self.script, self.args, i, **kwargs)
+        keyword arguments. Its masks are as the script reads them."""
+        env = make_env(self.script, self.args, i, **kwargs)
+        masked = CanonicalMasks(env, self.script, self.args)
+        return masked if masked.forms else env
 
     def reset(self) -> None:
         """Begins an episode, in all environments: what was remembered is forgotten."""
@@ -261,7 +265,7 @@ class Policy:
         for env, obs in zip(self.envs.envs, observations):
             env.num_steps = self.num_steps
             Checked.latest = env
-            rows.append(self.envs.read(self.env.observation(obs)))
+            rows.append(self.envs.read(self.masks.observation(self.env.observation(obs))))
         flat = self.envs.collate(rows)
         begins = np.full(N, starts, bool) | self.begins
         self.begins = False

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from cleanrl_graph import envs
-from cleanrl_graph.envs.wrappers import InfoActionMask, wrap
+from cleanrl_graph.envs.wrappers import InfoActionMask, wrap, wrap_all
 
 Error = gym.error.Error
 
@@ -482,7 +482,6 @@ def test_masks_that_are_missing_or_malformed():
     "space",
     [
         BOX,
-        spaces.MultiBinary(3),
         spaces.Dict(a=BOX, b=spaces.Tuple([BOX])),
         spaces.Sequence(spaces.Discrete(3)),
     ],
@@ -490,9 +489,53 @@ def test_masks_that_are_missing_or_malformed():
 def test_masks_for_actions_without_options(space):
     """There is nothing to mask."""
     with pytest.raises(
-        Error, match=r"^info\['action_mask'\] of <Masked.*>: .* has no Discrete part to be masked"
+        Error, match=r"^info\['action_mask'\] of <Masked.*>: .* has no part to be masked"
     ):
         InfoActionMask(Masked([A], space))
+
+
+NEW_FORMS = {  # action space, mask, its entries
+    "may each bit be 1": (spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
+    "two entries a bit": (spaces.MultiBinary(2), [[1, 0], [1, 1]], [1, 0, 1, 1]),
+    "bits beside options": (MIXED, (A, None, [0, 1], B), [1, 0, 1, 0, 1, 0, 1]),
+    "pairs": (spaces.MultiDiscrete([3, 2]), np.eye(3, 2, dtype=np.int8), [1, 0, 0, 1, 0, 0]),
+    "pairs of a Tuple": (PAIR, np.eye(3, 2, dtype=bool), [1, 0, 0, 1, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", NEW_FORMS)
+def test_masks_of_bits_and_of_pairs(name):
+    """They are found in info, with as many entries as the first one has; a last observation without
+    one allows all."""
+    action_space, mask, entries = NEW_FORMS[name]
+    env = wrap_all(Masked([mask, mask, "no"], action_space), ())
+    assert env.observation_space["action_mask"] == spaces.MultiBinary(len(entries))
+    obs, _ = env.reset()
+    assert obs["action_mask"].tolist() == entries and obs in env.observation_space
+    env.step(None)
+    assert "action_mask" not in env.step(None)[0]
+    env.unwrapped.step = lambda action: (env.unwrapped.obs, 0.0, True, False, {})
+    assert env.step(None)[0]["action_mask"].tolist() == [1] * len(entries)
+
+
+class Method(Masked):
+    """A mask by a method of some name."""
+
+    def __init__(self, name, method):
+        super().__init__(["no"])
+        setattr(self, name, method)
+
+
+@pytest.mark.parametrize("name", ["action_mask", "action_masks", "legal_moves", "legal_actions"])
+def test_a_method_is_never_ignored(name):
+    """It is used where it fits, under any name that a mask has; else a note says why not."""
+    env = wrap_all(Method(name, lambda: A), ())
+    assert env.mask_note == f"the mask of actions is the method {name}(), 3 entries"
+    assert env.reset()[0]["action_mask"].tolist() == A.tolist()
+    for method, why in ((lambda: A / 2, "is [0.5"), (lambda player: A, "needs arguments")):
+        env = wrap_all(Method(name, method), ())
+        assert env.observation_space == BOX
+        assert f"the method {name}() {why}" in env.mask_note
 
 
 def test_masks_of_taxi():

@@ -177,7 +177,7 @@ def test_gradients_of_the_paper(observation, flags, tmp_path):
         following = V[N : T * N + N].copy()
         for i, done in enumerate(happened.dones.reshape(-1)):
             following[i] = finals.get(i, 0.0) if done else following[i]
-        actions = torch.as_tensor(rollout.actions)
+        actions = {"": torch.as_tensor(rollout.actions[""])}
         _, log_prob, entropy, value = agent(storage.gather(np.arange(T * N))[0], actions)
         ratio = (
             (log_prob.detach().double() - torch.as_tensor(rollout.log_probs).double()).exp().numpy()
@@ -299,7 +299,7 @@ def test_a_rollout_is_what_happened():
     with torch.no_grad():
         storage = script.Storage(envs.leaves, CPU)
         storage.append(happened.obs)
-        obs, actions = storage.gather(np.arange(90))[0], torch.as_tensor(rollout.actions)
+        obs, actions = storage.gather(np.arange(90))[0], {"": torch.as_tensor(rollout.actions[""])}
         _, log_probs, *_ = memory.agent(obs, actions)
     np.testing.assert_allclose(rollout.log_probs, log_probs, atol=1e-5)
     assert len(everything(storage)["obs"].values) == 93 + len(happened.cut)

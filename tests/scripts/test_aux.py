@@ -93,7 +93,7 @@ def collected(env, num_steps=8, num_envs=3, **flags):
         agent=agent,
         probe=probe,
         storage=storage,
-        actions=torch.cat(actions),
+        actions=torch.cat([action[""] for action in actions]),
         dones=np.stack(dones),
     )
 
@@ -137,13 +137,17 @@ def test_file_holds_what_was_seen_and_done(tmp_path_factory, space, action_space
     np.savez(path, format=demos.FORMAT, **data)
     demos.check(path, envs)
     storage, _ = stored(space, [[obs] for obs in observations], action_space=action_space)
-    extras, idx = script.Extras(None, storage, SimpleNamespace(demos=path)), np.array([2, 0, 1, 1])
+    agent = SimpleNamespace(head=SimpleNamespace(space=action_space))
+    extras = script.Extras(agent, storage, SimpleNamespace(demos=path))
+    idx = np.array([2, 0, 1, 1])
     for a, b in zip(
         extras.demos.gather(idx)[0].values(), storage.gather(idx)[0].values(), strict=True
     ):
         assert same(a, b) and a.values.dtype == b.values.dtype
     for action, expected in zip(
-        script.to_env_actions(action_space, extras.actions.numpy()), given_actions, strict=True
+        script.to_env_actions(action_space, {"": extras.actions.numpy()}, {}),
+        given_actions,
+        strict=True,
     ):
         np.testing.assert_allclose(
             spaces.flatten(action_space, action), spaces.flatten(action_space, expected)
@@ -333,10 +337,10 @@ def test_cloning_loss(observation, action, head, flags, tmp_path):
     agent, (storage, actions) = found.agent, load_demos(path, found)
     idx = np.random.default_rng(0).integers(len(actions), size=9)
     with torch.no_grad():
-        logs = script.behaviour_cloning(agent, storage.gather(idx)[0], actions[idx])
+        logs = script.behaviour_cloning(agent, storage.gather(idx)[0], {"": actions[idx]})
         each = [(storage.gather(idx[k : k + 1])[0], actions[idx[k : k + 1]]) for k in range(9)]
-        expected = [-agent(obs, action)[1].item() for obs, action in each]
-        greedy = torch.cat([agent(obs, greedy=True)[0] for obs, _ in each])
+        expected = [-agent(obs, {"": action})[1].item() for obs, action in each]
+        greedy = torch.cat([agent(obs, greedy=True)[0][""] for obs, _ in each])
     assert logs["losses/behaviour_cloning"].item() == pytest.approx(np.mean(expected), abs=1e-4)
     assert np.isfinite(expected).all()
     number = torch.zeros(actions.shape[1], dtype=torch.bool)
@@ -360,7 +364,8 @@ def test_cloning_loss_by_hand(tmp_path):
     with torch.no_grad():
         latent = agent.actor(torch.as_tensor(data["values/obs"]))
         logits = agent.head.heads[0].output(latent).double().numpy()
-        logs = script.behaviour_cloning(agent, storage.gather(np.arange(len(latent)))[0], actions)
+        every = storage.gather(np.arange(len(latent)))[0]
+        logs = script.behaviour_cloning(agent, every, {"": actions})
     probs = np.exp(logits) * data["values/action_mask"]
     chosen = probs[np.arange(len(latent)), data["actions"][:, 0]]
     expected = -np.log(chosen / probs.sum(1)).mean()
@@ -713,7 +718,7 @@ def test_prediction_loss(observation, action, head, flags):
     assert len(followed) < (idx < 21).sum() < 12
     found.args.aux_coef = 0.3
     with torch.no_grad():
-        inputs = storage.gather(idx)[0], actions[idx]
+        inputs = storage.gather(idx)[0], {"": actions[idx]}
         *_, latent, elements = agent(*inputs)
         extras = script.Extras(agent, storage, found.args)
         total, logs = extras.losses(1, rng, idx, inputs, dones, latent, elements)
@@ -753,12 +758,13 @@ def test_encoder_learns(aux, tmp_path):
         loss = agent.aux(agent, obs, latent)
     elif aux == "predict":
         rows = np.flatnonzero(~found.dones.reshape(-1)[:45])
-        action = script.embed_action(agent.head, found.actions[:45], elements, obs)
+        action = script.embed_action(agent.head, {"": found.actions[:45]}, elements, obs)
         next_obs = found.storage.gather(rows + 3)[0]
         loss = script.predict(agent, torch.cat([latent, action], 1), rows, next_obs)
     else:
         storage, actions = load_demos(path, found)
-        loss = script.behaviour_cloning(agent, storage.gather(np.arange(len(actions)))[0], actions)
+        every = storage.gather(np.arange(len(actions)))[0]
+        loss = script.behaviour_cloning(agent, every, {"": actions})
         loss = loss["losses/behaviour_cloning"]
     loss.backward()
     for name, weight in [*agent.encoder.named_parameters(), *agent.actor.named_parameters()]:

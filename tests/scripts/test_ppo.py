@@ -94,7 +94,7 @@ class Net32(nn.Module):
         self.agent = agent
 
     def forward(self, obs, actions):
-        return [tensor.double() for tensor in self.agent(obs, actions)[1:]]
+        return [tensor.double() for tensor in self.agent(obs, {"": actions})[1:]]
 
 
 def batch(leaves, flats):

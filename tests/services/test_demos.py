@@ -113,7 +113,8 @@ def load(path, envs):
     environment."""
     demos.check(path, envs)
     storage = script.Storage(envs.leaves, torch.device("cpu"))
-    extras = script.Extras(None, storage, SimpleNamespace(demos=path))
+    agent = SimpleNamespace(head=SimpleNamespace(space=envs.action_space))
+    extras = script.Extras(agent, storage, SimpleNamespace(demos=path))
     return extras.demos.whole(), extras.actions
 
 
@@ -126,9 +127,12 @@ def load(path, envs):
 )
 def test_a_mask_that_allows_nothing_forbids_nothing(group, mask, expected):
     """Of a choice and of fixed options; elsewhere it forbids what is 0."""
-    part = script.Part("action", slice(0, 1), group, "action_mask", slice(0, 4), 2, 2)
+    entries = slice(0, 1 if group else 4)
+    part = script.Part("action", "", slice(0, 1), group, 2, 2, "action_mask", entries)
     chosen = np.array([[0], [1]]) if group else np.array([[1, 1], [1, 0]])
-    masked = demos.is_masked(part, chosen, np.array([2, 2]), np.array(mask))
+    rows = np.array([2, 2])
+    num = rows if group else np.array([1, 1])
+    masked = demos.is_masked(part, chosen, rows, np.array(mask), num, chosen[:, 0])
     assert masked.tolist() == expected
 
 
@@ -443,7 +447,7 @@ def test_files_that_are_none(tmp_path):
 COMPOSITE = spaces.Tuple(
     [spaces.Discrete(3), spaces.MultiBinary(2), spaces.Discrete(2), vector(1, low=-9, high=9)]
 )
-OPTIONS = {"action_mask": spaces.MultiBinary(5)}
+OPTIONS = {"action_mask": spaces.MultiBinary(5)}  # services add two entries for each bit
 
 
 @pytest.mark.parametrize(
@@ -463,19 +467,22 @@ OPTIONS = {"action_mask": spaces.MultiBinary(5)}
 )
 def test_composite_actions(action, mask, problem, tmp_path):
     """Each part has its range, and its entries of a dense mask; one Box makes all columns
-    float32."""
+    float32. They are scaled to those of the policy."""
     data = recorded()
     data = {
         "values/gear": data["values/gear"],
         "values/speed": data["values/speed"],
-        "values/action_mask": np.ones((6, 5), np.int8),
+        "values/action_mask": np.ones((6, 9), np.int8),
         "actions": np.zeros((6, 5), np.float32),
     }
-    data["actions"][3], data["values/action_mask"][3] = action, mask
+    data["actions"][3] = action
+    data["values/action_mask"][3] = [*mask[:3], 1, 1, 1, 1, *mask[3:]]
     path, envs = file_of(tmp_path, data), envs_with(DENSE | OPTIONS, COMPOSITE)
     if problem is None:
         _, actions = load(path, envs)
-        assert actions.dtype == torch.float32 and actions[3].tolist() == action
+        *options, number = actions[3].tolist()
+        assert actions.dtype == torch.float32 and options == action[:-1]
+        assert number == pytest.approx(action[-1] / 9)
     else:
         with pytest.raises(SystemExit, match=f"step 3: {problem}"):
             demos.check(path, envs)

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from helpers import run, small_args
 
 import cleanrl_graph
+from cleanrl_graph.envs.masks import CanonicalMasks
 from cleanrl_graph.services import export
 from cleanrl_graph.services.policy import load_policy
 
@@ -31,7 +32,7 @@ def saved(path, name, **flags):
     """A model.pt of an agent whose weights and statistics are random."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     args = small_args(script, **{"env_id": "Random-v0", "gnn_layers": 1} | flags)
-    env = script.make_env(args)
+    env = CanonicalMasks(script.make_env(args), script, args)
     leaves = script.Envs([lambda: env]).leaves
     agent = script.Agent(leaves, env.action_space, args)
     for parameter in agent.parameters():
@@ -74,12 +75,17 @@ def nothing(file, num=1):
     return memory
 
 
-def action_of(space, outputs, b, path="action"):
-    """Element b of the action space."""
+def action_of(space, outputs, b, path="action", rows=None):
+    """Element b of the action space; `rows` are those of its Sequence."""
+    if isinstance(space, spaces.Sequence):
+        elements = [action_of(space.feature_space, outputs, row, path) for row in rows]
+        shape = getattr(space.feature_space, "shape", None)
+        return np.array(elements).reshape(-1, *shape) if space.stack else tuple(elements)
     if isinstance(space, spaces.Dict):
-        return {k: action_of(space[k], outputs, b, f"{path}.{k}") for k in space}
+        return {k: action_of(space[k], outputs, b, f"{path}.{k}", rows) for k in space}
     if isinstance(space, spaces.Tuple):
-        return tuple(action_of(own, outputs, b, f"{path}.{k}") for k, own in enumerate(space))
+        parts = enumerate(space)
+        return tuple(action_of(own, outputs, b, f"{path}.{k}", rows) for k, own in parts)
     return outputs[path][b].detach().numpy()
 
 
@@ -94,10 +100,9 @@ def close(ours, theirs):
 def actions_of(policy, outputs, num_rows):
     """The actions of all observations; of a Sequence `num_rows` each."""
     space = policy.envs.action_space
-    if not isinstance(space, spaces.Sequence):
-        return [action_of(space, outputs, b) for b in range(len(num_rows))]
-    rows = outputs["action"].detach().numpy()
-    return np.split(rows, np.cumsum(num_rows)[:-1])
+    stops = np.cumsum(num_rows)
+    rows = [range(stop - num, stop) for num, stop in zip(num_rows, stops)]
+    return [action_of(space, outputs, b, "action", own) for b, own in enumerate(rows)]
 
 
 def play(path, num_steps=12, N=3, ties="none"):
@@ -171,8 +176,8 @@ def test_sizes(trained):
         assert close(tuple(outputs["action"].detach().numpy()), tuple(actions)) and memory == {}
         flat = policy.envs.collate([policy.envs.read(obs) for obs in chosen])
         obs = policy.memory.storage.append(flat)
-        mean, log_prob, _, value = policy.agent(obs, greedy=True)
-        assert torch.allclose(outputs["loc/action"], mean, atol=1e-5)
+        action, log_prob, _, value = policy.agent(obs, greedy=True)
+        assert torch.allclose(outputs["loc/action"], action[""], atol=1e-5)
         assert torch.allclose(outputs["log_prob"], log_prob, atol=1e-5)
         assert torch.allclose(outputs["value"], value, atol=1e-5)
         assert torch.allclose(outputs["scale/action"], policy.agent.head.heads[0].log_std.exp())
@@ -210,6 +215,14 @@ KINDS = {
     "set": dict(env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
     "sequence": dict(env_id="envs:NeighbourMean-v0", gnn="gatv2"),
     "colours": dict(env_id="envs:Colouring-v0", gnn="transformer"),
+    "verb": dict(env_id="envs:VerbObject-v0", autoregressive=True),
+    "verb, rows": dict(
+        env_id="envs:VerbObject-v0", env_kwargs={"as_rows": True}, autoregressive=True
+    ),
+    "switches": dict(env_id="envs:Switches-v0"),
+    "switches of rows": dict(env_id="envs:Switches-v0", env_kwargs={"in_rows": True}),
+    "pointers": dict(env_id="envs:Assign-v0"),
+    "for all": dict(env_id="envs:Convoy-v0", autoregressive=True),
     "amount": dict(env_id="envs:NodeAmount-v0", autoregressive=True),
     "composite": dict(env_kwargs={"observation": "mixed", "action": "mixed"}),
     "masked": dict(env_kwargs={"observation": "vector", "action": "multidiscrete", "head": "mask"}),
@@ -322,8 +335,9 @@ def test_memories(tmp_path, kind):
 
 
 def test_memory(tmp_path):
-    """A quick one."""
+    """A quick one, with actions that are scaled to their bounds."""
     flags = {"env_kwargs": {"observation": "vector", "action": "box"}, "prev_reward": True}
+    flags["wrap"] = ("gymnasium.wrappers:RescaleAction:10:1000",)
     play(saved(tmp_path / "model.pt", "ppo_lstm_sparse", **flags))
 
 

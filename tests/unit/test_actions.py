@@ -1,7 +1,6 @@
 """Edges as actions, one action per row, mixed actions: probabilities, forms, errors, tasks."""
 
 import itertools
-import re
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +14,7 @@ from helpers import (
     checked_parts,
     graph_space,
     make_envs,
+    plain,
     run,
     small_args,
     vector,
@@ -30,7 +30,6 @@ from cleanrl_graph import (
     ppo_lstm_sparse,
 )
 from cleanrl_graph.envs import fitting
-from cleanrl_graph.services import check
 
 ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
 GRAPH = graph_space(vector(2))
@@ -157,11 +156,11 @@ def test_all_actions_are_tried(name):
         actions, forbidden = every_action(agent, storage.gather(np.array([i]))[0])
         with torch.no_grad():
             obs = storage.gather(np.full(len(actions), i))[0]
-            taken, log_prob, entropy, _ = agent(obs, actions.flatten(0, 1))
+            taken, log_prob, entropy, _ = plain(agent)(obs, actions.flatten(0, 1))
             obs = storage.gather(np.full(3000, i))[0]
-            sampled, sample_log_prob, *_ = agent(obs)
-            again = agent(obs, sampled)[1]
-            best = agent(storage.gather(np.array([i]))[0], greedy=True)[0]
+            sampled, sample_log_prob, *_ = plain(agent)(obs)
+            again = plain(agent)(obs, sampled)[1]
+            best = plain(agent)(storage.gather(np.array([i]))[0], greedy=True)[0]
         assert torch.equal(taken, actions.flatten(0, 1)) and log_prob.shape == entropy.shape == (
             len(actions),
         )
@@ -215,22 +214,22 @@ def test_a_row_of_nodes_is_its_embedding(name):
     assert torch.equal(layer.inputs(order, elements, obs), nodes[order])
 
 
-def test_choices_come_first():
-    """With --autoregressive the amount depends on the node, wherever it stands in the Dict; not
-    vice versa."""
+def test_parts_are_drawn_in_the_order_of_the_space():
+    """With --autoregressive a part depends on those before it, whatever they are, and on no later
+    one: edges on the amount, nodes on both. A Dict has gymnasium's order, a Tuple its own."""
     agent, storage, _ = setup("mixed_chain")
-    groups = [agent.head.heads[k].part.group for k in agent.head.order]
-    assert groups == ["g.edge_links", "g.nodes", ""]
+    assert [head.part.path for head in agent.head.heads] == [f"action.{key}" for key in MIXED]
     actions, _ = every_action(agent, storage.gather(np.array([2]))[0])
     with torch.no_grad():
-        p = (
-            agent(storage.gather(np.full(len(actions), 2))[0], actions[:, 0])[1].exp().view(3, 4, 4)
-        )  # amount, edge, node
-    amounts = p / p.sum(0)
-    amounts = amounts[:, :, p.sum((0, 1)) > 0]
-    assert (amounts - amounts[:, :, :1]).abs().max() > 1e-3 and (
-        amounts - amounts[:, :1]
-    ).abs().max() > 1e-3
+        p = plain(agent)(storage.gather(np.full(len(actions), 2))[0], actions[:, 0])[1].exp()
+    p = p.view(3, 4, 4)  # amount, edge, node
+    edges = p.sum(2) / p.sum((1, 2))[:, None]  # given the amount
+    assert (edges - edges[0]).abs().max() > 1e-3
+    nodes = p / p.sum(2, keepdim=True)  # given both
+    assert (nodes - nodes[:1]).abs().max() > 1e-3 and (nodes - nodes[:, :1]).abs().max() > 1e-3
+    pair = spaces.Tuple((spaces.Discrete(2), vector(1), spaces.Discrete(3)))
+    parts = checked_parts(pair, vector(1), autoregressive=True)
+    assert [part.path for part in parts] == ["action.0", "action.1", "action.2"]
 
 
 @pytest.mark.parametrize(
@@ -249,11 +248,11 @@ def test_actions_are_elements_of_a_sequence(space):
     has."""
     parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), small_args())
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
-    actions = ppo_graph.to_env_actions(space, rows, np.array([2, 0, 3, 1]))
+    actions = ppo_graph.to_env_actions(space, {"rows": rows}, {"rows": np.array([2, 0, 3, 1])})
     assert [len(action) for action in actions] == [2, 0, 3, 1]
     assert all(action in space for action in actions)
     found = [row for action in actions for row in action]
-    expected = ppo_graph.to_env_actions(space.feature_space, rows)
+    expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, {})
     assert len(found) == len(expected) == 6
     assert all(np.array_equal(a, b) for a, b in zip(found, expected))
 
@@ -332,7 +331,7 @@ TWO = spaces.Dict(a=GRAPH, b=GRAPH)
             spaces.Dict(a=spaces.Sequence(vector(1))),
             GRAPH,
             "auto",
-            "leaf 'action.a': a Sequence is not supported inside a Dict of actions",
+            "--action-head auto: there are no such rows to act in Dict",
         ),
         (
             MIXED,
@@ -459,8 +458,8 @@ def test_a_mask_that_allows_nothing(space, mask, kind, capsys):
     batch = ppo_graph.Storage(found.leaves, torch.device("cpu")).append(
         ppo_graph.join([flat] * 100)
     )
-    action = agent(batch)[0]
-    _, log_prob, entropy, value = agent(batch, action)
+    action = plain(agent)(batch)[0]
+    _, log_prob, entropy, value = plain(agent)(batch, action)
     (log_prob.sum() + entropy.sum() + value.sum()).backward()
     for parameter in agent.parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all()
@@ -536,7 +535,9 @@ def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
     head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
     ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
     elements = {"graph.nodes": script.Ragged(torch.zeros(4, 3), ptr, batch)}
-    seen = script.embed_action(head, torch.tensor([[1], [1], [0], [0]]), elements, {})
+    seen = script.embed_action(
+        head, {"graph.nodes": torch.tensor([[1], [1], [0], [0]])}, elements, {}
+    )
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 
 
@@ -691,34 +692,96 @@ def test_the_amount_follows_the_node(tmp_path):
     assert np.mean([value for _, value in logged[-200:]]) > 3
 
 
-FAR = {  # action space, what is said of it
-    "as large as pixels": (vector(2, low=0, high=512), r"action: .* 0\.\.512, .*" + check.RESCALE),
-    "tiny": (vector(2, low=-0.01, high=0.01), r"action: .*-0\.01\.\.0\.01"),
-    "elsewhere": (vector(1, low=3, high=5), r"action: .* 3\.\.5"),
-    "inside a Dict": (
-        spaces.Dict(a=spaces.Discrete(2), b=vector(1, high=2000)),
-        r"action\.b: .*\.\.2000, .*a wrapper of yours",
-    ),
-    "as the policy's": (vector(2), ""),
-    "nearly": (vector(2, low=-2, high=2), ""),
-    "unbounded": (vector(2, low=-np.inf, high=np.inf), ""),
-    "integers": (spaces.MultiDiscrete([50, 60]), ""),
+BOUNDS = {  # of a Box: what the policy's -1, 0, 0.5, 1 and 7 become
+    (-1, 1): [-1, 0, 0.5, 1, 1],
+    (0, 1000): [0, 500, 750, 1000, 1000],
+    (10, 12): [10, 11, 11.5, 12, 12],
+    (-0.01, 0.01): [-0.01, 0, 0.005, 0.01, 0.01],
+    (3, 3): [3, 3, 3, 3, 3],
+    (0, np.inf): [0, 0, 0.5, 1, 7],
+    (-np.inf, 0.75): [-1, 0, 0.5, 0.75, 0.75],
+    (-np.inf, np.inf): [-1, 0, 0.5, 1, 7],
+    (-3.4e38, 3.4e38): [-1, 0, 0.5, 1, 7],  # as good as infinite
 }
 
 
-@pytest.mark.parametrize("name", FAR)
-def test_bounds_far_from_what_the_policy_draws(name, capsys):
-    """A line at the start says that actions will be clipped, and what scales them; once."""
-    space, said = FAR[name]
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_box_actions_are_scaled(bounds, dtype, capsys):
+    """-1 and 1 are the bounds where both are finite, in each row of a Sequence, too; else actions
+    are clipped. Nothing is said."""
+    space = spaces.Box(*bounds, (1,), dtype)
+    numbers = np.array([[-1], [0], [0.5], [1], [7]], np.float32)
+    with np.errstate(all="raise"):
+        actions = ppo_graph.to_env_actions(space, {"": numbers}, {})
+        (rows,) = ppo_graph.to_env_actions(
+            spaces.Sequence(space, stack=True), {"a": numbers}, {"a": np.array([5])}
+        )
+    assert all(action in space for action in actions)
+    np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
+    assert np.array_equal(np.stack(actions), rows)
     fitting.SAID.clear()
-    make_envs([lambda: ListEnv(vector(1), [], space)] * 3)
-    err = capsys.readouterr().err
-    assert err.count("\n") == bool(said) and re.match(said, err)
-
-
-def test_rescaled_bounds_are_not_far(capsys):
-    """Nothing is said where a wrapper scales the actions."""
-    fitting.SAID.clear()
-    env = ListEnv(vector(1), [], vector(2, low=0, high=512))
-    make_envs([lambda: gym.wrappers.RescaleAction(env, -1, 1)])
+    make_envs([lambda: ListEnv(vector(1), [], space)])
     assert capsys.readouterr().err == ""
+
+
+def test_bounds_of_one_are_the_numbers_themselves():
+    """Bit for bit."""
+    numbers = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
+    actions = ppo_graph.to_env_actions(vector(3), {"": numbers}, {})
+    assert np.array_equal(np.stack(actions), numbers.clip(-1, 1))
+
+
+def test_each_bound_is_its_own():
+    """Entries have bounds of their own, and are scaled only where both of theirs are finite."""
+    space = spaces.Box(np.array([0, -np.inf, 2]), np.array([10, 3, 4]), dtype=np.float64)
+    (action,) = ppo_graph.to_env_actions(space, {"": np.array([[0.5, 0.5, -0.5]], np.float32)}, {})
+    assert action.tolist() == [7.5, 0.5, 2.5]
+
+
+class Reach(gym.Env):
+    """Move each of two dials, whose bounds may be any, to where the observation says."""
+
+    def __init__(self, low=-1.0, high=1.0):
+        self.low = low
+        self.half = (high - low) / 2
+        self.observation_space = vector(2)
+        self.action_space = spaces.Box(low, high, (2,), np.float32)
+
+    def draw(self):
+        self.target = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return self.target
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.draw(), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        error = (action.astype(np.float64) - self.low) / self.half - 1 - self.target
+        self.t += 1
+        return self.draw(), -float((error**2).mean()), self.t == 8, False, {}
+
+
+gym.register("Reach-v0", entry_point=Reach)
+
+
+def test_training_does_not_depend_on_bounds(tmp_path):
+    """What five bounds learn differs by rounding alone."""
+    returns = []
+    for low, high in ((-1, 1), (0, 1000), (10, 12), (-0.01, 0.01), (-3, 1)):
+        found = run(
+            tmp_path / f"{low}",
+            env_id="Reach-v0",
+            env_kwargs={"low": low, "high": high},
+            num_envs=4,
+            num_steps=32,
+            num_minibatches=2,
+            gamma=0.0,
+            learning_rate=3e-3,
+            total_timesteps=512,
+            eval_episodes=8,
+        )
+        returns.append(np.mean([row["return"] for row in found.rows]) / 8)
+    assert max(returns) - min(returns) < 0.03

@@ -210,12 +210,13 @@ def losses(space, observations, action_space, **flags):
     agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
     with torch.no_grad():
         action, log_prob, entropy, value = agent(obs)
+    num = len(value)
     rollout = torch.stack(
         [
-            log_prob + 0.1 * torch.randn(len(action)),
-            value + torch.randn(len(action)),
-            torch.randn(len(action)),
-            torch.randn(len(action)),
+            log_prob + 0.1 * torch.randn(num),
+            value + torch.randn(num),
+            torch.randn(num),
+            torch.randn(num),
         ],
         1,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import OBSERVATIONS, everything, run, sample, small_args, stored, weights
+from helpers import OBSERVATIONS, everything, plain, run, sample, small_args, stored, weights
 from processes import SCRIPTS, SMALL, begun_earlier, folder_of, train
 
 from cleanrl_graph import ppo_graph
@@ -61,10 +61,10 @@ def test_storage_and_agent(kind):
     assert runs.sizes(host) == runs.sizes(device)
 
     agent = ppo_graph.Agent(leaves, spaces.MultiDiscrete([3, 4]), small_args(autoregressive=True))
-    action = agent(host.gather(idx)[0], greedy=True)[0]
-    _, *expected = agent(host.gather(idx)[0], action)
+    action = plain(agent)(host.gather(idx)[0], greedy=True)[0]
+    _, *expected = plain(agent)(host.gather(idx)[0], action)
     agent.to("cuda")
-    _, *result = agent(device.gather(idx)[0], action.cuda())
+    _, *result = plain(agent)(device.gather(idx)[0], action.cuda())
     for x, y in zip(expected, result):
         torch.testing.assert_close(x, y.cpu(), atol=1e-4, rtol=1e-4)
 

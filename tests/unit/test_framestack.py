@@ -139,7 +139,7 @@ def collect(part):
     seen = []
     for t in range(part.args.num_steps):
         action, _, _ = memory.act(part.step)
-        for game, row in zip(part.games, action):
+        for game, row in zip(part.games, action[""]):
             game.log[-1][2] = row
         part.step = envs.step(part.agent.head.env_actions(action, part.step.obs.counts))
         memory.keep(part.step)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import everything, make_envs, observation_spaces, sample, small_args, vector
+from helpers import everything, make_envs, observation_spaces, plain, sample, small_args, vector
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -222,7 +222,7 @@ def test_random_environments(space, seed):
             envs.leaves, envs.action_space, small_args(norm_obs=True, gnn_layers=1)
         )
         agent.encoder.observe(everything(storage))
-        action, log_prob, entropy, value = agent(storage.gather(np.arange(size))[0])
+        action, log_prob, entropy, value = plain(agent)(storage.gather(np.arange(size))[0])
         for tensor in (action, log_prob, entropy, value):
             assert len(tensor) == size and tensor.isfinite().all()
     envs.close()

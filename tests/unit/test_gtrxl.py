@@ -59,7 +59,7 @@ class Bare(torch.nn.Module):
     what comes out."""
 
     action_dim = 0
-    head = SimpleNamespace(acting="")
+    head = SimpleNamespace(groups=[""])
     critic = torch.nn.Identity()
 
     def __init__(self, seed=0, dtype=torch.float64, **kwargs):
@@ -76,7 +76,7 @@ class Bare(torch.nn.Module):
         return outputs.flatten(0, 1), {}, inputs, kv
 
     def forward(self, features, elements, obs, action=None, greedy=False):
-        return features, features, features, features
+        return {"": features}, features, features, features
 
 
 class Order:
@@ -676,7 +676,7 @@ def test_bootstrap_remembers_the_episode(tmp_path, monkeypatch, memory_length):
             )
         alone.begin()
         obs = [*(memory.obs[s][i] for s in range(start, t + 1)), final[row]]
-        actions = [*(memory.actions[s][i : i + 1] for s in range(start, t + 1)), None]
+        actions = [*(memory.actions[s][""][i : i + 1] for s in range(start, t + 1)), None]
         for s, (token, action) in enumerate(zip(obs, actions), start):
             begins = age <= t + 1 and s == start
             reward = step.reward[i : i + 1]
@@ -697,7 +697,7 @@ def test_previous_action_and_reward(tmp_path, monkeypatch):
     agent.token.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     _, age, *_ = encoded(memory)
     previous = seen[0][:, agent.encoder.dim :].view(16, 3, 4)
-    actions = torch.stack(memory.actions)
+    actions = torch.stack([action[""] for action in memory.actions])
     assert (previous[age == 0] == 0).all() and (age == 0).sum() > 5
     for t, i in zip(*np.nonzero(age[1:].numpy())):
         action = previous[t + 1, i, :3]
@@ -731,7 +731,7 @@ def test_minibatches_are_envs(tmp_path, monkeypatch):
     for found, all_of in (
         (previous, all_previous),
         (obs["obs"].values, all_obs["obs"].values),
-        (look_back(memory, both)[3], look_back(memory)[3]),
+        (look_back(memory, both)[3][""], look_back(memory)[3][""]),
     ):
         assert torch.equal(found.unflatten(0, (16, 2)), all_of.unflatten(0, (16, 3))[:, both])
     further = all_kv[0].shape[3] - kv[0].shape[3]

@@ -508,7 +508,9 @@ def collect(part):
         part.step = part.envs.step(actions)
         part.memory.keep(part.step)
         part.cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
-    part.actions, part.log_probs, part.values = map(torch.cat, zip(*columns))
+    actions, *others = zip(*columns)
+    part.actions = torch.cat([action[""] for action in actions])
+    part.log_probs, part.values = map(torch.cat, others)
     part.seen.append(part.step)
     part.next_values = part.memory.next_values(part.step)
     return part
@@ -592,7 +594,7 @@ def test_each_episode_alone(makers, flags):
                     alone = script.Memory(part.agent, part.envs.leaves, 1, part.args)
                     alone.begin()
                 k = t * num_envs + i
-                log_prob, value = step_alone(obs, starts, reward, actions[k : k + 1])
+                log_prob, value = step_alone(obs, starts, reward, {"": actions[k : k + 1]})
                 assert_close(log_prob, log_probs[k], 1e-5)
                 assert_close(value, values[k], 1e-5)
     assert num_cut > 5
@@ -645,8 +647,9 @@ def test_play_equals_collection(makers, flags):
     torch.manual_seed(1)
     for _ in range(20):
         other.memory.begin()
-        actions.append(other.memory.act(other.step)[0])
-        env_actions = other.agent.head.env_actions(actions[-1], other.step.obs.counts)
+        action = other.memory.act(other.step)[0]
+        actions.append(action[""])
+        env_actions = other.agent.head.env_actions(action, other.step.obs.counts)
         other.step = other.envs.step(env_actions)
     assert (
         torch.equal(torch.cat(actions[10:]), part.actions)
@@ -685,9 +688,9 @@ def test_state_keeps_its_types():
     for memory in (part.memory, other):
         memory.begin()
         torch.manual_seed(0)
-        results.append(
-            [*memory.act(part.step), *(values for _, values in sorted(memory.state().items()))]
-        )
+        action, *others = memory.act(part.step)
+        state = [values for _, values in sorted(memory.state().items())]
+        results.append([action[""], *others, *state])
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 

@@ -379,7 +379,7 @@ def test_subclasses_of_spaces():
     assert [part.n for part in ppo_graph.parts_of(Flat(3), leaves, args)] == [3]
     args = small_args(action_head="flat")
     assert [part.n for part in ppo_graph.parts_of(Levels([2, 4]), leaves, args)] == [2, 4]
-    (action,) = ppo_graph.to_env_actions(Flat(3), np.array([[2]]))
+    (action,) = ppo_graph.to_env_actions(Flat(3), {"": np.array([[2]])}, {})
     assert action == 2 and type(action) is np.int64  # as gymnasium's `sample` has them
 
 

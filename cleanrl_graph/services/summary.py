@@ -26,8 +26,9 @@ def lines(script: ModuleType, args: Any, agent: torch.nn.Module, envs: Any) -> I
     for leaf in leaves:
         if leaf.path == "node_ids":
             yield f"no input: {text_of(leaf, leaf.group)}, by which a memory knows a row again"
+    paths = {factor.path for factor in script.leaves_of(envs.action_space, "action")}
     each = f"for each row of {acting} " * (acting != "")
-    yield f"action: {each}{listed(list(factors(parts, acting, leaves)), '; ')}"
+    yield f"action: {each}{listed(list(factors(parts, paths, acting, leaves)), '; ')}"
     num = sum(param.numel() for param in agent.parameters())
     ranks = f", {world_size()} ranks" * (world_size() > 1)
     yield f"network: {num:,} parameters on {next(agent.parameters()).device}{ranks}"
@@ -53,11 +54,12 @@ def text_of(leaf: Any, group: str) -> str:
     return text.replace(" []", "") + " (image)" * (leaf.channels != 0)
 
 
-def factors(parts: list, acting: str, leaves: list) -> Iterator[str]:
-    """What each factor of an action is."""
+def factors(parts: list, paths: set[str], acting: str, leaves: list) -> Iterator[str]:
+    """What each factor of an action, which has one of the paths, is."""
     by_path = {}
-    for part in parts:
-        by_path.setdefault(part.path, []).append(part)
+    for part in parts:  # of a MultiDiscrete each has the number of its entry behind the path
+        path = part.path if part.path in paths else part.path.rpartition(".")[0]
+        by_path.setdefault(path, []).append(part)
     for path, own in by_path.items():
         part = own[0]
         sizes = [str(each.n) for each in own] * part.k

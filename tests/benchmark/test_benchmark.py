@@ -259,7 +259,7 @@ def test_what_a_stopped_run_has_left(tmp_path, flags):
     left = tmp_path / "runs" / "t" / each.key / "checkpoint"
     left.parent.mkdir(parents=True)
     left.touch()
-    assert run.start(each, [], args).wait() == 0
+    run.main(args)
     assert left.exists() == bool(flags)
 
 

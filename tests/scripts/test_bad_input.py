@@ -1056,12 +1056,12 @@ def test_constructor_that_needs_arguments(tmp_path):
     sentence = r"""\(give --env-kwargs '{"n_nodes": ...}'\)"""
     fails(sentence, tmp_path / "a", env_id="Needy-v0", env_kwargs={"size": 1})
     fails('"size": ', tmp_path / "b", env_id="Needy-v0", env_kwargs={"n_nodes": 1})
+    gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
+    fails(sentence, tmp_path / "d", env_id="Needy-v1")
+    del gym.registry["Needy-v1"]
     kwargs = {"n_nodes": -1, "size": 1}  # which it has, and refuses
     sentence = r"Needy-v0 \(its arguments are --env-kwargs\): AssertionError: too few"
     fails(sentence, tmp_path / "c", env_id="Needy-v0", env_kwargs=kwargs)
-    gym.register("Needy-v1", entry_point=lambda n_nodes: Simple())
-    fails(sentence, tmp_path / "c", env_id="Needy-v1")
-    del gym.registry["Needy-v1"]
     del gym.registry["Needy-v0"]
 
 

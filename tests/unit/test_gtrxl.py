@@ -61,6 +61,7 @@ class Bare(torch.nn.Module):
     action_dim = 0
     head = SimpleNamespace(groups=[""])
     critic = torch.nn.Identity()
+    critic_encoder = SimpleNamespace(beside=lambda features, obs: features)
 
     def __init__(self, seed=0, dtype=torch.float64, **kwargs):
         super().__init__()

@@ -496,7 +496,6 @@ def test_what_an_action_indexes(extra, head, expected):
         (spaces.Discrete(50), GRAPH, "avail_actions"),
         (spaces.Discrete(50), {"a": graph_space(), "b": graph_space()}, "nodes"),
         (spaces.Discrete(50), GRAPH | {"action_mask": MASK}, "flat"),
-        (spaces.Discrete(50), GRAPH | {"action_mask": spaces.MultiBinary(50)}, "nodes"),
     ],
 )
 def test_head_that_does_not_fit(space, extra, head):

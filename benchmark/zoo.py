@@ -299,8 +299,7 @@ def attempt(args: Args, task: Task) -> dict:
         queue += [[*flags, flag] for flag in named if flag not in flags]
     else:
         result = results[0] | {"message": results[-1]["message"]}
-    is_more = [flag for flag in flags if not flag.startswith("--env-kwargs")]
-    if is_more and result["outcome"] == TRAINS:  # keyword arguments gym.make needs, too
+    if flags and result["outcome"] == TRAINS:
         result["outcome"] = WITH_FLAG
     if result["outcome"] not in (TRAINS, WITH_FLAG):
         env_id = task.env_id
@@ -421,8 +420,7 @@ def document(rows: list[dict], note: str) -> str:
         f"{sum(outcomes.values())} ids of {len(packages)} packages, one update each with "
         "ppo_graph.py, about a tenth also with each memory script; then load_policy plays some "
         f"steps. The package of {num_working} of them works here: {share(outcomes[TRAINS])} train "
-        "as they are, or with the keyword arguments that gym.make needs, too, "
-        f"{share(both)} with these or a flag that the printed sentence names. "
+        f"as they are, {share(both)} as they are or with a flag that the printed sentence names. "
         "An id counts where the worst of its runs does. Largest collection mismatch: "
         f"{worst:.1e}. [Each run](runs.csv).",
         "\n".join(lines),

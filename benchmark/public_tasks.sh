@@ -1,6 +1,6 @@
 #!/bin/bash
 # Two environments from PyPI, as they are and with default flags: the densest subgraph of graph-envs, whose mask is
-# info["mask"], and MiniGrid's GoToDoor with its mission and without. Three seeds, 20 minutes of one core. Goes on where it
+# info["mask"], and MiniGrid's GoToDoor with its mission and without. Three seeds, 60 minutes of one core. Goes on where it
 # was stopped. Needs `pip install -r benchmark/requirements-public-tasks.txt` beside requirements.txt.
 #
 #     bash benchmark/public_tasks.sh [FLAGS OF run.py]
@@ -9,8 +9,8 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 TABLE=public_tasks
 
-graph="cleanrl_graph/ppo_graph.py --env-id graph_envs:DensestSubgraph-v0 --total-timesteps 60000 --eval-episodes 200"
-door="cleanrl_graph/ppo_graph.py --env-id minigrid:MiniGrid-GoToDoor-5x5-v0 --total-timesteps 200000 --eval-episodes 200"
+graph="cleanrl_graph/ppo_graph.py --env-id graph_envs:DensestSubgraph-v0 --total-timesteps 200000 --eval-episodes 200"
+door="cleanrl_graph/ppo_graph.py --env-id minigrid:MiniGrid-GoToDoor-5x5-v0 --total-timesteps 500000 --eval-episodes 200"
 "$PYTHON" benchmark/run.py --table $TABLE --workers 1 --seeds ${SEEDS:-1 2 3} "$@" --commands \
     "mission=$door" \
     "hidden=$door --wrap hide:mission" \

@@ -451,7 +451,7 @@ def test_everything_runs_dry(tmp_path):
     )
     assert (
         again.returncode == 0
-        and "kernels: 11 of 11 rows" in again.stdout
+        and "kernels: 10 of 10 rows" in again.stdout
         and "recall: 2 of 2 rows" in again.stdout
     )
 

@@ -525,7 +525,6 @@ def test_tests_for_cuda(tmp_path):
         "-p",
         "no:cacheprovider",
         HERE / "test_cuda.py",
-        HERE / "test_gtrxl.py",
         HERE / "test_lstm_sparse.py",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -725,6 +725,7 @@ def iqm_of(values):
 
 
 # ---- schedules.py and job_shop.py ----
+@pytest.mark.slow
 def test_schedules_go_on(tmp_path, monkeypatch):
     """Each instance is played once, greedily as the script's own evaluation plays it; samples are
     at least as many."""

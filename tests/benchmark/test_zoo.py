@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = """package,environment,module,yours,pattern,most,kwargs,flags
 gymnasium,main,,,CartPole-v1|Blackjack-v1,2,,
@@ -41,6 +43,7 @@ def run_zoo(folder):
         return list(csv.DictReader(file)), done.stdout
 
 
+@pytest.mark.slow
 def test_environments_of_others(tmp_path):
     (tmp_path / "packages.csv").write_text(PACKAGES)
     (tmp_path / "made_for_zoo.py").write_text(MADE)

@@ -425,6 +425,7 @@ def test_editable(source, tmp_path):
 
 
 # ---- The checkout ----
+@pytest.mark.slow
 def test_files_that_tests_leave_fail_the_run(tmp_path):
     """A test that writes to the checkout passes, and yet the command fails and names the file."""
     (tmp_path / "tests").mkdir()

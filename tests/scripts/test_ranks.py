@@ -192,6 +192,7 @@ class Nothing(helpers.RandomEnv):
 gym.register("NothingOfRank1-v0", entry_point=Nothing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_rank_without_elements(script, tmp_path):
     """Networks of rows that a rank has not have gradients of zero there, and all ranks learn."""

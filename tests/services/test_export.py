@@ -184,6 +184,7 @@ def test_sizes(trained):
     assert policy.agent.encoder.rows["leaf/obs/nodes"].mean.abs().min() > 0
 
 
+@pytest.mark.slow
 def test_alone(trained):
     """In another process, which has torch alone."""
     path, program, file = trained

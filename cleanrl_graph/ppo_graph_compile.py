@@ -1417,6 +1417,11 @@ class Memory:
 
     def compile(self, args: Args) -> None:
         """Compiles the policy. That takes long, so only training calls it, no evaluation."""
+        is_pointer = any(head.part.group and head.part.rows for head in self.agent.head.heads)
+        if is_pointer and args.compile_mode != "none":  # its number of pairs is not bucketed
+            raise UsageError(
+                "a choice by each acting row cannot be compiled; --compile-mode none runs it"
+            )
         self.policy = compiled(self.agent, args, self.storage)
 
     def begin(self) -> None:

@@ -496,6 +496,12 @@ def test_no_silent_fallback(tmp_path, monkeypatch):
         run(tmp_path, script, env_id="CartPole-v1", compile_mode="default")
 
 
+def test_a_pointer_per_row(tmp_path):
+    """Its pairs are not bucketed, so it is refused before anything is compiled."""
+    with pytest.raises(UsageErrors, match="cannot be compiled; --compile-mode none runs it"):
+        run(tmp_path, script, env_id="envs:Assign-v0", compile_mode="default")
+
+
 @pytest.mark.slow
 def test_resume_and_workers(tmp_path, monkeypatch):
     """A run that was stopped and goes on ends with the weights of a whole one, bit by bit; with

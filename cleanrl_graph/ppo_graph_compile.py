@@ -666,8 +666,9 @@ class CNN(nn.Module):
 
 
 def make_conv(kind: str, dim: int, edge_dim: int | None, aggr: str) -> nn.Module:
-    """A PyG layer dim -> dim; any with forward(x, edge_index) can stand here. It is given
-    edge_attr, batch and ptr, too, where its forward has these names."""
+    """A PyG layer dim -> dim; any with forward(x, edge_index) can stand here. It is given batch and
+    ptr, too, where its forward has these names, and the features of edges, where there are any and
+    it has edge_attr or **kwargs."""
     from torch_geometric import nn as pyg  # two seconds, for graphs only
 
     if kind in ("gatv2", "transformer"):
@@ -708,7 +709,8 @@ def pool(h: Tensor, ptr: Tensor, modes: list[str]) -> Tensor:
 
 
 class Context(nn.Linear):
-    """What each row sees of all rows of its observation: B [mean, max, log(1 + n)], [rows, dim]."""
+    """What each row sees of all rows of its observation: a linear map of their mean, maximum and
+    log(1 + n), [rows, dim]."""
 
     def __init__(self, dim: int):
         super().__init__(2 * dim + 1, dim, bias=False)
@@ -718,7 +720,7 @@ class Context(nn.Linear):
 
 
 class SetLayer(nn.Module):
-    """x + W relu(A norm(x) + context): an equivariant layer (Zaheer et al. 2017)."""
+    """x + W relu(A h + context of h), h = norm(x): an equivariant layer (Zaheer et al. 2017)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -852,9 +854,9 @@ def critic_only(leaves: list[Leaf], args: Any) -> tuple[list[Leaf], Encoder]:
             if leaf.is_input and f"{leaf.nodes or leaf.group or leaf.path}.".startswith(f"{name}.")
         ]
         if not own:
-            inputs = f"{[leaf.path for leaf in leaves if leaf.is_input]}"
-            raise UsageError(f"--critic-only {name}: the inputs are {inputs}")
-        hidden += own
+            inputs = {leaf.nodes or leaf.group or leaf.path for leaf in leaves if leaf.is_input}
+            raise UsageError(f"--critic-only {name}: the inputs are {sorted(inputs)}")
+        hidden += [leaf for leaf in own if leaf not in hidden]
     return [leaf for leaf in leaves if leaf not in hidden], Encoder(hidden, args)
 
 
@@ -960,9 +962,9 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
     found = groups & {name} - {"flat"}
-    if name in ("node", "nodes"):
+    if not found and name in ("node", "nodes"):
         found = set(links.values()) or groups - {"avail_actions"}
-    elif name in ("edge", "edges"):
+    elif not found and name in ("edge", "edges"):
         found = set(links)
     if len(found) > 1:
         raise UsageError(f"'{name}' can mean each of {sorted(found)}: give one as --action-head")
@@ -1031,13 +1033,14 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
             size = 1 if part.group else part.k * part.n
             rows = part.group or part.rows
             given = args.autoregressive and i > 0 and leaf.path == own
+            given = given and parts[i - 1].n > 0 and parts[i - 1].k == 1  # else it has no one value
             if part.group:
                 given = given and part.rows == ""
             elif (has_rows, width) == (rows != "", size):
                 given = False
             elif given:
                 before = parts[i - 1]
-                size *= 1 if before.group else before.n * (before.k == 1)
+                size *= 1 if before.group else before.n
                 rows = rows or before.group
             if has_rows == (rows != ""):
                 used *= width > 1  # else one number per row is for all parts
@@ -1065,12 +1068,12 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 def to_env_actions(
     space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
 ) -> list:
-    """Elements of `space` from an Action, whose first columns are taken out; those of a Box are
-    scaled and clipped to it. Each row makes one, but what is a Sequence in element b is made of the
-    next counts[group][b] rows."""
+    """Elements of `space` from `actions`, an Action as arrays: each factor takes its columns, the
+    first ones, out of the dict's array. Those of a Box are scaled and clipped to it. Each row makes
+    one element, but what is a Sequence in element b is made of the next counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
-        group = max(actions)
+        group = max(actions)  # the rows that act, not ""
         rows = to_env_actions(each, {"": actions[group]}, counts)
         num = counts[group]
         elements = [tuple(rows[stop - own : stop]) for stop, own in zip(num.cumsum(), num)]
@@ -1146,10 +1149,10 @@ class PartHead(nn.Module):
         self.condition = None  # with --autoregressive, how the next latent depends on this part
 
     def forward(
-        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor | None = None
+        self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor
     ) -> Categorical | Normal:
         """Its log_prob and entropy are [B, columns of the part]. `before` [B] is what the part
-        before has chosen."""
+        before has chosen, anything for the first. Where rows draw, B is their number."""
         part = self.part
         output = self.output(latent)
         if part.group:
@@ -1170,8 +1173,8 @@ class PartHead(nn.Module):
         return Normal(output, log_std.exp(), validate_args=False)
 
     def options(self, elements: dict[str, Ragged], obs: Obs) -> Ragged:
-        """The rows to choose from: the group's, or for each row that acts those of its
-        observation, then values are their numbers in the group."""
+        """The rows to choose from: those of the group or, where rows act, pairs of a row that acts
+        and a row of its observation, whose values are the latter's numbers in the group."""
         part = self.part
         options = elements[part.group]
         if not part.rows:
@@ -1477,7 +1480,8 @@ class Memory:
 
 # ---- Agent: the networks ----
 class Agent(nn.Module):
-    """One encoder, from whose features `actor` makes the action head's latent and `critic` V."""
+    """One encoder, from whose features `actor` makes the action head's latent and `critic` V, which
+    sees those of `critic_encoder`, too."""
 
     def __init__(self, leaves: list[Leaf], action_space: gym.Space, args: Args):
         super().__init__()

@@ -64,10 +64,11 @@ class CanonicalMasks(gym.ObservationWrapper):
             if form:
                 self.forms[leaf.path] = form
         mask = self.space_of(space["action_mask"], "action_mask")
-        self.observation_space = spaces.Dict({**space.spaces, "action_mask": mask})
+        self.observation_space = spaces.Dict(list({**space.spaces, "action_mask": mask}.items()))
 
     def observation(self, obs: Any) -> Any:
-        """The observation with other masks. One that has another size stays as it is."""
+        """The observation with other masks. One of another size stays as it is, for the checks to
+        name; gym.error.Error where it would become two."""
         if not self.forms or not isinstance(obs, Mapping) or "action_mask" not in obs:
             return obs
         space = self.env.observation_space["action_mask"]
@@ -80,7 +81,7 @@ class CanonicalMasks(gym.ObservationWrapper):
             for k, own in children_of(space):
                 children[k] = self.space_of(own, f"{path}.{k}")
             if isinstance(space, spaces.Dict):
-                return spaces.Dict(children)
+                return spaces.Dict(list(children.items()))  # a dict would be sorted
             return spaces.Tuple(children.values())
         is_rows = isinstance(space, spaces.Sequence)
         row = space.feature_space if is_rows else space

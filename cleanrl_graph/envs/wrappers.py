@@ -120,10 +120,11 @@ def modules_with(env_id: str) -> list[str]:
             continue
         for file in package.files or []:
             if file.suffix == ".py" and len(file.parts) > 1:
-                text = file.locate().read_text(errors="ignore")
-                if env_id in text and "register(" in text:
-                    found.add(file.parts[0])
-                    break
+                with contextlib.suppress(OSError):  # it was deleted, or moved
+                    text = file.locate().read_text(errors="ignore")
+                    if env_id in text and "register(" in text:
+                        found.add(file.parts[0])
+                        break
     return sorted(found - {"gymnasium", "cleanrl_graph"})
 
 

@@ -591,7 +591,8 @@ def with_row_mask(script: ModuleType, env: gym.Env, head: str) -> gym.Space:
     if mask.shape != (env.action_space.n,) or not script.group_of(head, script.leaves_of(space)):
         return space
     row = spaces.Box(0, 1, (), mask.dtype)
-    return spaces.Dict({**space, "action_mask": spaces.Sequence(row, stack=True)})
+    spaces_now = {**space, "action_mask": spaces.Sequence(row, stack=True)}
+    return spaces.Dict(list(spaces_now.items()))  # a dict would be sorted
 
 
 def rows_of_masks(parts: list) -> tuple[dict, dict]:

@@ -27,8 +27,7 @@ def lines(script: ModuleType, args: Any, agent: torch.nn.Module, envs: Any) -> I
         if leaf.path == "node_ids":
             yield f"no input: {text_of(leaf, leaf.group)}, by which a memory knows a row again"
     paths = {factor.path for factor in script.leaves_of(envs.action_space, "action")}
-    each = f"for each row of {acting} " * (acting != "")
-    yield f"action: {each}{listed(list(factors(parts, paths, acting, leaves)), '; ')}"
+    yield f"action: {listed(list(factors(parts, paths, leaves)), '; ')}"
     num = sum(param.numel() for param in agent.parameters())
     ranks = f", {world_size()} ranks" * (world_size() > 1)
     yield f"network: {num:,} parameters on {next(agent.parameters()).device}{ranks}"
@@ -54,7 +53,7 @@ def text_of(leaf: Any, group: str) -> str:
     return text.replace(" []", "") + " (image)" * (leaf.channels != 0)
 
 
-def factors(parts: list, paths: set[str], acting: str, leaves: list) -> Iterator[str]:
+def factors(parts: list, paths: set[str], leaves: list) -> Iterator[str]:
     """What each factor of an action, which has one of the paths, is."""
     by_path = {}
     for part in parts:  # of a MultiDiscrete each has the number of its entry behind the path
@@ -76,9 +75,11 @@ def factors(parts: list, paths: set[str], acting: str, leaves: list) -> Iterator
             text += f"{listed(sizes, ', ')} options"
         for leaf in leaves:
             if leaf.path == part.mask:
-                text += f", masked by {text_of(leaf, part.group or acting)}"
+                rows = leaf.group and (part.group or part.rows or leaf.group)
+                text += f", masked by {text_of(leaf, rows)}"
+        each = f"for each row of {part.rows} " * (part.rows != "")
         name = path.removeprefix("action").removeprefix(".")
-        yield f"{name}: {text}".removeprefix(": ")
+        yield f"{name}: {each}{text}".removeprefix(": ")
 
 
 def doubts(parts: list, leaves: list) -> Iterator[str]:

@@ -30,13 +30,13 @@ MODULES = sorted([*(FOLDER / "envs").glob("*.py"), *SERVICES])
 TOKENS = {
     "ppo_graph_mini": 2_600,
     "ppo_graph": 11_700,
-    "ppo_framestack": 13_400,
-    "ppo_gtrxl": 14_300,
+    "ppo_framestack": 13_450,
+    "ppo_gtrxl": 14_350,
     "ppo_lstm_sparse": 15_250,
-    "ppo_graph_async": 12_950,
-    "ppo_graph_aux": 13_950,
-    "ppo_graph_compile": 12_650,
-    "ppo_graph_agents": 12_250,
+    "ppo_graph_async": 13_000,
+    "ppo_graph_aux": 14_000,
+    "ppo_graph_compile": 12_700,
+    "ppo_graph_agents": 12_300,
 }
 TOKENS_A_LINE = {"ppo_framestack": 10.65, "ppo_gtrxl": 11.05, "ppo_lstm_sparse": 10.65}  # else 10.5
 TOOLS = {"export": 3_500, "plot": 1_720, "sweep": 1_830}  # commands of their own

@@ -488,6 +488,26 @@ def test_what_an_action_indexes(extra, head, expected):
     assert part.group == expected
 
 
+def test_sets_named_as_nodes_or_edges():
+    """The name of a group comes before what "nodes" and "edges" mean elsewhere."""
+    names = {"nodes": "nodes", "tasks": "tasks", "edges": "edges"}
+    row = spaces.Sequence(vector(2), stack=True)
+    observations = spaces.Dict(dict.fromkeys(names, row))
+    for name, group in names.items():
+        (part,) = checked_parts(spaces.Discrete(5), observations, action_head=name)
+        assert part.group == group
+
+
+def test_a_choice_after_numbers_is_not_conditional():
+    """Only a part with one value has a mask for each of its values."""
+    mask = spaces.Dict(node=MASK)
+    observations = spaces.Dict(GRAPH | {"action_mask": mask})
+    for first in (vector(1), spaces.MultiBinary(2)):
+        space = spaces.Dict(amount=first, node=spaces.Discrete(9))
+        _, part = checked_parts(space, observations, autoregressive=True)
+        assert part.group == "graph.nodes" and part.mask and not part.given
+
+
 @pytest.mark.parametrize(
     "space, extra, head",
     [

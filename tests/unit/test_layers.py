@@ -307,7 +307,8 @@ def log_probs_of(head, steps, space):
         nn.init.normal_(param)  # the first scores are nearly the same
     obs = everything(storage)
     features, elements = agent.encoder(obs)
-    probs = agent.head.heads[0](agent.actor(features), elements, obs)
+    latent = agent.actor(features)
+    probs = agent.head.heads[0](latent, elements, obs, latent[:, 0])
     return probs.log_probs.view(len(steps), -1)
 
 

@@ -21,7 +21,6 @@ from cleanrl_graph import ppo_graph, ppo_graph_mini
 from cleanrl_graph.services import arguments
 
 FOLDER = Path(ppo_graph.__file__).parent
-README = FOLDER.parent / "README.md"
 SCRIPTS = [path.stem for path in shared_blocks.scripts(FOLDER)]
 MEMORIES = [name for name in ("ppo_framestack", "ppo_gtrxl", "ppo_lstm_sparse") if name in SCRIPTS]
 SERVICES = sorted((FOLDER / "services").glob("*.py"))
@@ -193,11 +192,6 @@ def test_what_is_counted():
     assert figures.lines == 15 and figures.code_lines == 9
     assert figures.packed == 5  # the pair, the chain, the comprehension, the star, the lambda
     assert figures.functions == {"Words.longest:10": figures.tokens - 13}
-
-
-def test_readme_length():
-    """The README is read in one sitting, too."""
-    assert len(README.read_text().splitlines()) <= 250
 
 
 def test_number_of_flags():

@@ -8,8 +8,8 @@ Mean gaps (%) to the best known makespans per group of instances. Ours are of sc
 (benchmark/schedules.py); the best of n is the mean over the disjoint groups of n among the samples
 that were drawn; the rules run in the same environment; CP-SAT's rows are of benchmark/cp_sat.py;
 what others have published, on other machines, stands in results/job_shop/published.csv and,
-instance by instance, in published_instances.csv. A group has a figure where all its instances have
-one.
+instance by instance, in envs/job_shop_published.csv. A group has a figure where all its instances
+have one.
 """
 
 import csv
@@ -367,7 +367,7 @@ def main(args: Args) -> None:
             for row in csv.DictReader(file)
         }
     per_instance = {}
-    for row in schedules.read(folder / "published_instances.csv"):
+    for row in job_shop.published().values():
         for method, value in row.items():
             if method != "instance" and value:
                 per_instance.setdefault(f"{method} [a]", {})[row["instance"]] = float(value)

@@ -938,8 +938,7 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
 
     folder = tmp_path / "job_shop"
     folder.mkdir()
-    for name in ("published.csv", "published_instances.csv"):
-        shutil.copy(BENCHMARK / "results" / "job_shop" / name, folder)
+    shutil.copy(BENCHMARK / "results" / "job_shop" / "published.csv", folder)
     args = job_shop.Args(results=str(tmp_path))
     with pytest.raises(SystemExit, match="no instance has been played"):
         job_shop.main(args)

@@ -53,7 +53,7 @@ CASES = {  # name: (script, steps of a run, flags)
         "--update-epochs 3 --learning-rate 1e-3 --gamma 1 --env-kwargs "
         '[{"jobs":[3,10],"machines":[3,10],"lookahead":2},'
         '{"jobs":[10,30],"machines":[4,10],"lookahead":2}]',
-    ),  # README's first command, in one process
+    ),  # the training of job_shop.sh, in one process
     "framestack": ("ppo_framestack", 40_960, f"{CARTPOLE} --num-envs 8 --update-epochs 6"),
     "lstm": (
         "ppo_lstm_sparse",

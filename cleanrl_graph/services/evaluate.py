@@ -28,6 +28,7 @@ from cleanrl_graph.services.process import whole
 # columns without a mean; the last row counts what was cut
 NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", "cut")
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
+SHOWN = 20  # rows that are printed; of more the means are
 
 
 # ---- Suites of instances ----
@@ -174,11 +175,26 @@ def eval_table(rows: list[dict]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def mean_table(rows: list[dict]) -> str:
+    """A markdown table of the means alone: a line for each column of `eval_table`, a column for
+    each group and one for all. Gaps are sorted, the smallest first."""
+    rows = with_gaps(rows)
+    means = means_of(rows)
+    names = [name for name in means[-1] if name not in NAMES or name == "cut"]
+    if any(name.endswith(GAP) for name in names):
+        names.sort(key=lambda name: (name == "cut", means[-1][name]))
+    titles = [str(mean.get("task", mean.get("group"))) for mean in means[:-1]]
+    lines = [["", *titles, f"mean of {len(rows)}"], ["---"] * (1 + len(means))]
+    for name in names:
+        lines.append([name, *(cell(name, mean.get(name)) for mean in means)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def save_table(rows: list[dict], folder: str, writer: Any, step: int) -> None:
-    """Prints and logs the table of the rows; eval.md in `folder` holds it too, eval.csv the costs
-    themselves."""
+    """Prints and logs the table of the rows, and saves it as eval.md in `folder`; eval.csv has the
+    costs themselves. Of many rows the means are printed."""
     table = eval_table(rows)
-    print(table, flush=True)
+    print(table if len(rows) <= SHOWN else mean_table(rows), flush=True)
     writer.add_text("evaluation", table, step)
     with whole(Path(folder, "eval.md")) as unfinished:
         Path(unfinished).write_text(table + "\n")

@@ -172,7 +172,7 @@ def eval_table(rows: list[dict]) -> str:
     for mean in means_of(rows):
         cells = [cell(name, mean.get(name)) for name in columns]
         lines.append([text and f"**{text}**" for text in cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(lines)
 
 
 def mean_table(rows: list[dict]) -> str:
@@ -180,13 +180,25 @@ def mean_table(rows: list[dict]) -> str:
     each group and one for all. Gaps are sorted, the smallest first."""
     rows = with_gaps(rows)
     means = means_of(rows)
-    names = [name for name in means[-1] if name not in NAMES or name == "cut"]
-    if any(name.endswith(GAP) for name in names):
-        names.sort(key=lambda name: (name == "cut", means[-1][name]))
-    titles = [str(mean.get("task", mean.get("group"))) for mean in means[:-1]]
-    lines = [["", *titles, f"mean of {len(rows)}"], ["---"] * (1 + len(means))]
+    overall = means[-1]
+    titles = [""]
+    for mean in means[:-1]:
+        titles.append(str(mean.get("task", mean.get("group"))))
+    titles.append(f"mean of {len(rows)}")
+    names = [name for name in overall if name not in NAMES]
+    if "best_known" in columns_of(rows):
+        names.sort(key=overall.get)
+    if "cut" in overall:
+        names.append("cut")
+    lines = [titles, ["---"] * len(titles)]
     for name in names:
-        lines.append([name, *(cell(name, mean.get(name)) for mean in means)])
+        lines.append([name])
+        for mean in means:
+            lines[-1].append(cell(name, mean.get(name)))
+    return markdown(lines)
+
+
+def markdown(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

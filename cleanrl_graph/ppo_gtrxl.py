@@ -309,7 +309,11 @@ def children_of(space: gym.Space) -> list[tuple]:
 
 
 def leaves_of(space: gym.Space, path: str = "", group: str = "") -> list[Leaf]:
-    """The leaves of `space` in a fixed order. UsageError names a space that is not supported."""
+    """The leaves of `space` in a fixed order. UsageError names a space that is not supported.
+
+    Those of Dict(goal=Box(-1, 1, (3,)), graph=Graph(Box(0, 1, (8,)), None)) are "goal" in the group
+    "", a row per step, and "graph.nodes" and "graph.edge_links", each in a group of its own
+    name."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         leaves = []
         for k, child in children_of(space):

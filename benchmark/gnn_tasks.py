@@ -1,7 +1,7 @@
 """--gnn gine against --gnn gin on tasks of other kinds: returns at the end of short trainings, and
 the CPU time of these.
 
-    python benchmark/gnn_tasks.py --out benchmark/results/gnn_tasks.md
+    python benchmark/gnn_tasks.py --out benchmark/results/speed/gnn_tasks.md
 
 Each run is a process with one thread; those that are in gnn_tasks.csv beside --out are not
 repeated. What a run has learned is the mean return of its 100 greedy episodes. benchmark/speed/
@@ -57,7 +57,7 @@ TASKS = {  # name: (script, steps, flags, what an edge says)
 
 @dataclass
 class Args:
-    out: Path = Path("benchmark/results/gnn_tasks.md")
+    out: Path = Path("benchmark/results/speed/gnn_tasks.md")
     """file of the table; the runs are in gnn_tasks.csv beside it"""
     seeds: tuple[int, ...] = (1, 2, 3)
     """seeds of the trainings"""

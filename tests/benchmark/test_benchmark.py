@@ -27,7 +27,6 @@ import dag_schedule  # noqa: E402
 import fingerprint  # noqa: E402
 import flexible_job_shop  # noqa: E402
 import job_shop  # noqa: E402
-import old_vs_new  # noqa: E402
 import public_tasks  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
@@ -1280,7 +1279,6 @@ def parses(command):
     [
         "actions",
         "async",
-        "choice_head",
         "dag_schedule",
         "demos",
         "flexible_job_shop",
@@ -1376,31 +1374,12 @@ def test_flags_of_the_speed_tables():
     import scaling
     import time_to_475
 
-    for script, _, flags in old_vs_new.CASES.values():
-        if flags != "--help":
-            parses([script, *flags.split()])
     for flags in proof_of_memory.VARIANTS.values():
         parses(["ppo_gtrxl", *proof_of_memory.FLAGS.split(), *flags.split()])
     for script, _, flags in breakdown.TASKS.values():
         args_of(importlib.import_module(f"cleanrl_graph.{script}"), **flags)
     parses(["ppo_graph", *time_to_475.FLAGS.split()])
     parses(scaling.command(scaling.Args(), "ppo_graph", 1.0, 4096))
-
-
-def test_an_old_checkout_gets_the_old_names_of_flags(monkeypatch):
-    """And the new one those of today; both are run with the same steps and seed."""
-    commands, result = [], SimpleNamespace(sps=1.0, cpu=3.0, peak_mb=2.0)
-    monkeypatch.setattr(
-        old_vs_new, "train", lambda command, *_: commands.append(" ".join(command[4:])) or result
-    )
-    monkeypatch.setattr(
-        old_vs_new, "help_of", lambda path: "--mask-obs" if "old" in str(path) else "--wrap"
-    )
-    for checkout in ("old", "new"):
-        assert old_vs_new.run(checkout, "hidden", 0.01, 3) == (1.0, 3.0, 2.0)
-    old, new = commands
-    assert "--mask-obs 1,3 --total-timesteps 8192 --seed 3" in old
-    assert new == old.replace("--mask-obs 1,3", "--wrap hide:1,3")
 
 
 TRIES = {
@@ -1414,7 +1393,6 @@ TRIES = {
     "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",
     "async": "--cases 0.1 --rounds 1 --num-updates 2 --systems ppo_graph thread --curve-steps 0",
     "compile": "--cases CartPole-v1 --repeats 1 --rounds 1 --scale 0.05 --mode none",
-    "old_vs_new": f"--old {ROOT} --new {ROOT} --cases cartpole --rounds 1 --scale 0",
 }
 
 

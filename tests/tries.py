@@ -1,6 +1,6 @@
 """Hostile environments, faults, files and flags: each of the tries in hostile.py, and its result.
 
-    python benchmark/reliability/tries.py --out benchmark/results/reliability
+    python tests/tries.py --out benchmark/results/reliability
 
 Each is a process of its own (forked, which saves the imports) that runs a script on a few steps.
 `trains`: it ends well, the policy was shown what the environment returned, bit by bit and until the
@@ -28,7 +28,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 import hostile  # noqa: E402
@@ -305,7 +305,7 @@ def main() -> int:
         rows.append(attempt(each, script, extra))
         if rows[-1].result not in ("trains", "sentence"):
             tqdm.write(": ".join(rows[-1]))
-    command = f"python benchmark/reliability/tries.py --out {args.out}"
+    command = f"python tests/tries.py --out {args.out}"
     text = table(rows, command, time.time() - begin)
     print(text)
     if args.out:

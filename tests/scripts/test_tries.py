@@ -1,14 +1,8 @@
-"""benchmark/reliability/tries.py: a handful of its tries, and that it sees what is wrong."""
+"""tests/tries.py: a handful of its tries, and that it sees what is wrong."""
 
-import sys
-from pathlib import Path
-
+import hostile
 import pytest
-
-RELIABILITY = Path(__file__).parents[2] / "benchmark" / "reliability"
-sys.path.insert(0, str(RELIABILITY))
-import hostile  # noqa: E402
-import tries  # noqa: E402
+import tries
 
 
 @pytest.mark.parametrize(

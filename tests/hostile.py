@@ -29,7 +29,7 @@ import numpy as np
 from gymnasium import spaces
 
 FOLDER = "."
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 TRIES = {}
 
 
@@ -1204,7 +1204,7 @@ def wrong_ranks():
     text = output_of(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *(script, *shlex.split(flags)),
-        PYTHONPATH=str(ROOT / "benchmark" / "reliability"),
+        PYTHONPATH=str(ROOT / "tests"),
     )
     if "another rank has ended" not in text or "KeyError: 'a'" not in text:
         return text

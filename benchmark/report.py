@@ -4,7 +4,7 @@
     python benchmark/report.py --table stateless_cartpole --target 475 \
         --systems "LSTM=lstm_*" "RLlib=rllib_*"
 
-Writes TABLE/table.md, table.csv (one row per run) and table.png: learning curves against steps
+Writes TABLE/table.md and table.png: learning curves against steps
 (sample efficiency) and against wall time, the interquartile mean over seeds with its 95% bootstrap
 interval (scipy; a curve of fewer than three seeds has no band). The picture needs
 benchmark/requirements.txt, the table (--no-plot) does not.
@@ -13,7 +13,6 @@ The curve of a peer has the columns step, wall_seconds and mean_return_100 inste
 episode.
 """
 
-import csv
 import re
 import sys
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tables  # noqa: E402
-from tables import read  # noqa: E402
+from tables import markdown, read  # noqa: E402
 
 from cleanrl_graph.services.plot import on_grid, running_mean  # noqa: E402
 
@@ -310,32 +309,11 @@ def gap_table(groups: dict[tuple, list[Run]]) -> list[list[str]]:
     ]
 
 
-def markdown(rows: list[list[str]]) -> str:
-    return "\n".join(
-        "| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    )
-
-
-def short(commit: str) -> str:
-    """The first 7 digits, and "-dirty" if the scripts were changed since."""
-    return re.sub(r"^(\w{7})\w*", r"\1", commit)
-
-
 def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     settings = [run.settings for runs in groups.values() for run in runs if run.settings]
-    unique = lambda values: ", ".join(dict.fromkeys(value for value in values if value))
-    days = sorted(entry["started"][:10] for entry in settings)
-    seconds = sum(entry["duration"] for entry in settings)
     parts = [f"    bash benchmark/{re.sub('_(quick|long)$', '', args.table)}.sh"]
     if settings:
-        parts += [
-            f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per "
-            f"run or rank, torch {unique(entry['versions'].get('torch') for entry in settings)}, "
-            f"commit {unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
-            f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, "
-            f"{seconds / 60:.0f} minutes altogether. Command, commit and versions of each run: "
-            "[runs.csv](runs.csv)."
-        ]
+        parts += [tables.about(settings)]
     parts += args.note
     main = table(groups, args)
     parts += [markdown(main)]
@@ -493,18 +471,6 @@ def main(args: Args) -> None:
     folder = Path(args.results) / args.table
     text = document(groups, args)
     (folder / "table.md").write_text(text)
-    figures = [(run, stats(run, args)) for runs in groups.values() for run in runs]
-    rows = [
-        {"task": run.panel, "system": run.label, "seed": run.seed}
-        | {k: f"{v:.6g}" for k, v in values.items()}
-        for run, values in figures
-    ]
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.DictWriter(
-            file, dict.fromkeys(name for row in rows for name in row), restval=""
-        )
-        writer.writeheader()
-        writer.writerows(rows)
     if args.plot:
         plot(groups, args)
     print(f"{text}\n{folder / 'table.md'}")

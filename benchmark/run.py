@@ -228,11 +228,8 @@ def machine() -> dict:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             pass
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"model name\s*: (.*)", info)
     gpu = output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    cpu = model[1] if model else platform.processor()
-    return {"commit": commit, "versions": versions, "cpu": cpu, "gpu": gpu or None}
+    return {"commit": commit, "versions": versions, "cpu": tables.cpu_name(), "gpu": gpu or None}
 
 
 # ---- Processes ----

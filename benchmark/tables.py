@@ -10,12 +10,15 @@ While a table is made, a run that has ended is two files of its own, runs/RUN.js
 runs/RUN.csv. They are read as if they stood in the other two, into which `pack` puts them.
 """
 
+import contextlib
 import csv
 import gzip
 import io
 import json
 import os
+import platform
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -59,6 +62,22 @@ def read(path: Path) -> list[dict[str, str]]:
         return []
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
+
+
+@contextlib.contextmanager
+def added(path: Path, columns: Iterable[str]) -> Iterator[Callable[[dict], None]]:
+    """A function that adds a row to a csv file at once; keys that are no columns are left out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+        if file.tell() == 0:
+            writer.writeheader()
+
+        def add(row: dict) -> None:
+            writer.writerow(row)
+            file.flush()
+
+        yield add
 
 
 def text_of(rows: list[dict[str, str]]) -> str:
@@ -129,6 +148,39 @@ def pack(folder: Path) -> int:
     if not any((folder / "runs").iterdir()):
         (folder / "runs").rmdir()
     return len(paths)
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def unique(values: Iterable[str | None]) -> str:
+    """The values, each once, but for empty ones."""
+    return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def about(runs: list[dict], more: str = "") -> str:
+    """A sentence on the machines, the days and the minutes of runs."""
+    cpu = unique(run.get(name) for name in ("cpu", "gpu") for run in runs)
+    torch = unique(run["versions"].get("torch") for run in runs)
+    days = sorted(run["started"][:10] for run in runs)
+    minutes = sum(run["duration"] for run in runs) / 60
+    return (
+        f"{cpu}, one core per run or rank, torch {torch}{more}, "
+        f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(runs)} runs, {minutes:.0f} "
+        "minutes altogether. Command, commit and versions of each run: [runs.csv](runs.csv)."
+    )
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A table; the first row is its header."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main(table: str, pattern: str = "*") -> int:

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tyro
+from tables import added, read
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
@@ -364,38 +365,21 @@ def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
     return tasks
 
 
-def read_runs(path: Path) -> list[dict]:
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def append(path: Path, row: dict) -> None:
-    is_new = not path.exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main(args: Args) -> None:
     os.environ |= ENVIRONMENT
     preload()
     path = Path(args.results, "ids.csv")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = {(row["id"], row["script"]) for row in read_runs(path)}
+    done = {(row["id"], row["script"]) for row in read(path)}
     tasks = tasks_of(args, packages_of(args))
     missing = [task for task in tasks if (task.name, f"{task.script}.py") not in done]
     print(f"{len(tasks)} runs, {len(missing)} of them are missing")
-    with get_context("fork").Pool(args.workers) as pool:
+    with get_context("fork").Pool(args.workers) as pool, added(path, COLUMNS) as add:
         for row in pool.imap_unordered(partial(attempt, args), missing):
-            append(path, row)
+            add(row)
             words = (row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
             print(*words, flush=True)
     note = path.with_name("note.md")
-    text = document(read_runs(path), note.read_text() if note.exists() else "")
+    text = document(read(path), note.read_text() if note.exists() else "")
     path.with_name("table.md").write_text(text)
 
 

@@ -14,7 +14,7 @@ each of them may act.
 
 The policy sees the last 16 observations, actions and rewards (frame stacking, Mnih et al. 2015,
 doi:10.1038/nature14236). Each step is stored once, and its views are gathered by index, also from
-before the rollout. Some defaults are not CleanRL's: benchmark/results/memory_defaults shows why.
+before the rollout. Some defaults are not CleanRL's: benchmark/results/memory.md shows why.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,

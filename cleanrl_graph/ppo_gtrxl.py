@@ -15,7 +15,7 @@ A step attends to itself and to the `memory_length` steps before it in its episo
 et al. 2019, arXiv:1910.06764; Transformer-XL, Dai et al. 2019, arXiv:1901.02860). Training runs all
 steps of a rollout at once. Of earlier steps the inputs of the layers are kept, from which new keys
 and values are made. Actor and critic see the observation, the transformer's output, what its
-attention found, and the age of the episode. The defaults: see benchmark/results/memory_defaults.
+attention found, and the age of the episode. The defaults: see benchmark/results/memory.md.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,

@@ -15,7 +15,7 @@ each of them may act.
 
 If the observation has the key `node_ids`, an integer per node or set element, each id has an LSTM
 state of its own: the LSTM runs on the nodes that are seen, and nodes that were never seen have no
-state. Otherwise each environment has one: the ordinary LSTM. benchmark/results/memory_defaults says
+state. Otherwise each environment has one: the ordinary LSTM. benchmark/results/memory.md says
 why some defaults are not those of ppo_graph.py.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,

@@ -14,7 +14,7 @@ offered is the schedule builder (`dispatch`):
 
 "active" is the default because it schedules better once a policy is trained: after 400,000
 decisions of ppo_graph.py the mean greedy gap on la01-40 is 5.8% with "active" and 7.0% with
-"nondelay" (seed 1, active.md and nondelay.md in benchmark/results/job_shop).
+"nondelay" (seed 1, benchmark/results/scheduling.md).
 
 Mean gap to the best known makespan, %, of the rules below (`rule_makespans`; nondelay agrees with
 published tables):

@@ -292,7 +292,7 @@ OTHER_TYPE = [
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
 def test_flags_of_all_scripts_are_alike(name):
     """A flag of ppo_graph.py that a script has, too, has the same type and default there, but for
-    the environment and for what memories need to learn (benchmark/results/memory_defaults)."""
+    the environment and for what memories need to learn (benchmark/results/memory.md)."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
     ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}

@@ -32,7 +32,7 @@ fi
 commands=()
 add() {  # PANEL NAME SCRIPT FLAGS
     commands+=("$2_$3=cleanrl_graph/$3.py $flags $4")
-    systems+=("$1|$3.py=$2_$3_*")
+    systems+=("$1|$3.py=$2_$3_[A-Z]*")
 }
 for script in ppo_graph ppo_framestack; do
     verb="--env-id envs:VerbObject-v0 --autoregressive --total-timesteps 40960"

@@ -84,8 +84,8 @@ class Args:
     """file that receives the same markdown, below the command and the machine"""
 
 
-def training(num: int, as_list: bool) -> tuple[float, float]:
-    """(steps per second, MB) of a training of a few updates."""
+def command(num: int, as_list: bool) -> list[str]:
+    """A training of a few updates."""
     num_updates = max(3, 50_000 // num)
     if as_list:
         num_updates = min(num_updates, 20)
@@ -93,9 +93,13 @@ def training(num: int, as_list: bool) -> tuple[float, float]:
     flags += ["--hidden-dims", *map(str, HIDDEN_DIMS)]
     flags += ["--total-timesteps", str(16 * num_updates)]
     kwargs = f'{{"num": {num}, "as_list": {str(as_list).lower()}}}'
-    flags += ["--env-id", "many_options:ManyOptions-v0", "--env-kwargs", kwargs]
+    return [PPO_GRAPH, *flags, "--env-id", "many_options:ManyOptions-v0", "--env-kwargs", kwargs]
+
+
+def training(num: int, as_list: bool) -> tuple[float, float]:
+    """Its steps per second and MB."""
     with tempfile.TemporaryDirectory() as folder:
-        run = train([sys.executable, PPO_GRAPH, *flags], 1, folder)
+        run = train([sys.executable, *command(num, as_list)], 1, folder)
         (path,) = Path(folder).rglob("events*")
         first, *_, last = EventAccumulator(str(path)).Reload().Scalars("charts/SPS")
     return (last.step - first.step) / (last.wall_time - first.wall_time), run.peak_mb

@@ -1229,6 +1229,7 @@ def parses(command):
     [
         "actions",
         "async",
+        "bounds",
         "choice_head",
         "dag_schedule",
         "demos",
@@ -1321,10 +1322,13 @@ def test_rules_of_the_densest_subgraph():
 
 def test_flags_of_the_speed_tables():
     import breakdown
+    import many_options
     import proof_of_memory
     import scaling
     import time_to_475
 
+    parses(many_options.command(10, True))
+    assert min(many_options.parts(10, 1)) > 0
     for script, _, flags in old_vs_new.CASES.values():
         if flags != "--help":
             parses([script, *flags.split()])

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import report
+import tables
 import tyro
 from tqdm import tqdm
 
@@ -182,8 +183,7 @@ def document(rows: list[dict], runs: list[dict], args: Args) -> str:
 def main(args: Args) -> None:
     folder = Path(args.results) / "dag_schedule"
     costs = play_rules(folder / "rules.csv", args)
-    runs = [json.loads(path.read_text()) for path in sorted((folder / "runs").glob("*.json"))]
-    runs = [run for run in runs if run["exit_code"] == 0]
+    runs = list(tables.finished(folder).values())
     rows = rows_of(costs, runs, args)
     text = document(rows, runs, args)
     (folder / "table.md").write_text(text)

@@ -11,12 +11,12 @@ published rows are of results/flexible_job_shop_suites/ published.csv, measured 
 """
 
 import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import report
+import tables
 import tyro
 
 RANDOM = ("sd10x5", "sd20x5", "sd15x10", "sd20x10", "sd30x10", "sd40x10")
@@ -32,12 +32,6 @@ instances are of the model of 10x5 and are gaps to what OR-Tools found. [f] Liao
 class Args:
     results: str = str(Path(__file__).parent / "results")
     """folder of the tables"""
-
-
-def read_runs(folder: Path) -> list[dict]:
-    """What the finished runs have left, ordered by seed."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return sorted((run for run in runs if run["exit_code"] == 0), key=lambda run: run["seed"])
 
 
 def gaps(run: dict, column: str) -> np.ndarray:
@@ -105,9 +99,9 @@ def table(rows: dict[str, dict[str, float]], suites: tuple[str, ...]) -> str:
 
 def main(args: Args) -> None:
     folder = Path(args.results) / "flexible_job_shop_suites"
-    runs = read_runs(folder / "runs")
+    runs = sorted(tables.finished(folder).values(), key=lambda run: run["seed"])
     if not runs:
-        raise SystemExit(f"{folder / 'runs'}: no suite has been played")
+        raise SystemExit(f"{folder}: no suite has been played")
     with open(folder / "published.csv", newline="") as file:
         published = {
             f"{row['method']} [{row['source']}]": {

@@ -1,4 +1,4 @@
-"""The table of benchmark/third_party.sh from the files of its runs: environments that nobody of
+"""The table of benchmark/third_party.sh from its runs: environments that nobody of
 this project wrote.
 
     python benchmark/third_party.py
@@ -11,7 +11,6 @@ constructs and steps. Exit code 1 if a run is missing or its collection_mismatch
 """
 
 import csv
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import report
+import tables
 import tyro
 
 LIMIT = 1e-5  # of debug/collection_mismatch
@@ -126,14 +126,10 @@ def mean_of_first(returns: np.ndarray, ended: np.ndarray, num: int) -> float:
 
 
 def rows_of(package: Package, args: Args) -> list[dict]:
-    """One row per finished run, with the `settings` of its json."""
-    rows = []
-    for path in sorted(
-        (Path(args.results) / "third_party" / "runs").glob(package.pattern + ".json")
-    ):
-        settings = json.loads(path.read_text())
-        if settings["exit_code"]:
-            continue
+    """One row per finished run, with its `settings`."""
+    rows, folder = [], Path(args.results) / "third_party"
+    curves = tables.curves_of(folder) if package.trained else {}
+    for key, settings in tables.finished(folder, package.pattern).items():
         kwargs = re.search(r"--env-kwargs '(.*?)'", settings["command"])
         row = {
             "package": package.name,
@@ -146,9 +142,8 @@ def rows_of(package: Package, args: Args) -> list[dict]:
             "settings": settings,
         }
         if package.trained:
-            episodes = report.read(path.with_suffix(".csv"))
             ended, returns = (
-                np.array([float(line[name]) for line in episodes])
+                np.array([float(line[name]) for line in curves[key]])
                 for name in ("episodes", "return")
             )
             row["return at the start"] = mean_of_first(returns, ended, args.episodes)
@@ -218,8 +213,8 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         f"{unique(entry['versions'].get('torch') for entry in about)}, gymnasium "
         f"{unique(entry['versions'].get('gymnasium') for entry in about)}, commit "
         f"{unique(report.short(entry.get('commit', '')) for entry in about)}; {len(rows)} runs, "
-        f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A "
-        "csv and a json (command, commit, versions) per run: [runs](runs). The packages come from "
+        f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. "
+        "Command, commit and versions of each run: [runs.csv](runs.csv). The packages come from "
         "PyPI into a virtual environment of their own.",
         *([note.read_text().strip()] if note.exists() else []),
         "Trainings, one seed each:",

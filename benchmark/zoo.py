@@ -14,7 +14,7 @@ what the command line does. Then load_policy loads the model and plays. If a sen
 id, the flags that it names are tried, one after the other. If nothing trains, a process without
 cleanrl_graph plays random actions: where that fails, too, the package does not work here.
 
-It appends to runs.csv in --results and skips what is there; table.md is made from it.
+It appends to ids.csv in --results and skips what is there; table.md is made from it.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class Args:
     list: str = str(ROOT / "benchmark" / "zoo" / "packages.csv")
     """the packages"""
     results: str = str(ROOT / "benchmark" / "results" / "zoo")
-    """folder of runs.csv and table.md"""
+    """folder of ids.csv and table.md"""
     workers: int = os.cpu_count() or 1
     """processes at a time"""
     timeout: float = 180.0
@@ -282,7 +282,7 @@ def named_flags(message: str, task: Task) -> Iterator[str]:
 
 
 def attempt(args: Args, task: Task) -> dict:
-    """The line of runs.csv."""
+    """The line of ids.csv."""
     begin = time.monotonic()
     kwargs = task.package.kwargs
     given = ["--env-id", task.env_id, *["--env-kwargs", kwargs] * bool(kwargs)]
@@ -383,7 +383,7 @@ def append(path: Path, row: dict) -> None:
 def main(args: Args) -> None:
     os.environ |= ENVIRONMENT
     preload()
-    path = Path(args.results, "runs.csv")
+    path = Path(args.results, "ids.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     done = {(row["id"], row["script"]) for row in read_runs(path)}
     tasks = tasks_of(args, packages_of(args))
@@ -422,7 +422,7 @@ def document(rows: list[dict], note: str) -> str:
         f"steps. The package of {num_working} of them works here: {share(outcomes[TRAINS])} train "
         f"as they are, {share(both)} as they are or with a flag that the printed sentence names. "
         "An id counts where the worst of its runs does. Largest collection mismatch: "
-        f"{worst:.1e}. [Each run](runs.csv).",
+        f"{worst:.1e}. [Each run](ids.csv).",
         "\n".join(lines),
         *[note.strip()] * bool(note),
         *list_of("With a flag", chosen(WITH_FLAG), "flags"),

@@ -32,6 +32,7 @@ import public_tasks  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
+import tables  # noqa: E402
 
 from cleanrl_graph.services import sweep  # noqa: E402
 from cleanrl_graph.services.arguments import args_of, parse  # noqa: E402
@@ -71,23 +72,12 @@ def command_line(folder, commands, *flags):
 
 
 def files_of(folder):
-    """name -> rows of the csv files without wall_time and SPS, and what a json holds of the run
-    itself."""
-    found = {}
-    for path in sorted((folder / "results" / "t" / "runs").iterdir()):
-        assert path.suffix in (".csv", ".json")  # no temporary file is left
-        if path.suffix == ".csv":
-            with open(path) as file:
-                found[path.name] = [
-                    {k: v for k, v in row.items() if k not in ("wall_time", "SPS")}
-                    for row in csv.DictReader(file)
-                ]
-        else:
-            settings = json.loads(path.read_text())
-            found[path.name] = {
-                k: settings[k] for k in ("command", "seed", "env_id", "exit_code", "eval")
-            }
-    return found
+    """Name -> settings and rows of the runs of a table, whose files no temporary one is beside."""
+    table = folder / "results" / "t"
+    left = [path.suffix for path in table.rglob("*") if path.is_file()]
+    assert set(left) <= {".csv", ".json", ".gz"}
+    curves = tables.curves_of(table)
+    return {name: (found, curves.get(name, [])) for name, found in tables.runs_of(table).items()}
 
 
 def processes(folder):
@@ -123,13 +113,14 @@ def finished(tmp_path_factory):
 
 def test_a_finished_run_leaves_its_episodes_and_settings(finished):
     """Among them the steps of the training and the largest mismatch of collection and training."""
-    (name, episodes), (other, content) = files_of(Path(finished.results).parent).items()
-    assert name.startswith("tiny_CartPole-v1_s1_") and Path(name).stem == Path(other).stem
+    ((name, (settings, episodes)),) = files_of(Path(finished.results).parent).items()
+    assert name.startswith("tiny_CartPole-v1_s1_")
     assert episodes and all(
         1 <= int(row["step"]) <= 64 and row["return"] == row["length"] for row in episodes
     )
-    assert content["exit_code"] == 0 and len(content["eval"]["return"]) == 2
-    settings = json.loads((Path(finished.results) / "t" / "runs" / other).read_text())
+    assert settings["exit_code"] == 0 and len(settings["eval"]["return"]) == 2
+    files = [path.name for path in Path(finished.results, "t").iterdir()]
+    assert sorted(files) == ["curves.csv.gz", "runs.csv"]
     assert (
         settings["steps"] == 64
         and settings["SPS"] > 0
@@ -145,18 +136,17 @@ def test_a_run_of_two_ranks(tmp_path):
         "64", "128"
     )
     assert run.main(arguments(tmp_path, [launch], seeds=(1,), env_ids=("CartPole-v1",))) == 0
-    (path,) = (tmp_path / "results" / "t" / "runs").glob("*.json")
-    assert json.loads(path.read_text())["steps"] == 128 and path.name.startswith(
-        "tiny_CartPole-v1_s1_"
-    )
+    ((name, settings),) = tables.finished(tmp_path / "results" / "t").items()
+    assert settings["steps"] == 128 and name.startswith("tiny_CartPole-v1_s1_")
 
 
 def test_finished_runs_are_skipped(finished, monkeypatch):
     monkeypatch.setattr(sweep, "start", lambda *_: pytest.fail("a finished run was started"))
     assert run.main(finished) == 0
-    (path,) = run.all_runs(finished)
+    (same,) = run.all_runs(finished)
     (other,) = run.all_runs(dataclasses.replace(finished, commands=(f"tiny={PPO} --gamma 0.9",)))
-    assert run.is_finished(path, finished) and not run.is_finished(other, finished)
+    known = tables.finished(Path(finished.results, "t"))
+    assert same.key in known and other.key not in known
 
 
 def test_hash_is_that_of_the_normalised_command():
@@ -205,14 +195,12 @@ pathlib.Path(folder, "eval.csv").write_text("episode,return\\n0," + seed)"""
     assert runner.wait(60) == (sweep.INTERRUPTED if number == signal.SIGINT else -number)
     wait_for(lambda: not processes(tmp_path), "end of all processes")
     wait_for(lambda: is_free(tmp_path / "runs/t"), "end of the lock, which a process has longest")
-    assert [name[:15] for name in sorted(files_of(tmp_path))] == ["fake_default_s1"] * 2
+    assert [name[:15] for name in files_of(tmp_path)] == ["fake_default_s1"]
     (tmp_path / "fake.py.fast").touch()
     assert run.main(arguments(tmp_path, [command])) == 0
-    files = files_of(tmp_path)
-    assert len(files) == 4
-    assert [files[name]["eval"] for name in sorted(files) if name.endswith("json")] == [
-        {"episode": [0.0], "return": [seed]} for seed in (1.0, 2.0)
-    ]
+    played = [settings["eval"] for settings, _ in files_of(tmp_path).values()]
+    assert played == [{"episode": [0.0], "return": [seed]} for seed in (1.0, 2.0)]
+    assert not list(tmp_path.glob("results/t/runs"))
 
 
 def is_free(folder):
@@ -238,9 +226,9 @@ def test_a_failed_run_is_recorded_and_the_others_go_on(tmp_path, capsys):
     args = arguments(tmp_path, [f"fake={script}"])
     assert run.main(args) == run.FAILED
     first, second = run.all_runs(args)
-    settings = json.loads((tmp_path / "results/t/runs" / f"{first.key}.json").read_text())
+    settings = tables.runs_of(tmp_path / "results/t")[first.key]
     assert settings["exit_code"] == 1 and settings["stderr"][-1] == "no such luck"
-    assert not run.is_finished(first, args) and run.is_finished(second, args)
+    assert list(tables.finished(tmp_path / "results/t")) == [second.key]
     assert "no such luck" in capsys.readouterr().out
 
 
@@ -359,8 +347,8 @@ def test_losses_that_differ():
 
 def test_a_table_whose_code_is_the_same(finished, capsys):
     """run.py --check prints nothing on stdout. What it compared is what the run has logged."""
-    (path,) = (Path(finished.results) / "t" / "runs").glob("*.json")
-    losses = json.loads(path.read_text())["fingerprint"]
+    (settings,) = tables.finished(Path(finished.results, "t")).values()
+    losses = settings["fingerprint"]
     assert [len(losses[name]) for name in fingerprint.LOSSES] == [2, 2, 2]
     assert 0.6 < losses["entropy"][0] <= np.float32(np.log(2))
     capsys.readouterr()
@@ -457,13 +445,12 @@ def test_a_machine_that_rounds_otherwise(finished, tmp_path, capsys, now, change
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "then"]):
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    (path,) = (Path(finished.results) / "t" / "runs").glob("*.json")
-    settings = json.loads(path.read_text())
+    (settings,) = tables.finished(Path(finished.results, "t")).values()
     losses = {name: [2 * x for x in values] for name, values in settings["fingerprint"].items()}
     folder = tmp_path / "results" / "t" / "runs"
     folder.mkdir(parents=True)
     settings |= {"commit": head.stdout.strip(), "fingerprint": losses}
-    (folder / path.name).write_text(json.dumps(settings))
+    (folder / "a.json").write_text(json.dumps(settings))
     args = dataclasses.replace(finished, results=str(tmp_path / "results"))
     assert text.count("args.gamma * args.gae_lambda") == 1
     script.write_text(text.replace("args.gamma * args.gae_lambda", now))
@@ -475,8 +462,7 @@ def test_a_machine_that_rounds_otherwise(finished, tmp_path, capsys, now, change
 def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
     """A missing package, a file in runs/, a run without a fingerprint. Not named: peers, failures,
     what trains nothing, larger seeds of the same commit. A refused flag is a change."""
-    (path,) = (Path(finished.results) / "t" / "runs").glob("*.json")
-    settings = json.loads(path.read_text())
+    (settings,) = tables.finished(Path(finished.results, "t")).values()
     script = "python cleanrl_graph/ppo_graph.py"
     runs = {
         "package": {"command": f"{script} --env-id nowhere:No-v0 --run-dir {tmp_path} --seed 1"},
@@ -511,14 +497,73 @@ def test_what_is_not_checked_is_named(finished, tmp_path, capsys):
     assert "No module named 'nowhere'" in error and "there is no file runs/no.pt" in error
 
 
+# ---- tables.py ----
+def test_files_of_runs_become_two(results):
+    """The same settings and curves, the same report, and the same bytes in another year. Runs that
+    come later join them; of a run that is there again, the new files count."""
+    table = results / "t"
+    (table / "runs" / "odd.json").write_text(
+        json.dumps({"exit_code": 0, "a": "1", "b": "", "c": None, "d": [{"e": "x\n,"}], "f": "nan"})
+    )
+    settings, curves = tables.runs_of(table), tables.curves_of(table)
+    report.main(report_args(results))
+    text = (table / "table.md").read_text()
+    copy = shutil.copytree(table, results / "copy")
+    args = run.Args("t", pack=True, results=str(results), run_dir=str(results / "locks"))
+    run.main(args)
+    assert not (table / "runs").exists() and tables.pack(table) == 0
+    assert tables.runs_of(table) == settings
+    assert tables.curves_of(table) == {name: rows for name, rows in curves.items() if rows}
+    report.main(report_args(results))
+    assert (table / "table.md").read_text() == text
+    os.utime(copy / "runs" / "p_1.csv", (0, 0))
+    run.main(dataclasses.replace(args, table=""))  # all tables
+    for name in ("runs.csv", "curves.csv.gz"):
+        assert (copy / name).read_bytes() == (table / name).read_bytes()
+    (table / "runs").mkdir()
+    (table / "runs" / "p_1.json").write_text('{"exit_code": 0, "seed": 5}')
+    (table / "runs" / "p_1.csv").write_text("step\n7\n")
+    (table / "runs" / "q_1.csv").write_text("step\n")  # a run that was just about to end
+    assert tables.pack(table) == 1
+    assert tables.runs_of(table)["p_1"] == {"exit_code": 0, "seed": 5}
+    assert tables.curves_of(table)["p_1"] == [{"step": "7"}]
+    assert (table / "runs" / "q_1.csv").exists() and len(tables.runs_of(table)) == len(settings)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_an_interrupted_pack_loses_nothing(results, monkeypatch, number):
+    """It ends at its n-th change of a file; the runs are read as before, and packed by the next."""
+    table = results / "t"
+    settings, curves, changes = tables.runs_of(table), tables.curves_of(table), []
+
+    def count(function):
+        def counted(*args, **kwargs):
+            changes.append(function)
+            if len(changes) == number:
+                raise KeyboardInterrupt
+            return function(*args, **kwargs)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", count(os.replace))
+        patch.setattr(Path, "unlink", count(Path.unlink))
+        with pytest.raises(KeyboardInterrupt):
+            tables.pack(table)
+    for _ in range(2):
+        assert (tables.runs_of(table), tables.curves_of(table)) == (settings, curves)
+        tables.pack(table)
+    names = sorted(path.name for path in table.iterdir())
+    assert names == ["curves.csv.gz", "runs.csv"]
+
+
 # ---- report.py ----
 @pytest.fixture
 def results(tmp_path):
     """A table of two tasks, a system with three seeds and a peer with one. Seed s: return 10 * s *
     k after k episodes of 100 steps and k / s seconds, k = 1..50."""
     folder = tmp_path / "t" / "runs"
-    (tmp_path / "t" / "peers").mkdir(parents=True)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for task in ("A-v0", "B-v0"):
         for seed in (1, 2, 3):
             rows = [
@@ -545,7 +590,8 @@ def results(tmp_path):
                     }
                 )
             )
-    (tmp_path / "t/peers/p_1.csv").write_text(
+    (folder / "p_1.json").write_text('{"exit_code": 0}')
+    (folder / "p_1.csv").write_text(
         "step,wall_seconds,mean_return_100\n100,1,nan\n200,2,30\n300,3,40\n"
     )
     (folder / "ours_A-v0_s4_0.csv").write_text("step\n1\n")
@@ -559,7 +605,7 @@ def report_args(results, **kwargs):
         results=str(results),
         episodes=10,
         plot=False,
-        systems=("ours=ours_*", "A|peer=../peers/p_*"),
+        systems=("ours=ours_*", "A|peer=p_*"),
         **kwargs,
     )
 
@@ -695,8 +741,12 @@ def test_files_of_a_table(results):
 
 
 def test_pattern_without_runs(results):
+    """An error, but with --skip."""
+    args = report_args(results)
+    args.systems += ("x=nothing_*",)
     with pytest.raises(ValueError, match="no finished run matches nothing_"):
-        report.load_all(report.Args(table="t", results=str(results), systems=("x=nothing_*",)))
+        report.load_all(args)
+    assert len(report.load_all(dataclasses.replace(args, skip=True))) == 7
 
 
 def test_picture(results):

@@ -9,7 +9,7 @@ PYTHON=${PYTHON:-python}
 TABLE=bounds
 export OMP_NUM_THREADS=1
 
-flags="cleanrl_graph/ppo_graph.py --env-id envs:Dials-v0 --gamma 0 --total-timesteps 40960 --eval-episodes 200"
+flags="cleanrl_graph/ppo_graph.py --env-id envs:Dials-v0 --learning-rate 2.5e-3 --gamma 0 --total-timesteps 40960 --eval-episodes 200"
 commands=()
 systems=()
 for bounds in "-1 1" "0 1000" "10 12" "-0.01 0.01" "-1 3"; do

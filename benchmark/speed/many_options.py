@@ -165,13 +165,13 @@ def main(args: Args) -> None:
         sps, memory = training(num, False)
         faster = (store + encode + choose) / (store + choose)
         lines.append(
-            f"| {num:,} | {sps:,.2g} | {memory:,.0f} | {store:.1f} | {encode:.1f} | "
+            f"| {num:,} | {sps:,.3g} | {memory:,.0f} | {store:.1f} | {encode:.1f} | "
             f"{choose:.1f} | {faster:.1f} times as fast |"
         )
     lines += ["", "| options of a fixed list | steps/s | memory, MB |", "| --- | --- | --- |"]
     for num in args.lists:
         sps, memory = training(num, True)
-        lines.append(f"| {num:,} | {sps:,.2g} | {memory:,.0f} |")
+        lines.append(f"| {num:,} | {sps:,.3g} | {memory:,.0f} |")
     report("\n".join(lines), args.out)
 
 

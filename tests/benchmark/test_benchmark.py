@@ -1251,6 +1251,7 @@ def parses(command):
     [
         "actions",
         "async",
+        "bounds",
         "dag_schedule",
         "demos",
         "flexible_job_shop",
@@ -1342,10 +1343,13 @@ def test_rules_of_the_densest_subgraph():
 
 def test_flags_of_the_speed_tables():
     import breakdown
+    import many_options
     import proof_of_memory
     import scaling
     import time_to_475
 
+    parses(many_options.command(10, True))
+    assert min(many_options.parts(10, 1)) > 0
     for flags in proof_of_memory.VARIANTS.values():
         parses(["ppo_gtrxl", *proof_of_memory.FLAGS.split(), *flags.split()])
     for script, _, flags in breakdown.TASKS.values():

@@ -1072,10 +1072,12 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
                 used += size
                 parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
         if used != width and leaf.path.split(".")[0] == "action_mask":
+            order = [part.path for part in parts[:9]]
             raise UsageError(
                 f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
                 f"{args.action_head}: an entry per option is needed, one per row for a choice, or "
-                "with --autoregressive as many for each value of the part before"
+                f"with --autoregressive as many for each value of the part before, in this order: "
+                f"{order}; Dict(a=..., b=...) keeps the order of its keys, Dict({{...}}) sorts them"
             )
     return parts
 

@@ -28,14 +28,14 @@ MODULES = sorted([*(FOLDER / "envs").glob("*.py"), *SERVICES])
 # tokens of each script (tests/density.py); the memories are what is longer than ppo_graph.py
 TOKENS = {
     "ppo_graph_mini": 2_600,
-    "ppo_graph": 11_620,
-    "ppo_framestack": 13_330,
-    "ppo_gtrxl": 14_230,
-    "ppo_lstm_sparse": 15_140,
-    "ppo_graph_async": 12_880,
-    "ppo_graph_aux": 13_870,
-    "ppo_graph_compile": 12_610,
-    "ppo_graph_agents": 12_190,
+    "ppo_graph": 11_640,
+    "ppo_framestack": 13_350,
+    "ppo_gtrxl": 14_250,
+    "ppo_lstm_sparse": 15_160,
+    "ppo_graph_async": 12_900,
+    "ppo_graph_aux": 13_890,
+    "ppo_graph_compile": 12_630,
+    "ppo_graph_agents": 12_210,
 }
 TOKENS_A_LINE = {"ppo_framestack": 10.65, "ppo_gtrxl": 11.05, "ppo_lstm_sparse": 10.65}  # else 10.5
 TOOLS = {"export": 3_500, "plot": 1_730, "sweep": 1_920}  # commands of their own

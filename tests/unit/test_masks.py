@@ -550,6 +550,12 @@ PAIR_MASK = spaces.Dict(x=vector(1), action_mask=spaces.MultiBinary((4, 5)))
             r"'action_mask': a mask MultiBinary\(\(4, 5\)\) does not fit .* with --autoregressive",
         ),
         (spaces.MultiDiscrete([4, 6]), PAIR_MASK, CHAIN, "does not fit"),
+        (  # the keys of a plain dict are sorted
+            spaces.Dict({"verb": D(4), "object": D(5)}),
+            spaces.Dict(x=vector(1), action_mask=spaces.Dict(object=spaces.MultiBinary((4, 5)))),
+            CHAIN,
+            r"in this order: \['action.object', 'action.verb'\]; Dict\(a=..., b=...\) keeps",
+        ),
         (D(20), PAIR_MASK, {"action_head": "flat"}, None),
         (D(5), PAIR_MASK, CHAIN, "does not fit"),  # there is no part before
         (vector(2), PAIR_MASK, CHAIN, "does not fit"),

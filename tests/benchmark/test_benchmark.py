@@ -747,6 +747,22 @@ def test_picture(results):
     assert (results / "t" / "table.png").stat().st_size > 10_000
 
 
+def test_a_caption_says_what_is_drawn(results):
+    """Of how many seeds the curves are, what a line and a band are; the table has it, too."""
+    args = dataclasses.replace(report_args(results), plot=True)
+    groups = groups_of(args)
+    text = report.caption(groups, args)
+    assert "last 10 episodes" in text and "95% bootstrap interval" in text
+    assert text.endswith("Seeds: 3 of ours; 1 of peer.")
+    assert text in report.document(groups, args)
+    same = {("A", "x"): groups["A", "ours"], ("B", "x"): groups["B", "ours"]}
+    assert report.caption(same, args).endswith("Seeds: 3.")
+    same["B", "x"] = same["B", "x"][:2]
+    assert report.caption(same, args).endswith("Seeds: 2 to 3.")
+    same = {key: runs[:1] for key, runs in same.items()}
+    assert report.caption(same, args).endswith("episodes; one seed.")
+
+
 def test_bands_hold_the_curve():
     """With three seeds the bootstrap interval of the interquartile mean (their mean) lies between
     them."""
@@ -1040,34 +1056,30 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
         ]
 
 
-def test_plot_of_job_shops(tmp_path, monkeypatch):
-    """A panel has a picture of what was played, whole or not, with a line for each model and
-    temperature."""
-    figure, labels = pytest.importorskip("matplotlib.figure"), []
-    monkeypatch.setattr(
-        figure.Figure, "legend", lambda self, handles, names, **kwargs: labels.extend(names)
-    )
-    rows = [
-        {
-            "name": name,
-            "seed": "1",
-            "suite": "ta15x15",
-            "instance": "ta01",
-            "samples": samples,
-            "seconds": "2",
-            "temperature": heat,
-            "costs": " ".join(["1400"] * (int(samples) or 1)),
-        }
-        for name in ("quick", "long")
-        for samples, heat in (("0", ""), ("8", "1.0"), ("8", "0.5"))
-    ]
-    job_shop.plot(rows, [], tmp_path / "gaps.png")
+def test_plot_of_job_shops(tmp_path):
+    """Its points are means of the table over whole groups and the seeds that played them, against
+    their share of the seconds."""
+
+    def row(seed, samples, cost, seconds, heat="", name="quick"):
+        row = {"name": name, "seed": seed, "suite": "l", "samples": samples, "temperature": heat}
+        costs = " ".join([str(cost)] * max(1, int(samples)))
+        return row | {"seconds": seconds, "costs": costs, "cost": cost}
+
+    best = {name: job_shop.job_shop.load_instance(name)[2] for name in ("ta01", "ta02")}
+    rows = []
+    for name, known in best.items():
+        rows += [{"instance": name} | row(seed, "0", 1.1 * known, "2") for seed in "12"]
+        rows.append({"instance": name} | row("1", "8", 1.05 * known, "20"))
+    rows.append({"instance": "ta01"} | row("1", "8", known, "20", "0.5"))  # not the whole group
+    points = job_shop.points_of(rows, list(best))
+    flat = {label: np.round(np.array(found), 6).tolist() for label, found in points.items()}
+    assert flat == {
+        "quick, greedy": [[2, 10, 2]],
+        "quick, best of 4, 8, ...": [[10, 5, 1], [20, 5, 1]],
+    }
+    pytest.importorskip("matplotlib")
+    job_shop.plot(rows, {}, tmp_path / "gaps.png")
     assert (tmp_path / "gaps.png").stat().st_size > 10_000
-    assert labels == [
-        f"ours, {name}: greedy, best of 4, 8, ...{heat}"
-        for name in ("quick", "long")
-        for heat in ("", " at temperature 0.5")
-    ]
 
 
 # ---- flexible_job_shop.py and cp_sat.py ----

@@ -174,7 +174,9 @@ def test_hash_is_that_of_the_normalised_command():
 @pytest.mark.skipif(
     sys.platform != "linux", reason="a killed runner takes its runs with it on Linux only"
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_stopped_runner_goes_on_where_it_was(tmp_path, number):
     """Stopped in its second run: the first is kept, no process lives on, the restart ends with the
     files of both."""
@@ -315,13 +317,15 @@ def test_losses_of_a_resumed_run(tmp_path):
 
     assert fingerprint.read(tmp_path) is None  # nothing was trained
     for number, steps in enumerate([(10,), (10, 20, 30), (30, 40)]):
-        writer = SummaryWriter(tmp_path, filename_suffix=str(number))
+        writer = SummaryWriter(tmp_path / "new")
         for step in steps:
             writer.add_scalar("losses/value_loss", 0.1 * step, step)
             writer.add_scalar("losses/policy_loss", -step / 3, step)
             writer.add_scalar("losses/entropy", 1e-9 * step, step)
             writer.add_scalar("losses/approx_kl", 7, step)
         writer.close()
+        (path,) = (tmp_path / "new").iterdir()
+        path.rename(tmp_path / f"events.out.tfevents.{number}")  # of different seconds
     assert fingerprint.read(tmp_path) == {
         "policy_loss": [-3.33333, -6.66667],
         "value_loss": [1.0, 2.0],
@@ -374,10 +378,11 @@ def copied(folder):
 @pytest.mark.parametrize(
     "old, new, changed",
     [
-        (
+        pytest.param(
             "returns = advantages + values",
             "returns = (  # a sum\n            values + advantages)",
             0,
+            marks=pytest.mark.slow,  # the same code: test_a_table_whose_code_is_the_same
         ),
         ("args.gamma * args.gae_lambda", "args.gamma", 1),
     ],

@@ -69,7 +69,6 @@ GRAPH_IDS = spaces.Dict(
     g=graph_space(vector(2)), node_ids=spaces.Sequence(spaces.Discrete(99), stack=True)
 )
 THREE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3))
-FIVE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(5))
 DEEP = spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), vector(2))))
 
 

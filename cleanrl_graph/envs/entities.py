@@ -103,6 +103,7 @@ class EntityGymEnv(gym.Env):
         # Set -> the names of its columns, for --wrap relative
         self.feature_names = {key: self.columns(key) for key in self.sets}
         self.feature_names["global"] = self.global_names
+        self.feature_names |= {f"hidden.{etype}": self.columns(etype) for etype in self.hidden}
         self.observation_space, self.action_space = self.make_spaces()
 
     # ---- What is declared ----

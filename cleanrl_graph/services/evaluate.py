@@ -25,8 +25,9 @@ from cleanrl_graph.services import process
 from cleanrl_graph.services.check import close, entries
 from cleanrl_graph.services.process import whole
 
+CUT = ("cut", "sampled cut")  # columns that count episodes
 # columns without a mean; the last row counts what was cut
-NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", "cut")
+NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", *CUT)
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
 SHOWN = 20  # rows that are printed; of more the means are
 
@@ -148,8 +149,9 @@ def mean_of(rows: list[dict]) -> dict:
         numbers = [row[name] for row in rows if isinstance(row.get(name), Real)]
         if numbers and name not in NAMES:
             mean[name] = float(np.mean(numbers))
-    if "cut" in columns:
-        mean["cut"] = sum(row.get("cut", 0) for row in rows)
+    for name in CUT:
+        if name in columns:
+            mean[name] = sum(row.get(name, 0) for row in rows)
     return mean
 
 
@@ -188,8 +190,7 @@ def mean_table(rows: list[dict]) -> str:
     names = [name for name in overall if name not in NAMES]
     if "best_known" in columns_of(rows):
         names.sort(key=overall.get)
-    if "cut" in overall:
-        names.append("cut")
+    names += [name for name in CUT if name in overall]
     lines = [titles, ["---"] * len(titles)]
     for name in names:
         lines.append([name])
@@ -293,8 +294,13 @@ def check(make: Callable[..., gym.Env], args: Any) -> None:
 def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:
     """Plays what the flags of a Run say, --eval-suite or --eval-episodes of each entry of
     --env-kwargs, saves table and video. Returns the rows of the table. After an error the table has
-    the rows before it."""
+    the rows before it. An episode of --eval-episodes has at most ten times the steps of the longest
+    one of the training."""
     args = run.args
+    most = args.eval_max_steps
+    longest = longest_episode(Path(run.folder, "episodes.csv"))
+    if longest and not args.eval_suite:
+        args.eval_max_steps = min(most, 10 * longest)
     if args.eval_suite:
         played = run_suite(play, partial(make, args, 0), args)
     else:
@@ -306,6 +312,8 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
     finally:
         if rows:
             save_table(rows, run.folder, run.writer, run.global_step)
+            print_cut(rows, args)
+        args.eval_max_steps = most
     if args.capture_video:
         save_video(str(Path(run.folder, "episode.gif")), play, partial(make, args, 0))
     return rows
@@ -314,17 +322,50 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
 def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "task" is
     "task_k" of entry k, if there are several; its "group" info["group"] at the episode's end, if
-    there is one. "cut" is 1 where it did not end."""
+    there is one. "cut" is 1 where it did not end. If one did not, as many episodes with the same
+    seeds are sampled: "sampled return" and so on are theirs."""
     num_tasks = len(entries(args))
     for k in range(num_tasks):
-        infos = []
-        if args.eval_episodes:
-            infos = play([partial(make, args, k)] * args.eval_episodes, True)
+        makers = [partial(make, args, k)] * args.eval_episodes
+        infos = play(makers, True) if makers else []
+        sampled = []
+        if any("cut" in info for info in infos):
+            sampled = play(makers, False)
         for i, info in enumerate(infos):
             row = {"episode": i}
             if num_tasks > 1:
                 row["task"] = f"task_{k}"
             if info.get("group") is not None:
                 row["group"] = info["group"]
-            episode = {"length": info["episode"]["l"], "return": info["episode"]["r"]}
-            yield row | episode | num_cut([info])
+            row |= outcome(info)
+            if sampled:
+                row |= {f"sampled {name}": value for name, value in outcome(sampled[i]).items()}
+            yield row
+
+
+def outcome(info: dict) -> dict:
+    """Length and return of an episode, and "cut" if it did not end."""
+    return {"length": info["episode"]["l"], "return": info["episode"]["r"]} | num_cut([info])
+
+
+def longest_episode(path: Path) -> int:
+    """The most steps of an episode in a run's episodes.csv, 0 if there is none."""
+    if not path.exists():
+        return 0
+    with open(path, newline="") as file:
+        return max((int(row["length"]) for row in csv.DictReader(file)), default=0)
+
+
+def print_cut(rows: list[dict], args: Any) -> None:
+    """Says how many episodes did not end, if any did not."""
+    num, num_sampled = (sum(row.get(name, 0) for row in rows) for name in CUT)
+    if not num + num_sampled:
+        return
+    text = f"did not end in {args.eval_max_steps:,} steps: {num} of {len(rows)} greedy episodes"
+    if args.eval_suite:
+        each = 1 + args.eval_samples
+        text = text.replace(f"{len(rows)} greedy", f"{len(rows) * each}")
+    else:
+        beside = sum("sampled return" in row for row in rows)
+        text += f", {num_sampled} of {beside} sampled ones"
+    print(text, flush=True)

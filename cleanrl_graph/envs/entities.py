@@ -22,7 +22,7 @@ if not hasattr(np, "bool8"):  # here, so that copies in other processes find it,
     np.bool8 = np.bool_  # entity-gym uses the name that NumPy 2 has no more
 
 MOST = 2**20  # rows to choose from, an upper bound that costs nothing
-KEYWORDS = ("node", "nodes", "edge", "edges")  # names of actions that would mean a choice of a row
+KEYWORDS = {"node", "nodes", "edge", "edges"}  # names of actions that would mean a choice of a row
 
 
 class Option(NamedTuple):
@@ -92,54 +92,61 @@ class EntityGymEnv(gym.Env):
         self.hidden = [etype for etype in self.types if etype in first.visible] if hidden else []
         if hidden and not self.hidden:
             raise gym.error.Error(f"hidden: {name} has no `visible` in its first observation")
+        several = self.several(first, actors or {})
         self.acting = ""
-        self.options = self.make_options(first, actors or {}, actees or {})
-        self.numbers = {}
-        self.id_set = self.acting or (min(self.sets) if len(self.sets) == 1 else "")
+        if several:
+            types = set().union(*several.values())
+            self.acting = self.set_of("actors", [etype for etype in self.types if etype in types])
+        self.options = self.make_options(first, several, actees or {})
+        self.id_set = self.acting
+        if len(self.sets) == 1:
+            self.id_set = min(self.sets)
         if self.id_set:
             _, ids = self.rows(first, self.id_set)
             if None in ids or not ids:
                 self.id_set = ""
-        # Set -> the names of its columns, for --wrap relative
-        self.feature_names = {key: self.columns(key) for key in self.sets}
-        self.feature_names["global"] = self.global_names
-        self.feature_names |= {f"hidden.{etype}": self.columns(etype) for etype in self.hidden}
-        self.observation_space, self.action_space = self.make_spaces()
+        self.action_space, masks = self.action_spaces()
+        self.observation_space = spaces.Dict(self.inputs() + [("action_mask", masks)])
 
     # ---- What is declared ----
-    def make_options(self, first, actors: dict, actees: dict) -> list[Option]:
-        """The actions, those of several entities last. Adds the sets that they need."""
+    def several(self, first, actors: dict) -> dict[str, list]:
+        """Actions of which several entities do each their own -> types of these."""
         declared = self.env.action_space()
-        for action in [*actors, *actees]:
-            if action not in declared:
-                raise gym.error.Error(f"there is no action {action!r}, there are {list(declared)}")
-        several = {}  # action -> types of its actors
+        several = {}
         for action, space in declared.items():
             mask = first.actions.get(action)
             if action in actors:
-                several[action] = list(actors[action])
+                several[action] = actors[action]
             elif kind_of(space) != "Global" and mask is not None:
-                ids = self.ids_of(first, mask.actor_types, mask.actor_ids)
-                if len(ids) > 1:
+                if len(self.ids_of(first, mask.actor_types, mask.actor_ids)) > 1:
                     several[action] = self.types_of(first, mask.actor_types, mask.actor_ids)
-        types = set().union(*several.values())
-        if types:
-            self.acting = self.set_of("actors", [etype for etype in self.types if etype in types])
-        options = []
+        for action in actors:
+            if action not in declared:
+                raise gym.error.Error(f"there is no action {action!r}, there are {list(declared)}")
+        return several
+
+    def make_options(self, first, several: dict, actees: dict) -> list[Option]:
+        """The actions, those of several entities last. Adds the sets that they need."""
+        declared = self.env.action_space()
         chosen = set()
-        for action, space in sorted(declared.items(), key=lambda item: item[0] in several):
-            rows = self.acting if action in several else ""
-            key = action
-            group = ""
+        options = []
+        for action in sorted(declared, key=several.__contains__):
+            space = declared[action]
+            option = Option(action, space, "", "", action)
+            if action in several:
+                option = option._replace(rows=self.acting)
             if kind_of(space) == "Select":
                 mask = first.actions.get(action)
-                types = actees.get(action) or list(self.types)
-                if mask is not None and action not in actees:
+                types = list(self.types)
+                if action in actees:
+                    types = actees[action]
+                elif mask is not None:
                     types = self.types_of(first, mask.actee_types, mask.actee_ids)
-                group = key = self.set_of(action, types, chosen)
+                group = self.set_of(action, types, chosen)
                 chosen.add(group)
-            options.append(Option(action, space, group, rows, key))
-        taken = {*self.sets, *KEYWORDS}
+                option = option._replace(set=group, key=group)
+            options.append(option)
+        taken = set(self.sets) | KEYWORDS
         for i, option in enumerate(options):  # a category that would be read as a choice
             if not option.set and option.key in taken:
                 options[i] = option._replace(key=free_name(option.key, taken))
@@ -149,7 +156,7 @@ class EntityGymEnv(gym.Env):
         """The set whose rows are the entities of these types, made if there is none."""
         if len(types) == 1 and types[0] not in taken:
             return types[0]
-        name = free_name(name, {*self.sets, "global", "hidden"})
+        name = free_name(name, set(self.sets) | {"global", "hidden"})
         self.sets[name] = types
         return name
 
@@ -161,34 +168,46 @@ class EntityGymEnv(gym.Env):
         features = dict.fromkeys(sum([self.types[etype] for etype in types], []))
         return [f"is {etype}" for etype in types] + list(features)
 
-    def make_spaces(self) -> tuple[spaces.Dict, spaces.Dict]:
-        """(observation space, action space)"""
-        parts = [(name, set_space(len(self.columns(name)))) for name in self.sets]
+    def inputs(self) -> list[tuple[str, gym.Space]]:
+        """The keys of an observation but the mask. Notes the names of all columns."""
+        self.feature_names = {}  # key -> names of its columns, for --wrap relative
+        parts = []
+        for name in self.sets:
+            self.feature_names[name] = self.columns(name)
+            parts.append((name, set_space(len(self.columns(name)))))
         if self.global_names:
+            self.feature_names["global"] = self.global_names
             shape = (len(self.global_names),)
             parts.append(("global", spaces.Box(-np.inf, np.inf, shape, np.float32)))
-        if self.hidden:
-            own = [(etype, set_space(len(self.columns(etype)))) for etype in self.hidden]
-            parts.append(("hidden", spaces.Dict(own)))
+        hidden = []
+        for etype in self.hidden:
+            self.feature_names[f"hidden.{etype}"] = self.columns(etype)
+            hidden.append((etype, set_space(len(self.columns(etype)))))
+        if hidden:
+            parts.append(("hidden", spaces.Dict(hidden)))
         if self.id_set:
             id_space = spaces.Box(0, 2**62, (), np.int64)
             parts.append(("node_ids", spaces.Sequence(id_space, stack=True)))
-        alone = []
-        each = []
-        masks = []
-        row_masks = []
+        return parts
+
+    def action_spaces(self) -> tuple[spaces.Dict, spaces.Dict]:
+        """Of actions, and of their masks."""
+        actions = {"": [], self.acting: []}  # the set that acts, or "" -> (key, space)
+        masks = {"": [], self.acting: []}
         for option in self.options:
-            num = MOST if option.set else len(option.space)
-            (each if option.rows else alone).append((option.key, spaces.Discrete(num)))
-            mask = spaces.MultiBinary(num)
-            if option.set or option.rows:
-                mask = mask_space(1 if option.set else num)
-            (row_masks if option.rows else masks).append((option.key, mask))
-        if each:
-            alone.append((self.acting, spaces.Sequence(spaces.Dict(each))))
-            masks.append((self.acting, spaces.Dict(row_masks)))
-        parts.append(("action_mask", spaces.Dict(masks)))
-        return spaces.Dict(parts), spaces.Dict(alone)
+            if option.set:
+                action, mask = spaces.Discrete(MOST), mask_space(1)
+            else:
+                num = len(option.space)
+                action = spaces.Discrete(num)
+                mask = mask_space(num) if option.rows else spaces.MultiBinary(num)
+            actions[option.rows].append((option.key, action))
+            masks[option.rows].append((option.key, mask))
+        if self.acting:
+            each = spaces.Sequence(spaces.Dict(actions[self.acting]))
+            actions[""].append((self.acting, each))
+            masks[""].append((self.acting, spaces.Dict(masks[self.acting])))
+        return spaces.Dict(actions[""]), spaces.Dict(masks[""])
 
     # ---- An episode ----
     @contextlib.contextmanager
@@ -218,10 +237,10 @@ class EntityGymEnv(gym.Env):
     def step(self, action):
         actions = {}
         for option in self.options:
-            own = [action[option.key]] if not option.rows else []
+            rows = [action]
             if option.rows:
-                own = [row[option.key] for row in action[option.rows]]
-            actions[option.name] = self.chosen(option, [int(value) for value in own])
+                rows = action[option.rows]
+            actions[option.name] = self.chosen(option, [int(row[option.key]) for row in rows])
         with self.own_chance():
             obs = self.env.act(actions)
         info = {}
@@ -252,7 +271,7 @@ class EntityGymEnv(gym.Env):
     def observe(self, obs) -> dict:
         """The observation. Remembers which entities the actions mean that follow it."""
         result = {}
-        ids = {}
+        ids = {"": [None]}  # set -> id of each row; "" has one
         for name in self.sets:
             result[name], ids[name] = self.rows(obs, name)
         if self.global_names:
@@ -313,23 +332,24 @@ class EntityGymEnv(gym.Env):
         return values, ids
 
     def mask(self, obs, option: Option, ids: dict[str, list]) -> np.ndarray:
-        """What the action may be."""
-        own = None if obs.done else obs.actions.get(option.name)
-        num = len(ids[option.set] if option.set else option.space.index_to_label)
+        """What the action may be. Notes who acts."""
+        own = obs.actions.get(option.name)
         if kind_of(option.space) == "Global":
-            has_mask = own is not None and own.mask is not None
-            return np.ravel(own.mask).astype(np.int8) if has_mask else np.ones(num, np.int8)
+            mask = np.ones(len(option.space), np.int8)
+            if own is not None and own.mask is not None:
+                mask[:] = np.ravel(own.mask)
+            return mask
         actors = []
-        columns = np.arange(num)  # that those who act may choose
-        if own is not None:
+        options = ids[option.set]
+        if not option.set:
+            options = option.space.index_to_label
+        columns = np.arange(len(options))  # what those who act may choose
+        if own is not None and not obs.done:
             actors = list(self.ids_of(obs, own.actor_types, own.actor_ids))
             if option.set:
                 actees = self.ids_of(obs, own.actee_types, own.actee_ids)
-                columns = self.places(actees, ids[option.set], option, "actees")
+                columns = self.places(actees, options, option, "actees")
                 actors = actors * (len(columns) > 0)
-        allowed = np.ones((len(actors), len(columns)), np.int8)
-        if own is not None and own.mask is not None and len(own.mask):
-            allowed = np.asarray(own.mask).astype(np.int8)[: len(actors)]
         if option.rows:
             places = self.places(actors, ids[option.rows], option, "actors")
         elif len(actors) > 1:
@@ -339,41 +359,47 @@ class EntityGymEnv(gym.Env):
             )
         else:
             places = np.arange(len(actors))
-        mask = np.zeros((len(ids[option.rows]) if option.rows else 1, num), np.int8)
+        allowed = np.ones((len(actors), len(columns)), np.int8)
+        if len(actors) and own.mask is not None and len(own.mask):
+            allowed[:] = own.mask
+        mask = np.zeros((len(ids[option.rows]), len(options)), np.int8)
         mask[:, :1] = 1  # of those who do not act
         mask[places] = 0
         mask[np.ix_(places, columns)] = allowed
-        self.acted[option.name] = actors, places, ids.get(option.set)
+        self.acted[option.name] = actors, places, options
         if option.set:
             return mask.reshape(-1, 1)
         return mask if option.rows else mask[0]
 
     def places(self, own: list, ids: list, option: Option, kwarg: str) -> np.ndarray:
         """Where these entities are among those of a set, int64 [n]."""
-        index = {key: k for k, key in enumerate(ids)}
-        missing = [key for key in own if key not in index]
-        if missing:
-            name = option.set if kwarg == "actees" else option.rows
-            raise gym.error.Error(
-                f"action {option.name!r}: entity {missing[0]!r} is not in the set {name!r} of "
-                f'{self.sets[name]}, or not visible; give "{kwarg}": {{"{option.name}": [types]}}'
-            )
-        return np.array([index[key] for key in own], np.int64)
+        index = dict(zip(ids, range(len(ids))))
+        places = []
+        for key in own:
+            if key not in index:
+                name = {"actees": option.set, "actors": option.rows}[kwarg]
+                raise gym.error.Error(
+                    f"action {option.name!r}: entity {key!r} is not in the set {name!r} of "
+                    f'{self.sets[name]}, or not visible; give "{kwarg}": '
+                    f'{{"{option.name}": [its types]}}'
+                )
+            places.append(index[key])
+        return np.array(places, np.int64)
 
     def ids_of(self, obs, types: list[str] | None, ids: list | None) -> list:
         """The entities that a mask names by ids or by types; all, if by neither."""
         if ids is not None:
             return ids
-        return sum([list(obs.ids.get(etype, ())) for etype in self.of(types)], [])
-
-    def of(self, types: list[str] | None) -> list[str]:
-        return list(self.types) if types is None else types
+        found = []
+        for etype in self.types if types is None else types:
+            found += list(obs.ids.get(etype, ()))
+        return found
 
     def types_of(self, obs, types: list[str] | None, ids: list | None) -> list[str]:
         """The types of these entities, all if there are none."""
         if ids is not None:
             types = [etype for etype in self.types if set(obs.ids.get(etype, ())) & set(ids)]
-        return list(self.of(types)) or list(self.types)
+        return list(types or self.types)
 
 
 def class_of(name: str) -> Callable:

@@ -339,33 +339,38 @@ def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Ite
                 row["group"] = info["group"]
             row |= outcome(info)
             if sampled:
-                row |= {f"sampled {name}": value for name, value in outcome(sampled[i]).items()}
+                row |= outcome(sampled[i], "sampled ")
             yield row
 
 
-def outcome(info: dict) -> dict:
-    """Length and return of an episode, and "cut" if it did not end."""
-    return {"length": info["episode"]["l"], "return": info["episode"]["r"]} | num_cut([info])
+def outcome(info: dict, kind: str = "") -> dict:
+    """Length and return of an episode, and "cut" if it did not end, with names of this kind."""
+    row = {f"{kind}length": info["episode"]["l"], f"{kind}return": info["episode"]["r"]}
+    if "cut" in info:
+        row[f"{kind}cut"] = 1
+    return row
 
 
 def longest_episode(path: Path) -> int:
     """The most steps of an episode in a run's episodes.csv, 0 if there is none."""
     if not path.exists():
         return 0
+    longest = 0
     with open(path, newline="") as file:
-        return max((int(row["length"]) for row in csv.DictReader(file)), default=0)
+        for row in csv.DictReader(file):
+            longest = max(longest, int(row["length"]))
+    return longest
 
 
 def print_cut(rows: list[dict], args: Any) -> None:
     """Says how many episodes did not end, if any did not."""
-    num, num_sampled = (sum(row.get(name, 0) for row in rows) for name in CUT)
-    if not num + num_sampled:
+    mean = mean_of(rows)
+    if not mean.get("cut"):
         return
-    text = f"did not end in {args.eval_max_steps:,} steps: {num} of {len(rows)} greedy episodes"
+    num = len(rows)
+    text = f"{num} greedy episodes"
     if args.eval_suite:
-        each = 1 + args.eval_samples
-        text = text.replace(f"{len(rows)} greedy", f"{len(rows) * each}")
-    else:
-        beside = sum("sampled return" in row for row in rows)
-        text += f", {num_sampled} of {beside} sampled ones"
-    print(text, flush=True)
+        text = f"{num * (1 + args.eval_samples)} episodes"
+    elif "sampled return" in mean:
+        text += f", and {mean.get('sampled cut', 0)} sampled ones"
+    print(f"did not end in {args.eval_max_steps:,} steps: {mean['cut']} of {text}", flush=True)

@@ -130,7 +130,7 @@ def test_all_instances_count_at_the_cut(suite, tmp_path):
         expected = [("task_0", 2, None), ("task_1", 2, 1)]
         assert [(r["task"], r["return"], r.get("cut")) for r in ran.rows] == expected
         mean = ["**mean**", "", "**2**", "**2**", "**1**", "**2**", "**2**", "**1**"]
-        last = "did not end in 2 steps: 1 of 2 greedy episodes, 1 of 1 sampled ones"
+        last = "did not end in 2 steps: 1 of 2 greedy episodes, and 1 sampled ones"
     assert cells((ran.folder / "eval.md").read_text().strip())[-1] == mean
     assert last in ran.text.splitlines()
 
@@ -199,7 +199,7 @@ def test_a_policy_that_stands_still(tmp_path, monkeypatch):
         **{"sampled length": 2, "sampled return": 1.0},
     }
     assert second["length"] == most and second["cut"] == 1 and "sampled cut" not in second
-    line = f"did not end in {most} steps: 2 of 3 greedy episodes, 0 of 3 sampled ones"
+    line = f"did not end in {most} steps: 2 of 3 greedy episodes, and 0 sampled ones"
     assert line in ran.text.splitlines()
     run(tmp_path / "b", env_id="Still-v0", eval_episodes=1, eval_max_steps=3)
     run(tmp_path / "c", env_id="Still-v0", eval_episodes=1, total_timesteps=0)

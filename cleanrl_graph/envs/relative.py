@@ -49,7 +49,8 @@ class Relative(gym.ObservationWrapper):
             )
         self.direction = own.index(direction) if direction else None
         self.observation_space = map_space(env.observation_space, self.changed)
-        if self.observation_space == env.observation_space:
+        leaves = dict(leaves_in(env.observation_space))
+        if len(self.at) == 1 and row_space(leaves[self.key]) is leaves[self.key]:
             raise gym.error.Error(f"--wrap {spec}: nothing else has these columns: {columns}")
 
     def columns(self, key: str, space: gym.Space) -> list[str]:

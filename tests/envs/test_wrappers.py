@@ -251,7 +251,7 @@ class Field(gym.Env):
         inner = {"mines": spaces.Sequence(whole, **many), "image": spaces.Box(0, 1, (9, 9))}
         self.cars, self.stack = cars, stack
         self.observation_space = spaces.Dict(
-            car=spaces.Sequence(spaces.Box(-9, 9, (3,)), **many),
+            car=spaces.Sequence(spaces.Box(-np.inf, np.inf, (3,)), **many),
             inner=spaces.Dict(inner),
             map=spaces.Graph(spaces.Box(0, 9, (3,)), spaces.Box(0, 1, (1,))),
             target=spaces.Box(-9, 9, (3,)),
@@ -334,7 +334,7 @@ def test_other_references():
     plain = gym.wrappers.TransformObservation(
         Field(), lambda obs: obs["car"], Field().observation_space["car"]
     )
-    plain.unwrapped.cars = 2
+    plain.unwrapped.cars = 2  # what is unbounded keeps its space
     assert wrap(plain, "relative:obs:0,1").reset()[0][1, :2].tolist() == [2, 0]
     env.unwrapped.observe = lambda: None  # the scripts name it
     assert env.reset()[0] is None

@@ -3,8 +3,10 @@ entity-gym is installed on all of its examples."""
 
 import importlib.util
 import random
+import re
 import sys
 import types
+from pathlib import Path
 
 import cloudpickle
 import gymnasium as gym
@@ -14,9 +16,10 @@ from gymnasium import spaces
 from helpers import run
 
 from cleanrl_graph import load_policy, ppo_graph, ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
-from cleanrl_graph.envs.entities import EntityGymEnv
+from cleanrl_graph.envs.entities import MOST, EntityGymEnv
 
 HAS_PACKAGE = importlib.util.find_spec("entity_gym") is not None
+GUIDE = Path(ppo_graph.__file__).parent / "README.md"
 needs_package = pytest.mark.skipif(not HAS_PACKAGE, reason="needs entity-gym")
 
 
@@ -307,6 +310,75 @@ def test_trains(script, tmp_path):
     assert [row["return"] for row in ran.rows] == [3, 3]
     assert ran.scalars["debug/collection_mismatch"][0][1] < 1e-5
     assert "warning" not in ran.text
+
+
+# ---- The guide's page ----
+class Page:
+    """Robots [x, y], of which the last may be hidden, and walls without features."""
+
+    def __init__(self, actions, num_robots, actees):
+        self.actions, self.num_robots, self.actees = actions, num_robots, actees
+
+    def obs_space(self):
+        entity = record("Entity", "features")
+        entities = {"Robot": entity(["x", "y"]), "Wall": entity([])}
+        return record("ObsSpace", "global_features", "entities")(list("abc"), entities)
+
+    def action_space(self):
+        return self.actions
+
+    def reset(self):
+        masks = Mask(actor_types=["Robot"], actee_types=self.actees)
+        return types.SimpleNamespace(
+            global_features=[1, 2, 3],
+            features={"Robot": np.ones((self.num_robots, 2)), "Wall": [[], []]},
+            ids={"Robot": list(range(self.num_robots)), "Wall": ["u", "v"]},
+            actions=dict.fromkeys(self.actions, masks),
+            visible={"Robot": [True] * self.num_robots},
+            done=False,
+        )
+
+
+THEIRS = {
+    "GlobalCategoricalActionSpace": Global,
+    "CategoricalActionSpace": Category,
+    "SelectEntityActionSpace": Select,
+}
+OURS = {name: getattr(spaces, name) for name in ("Box", "Dict", "Discrete", "Sequence")}
+
+
+def page():
+    """(theirs, who acts, ours) of each line of the guide's table that has code."""
+    text = GUIDE.read_text().split("## From entity-gym")[1].split("\n## ")[0]
+    return [
+        line
+        for line in re.findall(r"^\| (.*?) \| (.*?) ?\| (.*) \|$", text, re.M)
+        if "{" in line[2]
+    ]
+
+
+@pytest.mark.parametrize("theirs, who, ours", page())
+def test_the_guides_page(theirs, who, ours):
+    """Their spaces are ours, line by line."""
+    row = "Sequence(Box(-inf, inf, (2,)), stack=True)"
+    names = OURS | {"inf": np.inf, "n": MOST}
+    (expected,) = eval(re.findall(r"`(.*?)`", ours)[0].replace("...", row), names).items()
+    actions = {}
+    if "ActionSpace" in theirs:
+        actions = eval(re.findall(r"`(.*?)`", theirs)[0], THEIRS)
+    actees = [name.capitalize() for name in re.findall("wall|robot", theirs)]
+    env = EntityGymEnv(
+        lambda: Page(actions, 1 + ("several" in who), actees), hidden="hidden" in ours
+    )
+    obs, _ = env.reset()
+    assert obs in env.observation_space
+    assert expected in (env.action_space if actions else env.observation_space).items()
+    if " a set that holds both" in ours:
+        assert obs["take"].shape == (3, 4)
+
+
+def test_the_page_is_whole():
+    assert len(page()) == 10
 
 
 # ---- Where entity-gym is installed ----

@@ -1,0 +1,35 @@
+#!/bin/bash
+# The examples of entity-gym beside what the comments of enn-trainer's configs/entity-gym/*.ron say (published.csv). Three
+# seeds. Tasks of one step share their flags, and so do those of several steps; Minefield and MultiSnake have a sixth and a
+# twentieth of the published steps. Goes on where it was stopped. Needs, beside requirements.txt:
+# pip install --no-deps --ignore-requires-python -r benchmark/requirements-entities.txt
+#
+#     bash benchmark/entities.sh [FLAGS OF run.py]     # PARTS="short long table" is the default
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python}
+TABLE=entities
+
+run() { "$PYTHON" benchmark/run.py --table $TABLE --workers 1 --seeds ${SEEDS:-1 2 3} "$@"; }
+gym() {  # NAME [KWARGS]: the flags of an example
+    local more=${2:+, \"kwargs\": $2}
+    echo "cleanrl_graph/ppo_graph.py --env-id envs:EntityGym-v0 --env-kwargs '{\"name\": \"$1\"$more}'"
+}
+one="--num-envs 16 --num-steps 16 --learning-rate 1e-3 --eval-episodes 500"
+many="--num-envs 64 --num-steps 32 --learning-rate 1e-3 --eval-episodes 200 --eval-max-steps 1000"
+
+for part in ${PARTS:-short long table}; do
+    case $part in
+        short)
+            hidden="cleanrl_graph/ppo_graph.py --env-id envs:EntityGym-v0"
+            hidden+=" --env-kwargs '{\"name\": \"RockPaperScissors\", \"hidden\": true}'"
+            run "$@" --commands \
+                "rps_critic=$hidden --critic-only hidden --total-timesteps 4000 $one" \
+                "rps=$(gym RockPaperScissors) --total-timesteps 4000 $one" \
+                "count=$(gym Count '{"masked_choices": 2}') --total-timesteps 2000 $one" \
+                "hotdog=$(gym NotHotdog) --total-timesteps 33000 $one" \
+                "lava=$(gym FloorIsLava) --total-timesteps 33000 $one --wrap relative:Player:x,y" \
+                "bandit=$(gym MultiArmedBandit) --total-timesteps 33000 $many"
+            ;;
+    esac
+done

@@ -21,11 +21,11 @@ class StatelessCartPoleEnv(CartPoleEnv):
 
     Observation: float32 [2], cart position and pole angle (radians); bounds of the space +-4.8 and
     +-0.418. With `velocities` a dict: these are "places", and "velocities" float32 [2] are for
-    --critic-only velocities. Action: 0 pushes the cart to the left, 1 to the right. Reward 1 per step. Episode end:
-    terminated where the pole leans more than 12 degrees or the cart is beyond +-2.4; gym.make()
-    adds a limit of 500 steps (truncated). `gym.make("StatelessCartPole-v1", max_episode_steps=-1)`
-    has no limit and `max_episode_steps=1000` another one. Without a limit an episode of a good
-    policy does not end, nor does an evaluation that waits for it.
+    --critic-only velocities. Action: 0 pushes the cart to the left, 1 to the right. Reward 1 per
+    step. Episode end: terminated where the pole leans more than 12 degrees or the cart is beyond
+    +-2.4; gym.make() adds a limit of 500 steps (truncated). `gym.make("StatelessCartPole-v1",
+    max_episode_steps=-1)` has no limit and `max_episode_steps=1000` another one. Without a limit an
+    episode of a good policy does not end, nor does an evaluation that waits for it.
 
     Args:
         sutton_barto_reward: 0 per step and -1 at the end, as in CartPoleEnv.

@@ -415,7 +415,7 @@ def class_of(name: str) -> Callable:
         return ENV_REGISTRY[name]
     if ":" not in str(name):
         raise gym.error.Error(f"name is {name!r}; {list(ENV_REGISTRY)} or module:Class is needed")
-    return import_function("name", name)
+    return import_function("name", name, "module:Class")
 
 
 def kind_of(space: Any) -> str:

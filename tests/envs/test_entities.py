@@ -279,6 +279,7 @@ def test_chance():
     "kwargs, problem",
     [
         ({"name": "Villag"}, r"name is 'Villag'; \[.*\] or module:Class is needed"),
+        ({"name": "a b:Village"}, "^name is 'a b:Village'; module:Class is needed"),
         ({"name": "villages:Village"}, "there is no module villages"),
         ({"actors": {"walk": []}}, "there is no action 'walk', there are"),
         ({"actees": {"pick": ["Tree"]}}, "action 'pick': entity 'w0' is not in the set 'Tree'"),

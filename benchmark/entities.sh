@@ -31,5 +31,25 @@ for part in ${PARTS:-short long table}; do
                 "lava=$(gym FloorIsLava) --total-timesteps 33000 $one --wrap relative:Player:x,y" \
                 "bandit=$(gym MultiArmedBandit) --total-timesteps 33000 $many"
             ;;
+        long)
+            balls='{"max_balls": 32, "one_hot": true, "randomize": true}'
+            for command in \
+                "cherry=$(gym CherryPick) --total-timesteps 250000 $many" \
+                "origin=$(gym MoveToOrigin) --total-timesteps 250000 $many" \
+                "xor=$(gym Xor) --total-timesteps 250000 $one --ent-coef 0.1" \
+                "balls=$(gym PickMatchingBalls "$balls") --total-timesteps 500000 $many --set-layers 2" \
+                "sweeper=$(gym MineSweeper) --total-timesteps 500000 $many" \
+                "minefield=$(gym Minefield) --total-timesteps 500000 $many --wrap relative:Vehicle:x_pos,y_pos:direction --norm-obs" \
+                "snake=$(gym MultiSnake '{"num_snakes": 1}') --total-timesteps 500000 $many --wrap relative:SnakeHead:x,y"; do
+                [[ "$command" =~ ^${ONLY:-} ]] && run "$@" --commands "$command"
+            done
+            ;;
+        table)
+            "$PYTHON" benchmark/report.py --table $TABLE --beside published.csv --columns steps SPS final greedy --systems \
+                "RockPaperScissors|ppo_graph.py --critic-only hidden=rps_critic_*" "RockPaperScissors|ppo_graph.py=rps_E*" \
+                "MultiArmedBandit|ppo_graph.py=bandit_*" "NotHotdog|ppo_graph.py=hotdog_*" "Count|ppo_graph.py=count_*" \
+                "FloorIsLava|ppo_graph.py, relative=lava_*" \
+                --note "Theirs (columns return, within): what the comments of enn-trainer's configurations say."
+            ;;
     esac
 done

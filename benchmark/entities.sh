@@ -24,8 +24,8 @@ for part in ${PARTS:-short long table}; do
             hidden="cleanrl_graph/ppo_graph.py --env-id envs:EntityGym-v0"
             hidden+=" --env-kwargs '{\"name\": \"RockPaperScissors\", \"hidden\": true}'"
             run "$@" --commands \
-                "rps_critic=$hidden --critic-only hidden --total-timesteps 4000 $one" \
-                "rps=$(gym RockPaperScissors) --total-timesteps 4000 $one" \
+                "rps_critic=$hidden --critic-only hidden --total-timesteps 4000 ${one/500/2000}" \
+                "rps=$(gym RockPaperScissors) --total-timesteps 4000 ${one/500/2000}" \
                 "count=$(gym Count '{"masked_choices": 2}') --total-timesteps 2000 $one" \
                 "hotdog=$(gym NotHotdog) --total-timesteps 33000 $one" \
                 "lava=$(gym FloorIsLava) --total-timesteps 33000 $one --wrap relative:Player:x,y" \

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 TABLE=critic_only
 
-flags="--env-id envs:StatelessCartPole-v1 --total-timesteps 200000 --eval-episodes 100"
+flags="--env-id envs:StatelessCartPole-v1 --total-timesteps 120000 --eval-episodes 100"
 sees="--env-kwargs '{\"velocities\": true}' --critic-only velocities"
 for part in ${PARTS:-frames lstm table}; do
     case $part in

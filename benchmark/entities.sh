@@ -16,7 +16,8 @@ gym() {  # NAME [KWARGS]: the flags of an example
     echo "cleanrl_graph/ppo_graph.py --env-id envs:EntityGym-v0 --env-kwargs '{\"name\": \"$1\"$more}'"
 }
 one="--num-envs 16 --num-steps 16 --learning-rate 1e-3 --eval-episodes 500"
-many="--num-envs 64 --num-steps 32 --learning-rate 1e-3 --eval-episodes 200 --eval-max-steps 1000"
+rps="--num-envs 16 --num-steps 16 --learning-rate 3e-3 --no-clip-vloss --eval-episodes 2000"  # 15 updates
+many="--num-envs 64 --num-steps 32 --learning-rate 1e-3 --norm-obs --eval-episodes 200 --eval-max-steps 1000"
 
 for part in ${PARTS:-short long table}; do
     case $part in
@@ -24,8 +25,8 @@ for part in ${PARTS:-short long table}; do
             hidden="cleanrl_graph/ppo_graph.py --env-id envs:EntityGym-v0"
             hidden+=" --env-kwargs '{\"name\": \"RockPaperScissors\", \"hidden\": true}'"
             run "$@" --commands \
-                "rps_critic=$hidden --critic-only hidden --total-timesteps 4000 ${one/500/2000}" \
-                "rps=$(gym RockPaperScissors) --total-timesteps 4000 ${one/500/2000}" \
+                "rps_critic=$hidden --critic-only hidden --total-timesteps 4000 $rps" \
+                "rps=$(gym RockPaperScissors) --total-timesteps 4000 $rps" \
                 "count=$(gym Count '{"masked_choices": 2}') --total-timesteps 2000 $one" \
                 "hotdog=$(gym NotHotdog) --total-timesteps 33000 $one" \
                 "lava=$(gym FloorIsLava) --total-timesteps 33000 $one --wrap relative:Player:x,y" \
@@ -35,11 +36,11 @@ for part in ${PARTS:-short long table}; do
             balls='{"max_balls": 32, "one_hot": true, "randomize": true}'
             for command in \
                 "cherry=$(gym CherryPick) --total-timesteps 250000 $many" \
-                "origin=$(gym MoveToOrigin) --total-timesteps 250000 $many" \
+                "origin=$(gym MoveToOrigin) --total-timesteps 120000 $many" \
                 "xor=$(gym Xor) --total-timesteps 250000 $one --ent-coef 0.1" \
                 "balls=$(gym PickMatchingBalls "$balls") --total-timesteps 500000 $many --set-layers 2" \
                 "sweeper=$(gym MineSweeper) --total-timesteps 500000 $many" \
-                "minefield=$(gym Minefield) --total-timesteps 500000 $many --wrap relative:Vehicle:x_pos,y_pos:direction --norm-obs" \
+                "minefield=$(gym Minefield) --total-timesteps 500000 $many --wrap relative:Vehicle:x_pos,y_pos:direction" \
                 "snake=$(gym MultiSnake '{"num_snakes": 1}') --total-timesteps 500000 $many --wrap relative:SnakeHead:x,y"; do
                 [[ "$command" =~ ^${ONLY:-} ]] && run "$@" --commands "$command"
             done

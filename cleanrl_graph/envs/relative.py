@@ -9,6 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+NOT_INPUT = ("action_mask", "node_ids")  # keys that are no positions
+
 
 class Relative(gym.ObservationWrapper):
     """Positions as the first row of a set sees them, the reference. Its position is subtracted from
@@ -34,7 +36,7 @@ class Relative(gym.ObservationWrapper):
             self.names = env.get_wrapper_attr("feature_names")
         columns = {}  # key -> the names of its columns
         for key, space in leaves_in(env.observation_space):
-            if row_space(space) is not None:
+            if row_space(space) is not None and key.split(".")[0] not in NOT_INPUT:
                 columns[key] = self.columns(key, space)
         needed = position + [direction] * (direction is not None)
         own = columns.get(self.key, [])

@@ -256,6 +256,7 @@ class Field(gym.Env):
             map=spaces.Graph(spaces.Box(0, 9, (3,)), spaces.Box(0, 1, (1,))),
             target=spaces.Box(-9, 9, (3,)),
             count=spaces.Discrete(3),
+            action_mask=spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True),
         )
         if named:
             self.feature_names = {"car": ["x", "y", "angle"], "inner.mines": ["x", "y"]}
@@ -274,6 +275,7 @@ class Field(gym.Env):
             "map": trees,
             "target": np.array([7, 3, 2], np.float32),
             "count": 1,
+            "action_mask": np.ones((2, 2), np.int8),
         }
 
     def reset(self, *, seed=None, options=None):
@@ -295,6 +297,7 @@ def test_relative_positions(stack):
         assert car == pytest.approx(np.array([[2, 1, np.pi / 2], [2, 0, 0]]))
         assert obs["map"].nodes.tolist() == [[-1, -1, 0], [-2, 0, 0]]
         assert obs["map"].edges.tolist() == [[1]] and obs["count"] == 1
+        assert obs["action_mask"].all()
         assert obs["target"].tolist() == [7, 3, 2]
     low = env.observation_space["map"].node_space.low
     assert low.tolist() == [-np.inf, -np.inf, 0]

@@ -42,7 +42,7 @@ for part in ${PARTS:-short long table}; do
                 "sweeper=$(gym MineSweeper) --total-timesteps 500000 $many" \
                 "minefield=$(gym Minefield) --total-timesteps 500000 $many --wrap relative:Vehicle:x_pos,y_pos:direction" \
                 "snake=$(gym MultiSnake '{"num_snakes": 1}') --total-timesteps 500000 $many --wrap relative:SnakeHead:x,y"; do
-                [[ "$command" =~ ^${ONLY:-} ]] && run "$@" --commands "$command"
+                case $command in ${ONLY:-}*) run "$@" --commands "$command" ;; esac
             done
             ;;
         table)

@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from helpers import run
 
-from cleanrl_graph import load_policy, ppo_graph, ppo_graph_agents, ppo_gtrxl, ppo_lstm_sparse
+from cleanrl_graph import load_policy, ppo_graph, ppo_gtrxl, ppo_lstm_sparse
 from cleanrl_graph.envs.entities import MOST, EntityGymEnv
 
 HAS_PACKAGE = importlib.util.find_spec("entity_gym") is not None
@@ -413,8 +413,7 @@ def test_all_examples_are_there():
 
 
 @needs_package
-@pytest.mark.parametrize("script", [ppo_graph, ppo_graph_agents], ids=lambda s: s.__name__)
-def test_cannon(script, tmp_path):
+def test_cannon(tmp_path):
     """MineSweeper with an entity that selects among two types, beside robots that act."""
     kwargs = {"name": "MineSweeper", "kwargs": CANNON}
     env = make("MineSweeper", **CANNON)
@@ -424,9 +423,8 @@ def test_cannon(script, tmp_path):
     env.step({"Fire Orbital Cannon": 2, "Robot": ({"Move": 4}, {"Move": 4})})
     assert len(env.env.mines) < 5
     flags = dict(env_id="envs:EntityGym-v0", env_kwargs=kwargs)
-    if script is ppo_graph:
-        ran = run(tmp_path, script, **flags)
-        assert ran.scalars["debug/collection_mismatch"][0][1] < 1e-5
+    ran = run(tmp_path, **flags)
+    assert ran.scalars["debug/collection_mismatch"][0][1] < 1e-5
 
 
 @needs_package

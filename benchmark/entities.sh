@@ -16,7 +16,7 @@ gym() {  # NAME [KWARGS]: the flags of an example
     echo "cleanrl_graph/ppo_graph.py --env-id envs:EntityGym-v0 --env-kwargs '{\"name\": \"$1\"$more}'"
 }
 one="--num-envs 16 --num-steps 16 --learning-rate 1e-3 --eval-episodes 500"
-rps="--num-envs 16 --num-steps 16 --learning-rate 3e-3 --no-clip-vloss --eval-episodes 2000"  # 15 updates
+rps="--num-envs 16 --num-steps 16 --learning-rate 3e-3 --no-clip-vloss --eval-episodes 2000"  # 31 updates
 many="--num-envs 64 --num-steps 32 --learning-rate 1e-3 --norm-obs --eval-episodes 200 --eval-max-steps 1000"
 
 for part in ${PARTS:-short long table}; do
@@ -25,8 +25,8 @@ for part in ${PARTS:-short long table}; do
             hidden="cleanrl_graph/ppo_graph.py --env-id envs:EntityGym-v0"
             hidden+=" --env-kwargs '{\"name\": \"RockPaperScissors\", \"hidden\": true}'"
             run "$@" --commands \
-                "rps_critic=$hidden --critic-only hidden --total-timesteps 4000 $rps" \
-                "rps=$(gym RockPaperScissors) --total-timesteps 4000 $rps" \
+                "rps_critic=$hidden --critic-only hidden --total-timesteps 8000 $rps" \
+                "rps=$(gym RockPaperScissors) --total-timesteps 8000 $rps" \
                 "count=$(gym Count '{"masked_choices": 2}') --total-timesteps 2000 $one" \
                 "hotdog=$(gym NotHotdog) --total-timesteps 33000 $one" \
                 "lava=$(gym FloorIsLava) --total-timesteps 33000 $one --wrap relative:Player:x,y" \

@@ -190,7 +190,9 @@ def mean_table(rows: list[dict]) -> str:
     names = [name for name in overall if name not in NAMES]
     if "best_known" in columns_of(rows):
         names.sort(key=overall.get)
-    names += [name for name in CUT if name in overall]
+    for name in CUT:
+        if name in overall:
+            names.append(name)
     lines = [titles, ["---"] * len(titles)]
     for name in names:
         lines.append([name])

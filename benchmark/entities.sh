@@ -35,7 +35,7 @@ for part in ${PARTS:-short long table}; do
         long)
             balls='{"max_balls": 32, "one_hot": true, "randomize": true}'
             for command in \
-                "cherry=$(gym CherryPick) --total-timesteps 250000 $many" \
+                "cherry=$(gym CherryPick) --total-timesteps 54000 $many" \
                 "origin=$(gym MoveToOrigin) --total-timesteps 120000 $many" \
                 "xor=$(gym Xor) --total-timesteps 120000 ${one/-envs 16/-envs 64} --ent-coef 0.1" \
                 "balls=$(gym PickMatchingBalls "$balls") --total-timesteps 500000 $many --set-layers 2" \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The examples of entity-gym beside what the comments of enn-trainer's configs/entity-gym/*.ron say (published.csv). Three
-# seeds. Tasks of one step share their flags, and so do those of several steps; Minefield and MultiSnake have a sixth and a
-# twentieth of the published steps. Goes on where it was stopped. Needs, beside requirements.txt:
+# seeds. Tasks of one step share most flags, and those of several steps all but --set-layers; Minefield and MultiSnake have a
+# sixth and a twentieth of the published steps. Goes on where it was stopped. Needs, beside requirements.txt:
 # pip install --no-deps --ignore-requires-python -r benchmark/requirements-entities.txt
 #
 #     bash benchmark/entities.sh [FLAGS OF run.py]     # PARTS="short long table" is the default
@@ -69,7 +69,8 @@ for part in ${PARTS:-short long table}; do
 give. A system without such columns is ours, with its own steps." \
                 "RockPaperScissors: paper wins half of the time, a return of 1 at most on average; the value, which alone sees the
 opponent, explains 1.00 of the returns' variance in the last update, and 0.00 without it. MineSweeper has no published
-return. Tasks of PARTS=long that are not in the table were not run yet."
+return. CherryPick was trained for a fifth of the published steps, whose return is of sampled actions.
+PickMatchingBalls, MineSweeper, Minefield and MultiSnake (PARTS=long) were not run yet."
             ;;
     esac
 done

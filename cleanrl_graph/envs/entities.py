@@ -246,7 +246,7 @@ class EntityGymEnv(gym.Env):
         info = {}
         if obs.done and obs.metrics:
             info["eval"] = dict(obs.metrics)
-        return self.observe(obs), float(obs.reward), bool(obs.done), False, info
+        return self.observe(obs, obs.done), float(obs.reward), bool(obs.done), False, info
 
     def chosen(self, option: Option, own: list[int]) -> Any:
         """An action of entity-gym. `own` has a value for each row that may act, or the one."""
@@ -268,8 +268,9 @@ class EntityGymEnv(gym.Env):
         self.env.close()
 
     # ---- Observations ----
-    def observe(self, obs) -> dict:
-        """The observation. Remembers which entities the actions mean that follow it."""
+    def observe(self, obs, is_last: bool = False) -> dict:
+        """The observation; nobody acts in a last one. A first one may say that it is done, and is
+        acted on nevertheless. Remembers which entities the actions mean that follow it."""
         result = {}
         ids = {"": [None]}  # set -> id of each row; "" has one
         for name in self.sets:
@@ -287,7 +288,10 @@ class EntityGymEnv(gym.Env):
         masks = {}
         self.acted = {}  # action -> (ids of those that act, their rows, ids of the rows to select)
         for option in self.options:
-            mask = self.mask(obs, option, ids)
+            own = obs.actions.get(option.name)
+            if is_last:
+                own = None
+            mask = self.mask(obs, own, option, ids)
             if option.rows:
                 masks.setdefault(option.rows, {})[option.key] = mask
             else:
@@ -331,9 +335,8 @@ class EntityGymEnv(gym.Env):
             return np.zeros((1, values.shape[1]), np.float32), [None]
         return values, ids
 
-    def mask(self, obs, option: Option, ids: dict[str, list]) -> np.ndarray:
-        """What the action may be. Notes who acts."""
-        own = obs.actions.get(option.name)
+    def mask(self, obs, own: Any, option: Option, ids: dict[str, list]) -> np.ndarray:
+        """What the action may be, given entity-gym's mask, or None. Notes who acts."""
         if kind_of(option.space) == "Global":
             mask = np.ones(len(option.space), np.int8)
             if own is not None and own.mask is not None:
@@ -344,7 +347,7 @@ class EntityGymEnv(gym.Env):
         if not option.set:
             options = option.space.index_to_label
         columns = np.arange(len(options))  # what those who act may choose
-        if own is not None and not obs.done:
+        if own is not None:
             actors = list(self.ids_of(obs, own.actor_types, own.actor_ids))
             if option.set:
                 actees = self.ids_of(obs, own.actee_types, own.actee_ids)

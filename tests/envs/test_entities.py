@@ -258,6 +258,16 @@ def test_episode():
     assert info == {"eval": {"wood": 2.0}}
 
 
+def test_an_episode_that_begins_at_its_end():
+    """Its first observation is acted on all the same."""
+    env = make(length=0)
+    obs = first(env)
+    assert obs["action_mask"]["call"].tolist() == [1, 1]
+    env.env.length = 5
+    env.step({"Worker": 0, "call": 1, "actors": (row(1, 0),) * 2})
+    assert env.env.acts[0]["move"].actors == ["g0", "g1"] and env.env.acts[0]["pick"].actors == []
+
+
 def test_chance():
     """A seed fixes all, whatever else draws from the global generators, which stay as they are; a
     copy goes on alike."""

@@ -1,0 +1,180 @@
+"""The table of VertexCover-v0 from the files of `bash benchmark/vertex_cover.sh`.
+
+    python benchmark/vertex_cover.py --solve     # OR-Tools' CP-SAT on the test graphs: solver.csv
+    python benchmark/vertex_cover.py
+
+It writes table.md, table.csv and table.png in benchmark/results/vertex_cover: mean costs of the
+covers of the 100 test graphs of each size by the models, the greedy rule, the solver and, where
+there are published ones, the guide's networks.
+"""
+
+import csv
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import report
+import tyro
+from flexible_job_shop import read_runs
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cleanrl_graph.envs.vertex_cover import (  # noqa: E402
+    VertexCoverEnv,
+    greedy_cost,
+    random_instance,
+    test_set,
+)
+
+SUITES = {name: entries[0]["nodes"][0] for name, entries in VertexCoverEnv.eval_suites.items()}
+PUBLISHED = {"GraphSAGE": 5.82, "GAT": 8.02, "GCN": 8.60}  # costs of 20 nodes
+
+
+@dataclass
+class Args:
+    solve: bool = False
+    """solves the test graphs and writes solver.csv, no table"""
+    seconds: float = 1.0
+    """time limit of the solver for each graph"""
+    plot: bool = True
+    """if toggled, draws the learning curves"""
+    results: str = str(Path(__file__).parent / "results")
+    """folder of the tables"""
+
+
+def solve(edges: np.ndarray, weights: np.ndarray, seconds: float) -> tuple[float, bool]:
+    """(cost of the best cover that CP-SAT finds, whether it is the optimum)."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    chosen = [model.new_bool_var("") for _ in weights]
+    for source, target in edges.tolist():
+        model.add_bool_or(chosen[source], chosen[target])
+    model.minimize(sum(round(1e6 * w) * x for w, x in zip(weights.tolist(), chosen)))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 1
+    status = solver.solve(model)
+    cost = float(sum(w for w, x in zip(weights, chosen) if solver.value(x)))
+    return cost, status == cp_model.OPTIMAL
+
+
+def solved(args: Args) -> Iterator[dict]:
+    """A row for each test graph."""
+    for nodes in SUITES.values():
+        for k, (edges, weights) in enumerate(tqdm(test_set(nodes), desc=f"{nodes} nodes")):
+            cost, is_optimum = solve(edges, weights, args.seconds)
+            row = {"nodes": nodes, "instance": k, "cost": f"{cost:.6f}"}
+            yield row | {"optimum": int(is_optimum), "seconds": args.seconds}
+
+
+def training_cost(num: int = 3000) -> float:
+    """The mean cost of the greedy rule on graphs of the training."""
+    rng = np.random.default_rng(0)
+    sizes = VertexCoverEnv().sizes
+    costs = [greedy_cost(*random_instance(rng, sizes[k % len(sizes)])) for k in range(num)]
+    return float(np.mean(costs))
+
+
+def rows_of(runs: list[dict], solver: list[dict]) -> dict[str, dict[int, float]]:
+    """Method -> number of nodes -> mean cost."""
+    sizes = list(SUITES.values())
+    rows = {}
+    for seed in dict.fromkeys(run["seed"] for run in runs):
+        own = rows.setdefault(f"ppo_graph.py greedy, seed {seed}", {})
+        for run in runs:
+            if run["seed"] == seed:
+                suite = "nodes20" if run["name"] == "train" else run["name"]
+                own[SUITES[suite]] = float(np.mean(run["eval"]["greedy"]))
+    means = {
+        nodes: float(np.mean([own[nodes] for own in rows.values() if nodes in own]))
+        for nodes in sizes
+        if any(nodes in own for own in rows.values())
+    }
+    rule = {
+        nodes: float(np.mean([greedy_cost(*each) for each in test_set(nodes)])) for nodes in sizes
+    }
+    found = {
+        nodes: float(np.mean([float(row["cost"]) for row in solver if row["nodes"] == str(nodes)]))
+        for nodes in sizes
+        if solver
+    }
+    many = f"mean of {len(rows)} seed{'s' * (len(rows) != 1)}"
+    return (
+        {f"**ppo_graph.py greedy, {many}**": means}
+        | rows
+        | {"greedy rule: least weight for an uncovered edge": rule}
+        | {f"CP-SAT, at most {row['seconds']} s": found for row in solver[:1]}
+        | {f"{name}, the guide": {20: cost} for name, cost in PUBLISHED.items()}
+    )
+
+
+def document(rows: dict, runs: list[dict], solver: list[dict]) -> str:
+    """table.md."""
+    sizes = list(SUITES.values())
+    lines = [["mean cost", *(f"{nodes} nodes" for nodes in sizes)]]
+    lines[0].append("above the optimum of 20, %")
+    best = next((row[20] for name, row in rows.items() if name.startswith("CP-SAT")), np.nan)
+    for name, row in rows.items():
+        cells = [f"{row[nodes]:.3f}" if nodes in row else "" for nodes in sizes]
+        gap = 100 * (row.get(20, np.nan) / best - 1)
+        lines.append([name, *cells, f"{gap:.1f}" if np.isfinite(gap) else ""])
+    unique = lambda values: ", ".join(dict.fromkeys(values))
+    proved = ", ".join(
+        f"{sum(row['optimum'] == '1' for row in solver if row['nodes'] == str(nodes))} of {nodes} "
+        "nodes"
+        for nodes in sizes
+    )
+    parts = ["    bash benchmark/vertex_cover.sh"]
+    parts.append(
+        f"{unique(run['cpu'] for run in runs)}, one core per run, torch "
+        f"{unique(run['versions']['torch'] for run in runs)}, commit "
+        f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, "
+        f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether."
+    )
+    parts.append(
+        "Mean weight of the vertex covers of 100 test graphs. Trained for 100,000 steps on graphs "
+        "of 5, 10 and 15 nodes, greedy actions. The guide's figures are of its repository "
+        "(alex-schutz/RL-with-GNNs, 20 nodes, 100,000 steps, its networks and Stable-Baselines3's "
+        f"PPO). Of the solver's covers these are proved to be the best: {proved}."
+    )
+    parts += [report.markdown(lines), "![learning curves](table.png)", "Commands:"]
+    parts.append("\n".join(f"    {run['command']}" for run in runs))
+    return "\n\n".join(parts) + "\n"
+
+
+def main(args: Args) -> None:
+    folder = Path(args.results) / "vertex_cover"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "solver.csv"
+    if args.solve:
+        found = list(solved(args))
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(found)
+        return
+    runs = read_runs(folder / "runs")
+    if not runs:
+        raise SystemExit(f"{folder / 'runs'}: no model has been played")
+    solver = report.read(path) if path.exists() else []
+    rows = rows_of(runs, solver)
+    text = document(rows, runs, solver)
+    (folder / "table.md").write_text(text)
+    with open(folder / "table.csv", "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["method", *SUITES.values()])
+        for name, row in rows.items():
+            cells = [f"{row[nodes]:.4f}" if nodes in row else "" for nodes in SUITES.values()]
+            writer.writerow([name.strip("*"), *cells])
+    if args.plot:
+        curves = report.Args("vertex_cover", ("ppo_graph.py=train_*",), results=args.results)
+        curves.reference = (-training_cost(), "greedy rule")
+        report.plot({("", "ppo_graph.py"): report.load_all(curves)}, curves)
+    print(f"{text}\n{folder / 'table.md'}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

@@ -25,7 +25,9 @@ RULES = ("SPT", "MWKR", "MOPNR", "FIFO", "EFT", "random")
 SOURCES = """Sources: [b] Ho et al., Residual Scheduling, arXiv 2309.15517, tables 3 and 4. [e]
 wrqccc/FJSP-DRL on GitHub, test_results; DANIEL is Wang et al. 2023, its rows of the public
 instances are of the model of 10x5 and are gaps to what OR-Tools found. [f] Liao et al., BOPO, arXiv
-2503.07580, as others quote it: it has 6.9 for Residual Scheduling's best of 100 on edata."""
+2503.07580, as others quote it: it has 6.9 for Residual Scheduling's best of 100 on edata. [r]
+ReSched, ICLR 2026, arXiv 2603.07020: its checkpoints of PPO, played with its code and its data; its
+15x10 is of a model that was trained at that size."""
 
 
 @dataclass

@@ -96,11 +96,10 @@ def rows_of(runs: list[dict], solver: list[dict]) -> dict[str, dict[int, float]]
     rule = {
         nodes: float(np.mean([greedy_cost(*each) for each in test_set(nodes)])) for nodes in sizes
     }
-    found = {
-        nodes: float(np.mean([float(row["cost"]) for row in solver if row["nodes"] == str(nodes)]))
-        for nodes in sizes
-        if solver
-    }
+    costs = {}
+    for row in solver:
+        costs.setdefault(int(row["nodes"]), []).append(float(row["cost"]))
+    found = {nodes: float(np.mean(values)) for nodes, values in costs.items()}
     many = f"mean of {len(rows)} seed{'s' * (len(rows) != 1)}"
     return (
         {f"**ppo_graph.py greedy, {many}**": means}

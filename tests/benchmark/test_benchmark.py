@@ -26,12 +26,14 @@ import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
 import fingerprint  # noqa: E402
 import flexible_job_shop  # noqa: E402
+import graph_context  # noqa: E402
 import job_shop  # noqa: E402
 import old_vs_new  # noqa: E402
 import public_tasks  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
+import vertex_cover  # noqa: E402
 
 from cleanrl_graph.services import sweep  # noqa: E402
 from cleanrl_graph.services.arguments import args_of, parse  # noqa: E402
@@ -1207,6 +1209,75 @@ def test_table_of_rules_and_policies(tmp_path, monkeypatch):
     assert "commit 0123456;" in text
 
 
+# ---- vertex_cover.py and graph_context.py ----
+def leave(folder, name, seed, **played):
+    """The json of a finished run."""
+    about = {"exit_code": 0, "cpu": "C", "versions": {"torch": "2"}, "commit": "0123456789"}
+    about |= {"name": name, "seed": seed, "duration": 60, "command": f"ppo_x.py {name} {seed}"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}_{seed}.json").write_text(json.dumps(about | {"eval": played}))
+
+
+def test_table_of_vertex_covers(tmp_path):
+    """Means over graphs, then over seeds; gaps are to the solver's covers of 20 nodes."""
+    folder = tmp_path / "vertex_cover"
+    args = vertex_cover.Args(plot=False, results=str(tmp_path))
+    with pytest.raises(SystemExit, match="no model has been played"):
+        vertex_cover.main(args)
+    for seed in (1, 2):
+        leave(folder / "runs", "train", seed, greedy=[5.0 + seed, 6.0 + seed])
+    leave(folder / "runs", "nodes200", 1, greedy=[50.0])
+    lines = ["nodes,instance,cost,optimum,seconds", "20,0,5.0,1,1.0", "200,0,40.0,0,1.0"]
+    (folder / "solver.csv").write_text("\n".join(lines) + "\n")
+    vertex_cover.main(args)
+    text = (folder / "table.md").read_text()
+    assert "| **ppo_graph.py greedy, mean of 2 seeds** | 7.000 |  | 50.000 | 40.0 |" in text
+    assert "| ppo_graph.py greedy, seed 2 | 7.500 |  |  | 50.0 |" in text
+    assert "| GraphSAGE, the guide | 5.820 |  |  | 16.4 |" in text
+    assert "proved to be the best: 1 of 20 nodes, 0 of 60 nodes, 0 of 200 nodes." in text
+    with open(folder / "table.csv") as file:
+        rule = next(row for row in csv.reader(file) if row[0].startswith("greedy rule"))
+    assert rule[1] == "5.5575"
+
+
+def test_solver_of_vertex_covers():
+    """A star whose centre costs less than its leaves, and an edge beside it."""
+    pytest.importorskip("ortools")
+    edges, weights = np.array([(0, 1), (0, 2), (3, 4)]), np.array([0.5, 0.3, 0.3, 0.25, 0.125])
+    assert vertex_cover.solve(edges, weights, 10) == (0.625, True)
+
+
+def test_table_of_graph_context(tmp_path):
+    """Figures without the flag are those of other tables, of a suite gaps to the best known."""
+    args = graph_context.Args(results=str(tmp_path))
+    with pytest.raises(SystemExit, match="nothing has run"):
+        graph_context.main(args)
+    own = tmp_path / "graph_context" / "runs"
+    leave(tmp_path / "ppo_lstm_sparse" / "runs", "per_node", 1, **{"return": [0.5, 0.7]})
+    leave(own, "explore", 1, **{"return": [0.8]})
+    maps = [
+        "grid4x4 1",
+        "ingolstadt21 1",
+        "cologne3 1",
+        "cologne8 1",
+        "ingolstadt7 1",
+        "arterial4x4 1",
+    ]
+    leave(tmp_path / "traffic" / "runs", "unseen", 1, instance=maps, greedy=[1, 3, 1, 1, 1, 1])
+    leave(own, "unseen", 1, instance=maps, greedy=[1, 6, 1, 1, 1, 1])
+    leave(own, "quick", 1, greedy=[11.0, 12.0], best_known=[10, 10])
+    columns = "name,seed,suite,instance,samples,cost,best_known"
+    rows = ["quick,1,la,la01,0,13,10", "quick,2,la,la01,0,14,10", "quick,1,la,la01,128,1,10"]
+    (tmp_path / "job_shop").mkdir()
+    (tmp_path / "job_shop" / "schedules.csv").write_text("\n".join([columns, *rows]) + "\n")
+    graph_context.main(args)
+    text = (tmp_path / "graph_context" / "table.md").read_text()
+    assert "| GraphExplore-v0 | share of new nodes | 0.600 | 0.6 | 0.800 | 0.8 |" in text
+    assert "four maps, ingolstadt21 | delay, s | 3.000 | 3.0 | 6.000 | 6.0 |" in text
+    assert "| JobShop-v0, la | gap, % | 35.0 ± 5.0 | 30.0, 40.0 | 15.000 | 15.0 |" in text
+    assert "FlexibleJobShop-v0" not in text
+
+
 # ---- The commands of the tables ----
 def parses(command):
     """Whether a script has the flags of a command, given as words without the interpreter.
@@ -1234,6 +1305,7 @@ def parses(command):
         "dag_schedule",
         "demos",
         "flexible_job_shop",
+        "graph_context",
         "job_shop",
         "minigrid_memory",
         "pogema",
@@ -1244,10 +1316,12 @@ def parses(command):
         "ppo_lstm_sparse",
         "public_tasks",
         "recall",
+        "set_layers",
         "skills",
         "speed",
         "stateless_cartpole",
         "third_party",
+        "vertex_cover",
     ],
 )
 def test_commands_of_the_shell_files(tmp_path, script):
@@ -1287,6 +1361,7 @@ if "quick=" in str(sys.argv):
     assert not [call for call in calls if call[0] != "-c" and not (ROOT / call[0]).exists()]
     if script not in ("async", "speed"):
         tables = {"report.py", "third_party.py", "dag_schedule.py", "scores.py"}
+        tables |= {"graph_context.py", "vertex_cover.py"}
         assert "run.py" in names and names & tables
     for call in calls:
         if call[0].startswith("cleanrl_graph/"):
@@ -1303,6 +1378,8 @@ if "quick=" in str(sys.argv):
             tyro.cli(public_tasks.Args, args=call[1:])
         if call[0] == "benchmark/schedules.py":
             tyro.cli(schedules.Args, args=call[1:])
+        if call[0] == "benchmark/vertex_cover.py":
+            tyro.cli(vertex_cover.Args, args=call[1:])
         if call[0].startswith("benchmark/speed/"):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 

@@ -49,12 +49,15 @@ def gaps(run: dict, column: str) -> np.ndarray:
 
 
 def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Method -> suite -> mean gap: greedy of each seed and their mean, the best samples, and the
-    rules."""
+    """Method -> suite -> mean gap: greedy of each seed and their mean, of the seed with larger
+    instances in its training, the best samples, and the rules."""
     rows, by_seed = {}, {}
     for run in runs:
         kind, suite = run["name"].split("-")
-        if kind == "greedy":
+        if kind == "larger":
+            name = f"ppo_graph.py greedy, larger instances in the training, seed {run['seed']}"
+            rows.setdefault(name, {})[suite] = gaps(run, "greedy").mean()
+        elif kind == "greedy":
             by_seed.setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()
             for rule in (name for name in run["eval"] if name.split()[-1] in RULES):
                 *other, name = rule.split()  # a bare name is in the builder of the environment

@@ -12,11 +12,12 @@ TABLE=vertex_cover
 export OMP_NUM_THREADS=1
 
 script="cleanrl_graph/ppo_graph.py --env-id envs:VertexCover-v0"
+train="--gamma 1 --total-timesteps 100000"
 for part in ${PARTS:-models solver table}; do
     case $part in
         models)
             "$PYTHON" benchmark/run.py --table $TABLE --seeds ${SEEDS:-1 2 3} "$@" --commands \
-                "train=$script --gamma 1 --total-timesteps 100000 --eval-suite nodes20 --eval-samples 0 --save-model"
+                "train=$script $train --eval-suite nodes20 --eval-samples 0 --save-model"
             mkdir -p runs/vertex_cover_models
             for seed in ${SEEDS:-1 2 3}; do
                 model=(runs/$TABLE/train_*_s"$seed"_*/*/model.pt)

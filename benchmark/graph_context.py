@@ -39,6 +39,7 @@ class Test(NamedTuple):
 
 GAP = "gap, %"
 LIGHTS = "delay, s"
+LARGER = ("ta15x15", "ta20x20", "ta30x20", "ta50x20", "swv")
 TESTS = [
     Test(
         "GraphExplore-v0", "share of new nodes", "ppo_lstm_sparse", "per_node", "explore", "return"
@@ -81,14 +82,8 @@ TESTS = [
         for suite in ("sd15x10", "sd30x10", "sd40x10", "mk", "edata", "rdata", "vdata")
     ),
     *(
-        Test(
-            f"JobShop-v0, {suite}",
-            GAP,
-            "job_shop",
-            suite,
-            "quick" if suite == "la" else f"quick-{suite}",
-        )
-        for suite in ("la", "ta15x15", "ta20x20", "ta30x20", "ta50x20", "ta100x20", "swv")
+        Test(f"JobShop-v0, {suite}", GAP, "graph_context", f"jobs_without{end}", f"jobs{end}")
+        for suite, end in [("la", ""), *((suite, f"-{suite}") for suite in LARGER)]
     ),
 ]
 
@@ -109,28 +104,13 @@ def of_runs(test: Test, runs: list[dict], name: str) -> dict[int, float]:
     return {run["seed"]: figure(test, run) for run in runs if run["name"] == name and run["eval"]}
 
 
-def of_schedules(suite: str, rows: list[dict]) -> dict[int, float]:
-    """Seed -> mean gap (%) of the greedy schedules of benchmark/schedules.py."""
-    gaps = {}
-    for row in rows:
-        if (row["name"], row["suite"], row["samples"]) == ("quick", suite, "0"):
-            gap = 100 * (float(row["cost"]) / float(row["best_known"]) - 1)
-            gaps.setdefault(int(row["seed"]), []).append(gap)
-    return {seed: float(np.mean(values)) for seed, values in gaps.items()}
-
-
 def rows_of(folder: Path) -> list[dict]:
     """One row per test that has run with the flag: task, what is measured, and seed -> figure
     without and with it."""
     own = read_runs(folder / "graph_context" / "runs")
-    schedules = folder / "job_shop" / "schedules.csv"
     found = []
     for test in TESTS:
-        if test.table == "job_shop":
-            rows = report.read(schedules) if schedules.exists() else []
-            without = of_schedules(test.without, rows)
-        else:
-            without = of_runs(test, read_runs(folder / test.table / "runs"), test.without)
+        without = of_runs(test, read_runs(folder / test.table / "runs"), test.without)
         context = of_runs(test, own, test.name)
         if context:
             found.append({"test": test, "without": without, "with": context})
@@ -158,9 +138,9 @@ def document(rows: list[dict], runs: list[dict]) -> str:
         f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, "
         f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether. Without: the runs of "
         "[GraphExplore](../ppo_lstm_sparse/table.md), [DagSchedule](../dag_schedule/table.md), "
-        "[TrafficLights](../traffic/table.md), "
-        "[FlexibleJobShop](../flexible_job_shop_suites/table.md) and "
-        "[JobShop](../job_shop/table.md), whose commands are the same but for the flag.",
+        "[TrafficLights](../traffic/table.md) and "
+        "[FlexibleJobShop](../flexible_job_shop_suites/table.md), whose commands are the same but "
+        "for the flag, and JobShop's below.",
         "Greedy actions. Gaps are means over the instances to the best known makespan, or to that "
         "of OR-Tools. Less is better, but for the share of new nodes. ± is the standard error over "
         "seeds, which begin with 1.",

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Nodes that see mean, maximum and number of their graph's nodes (--graph-context) beside nodes that do not: the same
-# commands, with and without. The runs without are those of other tables (flexible_job_shop.sh, job_shop.sh,
-# dag_schedule.sh, ppo_lstm_sparse.sh, traffic.sh), which are not repeated. FlexibleJobShop and JobShop are tested on larger
+# commands, with and without. The runs without are those of other tables (flexible_job_shop.sh, dag_schedule.sh,
+# ppo_lstm_sparse.sh, traffic.sh), which are not repeated, but for JobShop. FlexibleJobShop and JobShop are tested on larger
 # instances than those of the training, one policy of traffic lights on a map with more lights (unseen). About an hour and
 # a half of one core per seed; traffic needs benchmark/traffic/requirements.txt.
 #
@@ -46,7 +46,7 @@ hours() { # MAP...: an environment for each map and each demand of the training
 }
 
 flags=("$@")
-for part in ${PARTS:-explore flexible batch continuous grid4x4 unseen quick table}; do
+for part in ${PARTS:-explore flexible batch continuous grid4x4 unseen job_shop table}; do
     case $part in
         explore)
             trains explore "cleanrl_graph/ppo_lstm_sparse.py --env-id envs:GraphExplore-v0 --total-timesteps 250000
@@ -75,12 +75,16 @@ for part in ${PARTS:-explore flexible batch continuous grid4x4 unseen quick tabl
             trains unseen "$lights $(hours grid4x4 cologne3 cologne8 ingolstadt7) --eval-suite all
                 --total-timesteps 115200"
             ;;
-        quick)
-            trains quick "-m torch.distributed.run --standalone --nproc-per-node 2 cleanrl_graph/ppo_graph.py
-                --env-id envs:JobShop-v0 --num-envs 32 --num-minibatches 8 --update-epochs 3 --gamma 1 --save-model
-                --num-steps 64 --learning-rate 1e-3 --total-timesteps 1200000 --eval-suite la --env-kwargs '$job_shop'"
+        job_shop)  # both, as the table of job_shop.sh is of a training that is six times as long
+            both="cleanrl_graph/ppo_graph.py --env-id envs:JobShop-v0 --num-envs 64 --num-steps 64 --num-minibatches 8
+                --update-epochs 3 --learning-rate 1e-3 --gamma 1 --total-timesteps 200000 --eval-suite la --eval-samples 0
+                --save-model --env-kwargs '$job_shop'"
+            trains jobs "$both"
+            run --seeds ${SEEDS:-1 2 3} --commands "jobs_without=$both"
             for seed in ${SEEDS:-1 2 3}; do
-                suites quick "$seed" ta15x15 ta20x20 ta30x20 ta50x20 ta100x20 swv
+                for name in jobs jobs_without; do
+                    suites $name "$seed" ta15x15 ta20x20 ta30x20 ta50x20 swv
+                done
             done
             ;;
         table) "$PYTHON" benchmark/graph_context.py ;;

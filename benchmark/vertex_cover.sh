@@ -12,7 +12,7 @@ TABLE=vertex_cover
 export OMP_NUM_THREADS=1
 
 script="cleanrl_graph/ppo_graph.py --env-id envs:VertexCover-v0"
-train="--gamma 1 --total-timesteps 100000"
+train="--gamma 1 --total-timesteps 100000 --num-envs 16 --learning-rate 1e-3"
 for part in ${PARTS:-models solver table}; do
     case $part in
         models)

@@ -1265,11 +1265,9 @@ def test_table_of_graph_context(tmp_path):
     ]
     leave(tmp_path / "traffic" / "runs", "unseen", 1, instance=maps, greedy=[1, 3, 1, 1, 1, 1])
     leave(own, "unseen", 1, instance=maps, greedy=[1, 6, 1, 1, 1, 1])
-    leave(own, "quick", 1, greedy=[11.0, 12.0], best_known=[10, 10])
-    columns = "name,seed,suite,instance,samples,cost,best_known"
-    rows = ["quick,1,la,la01,0,13,10", "quick,2,la,la01,0,14,10", "quick,1,la,la01,128,1,10"]
-    (tmp_path / "job_shop").mkdir()
-    (tmp_path / "job_shop" / "schedules.csv").write_text("\n".join([columns, *rows]) + "\n")
+    leave(own, "jobs", 1, greedy=[11.0, 12.0], best_known=[10, 10])
+    for seed, cost in ((1, 13.0), (2, 14.0)):
+        leave(own, "jobs_without", seed, greedy=[cost], best_known=[10])
     graph_context.main(args)
     text = (tmp_path / "graph_context" / "table.md").read_text()
     assert "| GraphExplore-v0 | share of new nodes | 0.600 | 0.6 | 0.800 | 0.8 |" in text

@@ -1225,14 +1225,17 @@ def test_table_of_vertex_covers(tmp_path):
     with pytest.raises(SystemExit, match="no model has been played"):
         vertex_cover.main(args)
     for seed in (1, 2):
-        leave(folder / "runs", "train", seed, greedy=[5.0 + seed, 6.0 + seed])
-    leave(folder / "runs", "nodes200", 1, greedy=[50.0])
+        leave(folder / "runs", "train", seed, greedy=[9.0])
+        costs = {"greedy": [5.0 + seed, 6.0 + seed], "best of 16": [5.0, 5.0]}
+        leave(folder / "runs", "nodes20", seed, **costs)
+        leave(folder / "runs", "nodes60", seed, greedy=[50.0 * seed])
     lines = ["nodes,instance,cost,optimum,seconds", "20,0,5.0,1,1.0", "200,0,40.0,0,1.0"]
     (folder / "solver.csv").write_text("\n".join(lines) + "\n")
     vertex_cover.main(args)
     text = (folder / "table.md").read_text()
-    assert "| **ppo_graph.py greedy, mean of 2 seeds** | 7.000 |  | 50.000 | 40.0 |" in text
-    assert "| ppo_graph.py greedy, seed 2 | 7.500 |  |  | 50.0 |" in text
+    assert "| **ppo_graph.py greedy, mean of 2 seeds** | 7.000 | 75.000 |  | 40.0 |" in text
+    assert "| **ppo_graph.py best of 16, mean of 2 seeds** | 5.000 |  |  | 0.0 |" in text
+    assert "| ppo_graph.py greedy, seed 2 | 7.500 | 100.000 |  | 50.0 |" in text
     assert "| GraphSAGE, the guide | 5.820 |  |  | 16.4 |" in text
     assert "proved to be the best: 1 of 20 nodes, 0 of 60 nodes, 0 of 200 nodes." in text
     with open(folder / "table.csv") as file:

@@ -12,14 +12,13 @@ written to ENV.md beside it. An instance without any solution in time has no mak
 cell of its suite says how many those are, and is the mean of the others.
 """
 
-import csv
-import platform
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import tyro
+from tables import added, cpu_name, markdown, read, unique
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -137,20 +136,6 @@ def solve(jobs: Jobs, num_machines: int, seconds: float, workers: int) -> dict:
     }
 
 
-def cpu_name() -> str:
-    """The processor's name, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.split(": ")[1] for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
-
-
-def read(path: Path) -> list[dict]:
-    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-
-
 def key_of(row: dict) -> tuple:
     return row["suite"], row["instance"], float(row["seconds"]), int(row["workers"])
 
@@ -166,8 +151,7 @@ def document(rows: list[dict]) -> str:
                 f"{seconds:g} s, {workers} worker{'s' * (workers > 1)}"
                 for workers, seconds in settings
             ),
-        ],
-        ["---"] * (len(settings) + 1),
+        ]
     ]
     for suite in dict.fromkeys(row["suite"] for row in rows):
         cells = []
@@ -191,13 +175,8 @@ def document(rows: list[dict]) -> str:
         "CP-SAT of OR-Tools {}, {}: mean gap (%) to the best known makespan, plain model of "
         "benchmark/cp_sat.py."
     )
-    names = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in ("version", "cpu"))
-    return (
-        about.format(*names)
-        + "\n\n"
-        + "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        + "\n"
-    )
+    names = (unique(row[name] for row in rows) for name in ("version", "cpu"))
+    return f"{about.format(*names)}\n\n{markdown(lines)}\n"
 
 
 def main(args: Args) -> None:
@@ -215,7 +194,6 @@ def main(args: Args) -> None:
             "OR-Tools is not installed: pip install -r benchmark/requirements.txt"
         ) from None
     path = Path(args.results) / f"{args.env}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
     done, about = (
         {key_of(row) for row in read(path)},
         {"version": ortools.__version__, "cpu": cpu_name()},
@@ -226,15 +204,12 @@ def main(args: Args) -> None:
         for suite in args.suites
         for kwargs in env.eval_suites[suite][: args.max_instances]
     ]
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
-        if file.tell() == 0:
-            writer.writeheader()
+    with added(path, COLUMNS) as add:
         for suite, name, seconds, workers in tqdm(
             [key for key in todo if key not in done], unit="instance"
         ):
             *instance, best_known = load(name)
-            writer.writerow(
+            add(
                 {
                     "suite": suite,
                     "instance": name,
@@ -245,7 +220,6 @@ def main(args: Args) -> None:
                     **solve(*instance, seconds, workers),
                 }
             )
-            file.flush()
     text = document(read(path))
     path.with_suffix(".md").write_text(text)
     print(text)

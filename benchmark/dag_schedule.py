@@ -3,7 +3,7 @@ benchmark/dag_schedule.sh.
 
     python benchmark/dag_schedule.py
 
-It writes rules.csv, table.md and table.csv in benchmark/results/dag_schedule.
+It writes rules.csv and table.md in benchmark/results/dag_schedule.
 
 A suite is 100 fixed sets of jobs (workload 0 to 99; task durations are noisy). The exponent of
 "weighted fair" is tuned on the workloads from 1000 on. What stands in rules.csv is not played
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import report
+import tables
 import tyro
 from tqdm import tqdm
 
@@ -60,7 +60,7 @@ def play_rules(path: Path, args: Args) -> dict[tuple, np.ndarray]:
     """(suite, rule, alpha, tuning) -> mean job completion time (s) of each episode, from `path` and
     then played."""
     costs = {}
-    for row in report.read(path) if path.exists() else []:
+    for row in tables.read(path) if path.exists() else []:
         key = row["suite"], row["rule"], float(row["alpha"]), row["tuning"] == "True"
         costs[key] = np.array(json.loads(row["cost"]))
 
@@ -165,16 +165,10 @@ def document(rows: list[dict], runs: list[dict], args: Args) -> str:
         "Poisson process (continuous, load 0.75); 50 executors. ± is the standard error over the "
         "sets of jobs, of the policy over its seeds. The exponent of weighted fair is tuned on "
         f"{args.episodes} other sets.",
-        report.markdown(lines),
+        tables.markdown(lines),
     ]
     if runs:
-        unique = lambda values: ", ".join(dict.fromkeys(values))
-        parts.append(
-            f"Runs: {unique(run['cpu'] for run in runs)}, one core per run that other jobs shared, "
-            f"torch {unique(run['versions']['torch'] for run in runs)}, commit "
-            f"{unique(report.short(run['commit']) for run in runs)}; minutes of training and "
-            f"evaluation: {', '.join(format(run['duration'] / 60, '.0f') for run in runs)}."
-        )
+        parts.append(f"{tables.about(runs)} Other jobs shared the cores.")
         parts += ["Commands:", "\n".join(f"    {run['command']}" for run in runs)]
     return "\n\n".join(parts) + "\n"
 
@@ -182,17 +176,10 @@ def document(rows: list[dict], runs: list[dict], args: Args) -> str:
 def main(args: Args) -> None:
     folder = Path(args.results) / "dag_schedule"
     costs = play_rules(folder / "rules.csv", args)
-    runs = [json.loads(path.read_text()) for path in sorted((folder / "runs").glob("*.json"))]
-    runs = [run for run in runs if run["exit_code"] == 0]
+    runs = list(tables.finished(folder).values())
     rows = rows_of(costs, runs, args)
     text = document(rows, runs, args)
     (folder / "table.md").write_text(text)
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            row | {name: f"{row[name]:.3f}" for name in ("mean", "error", "change")} for row in rows
-        )
     print(f"{text}\n{folder / 'table.md'}")
 
 

@@ -4,7 +4,7 @@
     python benchmark/run.py --check --table popgym --python PYTHON      # one, with its packages
 
 A fingerprint is three losses of the first two updates of a run. run.py reads them from the run's
-own log and writes them into its json. The check starts each command again, with its flags and its
+own log and keeps them in runs.csv. The check starts each command again, with its flags and its
 seed, ends it after two updates and compares. It prints the commands that compute something else
 now, and nothing where there are none; progress and what was not checked go to stderr. Runs of the
 same command at the same commit are checked by the one with the smallest seed. Left out are scripts
@@ -24,7 +24,6 @@ and the command is only printed if today's code differs from that.
 
 import collections
 import contextlib
-import json
 import os
 import re
 import runpy
@@ -37,6 +36,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tables
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,13 +153,13 @@ def check(args: Any, root: Path = ROOT) -> int:
     """Prints the commands in the tables of run.py's `args` that compute something else with the
     code in `root`. Returns their number."""
     runs = {}  # (table, command without its seed, commit) -> runs
-    for path in sorted(Path(args.results).glob(f"{args.table or '*'}/runs/*.json")):
-        run = json.loads(path.read_text())
-        command = shlex.split(run["command"])[1:]
-        if run["exit_code"] == 0 and script_of(command) is not None:
-            at = command.index("--seed")
-            rest = shlex.join(command[:at] + command[at + 2 :])
-            runs.setdefault((path.parts[-3], rest, run["commit"]), []).append(run)
+    for folder in sorted(Path(args.results).glob(args.table or "*")):
+        for run in tables.finished(folder).values():
+            command = shlex.split(run.get("command", ""))[1:]
+            if script_of(command) is not None:
+                at = command.index("--seed")
+                rest = shlex.join(command[:at] + command[at + 2 :])
+                runs.setdefault((folder.name, rest, run["commit"]), []).append(run)
     changed = 0
     for (table, _, commit), same in tqdm(runs.items(), unit="command"):
         same = [run for run in same if run.get("fingerprint", True)]  # null: nothing was trained

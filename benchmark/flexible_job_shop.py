@@ -2,7 +2,7 @@
 
     python benchmark/flexible_job_shop.py
 
-It writes table.md and table.csv in benchmark/results/flexible_job_shop_suites.
+It writes table.md in benchmark/results/flexible_job_shop_suites.
 
 Mean gaps (%) per suite: of the random sets to the makespans of OR-Tools with up to 1,800 s, of the
 public instances to the best known ones. Ours are greedy schedules of each seed's model and the best
@@ -11,12 +11,11 @@ published rows are of results/flexible_job_shop_suites/ published.csv, measured 
 """
 
 import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import report
+import tables
 import tyro
 
 RANDOM = ("sd10x5", "sd20x5", "sd15x10", "sd20x10", "sd30x10", "sd40x10")
@@ -34,12 +33,6 @@ ReSched, ICLR 2026, arXiv 2603.07020: its checkpoints of PPO, played with its co
 class Args:
     results: str = str(Path(__file__).parent / "results")
     """folder of the tables"""
-
-
-def read_runs(folder: Path) -> list[dict]:
-    """What the finished runs have left, ordered by seed."""
-    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return sorted((run for run in runs if run["exit_code"] == 0), key=lambda run: run["seed"])
 
 
 def gaps(run: dict, column: str) -> np.ndarray:
@@ -105,14 +98,14 @@ def table(rows: dict[str, dict[str, float]], suites: tuple[str, ...]) -> str:
             f"{row[suite]:.1f}" if np.isfinite(row.get(suite, np.nan)) else "" for suite in suites
         ]
         lines += [[name, *cells]] if any(cells) else []
-    return report.markdown(lines)
+    return tables.markdown(lines)
 
 
 def main(args: Args) -> None:
     folder = Path(args.results) / "flexible_job_shop_suites"
-    runs = read_runs(folder / "runs")
+    runs = sorted(tables.finished(folder).values(), key=lambda run: run["seed"])
     if not runs:
-        raise SystemExit(f"{folder / 'runs'}: no suite has been played")
+        raise SystemExit(f"{folder}: no suite has been played")
     with open(folder / "published.csv", newline="") as file:
         published = {
             f"{row['method']} [{row['source']}]": {
@@ -122,17 +115,9 @@ def main(args: Args) -> None:
         }
     ours = our_rows(runs)
     rows = ours | solver_rows(Path(args.results) / "cp_sat" / "FlexibleJobShop-v0.csv") | published
-    unique = lambda values: ", ".join(dict.fromkeys(values))
-    about = (
-        f"{unique(run['cpu'] for run in runs)}, one core per run, torch "
-        f"{unique(run['versions']['torch'] for run in runs)}, commit "
-        f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, "
-        f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether, trainings not "
-        "counted."
-    )
     parts = [
         "    bash benchmark/flexible_job_shop.sh",
-        about,
+        f"{tables.about(runs)} Trainings are not counted.",
         "Test sets of Song et al. (100 random instances each), gap to OR-Tools with up to 1,800 s:",
         table(rows, RANDOM),
         "Public instances (Brandimarte's mk01-10, Hurink's la01-40), gap to the best known "
@@ -144,17 +129,6 @@ def main(args: Args) -> None:
     ]
     text = "\n\n".join(parts) + "\n"
     (folder / "table.md").write_text(text)
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        suites = (*RANDOM, *PUBLIC)
-        writer.writerow(["method", *suites])
-        for name, row in rows.items():
-            writer.writerow(
-                [
-                    name.strip("*"),
-                    *(f"{row[suite]:.3f}" if suite in row else "" for suite in suites),
-                ]
-            )
     print(f"{text}\n{folder / 'table.md'}")
 
 

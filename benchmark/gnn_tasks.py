@@ -1,7 +1,7 @@
 """--gnn gine against --gnn gin on tasks of other kinds: returns at the end of short trainings, and
 the CPU time of these.
 
-    python benchmark/gnn_tasks.py --out benchmark/results/gnn_tasks.md
+    python benchmark/gnn_tasks.py --out benchmark/results/speed/gnn_tasks.md
 
 Each run is a process with one thread; those that are in gnn_tasks.csv beside --out are not
 repeated. What a run has learned is the mean return of its 100 greedy episodes. benchmark/speed/
@@ -9,7 +9,7 @@ gnn_layers.py compares all layers on JobShop-v0. Without edge features, as in Gr
 and gin are the same layer.
 """
 
-import csv
+import itertools
 import json
 import os
 import re
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from tables import added, read
 
 ROOT = Path(__file__).parents[1]
 SCHEDULING = (
@@ -55,9 +56,12 @@ TASKS = {  # name: (script, steps, flags, what an edge says)
 }
 
 
+COLUMNS = ("task", "layer", "seed", "greedy_return", "cpu_seconds")
+
+
 @dataclass
 class Args:
-    out: Path = Path("benchmark/results/gnn_tasks.md")
+    out: Path = Path("benchmark/results/speed/gnn_tasks.md")
     """file of the table; the runs are in gnn_tasks.csv beside it"""
     seeds: tuple[int, ...] = (1, 2, 3)
     """seeds of the trainings"""
@@ -69,13 +73,17 @@ class Args:
 
 def main(args: Args) -> None:
     path = args.out.with_suffix(".csv")
-    runs = read(path)
-    for seed in args.seeds:
-        for task in args.tasks:
-            for layer in ("gine", "gin"):
-                if (task, layer, seed) not in runs:
-                    runs[task, layer, seed] = train(task, layer, seed, args.scale)
-                    write(path, runs)
+    done = {(row["task"], row["layer"], row["seed"]) for row in read(path)}
+    with added(path, COLUMNS) as add:
+        for key in itertools.product(map(str, args.seeds), args.tasks, ("gine", "gin")):
+            seed, task, layer = key
+            if (task, layer, seed) not in done:
+                figures = train(task, layer, seed, args.scale)
+                add(dict(zip(COLUMNS, (task, layer, seed, *figures))))
+    runs = {}
+    for row in read(path):
+        key = row["task"], row["layer"], int(row["seed"])
+        runs[key] = float(row["greedy_return"]), float(row["cpu_seconds"])
     lines = [
         "    python benchmark/gnn_tasks.py",
         "",
@@ -102,13 +110,13 @@ def main(args: Args) -> None:
     print("\n".join(lines))
 
 
-def train(task: str, layer: str, seed: int, scale: float) -> tuple[float, float]:
+def train(task: str, layer: str, seed: str, scale: float) -> tuple[float, float]:
     """(mean return of the greedy episodes, CPU seconds)"""
     script, steps, flags, _ = TASKS[task]
     command = [
         *(sys.executable, str(ROOT / "cleanrl_graph" / f"{script}.py")),
         *shlex.split(flags.replace('"', '\\"')),
-        *("--gnn", layer, "--seed", str(seed), "--total-timesteps", str(int(scale * steps))),
+        *("--gnn", layer, "--seed", seed, "--total-timesteps", str(int(scale * steps))),
         *("--eval-episodes", "100", "--checkpoint-every", "0", "--checkpoint-minutes", "0"),
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -130,28 +138,7 @@ def train(task: str, layer: str, seed: int, scale: float) -> tuple[float, float]
     mean = float(re.findall(r"-?[\d.]+(?:e-?\d+)?", row)[-1])
     wall = time.perf_counter() - start
     print(json.dumps([task, layer, seed, mean, round(wall)]), file=sys.stderr)
-    return mean, usage.ru_utime + usage.ru_stime
-
-
-def read(path: Path) -> dict[tuple, tuple[float, float]]:
-    if not path.exists():
-        return {}
-    with path.open() as file:
-        return {
-            (row["task"], row["layer"], int(row["seed"])): (
-                float(row["greedy_return"]),
-                float(row["cpu_seconds"]),
-            )
-            for row in csv.DictReader(file)
-        }
-
-
-def write(path: Path, runs: dict) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["task", "layer", "seed", "greedy_return", "cpu_seconds"])
-        for (task, layer, seed), (ret, seconds) in runs.items():
-            writer.writerow([task, layer, seed, f"{ret:.5g}", f"{seconds:.1f}"])
+    return mean, round(usage.ru_utime + usage.ru_stime, 1)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,18 @@ of other tables.
 
     python benchmark/graph_context.py
 
-It writes table.md and table.csv in benchmark/results/graph_context: one row per test, greedy
+It writes table.md in benchmark/results/graph_context: one row per test, greedy
 actions, each seed's figure and their means. Where nothing has run there is no row.
 """
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import report
+import tables
 import tyro
-from flexible_job_shop import read_runs
 
 
 @dataclass
@@ -107,10 +106,10 @@ def of_runs(test: Test, runs: list[dict], name: str) -> dict[int, float]:
 def rows_of(folder: Path) -> list[dict]:
     """One row per test that has run with the flag: task, what is measured, and seed -> figure
     without and with it."""
-    own = read_runs(folder / "graph_context" / "runs")
+    own = list(tables.finished(folder / "graph_context").values())
     found = []
     for test in TESTS:
-        without = of_runs(test, read_runs(folder / test.table / "runs"), test.without)
+        without = of_runs(test, list(tables.finished(folder / test.table).values()), test.without)
         context = of_runs(test, own, test.name)
         if context:
             found.append({"test": test, "without": without, "with": context})
@@ -130,13 +129,9 @@ def document(rows: list[dict], runs: list[dict]) -> str:
     for row in rows:
         test = row["test"]
         lines.append([test.task, test.tested_on, *cells(row["without"]), *cells(row["with"])])
-    unique = lambda values: ", ".join(dict.fromkeys(values))
     parts = [
         "    bash benchmark/graph_context.sh",
-        f"With --graph-context: {unique(run['cpu'] for run in runs)}, one core per run or rank, "
-        f"torch {unique(run['versions']['torch'] for run in runs)}, commit "
-        f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, "
-        f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether. Without: the runs of "
+        f"{tables.about(runs)} Without the flag: the runs of "
         "[GraphExplore](../ppo_lstm_sparse/table.md), [DagSchedule](../dag_schedule/table.md), "
         "[TrafficLights](../traffic/table.md) and "
         "[FlexibleJobShop](../flexible_job_shop_suites/table.md), whose commands are the same but "
@@ -144,7 +139,7 @@ def document(rows: list[dict], runs: list[dict]) -> str:
         "Greedy actions. Gaps are means over the instances to the best known makespan, or to that "
         "of OR-Tools. Less is better, but for the share of new nodes. ± is the standard error over "
         "seeds, which begin with 1.",
-        report.markdown(lines),
+        tables.markdown(lines),
         "Commands:",
         "\n".join(f"    {run['command']}" for run in runs),
     ]
@@ -156,17 +151,9 @@ def main(args: Args) -> None:
     folder = results / "graph_context"
     rows = rows_of(results)
     if not rows:
-        raise SystemExit(f"{folder / 'runs'}: nothing has run")
-    text = document(rows, read_runs(folder / "runs"))
+        raise SystemExit(f"{folder}: nothing has run")
+    text = document(rows, sorted(tables.finished(folder).values(), key=lambda run: run["seed"]))
     (folder / "table.md").write_text(text)
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["task", "measure", "graph_context", "seed", "figure"])
-        for row in rows:
-            for flag in ("without", "with"):
-                for seed, value in row[flag].items():
-                    test = row["test"]
-                    writer.writerow([test.task, test.tested_on, flag, seed, f"{value:.4f}"])
     print(f"{text}\n{folder / 'table.md'}")
 
 

@@ -8,8 +8,8 @@ Mean gaps (%) to the best known makespans per group of instances. Ours are of sc
 (benchmark/schedules.py); the best of n is the mean over the disjoint groups of n among the samples
 that were drawn; the rules run in the same environment; CP-SAT's rows are of benchmark/cp_sat.py;
 what others have published, on other machines, stands in results/job_shop/published.csv and,
-instance by instance, in published_instances.csv. A group has a figure where all its instances have
-one.
+instance by instance, in envs/job_shop_published.csv. A group has a figure where all its instances
+have one.
 """
 
 import csv
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import report
 import schedules
 import tyro
+from tables import markdown, read, unique
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from cleanrl_graph.envs import job_shop  # noqa: E402
@@ -111,7 +111,7 @@ def our_costs(rows: list[dict]) -> dict[str, dict[str, Costs]]:
 def solver_costs(path: Path) -> dict[str, Costs]:
     """Time limit -> makespans of CP-SAT; no solution in time is inf."""
     found = {}
-    for row in schedules.read(path):
+    for row in read(path):
         name = f"CP-SAT {row['version']}, {float(row['seconds']):g} s, {row['workers']} thread"
         found.setdefault(name, {})[row["instance"]] = float(row["makespan"] or "inf")
     return found
@@ -350,7 +350,7 @@ def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
 def main(args: Args) -> None:
     folder = Path(args.results) / "job_shop"
     rows, solver_path = (
-        schedules.read(folder / "schedules.csv"),
+        read(folder / "schedules.csv"),
         Path(args.results) / "cp_sat" / "JobShop-v0.csv",
     )
     if not rows:
@@ -367,7 +367,7 @@ def main(args: Args) -> None:
             for row in csv.DictReader(file)
         }
     per_instance = {}
-    for row in schedules.read(folder / "published_instances.csv"):
+    for row in job_shop.published().values():
         for method, value in row.items():
             if method != "instance" and value:
                 per_instance.setdefault(f"{method} [a]", {})[row["instance"]] = float(value)
@@ -381,25 +381,24 @@ def main(args: Args) -> None:
         family_table(rows),
         seconds_table([row for row in rows if not schedules.MADE.fullmatch(row["suite"])]),
     ]
-    unique = lambda column: ", ".join(dict.fromkeys(row[column] for row in rows))
     parts = [
         "    bash benchmark/job_shop.sh",
-        f"{unique('cpu')}, one thread, commit {unique('commit')}.",
+        f"{unique(row['cpu'] for row in rows)}, one thread. Commits: [all](schedules.csv).",
         "Taillard's 80 instances, mean gap to the best known makespan, %:",
-        report.markdown(short_table(tables[0], solver)),
+        markdown(short_table(tables[0], solver)),
         "All methods:",
-        report.markdown(tables[0]),
+        markdown(tables[0]),
         "The first three instances of each larger group:",
-        report.markdown(tables[1]),
+        markdown(tables[1]),
         "Other instances:",
-        report.markdown(tables[2]),
+        markdown(tables[2]),
         "The test sets of L2D:",
-        report.markdown(tables[3]),
+        markdown(tables[3]),
         "Random instances, 10 of each family, with times or routes that no training has had (but "
         "for uniform, and halves in quick), gap to the lower bound before the first decision:",
-        report.markdown(tables[4]),
+        markdown(tables[4]),
         "Median seconds of an instance:",
-        report.markdown(tables[5]),
+        markdown(tables[5]),
         "![gaps against seconds](gaps.png)",
         SOURCES,
     ]
@@ -413,7 +412,7 @@ def main(args: Args) -> None:
                 writer.writerow(
                     [method, seed, *("" if np.isnan(value) else f"{value:.3f}" for value in values)]
                 )
-    plot(rows, schedules.read(solver_path), folder / "gaps.png")
+    plot(rows, read(solver_path), folder / "gaps.png")
     print(f"{(folder / 'table.md').read_text()}\n{folder / 'table.md'}")
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Job-shop scheduling, the whole table. The README's first command, two ranks on two cores (quick). What its models find,
+# Job-shop scheduling, the whole table. A training by two ranks on two cores (quick). What its models find,
 # instance by instance and with the seconds of each: greedily, forwards and as the better of both directions, on la, ta, orb,
 # swv, abz and yn (greedy), on the test sets of L2D (l2d), on other durations and routes (families), and the best of 128
 # samples (samples): all seeds up to 20x20, beyond one seed, three instances of each group at temperature 1, and all up to

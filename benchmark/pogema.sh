@@ -40,12 +40,9 @@ for part in $PARTS; do
         scores)
             [ -z "$DATA" ] || "$PYTHON" benchmark/pogema/raw_data.py --data "$DATA"
             "$PYTHON" benchmark/pogema/scores.py
-            systems=()  # those that have run
-            for system in "each robot an agent=agents" "without links=no_links" "without cost-to-go=no_cost" \
-                "one reward for all robots=joint"; do
-                ! compgen -G "benchmark/results/$TABLE/runs/${system#*=}_Pogema*.csv" > /dev/null || systems+=("${system}_*")
-            done
-            [ ${#systems[@]} = 0 ] || "$PYTHON" benchmark/report.py --table $TABLE --systems "${systems[@]}" \
+            "$PYTHON" benchmark/report.py --table $TABLE --skip --systems \
+                "each robot an agent=agents_*" "without links=no_links_*" "without cost-to-go=no_cost_*" \
+                "one reward for all robots=joint_*" \
                 --note "The return is the sum over an episode of the robots' mean reward, on tasks of the training. Throughputs: scores.md." ;;
     esac
 done

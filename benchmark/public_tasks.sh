@@ -22,4 +22,4 @@ door="cleanrl_graph/ppo_graph.py --env-id minigrid:MiniGrid-GoToDoor-5x5-v0 --to
 a tenth; the return is the edges among them by their number. The observation is a vector. GoToDoor: the room has four doors of
 different colours; the mission names one, and the action 'done' ends the episode, with a reward beside that door." \
         "Without the mission one door of four is right: at most 0.25. Rules and random actions (column return): 500
-episodes with seeds of their own. The steps do not suffice to solve GoToDoor; table.csv has each seed."
+episodes with seeds of their own. The steps do not suffice to solve GoToDoor."

@@ -12,4 +12,4 @@ export OMP_NUM_THREADS=1
 "$PYTHON" benchmark/reliability/kill.py --times 40 --out $RESULTS/kill.md
 "$PYTHON" benchmark/reliability/soak.py --total-timesteps 2000000 --out $RESULTS/soak.md
 "$PYTHON" benchmark/reliability/soak.py --total-timesteps 1000000 --num-workers 1 --out $RESULTS/soak_workers.md
-"$PYTHON" benchmark/reliability/tries.py --out $RESULTS
+"$PYTHON" tests/tries.py --out $RESULTS

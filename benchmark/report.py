@@ -1,23 +1,22 @@
-"""The table and the picture of benchmark/results/TABLE from the files of its runs
+"""The table and the picture of benchmark/results/TABLE from its runs.csv and curves.csv.gz
 (benchmark/run.py) and nothing else.
 
     python benchmark/report.py --table stateless_cartpole --target 475 \
-        --systems "LSTM=lstm_*" "RLlib=../peers/rllib_*"
+        --systems "LSTM=lstm_*" "RLlib=rllib_*"
 
-Writes TABLE/table.md, table.csv (one row per run) and table.png: learning curves against steps
+Writes TABLE/table.md and table.png: learning curves against steps
 (sample efficiency) and against wall time, the interquartile mean over seeds with its 95% bootstrap
 interval (scipy; a curve of fewer than three seeds has no band). The picture needs
 benchmark/requirements.txt, the table (--no-plot) does not.
 
-A csv of a peer has the columns step, wall_seconds and mean_return_100 instead of one row per
+The curve of a peer has the columns step, wall_seconds and mean_return_100 instead of one row per
 episode.
 """
 
-import csv
-import json
 import re
 import sys
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +24,9 @@ import numpy as np
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import tables  # noqa: E402
+from tables import markdown, read  # noqa: E402
+
 from cleanrl_graph.services.plot import on_grid, running_mean  # noqa: E402
 
 COLOURS = (
@@ -46,8 +48,10 @@ class Args:
     table: str
     """folder in --results"""
     systems: tuple[str, ...] = ("*",)
-    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the csv files in TABLE/runs (no ending); PANEL is the
-    environment by default; a PATTERN alone takes the names of the runs as labels"""
+    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the runs of the table; PANEL is the environment by
+    default; a PATTERN alone takes the names of the runs as labels"""
+    skip: bool = False
+    """if toggled, leave out systems without a finished run"""
     columns: tuple[str, ...] = ("steps", "SPS", "final", "greedy")
     """columns of the table: steps, SPS, minutes, final, best, MMER, greedy, and "greedy 0", "greedy
     1" and so on for the groups z_0, z_1 or task_0, task_1 of the evaluation ("greedy NAME" for a
@@ -96,9 +100,10 @@ class Run(NamedTuple):
 
 
 # ---- Files ----
-def load(path: Path, panel: str | None, label: str | None, args: Args) -> Run | None:
-    """None if the run is not finished."""
-    rows = read(path)
+def load(
+    key: str, settings: dict, rows: list[dict], panel: str | None, label: str | None, args: Args
+) -> Run | None:
+    """None if no episode has ended."""
     column = lambda name: np.array([float(row[name]) for row in rows])
     shown = lambda values: args.scale * values + args.offset
     if not rows:
@@ -106,18 +111,8 @@ def load(path: Path, panel: str | None, label: str | None, args: Args) -> Run | 
     if "mean_return_100" in rows[0]:
         curve = column("step"), column("wall_seconds"), shown(column("mean_return_100"))
         keep = np.isfinite(curve[2])
-        return Run(
-            panel or "",
-            label or path.stem,
-            path.stem.split("_")[-1],
-            *(x[keep] for x in curve),
-            None,
-            None,
-            {},
-        )
-    settings = json.loads(path.with_suffix(".json").read_text())
-    if settings["exit_code"] != 0:
-        return None
+        name, _, seed = key.rpartition("_")
+        return Run(panel or "", label or name, seed, *(x[keep] for x in curve), None, None, {})
     returns, ended = shown(column("return")), column("episodes")
     env = re.sub(r"^popgym-|-v\d+$", "", settings["env_id"].split(":")[-1])
     return Run(
@@ -134,24 +129,23 @@ def load(path: Path, panel: str | None, label: str | None, args: Args) -> Run | 
 
 
 def load_all(args: Args) -> list[Run]:
-    """Raises ValueError for a pattern without a finished run."""
-    runs, folder = [], Path(args.results) / args.table / "runs"
+    """Raises ValueError for a pattern without a finished run, but with --skip."""
+    runs, folder = [], Path(args.results) / args.table
+    finished, curves = tables.finished(folder), tables.curves_of(folder)
     for system in args.systems:
         name, _, pattern = system.rpartition("=")
         panel, bar, label = name.rpartition("|")
-        paths = sorted((folder / pattern).parent.resolve().glob(Path(pattern).name + ".csv"))
-        found = [load(path, panel if bar else None, label or None, args) for path in paths]
-        if not any(found):
+        found = [
+            load(key, finished[key], curves.get(key, []), panel if bar else None, label, args)
+            for key in finished
+            if fnmatchcase(key, pattern)
+        ]
+        if not any(found) and not args.skip:
             raise ValueError(f"{args.table}: no finished run matches {pattern}")
         runs += [run for run in found if run]
     if len({run.panel for run in runs if run.settings}) == 1:
         runs = [run._replace(panel="") for run in runs]
     return runs
-
-
-def read(path: Path) -> list[dict]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # ---- Figures ----
@@ -315,32 +309,11 @@ def gap_table(groups: dict[tuple, list[Run]]) -> list[list[str]]:
     ]
 
 
-def markdown(rows: list[list[str]]) -> str:
-    return "\n".join(
-        "| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    )
-
-
-def short(commit: str) -> str:
-    """The first 7 digits, and "-dirty" if the scripts were changed since."""
-    return re.sub(r"^(\w{7})\w*", r"\1", commit)
-
-
 def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     settings = [run.settings for runs in groups.values() for run in runs if run.settings]
-    unique = lambda values: ", ".join(dict.fromkeys(value for value in values if value))
-    days = sorted(entry["started"][:10] for entry in settings)
-    seconds = sum(entry["duration"] for entry in settings)
     parts = [f"    bash benchmark/{re.sub('_(quick|long)$', '', args.table)}.sh"]
     if settings:
-        parts += [
-            f"{unique(entry[name] for name in ('cpu', 'gpu') for entry in settings)}, one core per "
-            f"run or rank, torch {unique(entry['versions'].get('torch') for entry in settings)}, "
-            f"commit {unique(short(entry.get('commit', '')) for entry in settings) or 'unknown'}, "
-            f"{' to '.join(dict.fromkeys([days[0], days[-1]]))}; {len(settings)} runs, "
-            f"{seconds / 60:.0f} minutes altogether. A csv and a json (command, commit, versions) "
-            "per run: [runs](runs)."
-        ]
+        parts += [tables.about(settings)]
     parts += args.note
     main = table(groups, args)
     parts += [markdown(main)]
@@ -498,18 +471,6 @@ def main(args: Args) -> None:
     folder = Path(args.results) / args.table
     text = document(groups, args)
     (folder / "table.md").write_text(text)
-    figures = [(run, stats(run, args)) for runs in groups.values() for run in runs]
-    rows = [
-        {"task": run.panel, "system": run.label, "seed": run.seed}
-        | {k: f"{v:.6g}" for k, v in values.items()}
-        for run, values in figures
-    ]
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.DictWriter(
-            file, dict.fromkeys(name for row in rows for name in row), restval=""
-        )
-        writer.writeheader()
-        writer.writerows(rows)
     if args.plot:
         plot(groups, args)
     print(f"{text}\n{folder / 'table.md'}")

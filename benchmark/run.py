@@ -4,18 +4,22 @@ again.
     python benchmark/run.py --table cartpole --env-ids CartPole-v1 --seeds 1 2 3 --workers 2 \
         --commands "ppo_graph=cleanrl_graph/ppo_graph.py --total-timesteps 100000"
 
-A run is NAME_ENV_sSEED_HASH; the hash is that of its normalised command, environment and seed. When
-it ends, two files appear in benchmark/results/TABLE/runs (each written beside and renamed):
+A run is NAME_ENV_sSEED_HASH; the hash is that of its normalised command, environment and seed.
+What it leaves stands in two files of benchmark/results/TABLE (tables.py reads and writes them):
 
-- .csv: one row per finished episode: step, wall_time (seconds since the training began), return,
-  length, SPS, episodes. Where these are more than --max-rows, a row is the mean of the `episodes`
-  episodes that ended in the same w steps, w the smallest power of two that is enough; `step` and
-  `wall_time` are those of the last of them.
-- .json: command, commit, versions, machine, start, duration, exit code, and of a finished run steps
-  and SPS of its last update, the largest collection_mismatch of all updates, the fingerprint
+- curves.csv.gz: one row per finished episode: step, wall_time (seconds since the training began),
+  return, length, SPS, episodes. Where these are more than --max-rows, a row is the mean of the
+  `episodes` episodes that ended in the same w steps, w the smallest power of two that is enough;
+  `step` and `wall_time` are those of the last of them.
+- runs.csv: command, commit, versions, machine, start, duration, exit code, and of a finished run
+  steps and SPS of its last update, the largest collection_mismatch of all updates, the fingerprint
   (fingerprint.py: the losses of its first two updates) and eval (the columns of the script's
   eval.csv). A failed run has the end of its stderr and counts as not run. A run is finished when
   its exit code here is 0.
+
+When a run ends, both are files of its own in TABLE/runs; they are packed into those of the table
+when the runner ends, and those that a killed one has left by the next one. --pack does that alone,
+for one table or for all.
 
 --check runs nothing to its end: it lists the commands of the tables whose fingerprint the code of
 today does not have any more, and the exit code is 1 if there are any.
@@ -53,6 +57,7 @@ import tyro
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 import fingerprint  # noqa: E402
+import tables  # noqa: E402
 
 from cleanrl_graph.services.plot import events_of  # noqa: E402
 from cleanrl_graph.services.sweep import FAILED, Job, tail, work  # noqa: E402
@@ -87,7 +92,7 @@ COLUMNS = ("step", "wall_time", "return", "length", "SPS", "episodes")
 @dataclass
 class Args:
     table: str = ""
-    """name of the folder in --results that receives the files; with --check empty for all"""
+    """name of the folder in --results; with --check or --pack empty for all"""
     commands: tuple[str, ...] = ()
     """NAME=SCRIPT FLAGS, quoted as for a shell; --seed, --env-id and --run-dir are added"""
     env_ids: tuple[str, ...] = ()
@@ -99,7 +104,7 @@ class Args:
     max_minutes: float = float("inf")
     """stop after this time; what is left runs next time"""
     max_rows: int = 500
-    """rows of a csv, see above"""
+    """rows of a curve, see above"""
     results: str = str(ROOT / "benchmark" / "results")
     """folder of the tables"""
     run_dir: str = str(ROOT / "runs")
@@ -108,10 +113,12 @@ class Args:
     """interpreter of the scripts"""
     check: bool = False
     """list what computes something else today, see above"""
+    pack: bool = False
+    """put the files of runs that have ended into those of their tables, see above"""
 
 
 class Run(NamedTuple):
-    """A command with its seed; `key` names its files."""
+    """A command with its seed; `key` names it."""
 
     key: str
     command: list[str]  # without the interpreter and --run-dir
@@ -157,13 +164,6 @@ def all_runs(args: Args) -> list[Run]:
 
 
 # ---- What a run leaves ----
-def write(path: Path, text: str) -> None:
-    """The file is there as a whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def largest(folder: Path, name: str) -> float | None:
     """The largest value of a scalar in all event files; None if there is none."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -228,11 +228,8 @@ def machine() -> dict:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             pass
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"model name\s*: (.*)", info)
     gpu = output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    cpu = model[1] if model else platform.processor()
-    return {"commit": commit, "versions": versions, "cpu": cpu, "gpu": gpu or None}
+    return {"commit": commit, "versions": versions, "cpu": tables.cpu_name(), "gpu": gpu or None}
 
 
 # ---- Processes ----
@@ -269,7 +266,7 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
     }
     if exit_code == 0:
         episodes, updates = events_of(folder)
-        write(results / f"{run.key}.csv", csv_text(episodes, updates, args.max_rows))
+        tables.write(results / f"{run.key}.csv", csv_text(episodes, updates, args.max_rows))
         settings["steps"], settings["SPS"] = updates[-1] if updates else (0, 0)
         settings["collection_mismatch"] = largest(folder, "debug/collection_mismatch")
         settings["fingerprint"] = fingerprint.read(folder)
@@ -279,36 +276,37 @@ def record(run: Run, exit_code: int, began: float, about: dict, args: Args) -> N
         settings["stderr"] = [
             line.replace(str(ROOT), ".").replace(sys.prefix, "") for line in lines
         ]
-    write(
-        results / f"{run.key}.json",
-        "{\n"
-        + ",\n".join(
-            f" {json.dumps(name)}: {json.dumps(value)}" for name, value in settings.items()
-        )
-        + "\n}\n",
-    )
+    tables.write(results / f"{run.key}.json", json.dumps(settings))
 
 
-def is_finished(run: Run, args: Args) -> bool:
-    path = Path(args.results) / args.table / "runs" / f"{run.key}.json"
-    return (
-        path.exists()
-        and path.with_suffix(".csv").exists()
-        and json.loads(path.read_text())["exit_code"] == 0
-    )
+def pack(args: Args) -> None:
+    """Packs the table, or all of them."""
+    results = Path(args.results)
+    folders = [results / args.table] if args.table else results.rglob("runs")
+    for folder in sorted(path.parent if path.name == "runs" else path for path in folders):
+        table = folder.relative_to(results)
+        locked = lock(Path(args.run_dir) / table)
+        print(f"{table}: {tables.pack(folder)} runs are packed")
+        if locked:
+            locked.close()
 
 
 def main(args: Args) -> int:
     if args.check:
         return FAILED if fingerprint.check(args) else 0
+    if args.pack:
+        pack(args)
+        return 0
     if not args.table or not args.commands:
-        raise SystemExit("--table and --commands are needed, or --check")
-    runs = all_runs(args)
-    queue = [run for run in runs if not is_finished(run, args)]
+        raise SystemExit("--table and --commands are needed, or --check, or --pack")
+    runs, table = all_runs(args), Path(args.results) / args.table
+    finished = tables.finished(table)
+    queue = [run for run in runs if run.key not in finished]
     print(f"{args.table}: {len(runs) - len(queue)} of {len(runs)} runs are finished already")
-    if not queue:
+    if not queue and not (table / "runs").exists():
         return 0
     locked = lock(Path(args.run_dir) / args.table)  # noqa: F841  until this function ends
+    tables.pack(table)
     about = machine()
     by_key = {run.key: run for run in queue}
     jobs = []
@@ -322,9 +320,10 @@ def main(args: Args) -> int:
         record(by_key[job.key], exit_code, began, about, args)
 
     code, failed, left = work(jobs, args.workers, ended, 60 * args.max_minutes, ROOT)
+    tables.pack(table)
+    known = tables.runs_of(table)
     for run in failed:
-        path = Path(args.results) / args.table / "runs" / f"{run.key}.json"
-        print(f"FAILED {run.key}: {json.loads(path.read_text())['stderr'][-1]}")
+        print(f"FAILED {run.key}: {known[run.key]['stderr'][-1]}")
     for run in left:
         print(f"left {run.key}")
     print(f"{args.table}: {len(left)} runs are left, {len(failed)} failed")

@@ -15,7 +15,6 @@ well. Suites are those of JobShop-v0, the test sets of L2D (Zhang et al. 2020), 
 flow15x15: 10 random instances.
 """
 
-import csv
 import os
 import re
 import sys
@@ -27,8 +26,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from cp_sat import cpu_name
 from run import machine
+from tables import added, read
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -200,10 +199,6 @@ def key_of(row: dict) -> tuple:
     )
 
 
-def read(path: Path) -> list[dict]:
-    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-
-
 def main(args: Args) -> None:
     known = job_shop.JobShopEnv.eval_suites
     if unknown := [
@@ -229,7 +224,6 @@ def main(args: Args) -> None:
         cool(policies[False], args.temperature)
     whole = {"lookahead": None} if args.whole else {}
     path = Path(args.results) / "schedules.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = read(path)
     if rows and tuple(rows[0]) != COLUMNS:
         raise SystemExit(
@@ -245,17 +239,11 @@ def main(args: Args) -> None:
         if (args.name, args.seed, suite, name, num, args.temperature if num > 0 else 1.0)
         not in done
     ]
-    commit, *dirty = machine()["commit"].partition("-")
-    about = {
-        "name": args.name,
-        "seed": args.seed,
-        "commit": "".join([commit[:7], *dirty]),
-        "cpu": cpu_name(),
-    }
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writeheader()
+    here = machine()
+    commit, *dirty = here["commit"].partition("-")
+    about = {"name": args.name, "seed": args.seed, "cpu": here["cpu"]}
+    about["commit"] = "".join([commit[:7], *dirty])
+    with added(path, COLUMNS) as add:
         for suite, name, instance, num in tqdm(todo, unit="instance"):
             torch.manual_seed(args.seed)
             policy, began, costs = policies[num <= 0], time.perf_counter(), []
@@ -268,7 +256,7 @@ def main(args: Args) -> None:
                     [policy.make_env(instance=each, **whole) for each in drawn[k : k + args.batch]],
                 )
             best_known = job_shop.load_instance(name)[2] if isinstance(instance, str) else ""
-            writer.writerow(
+            add(
                 {
                     "suite": suite,
                     "instance": name,
@@ -281,7 +269,6 @@ def main(args: Args) -> None:
                     **about,
                 }
             )
-            file.flush()
 
 
 if __name__ == "__main__":

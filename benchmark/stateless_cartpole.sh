@@ -8,7 +8,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 TABLE=stateless_cartpole
-PEERS=benchmark/results/$TABLE/peers
+RUNS=benchmark/results/$TABLE/runs
+NOTE=benchmark/results/$TABLE/peers.md  # where the peers were measured
 SEEDS=${SEEDS:-1 2 3 4 5}
 PEER_SEEDS=${PEER_SEEDS:-1 2 3}
 MAX_SECONDS=${MAX_SECONDS:-600}
@@ -25,11 +26,11 @@ peer() {  # PYTHON SCRIPT NAME FLAGS...
     local python=$1 script=$2 name=$3 seed
     shift 3
     for seed in $PEER_SEEDS; do
-        [ -f "$PEERS/${name}_$seed.csv" ] && continue
-        mkdir -p $PEERS
-        "$python" benchmark/peers/"$script".py "$@" --seed "$seed" --max-seconds "$MAX_SECONDS" --out $PEERS/unfinished.csv
-        mv $PEERS/unfinished.csv "$PEERS/${name}_$seed.csv"
-        rm -f $PEERS/note.md  # it says where older files of the peers were measured
+        "$PYTHON" benchmark/tables.py $TABLE "${name}_$seed" > /dev/null && continue
+        mkdir -p $RUNS
+        "$python" benchmark/peers/"$script".py "$@" --seed "$seed" --max-seconds "$MAX_SECONDS" --out "$RUNS/${name}_$seed.csv"
+        echo "{\"name\": \"$name\", \"seed\": $seed, \"exit_code\": 0}" > "$RUNS/${name}_$seed.json"
+        rm -f $NOTE
     done
 }
 
@@ -51,14 +52,15 @@ for part in ${PARTS:-ours peers table}; do
             for model in framestack lstm attention; do
                 peer "$rllib" rllib_stateless_cartpole rllib_$model --model $model --num-env-runners 0
             done
+            "$PYTHON" benchmark/run.py --pack --table $TABLE
             ;;
         table)
             "$PYTHON" benchmark/report.py --table $TABLE --target 475 --log-seconds --systems \
                 "ppo_framestack.py=frames_16_*" "ppo_lstm_sparse.py=lstm_*" "ppo_gtrxl.py=gtrxl_*" \
-                "RLlib, 16 frames=../peers/rllib_framestack_*" "RLlib, LSTM=../peers/rllib_lstm_*" \
-                "RLlib, attention, memory 50=../peers/rllib_attention_*" \
-                "Stable-Baselines3, RecurrentPPO=../peers/sb3_lstm_*" \
-                --note "$(cat $PEERS/note.md 2> /dev/null || echo "All systems ran on this machine.")"
+                "RLlib, 16 frames=rllib_framestack_*" "RLlib, LSTM=rllib_lstm_*" \
+                "RLlib, attention, memory 50=rllib_attention_*" \
+                "Stable-Baselines3, RecurrentPPO=sb3_lstm_*" \
+                --note "$(cat $NOTE 2> /dev/null || echo "All systems ran on this machine.")"
             ;;
     esac
 done

@@ -1,17 +1,15 @@
-"""The table of benchmark/third_party.sh from the files of its runs: environments that nobody of
+"""The table of benchmark/third_party.sh from its runs: environments that nobody of
 this project wrote.
 
     python benchmark/third_party.py
 
-It writes table.md, table.csv and table.png in benchmark/results/third_party.
+It writes table.md and table.png in benchmark/results/third_party.
 
 A training has a return at its start (mean of the first --episodes episodes) and at its end (of the
 last ones, with sampled actions). The short runs, one update each, show that an environment
 constructs and steps. Exit code 1 if a run is missing or its collection_mismatch is not below 1e-5.
 """
 
-import csv
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import report
+import tables
 import tyro
 
 LIMIT = 1e-5  # of debug/collection_mismatch
@@ -126,14 +125,10 @@ def mean_of_first(returns: np.ndarray, ended: np.ndarray, num: int) -> float:
 
 
 def rows_of(package: Package, args: Args) -> list[dict]:
-    """One row per finished run, with the `settings` of its json."""
-    rows = []
-    for path in sorted(
-        (Path(args.results) / "third_party" / "runs").glob(package.pattern + ".json")
-    ):
-        settings = json.loads(path.read_text())
-        if settings["exit_code"]:
-            continue
+    """One row per finished run, with its `settings`."""
+    rows, folder = [], Path(args.results) / "third_party"
+    curves = tables.curves_of(folder) if package.trained else {}
+    for key, settings in tables.finished(folder, package.pattern).items():
         kwargs = re.search(r"--env-kwargs '(.*?)'", settings["command"])
         row = {
             "package": package.name,
@@ -146,9 +141,8 @@ def rows_of(package: Package, args: Args) -> list[dict]:
             "settings": settings,
         }
         if package.trained:
-            episodes = report.read(path.with_suffix(".csv"))
             ended, returns = (
-                np.array([float(line[name]) for line in episodes])
+                np.array([float(line[name]) for line in curves[key]])
                 for name in ("episodes", "return")
             )
             row["return at the start"] = mean_of_first(returns, ended, args.episodes)
@@ -172,7 +166,7 @@ def cell(name: str, value) -> str:
 
 
 def markdown(rows: list[dict], names: tuple[str, ...]) -> str:
-    return report.markdown(
+    return tables.markdown(
         [list(names), *([cell(name, row.get(name)) for name in names] for row in rows)]
     )
 
@@ -199,14 +193,14 @@ def gaps(rows: list[dict]) -> list[str]:
     return lines
 
 
-def document(tables: dict[Package, list[dict]], args: Args) -> str:
+def document(found_of: dict[Package, list[dict]], args: Args) -> str:
     """table.md; note.md beside it says what else should be known of these runs."""
     note = Path(args.results) / "third_party" / "note.md"
-    rows = [row for found in tables.values() for row in found]
+    rows = [row for found in found_of.values() for row in found]
     about = [row["settings"] for row in rows]
-    unique = lambda values: ", ".join(dict.fromkeys(value for value in values if value))
-    trained = [row for package, found in tables.items() for row in found if package.trained]
-    stepped = [row for package, found in tables.items() for row in found if not package.trained]
+    gymnasium = tables.unique(entry["versions"].get("gymnasium") for entry in about)
+    trained = [row for package, found in found_of.items() for row in found if package.trained]
+    stepped = [row for package, found in found_of.items() for row in found if not package.trained]
     commands = dict.fromkeys(row["settings"]["command"] for row in trained)
     if stepped:
         commands[
@@ -214,13 +208,8 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         ] = None
     parts = [
         "    bash benchmark/third_party.sh",
-        f"{unique(entry['cpu'] for entry in about)}, one core per run, torch "
-        f"{unique(entry['versions'].get('torch') for entry in about)}, gymnasium "
-        f"{unique(entry['versions'].get('gymnasium') for entry in about)}, commit "
-        f"{unique(report.short(entry.get('commit', '')) for entry in about)}; {len(rows)} runs, "
-        f"{sum(entry['duration'] for entry in about) / 60:.0f} minutes of one core altogether. A "
-        "csv and a json (command, commit, versions) per run: [runs](runs). The packages come from "
-        "PyPI into a virtual environment of their own.",
+        f"{tables.about(about, f', gymnasium {gymnasium}')} The packages come from PyPI into a "
+        "virtual environment of their own.",
         *([note.read_text().strip()] if note.exists() else []),
         "Trainings, one seed each:",
         markdown(trained, COLUMNS),
@@ -236,7 +225,9 @@ def document(tables: dict[Package, list[dict]], args: Args) -> str:
         "Constructs and steps: one update each, all losses finite.",
         markdown(stepped, COLUMNS[:7]),
         "What is theirs:",
-        "\n".join(f"- **{package.name}**: {package.notes}" for package in tables if package.notes),
+        "\n".join(
+            f"- **{package.name}**: {package.notes}" for package in found_of if package.notes
+        ),
         "Commands:",
         "\n".join(f"    {command}" for command in commands),
     ]
@@ -262,25 +253,15 @@ def draw(args: Args) -> None:
 
 
 def main(args: Args) -> int:
-    tables = {package: rows_of(package, args) for package in PACKAGES}
+    found_of = {package: rows_of(package, args) for package in PACKAGES}
     folder = Path(args.results) / "third_party"
-    rows = [row for found in tables.values() for row in found]
-    (folder / "table.md").write_text(document(tables, args))
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(
-            {
-                name: f"{value:.6g}" if isinstance(value, float) else value
-                for name, value in row.items()
-            }
-            for row in rows
-        )
+    rows = [row for found in found_of.values() for row in found]
+    (folder / "table.md").write_text(document(found_of, args))
     if args.plot:
         draw(args)
     problems = [
         f"{package.name}: {len(found)} of {package.num_runs} runs are finished"
-        for package, found in tables.items()
+        for package, found in found_of.items()
         if len(found) != package.num_runs
     ]
     problems += [

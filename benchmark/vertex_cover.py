@@ -3,12 +3,11 @@
     python benchmark/vertex_cover.py --solve     # OR-Tools' CP-SAT on the test graphs: solver.csv
     python benchmark/vertex_cover.py
 
-It writes table.md, table.csv and table.png in benchmark/results/vertex_cover: mean costs of the
+It writes table.md and table.png in benchmark/results/vertex_cover: mean costs of the
 covers of the 100 test graphs of each size by the models, the greedy rule, the solver and, where
 there are published ones, the guide's networks.
 """
 
-import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import report
+import tables
 import tyro
-from flexible_job_shop import read_runs
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -37,7 +36,7 @@ PUBLISHED = {"GraphSAGE": 5.82, "GAT": 8.02, "GCN": 8.60}  # costs of 20 nodes
 class Args:
     solve: bool = False
     """solves the test graphs and writes solver.csv, no table"""
-    seconds: float = 1.0
+    seconds: float = 0.2
     """time limit of the solver for each graph"""
     plot: bool = True
     """if toggled, draws the learning curves"""
@@ -124,26 +123,20 @@ def document(rows: dict, runs: list[dict], solver: list[dict]) -> str:
         cells = [f"{row[nodes]:.3f}" if nodes in row else "" for nodes in sizes]
         gap = 100 * (row.get(20, np.nan) / best - 1)
         lines.append([name, *cells, f"{gap:.1f}" if np.isfinite(gap) else ""])
-    unique = lambda values: ", ".join(dict.fromkeys(values))
     proved = ", ".join(
         f"{sum(row['optimum'] == '1' for row in solver if row['nodes'] == str(nodes))} of {nodes} "
         "nodes"
         for nodes in sizes
     )
     parts = ["    bash benchmark/vertex_cover.sh"]
-    parts.append(
-        f"{unique(run['cpu'] for run in runs)}, one core per run, torch "
-        f"{unique(run['versions']['torch'] for run in runs)}, commit "
-        f"{unique(report.short(run['commit']) for run in runs)}; {len(runs)} runs, "
-        f"{sum(run['duration'] for run in runs) / 60:.0f} minutes altogether."
-    )
+    parts.append(tables.about(runs))
     parts.append(
         "Mean weight of the vertex covers of 100 test graphs. Trained for 100,000 steps on graphs "
         "of 5, 10 and 15 nodes. The guide's figures are of its repository "
         "(alex-schutz/RL-with-GNNs, 20 nodes, 100,000 steps, its networks and Stable-Baselines3's "
         f"PPO). Of the solver's covers these are proved to be the best: {proved}."
     )
-    parts += [report.markdown(lines), "![learning curves](table.png)", "Commands:"]
+    parts += [tables.markdown(lines), "![learning curves](table.png)", "Commands:"]
     parts.append("\n".join(f"    {run['command']}" for run in runs))
     return "\n\n".join(parts) + "\n"
 
@@ -153,25 +146,15 @@ def main(args: Args) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "solver.csv"
     if args.solve:
-        found = list(solved(args))
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(found)
+        tables.write(path, tables.text_of(list(solved(args))))
         return
-    runs = read_runs(folder / "runs")
+    runs = sorted(tables.finished(folder).values(), key=lambda run: run["seed"])
     if not runs:
-        raise SystemExit(f"{folder / 'runs'}: no model has been played")
-    solver = report.read(path) if path.exists() else []
+        raise SystemExit(f"{folder}: no model has been played")
+    solver = tables.read(path)
     rows = rows_of(runs, solver)
     text = document(rows, runs, solver)
     (folder / "table.md").write_text(text)
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["method", *SUITES.values()])
-        for name, row in rows.items():
-            cells = [f"{row[nodes]:.4f}" if nodes in row else "" for nodes in SUITES.values()]
-            writer.writerow([name.strip("*"), *cells])
     if args.plot:
         curves = report.Args("vertex_cover", ("ppo_graph.py=train_*",), results=args.results)
         curves.reference = (-training_cost(), "greedy rule")

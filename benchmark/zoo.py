@@ -14,7 +14,7 @@ what the command line does. Then load_policy loads the model and plays. If a sen
 id, the flags that it names are tried, one after the other. If nothing trains, a process without
 cleanrl_graph plays random actions: where that fails, too, the package does not work here.
 
-It appends to runs.csv in --results and skips what is there; table.md is made from it.
+It appends to ids.csv in --results and skips what is there; table.md is made from it.
 """
 
 import contextlib
@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tyro
+from tables import added, read
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark" / "zoo")]  # cleanrl_graph of this checkout
@@ -86,7 +87,7 @@ class Args:
     list: str = str(ROOT / "benchmark" / "zoo" / "packages.csv")
     """the packages"""
     results: str = str(ROOT / "benchmark" / "results" / "zoo")
-    """folder of runs.csv and table.md"""
+    """folder of ids.csv and table.md"""
     workers: int = os.cpu_count() or 1
     """processes at a time"""
     timeout: float = 180.0
@@ -282,7 +283,7 @@ def named_flags(message: str, task: Task) -> Iterator[str]:
 
 
 def attempt(args: Args, task: Task) -> dict:
-    """The line of runs.csv."""
+    """The line of ids.csv."""
     begin = time.monotonic()
     kwargs = task.package.kwargs
     given = ["--env-id", task.env_id, *["--env-kwargs", kwargs] * bool(kwargs)]
@@ -364,38 +365,21 @@ def tasks_of(args: Args, packages: list[Package]) -> list[Task]:
     return tasks
 
 
-def read_runs(path: Path) -> list[dict]:
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def append(path: Path, row: dict) -> None:
-    is_new = not path.exists()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main(args: Args) -> None:
     os.environ |= ENVIRONMENT
     preload()
-    path = Path(args.results, "runs.csv")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = {(row["id"], row["script"]) for row in read_runs(path)}
+    path = Path(args.results, "ids.csv")
+    done = {(row["id"], row["script"]) for row in read(path)}
     tasks = tasks_of(args, packages_of(args))
     missing = [task for task in tasks if (task.name, f"{task.script}.py") not in done]
     print(f"{len(tasks)} runs, {len(missing)} of them are missing")
-    with get_context("fork").Pool(args.workers) as pool:
+    with get_context("fork").Pool(args.workers) as pool, added(path, COLUMNS) as add:
         for row in pool.imap_unordered(partial(attempt, args), missing):
-            append(path, row)
+            add(row)
             words = (row["id"], row["script"], row["flags"], row["outcome"], row["message"][:150])
             print(*words, flush=True)
     note = path.with_name("note.md")
-    text = document(read_runs(path), note.read_text() if note.exists() else "")
+    text = document(read(path), note.read_text() if note.exists() else "")
     path.with_name("table.md").write_text(text)
 
 
@@ -422,7 +406,7 @@ def document(rows: list[dict], note: str) -> str:
         f"steps. The package of {num_working} of them works here: {share(outcomes[TRAINS])} train "
         f"as they are, {share(both)} as they are or with a flag that the printed sentence names. "
         "An id counts where the worst of its runs does. Largest collection mismatch: "
-        f"{worst:.1e}. [Each run](runs.csv).",
+        f"{worst:.1e}. [Each run](ids.csv).",
         "\n".join(lines),
         *[note.strip()] * bool(note),
         *list_of("With a flag", chosen(WITH_FLAG), "flags"),

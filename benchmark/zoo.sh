@@ -1,7 +1,7 @@
 #!/bin/bash
 # Hundreds of environments of public packages, one update each: benchmark/zoo.py says what is done, zoo/packages.csv
 # which. Each zoo/requirements-NAME.txt goes into a virtual environment of its own in .venv-zoo, which finds torch and
-# what else requirements.txt has in that of $PYTHON. Runs that are in results/zoo/runs.csv are not repeated.
+# what else requirements.txt has in that of $PYTHON. Runs that are in results/zoo/ids.csv are not repeated.
 #
 #     bash benchmark/zoo.sh [FLAGS OF zoo.py]     # ZOO: another folder than .venv-zoo
 set -euo pipefail

@@ -97,7 +97,7 @@ def collate(observations: list[dict], space: gym.spaces.Graph) -> Batch:
         x=features(space.node_space, nodes),
         edge_index=torch.from_numpy(np.concatenate(links)).long().t().contiguous(),  # [2, edges]
         edge_attr=features(space.edge_space, edges) if space.edge_space else None,
-        mask=torch.from_numpy(np.concatenate(masks)).bool(),  # [nodes]
+        mask=torch.from_numpy(np.concatenate(masks)).bool().flatten(),  # [nodes]
         ptr=torch.from_numpy(ptr),
         batch=torch.from_numpy(batch),
     )
@@ -296,5 +296,5 @@ if __name__ == "__main__":
         writer.add_scalar("losses/explained_variance", explained_var.item(), global_step)
         print("SPS:", sps)
 
-    torch.save(agent.state_dict(), f"runs/{run_name}/model.pt")
+    torch.save(agent.state_dict(), f"runs/{run_name}/weights.pt")
     writer.close()

@@ -15,7 +15,7 @@ A step attends to itself and to the `memory_length` steps before it in its episo
 et al. 2019, arXiv:1910.06764; Transformer-XL, Dai et al. 2019, arXiv:1901.02860). Training runs all
 steps of a rollout at once. Of earlier steps the inputs of the layers are kept, from which new keys
 and values are made. Actor and critic see the observation, the transformer's output, what its
-attention found, and the age of the episode. The defaults: see benchmark/results/memory_defaults.
+attention found, and the age of the episode. The defaults: see benchmark/results/memory.md.
 
 Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details (Huang et al. 2022,
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -107,7 +108,7 @@ class Args:
     where a vector says what to look for"""
     graph_context: bool = False
     """each message passing layer also shows a node mean, maximum and number of its graph's nodes.
-    Without, policies were as good, and better on flexible job shops larger than in training"""
+    Without, policies were as good or better, but for large job shops"""
     critic_only: tuple[str, ...] = ()
     """keys of the observation that enter the value alone, as `state` or `goal.position`: a trained
     policy acts without them"""
@@ -310,7 +311,11 @@ def children_of(space: gym.Space) -> list[tuple]:
 
 
 def leaves_of(space: gym.Space, path: str = "", group: str = "") -> list[Leaf]:
-    """The leaves of `space` in a fixed order. UsageError names a space that is not supported."""
+    """The leaves of `space` in a fixed order. UsageError names a space that is not supported.
+
+    Those of Dict(goal=Box(-1, 1, (3,)), graph=Graph(Box(0, 1, (8,)), None)) are "goal" in the group
+    "", a row per step, and "graph.nodes" and "graph.edge_links", each in a group of its own
+    name."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         leaves = []
         for k, child in children_of(space):
@@ -1019,16 +1024,14 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
         name = head
         if has_names:
             name = factor.path.removeprefix(factor.group or "action")[1:]
-        options = num_options(factor.space)
+        options = num_options(factor.space) or [0]
         is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
         group = group_of(name, leaves) if is_discrete else ""
         if not (group or acting or head in ("auto", "flat")):
             raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
         sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
-        if not options:
-            sizes = [(math.prod(factor.space.shape), 0)]
-        elif len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
-            sizes = [(len(options), options[0])]
+        if len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
+            sizes = [(math.prod(factor.space.shape), options[0])]
         for i, (k, n) in enumerate(sizes):
             path = factor.path if len(sizes) == 1 else f"{factor.path}.{i}"
             own = slice(columns[rows], columns[rows] + k)
@@ -1053,14 +1056,14 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
                 continue
             size = 1 if part.group else part.k * part.n
             rows = part.group or part.rows
+            before = parts[i - 1]
             given = args.autoregressive and i > 0 and leaf.path == own
-            given = given and parts[i - 1].n > 0 and parts[i - 1].k == 1  # else it has no one value
+            given = given and before.n > 0 and before.k == 1  # else it has no one value
             if part.group:
                 given = given and part.rows == ""
             elif (has_rows, width) == (rows != "", size):
                 given = False
             elif given:
-                before = parts[i - 1]
                 size *= 1 if before.group else before.n
                 rows = rows or before.group
             if has_rows == (rows != ""):
@@ -1069,10 +1072,12 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
                 used += size
                 parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
         if used != width and leaf.path.split(".")[0] == "action_mask":
+            order = [part.path for part in parts[:9]]
             raise UsageError(
                 f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
                 f"{args.action_head}: an entry per option is needed, one per row for a choice, or "
-                "with --autoregressive as many for each value of the part before"
+                f"with --autoregressive as many for each value of the part before, in this order: "
+                f"{order}; Dict(a=..., b=...) keeps the order of its keys, Dict({{...}}) sorts them"
             )
     return parts
 
@@ -1095,9 +1100,8 @@ def to_env_actions(
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
         group = max(actions)  # the rows that act, not ""
-        rows = to_env_actions(each, {"": actions[group]}, counts)
-        num = counts[group]
-        elements = [tuple(rows[stop - own : stop]) for stop, own in zip(num.cumsum(), num)]
+        rows = iter(to_env_actions(each, {"": actions[group]}, counts))
+        elements = [tuple(islice(rows, num)) for num in counts[group]]
         if space.stack:
             elements = [np.array(own, each.dtype).reshape(-1, *each.shape) for own in elements]
         return elements
@@ -1108,9 +1112,9 @@ def to_env_actions(
     values = values.reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         middle, scale = scale_of(space)
-        return list((middle + scale * values).clip(space.low, space.high).astype(space.dtype))
-    values = values.astype(space.dtype) + getattr(space, "start", 0)
-    return list(values)
+        values = (middle + scale * values).clip(space.low, space.high)
+    values = values.astype(space.dtype)
+    return list(values + getattr(space, "start", 0))
 
 
 Action = dict[str, Tensor]  # group of the rows that draw, or "" -> the columns of its parts
@@ -1146,6 +1150,21 @@ class Project(nn.Linear):
         return torch.cat([elements[self.nodes].values[ends].flatten(1), chosen], 1)
 
 
+def pairs_of(acting: Ragged, options: Ragged, total: int | None) -> Ragged:
+    """The options of each row that acts, all rows of its observation: their numbers in `options`,
+    `total` altogether."""
+    num = options.ptr.diff()[acting.batch]
+    row = torch.repeat_interleave(num, output_size=total)  # int64 [pairs]
+    ptr = F.pad(num.cumsum(0), (1, 0))
+    first = options.ptr[acting.batch] - ptr[:-1]
+    return Ragged(torch.arange(len(row), device=row.device) + first[row], ptr, row)
+
+
+def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
+    """The width of `PartHead.embed` of these parts together."""
+    return sum(dims[part.group] if part.group else part.k * max(part.n, 1) for part in parts)
+
+
 class PartHead(nn.Module):
     """The distribution of one part of an action, given a latent [B, dim], or [rows, dim] if rows
     draw it. `dims` are the encoder's element_dims; for a choice of an edge `nodes` is the group of
@@ -1155,13 +1174,11 @@ class PartHead(nn.Module):
         super().__init__()
         self.part = part
         self.log_std = None
-        num_outputs = part.k * part.n
-        if part.group:  # the width of an embedding
-            num_outputs = dims[nodes or part.group]
-        elif part.n == 0 and args.state_dependent_std:
-            num_outputs = 2 * part.k
+        # Of a choice the width of an embedding
+        num_outputs = dims[nodes] if nodes else seen_dim([part], dims)
+        if part.n == 0 and args.state_dependent_std:
+            num_outputs *= 2
         elif part.n == 0:
-            num_outputs = part.k
             self.log_std = nn.Parameter(torch.zeros(part.k))
         self.output = layer_init(nn.Linear(dim, num_outputs), 0.01)  # nearly uniform at first
         if part.group:
@@ -1172,14 +1189,17 @@ class PartHead(nn.Module):
     def forward(
         self, latent: Tensor, elements: dict[str, Ragged], obs: Obs, before: Tensor
     ) -> Categorical | Normal:
-        """Its log_prob and entropy are [B, columns of the part]. `before` [B] is what the part
-        before has chosen, anything for the first. Where rows draw, B is their number."""
+        """Its log_prob and entropy are [B, columns of the part]. `before` [B, any] is the action of
+        the part before, anything for the first. Where rows draw, B is their number."""
         part = self.part
         output = self.output(latent)
         if part.group:
-            options = self.options(elements, obs)
+            options = elements[part.group]
             keys = self.key(elements, obs)
             if part.rows:
+                # A mask has an entry for each pair; without one this waits for the device
+                total = len(obs[part.mask].values) if part.mask else None
+                options = pairs_of(elements[part.rows], options, total)
                 keys = select_rows(keys, options.values)
             query = select_rows(output, options.batch)
             logits = self.score(torch.tanh(keys + query)).squeeze(1)
@@ -1193,22 +1213,6 @@ class PartHead(nn.Module):
             output, log_std = output.chunk(2, 1)
         return Normal(output, log_std.exp(), validate_args=False)
 
-    def options(self, elements: dict[str, Ragged], obs: Obs) -> Ragged:
-        """The rows to choose from: those of the group or, where rows act, pairs of a row that acts
-        and a row of its observation, whose values are the latter's numbers in the group."""
-        part = self.part
-        options = elements[part.group]
-        if not part.rows:
-            return options
-        acting = elements[part.rows].batch
-        num = options.ptr.diff()[acting]
-        # A mask has an entry for each pair; without one this waits for the device
-        total = len(obs[part.mask].values) if part.mask else None
-        row = torch.repeat_interleave(num, output_size=total)  # int64 [pairs]
-        ptr = F.pad(num.cumsum(0), (1, 0))
-        first = options.ptr[acting] - ptr[:-1]
-        return Ragged(torch.arange(len(row), device=row.device) + first[row], ptr, row)
-
     def masked(
         self, logits: Tensor, obs: Obs, before: Tensor, options: Ragged | None = None
     ) -> Tensor:
@@ -1218,6 +1222,7 @@ class PartHead(nn.Module):
             return logits
         values, ptr, _ = obs[part.mask]
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
+        before = before[:, 0].long()
         if not part.given:
             mask = mask[:, part.entries]
         elif part.group:  # of pairs those of the one before, if there are any
@@ -1242,11 +1247,6 @@ class PartHead(nn.Module):
         if part.n:
             action = F.one_hot(action.long(), part.n).flatten(1)
         return action.float()
-
-
-def seen_dim(parts: list[Part], dims: dict[str, int]) -> int:
-    """The width of `PartHead.embed` of these parts together."""
-    return sum(dims[part.group] if part.group else part.k * max(part.n, 1) for part in parts)
 
 
 # --- end shared: action heads ---
@@ -1290,9 +1290,9 @@ class ActionHead(nn.Module):
         else of a sample. Entropy is 0 unless the action is given, as in an update. `obs` has masks
         and links."""
         taken = {}
-        total = latent.new_zeros(len(latent), 2)  # of log_prob and entropy
+        total = 0.0  # of log_prob and entropy
         rows = ""
-        before = latent[:, 0]  # what the part before has chosen; the first one has none
+        before = latent  # the action of the part before; the first one has none
         for head in self.heads:
             part = head.part
             if part.rows != rows:  # from here on each row draws
@@ -1314,7 +1314,7 @@ class ActionHead(nn.Module):
                 terms = segment(terms.double(), ptr)
             total = total + terms
             taken.setdefault(rows, []).append(own.float())
-            before = own[:, 0].long()
+            before = own
             if head.condition:
                 latent = torch.tanh(latent + head.condition(head.embed(own, elements, obs)))
         return {rows: torch.cat(own, 1) for rows, own in taken.items()}, *total.unbind(1)

@@ -11,7 +11,6 @@ cleanrl_graph/envs/pogema.py and the runs of benchmark/pogema.sh that have a mod
 sampled from the policy, or greedy: its most likely ones.
 """
 
-import csv
 import json
 import re
 import sys
@@ -26,7 +25,9 @@ import tyro
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
+from tables import added, read  # noqa: E402
+
 from cleanrl_graph import load_policy  # noqa: E402
 from cleanrl_graph.envs.pogema import RULES, PogemaEnv, play  # noqa: E402
 from cleanrl_graph.services.policy import read_model  # noqa: E402
@@ -126,13 +127,6 @@ def score(system: tuple, suite: str, num_tasks: int) -> dict:
     return row | {"values": json.dumps(values)}
 
 
-def read(path: Path) -> list[dict]:
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def key_of(row: dict) -> tuple:
     return row["system"], row["seed"], row["mode"], row["suite"], int(row["tasks"])
 
@@ -140,7 +134,6 @@ def key_of(row: dict) -> tuple:
 def play_missing(args: Args) -> list[dict]:
     """All rows of scores.csv."""
     path = Path(args.results, "scores.csv")
-    path.parent.mkdir(parents=True, exist_ok=True)
     done = {key_of(row) for row in read(path)}
     left = []
     for suite in args.suites:
@@ -148,13 +141,9 @@ def play_missing(args: Args) -> list[dict]:
             num = min(args.tasks, len(PogemaEnv.eval_suites[suite]))
             if (*system[:3], suite, num) not in done:
                 left.append((system, suite))
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writeheader()
+    with added(path, COLUMNS) as add:
         for system, suite in tqdm(left, unit="suite", mininterval=1):
-            writer.writerow(score(system, suite, args.tasks))
-            file.flush()
+            add(score(system, suite, args.tasks))
     return [row for row in read(path) if int(row["tasks"]) == args.tasks]
 
 

@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tables import cpu_name  # noqa: E402
+
 ROOT = Path(__file__).parents[2]
 PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
@@ -47,15 +50,6 @@ def commit_of(checkout: str | Path) -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name + "-dirty" * bool(changes)
-
-
-def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
-    if os.path.exists("/proc/cpuinfo"):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 class Run(NamedTuple):

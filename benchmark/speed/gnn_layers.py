@@ -1,14 +1,13 @@
 """Message passing layers compared on JobShop-v0: what they learn in 120,000 steps, and what a
 minibatch costs.
 
-    python benchmark/speed/gnn_layers.py --out benchmark/results/gnn_layers.md
+    python benchmark/speed/gnn_layers.py --out benchmark/results/speed/gnn_layers.md
 
 Every run trains ppo_graph.py with the flags of benchmark/job_shop.sh and plays la01-40 greedily;
-its table is kept in benchmark/results/gnn_layers/, and a run whose table is there is not repeated.
+what it found is kept in benchmark/results/speed/gnn_layers.csv, and what is there is not repeated.
 The cost is that of loss and gradient on one minibatch of 512 steps, measured in turns.
 """
 
-import csv
 import sys
 import tempfile
 import time
@@ -21,12 +20,13 @@ import torch
 import tyro
 from common import ROOT, report
 
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]
+import tables  # noqa: E402
 
 from cleanrl_graph import ppo_graph, services  # noqa: E402
 from cleanrl_graph.services.process import patched  # noqa: E402
 
-TABLES = ROOT / "benchmark" / "results" / "gnn_layers"
+TABLE = ROOT / "benchmark" / "results" / "speed" / "gnn_layers.csv"
 JOB_SHOP = ppo_graph.Args(
     env_id="cleanrl_graph.envs:JobShop-v0",
     env_kwargs={"jobs": [3, 10], "machines": [3, 10]},
@@ -54,7 +54,7 @@ class Args:
     )
     """layer and aggregation"""
     seeds: tuple[int, ...] = (1,)
-    """seeds to train; tables of other seeds that exist are shown too"""
+    """seeds to train; those of other seeds that are in the table are shown too"""
     repeats: int = 15
     """repeats of the time measurement"""
     num_threads: int = 1
@@ -63,12 +63,25 @@ class Args:
     """file that receives the same markdown, below the command and the machine"""
 
 
-def gap(table: Path) -> float:
-    """Mean gap of the greedy makespans to the best known ones, in percent."""
-    rows = list(csv.DictReader(table.open()))
-    return float(
-        np.mean([100 * (float(row["greedy"]) / float(row["best_known"]) - 1) for row in rows])
-    )
+def gaps() -> dict[str, dict[str, float]]:
+    """Layer -> seed -> mean gap of the greedy makespans to the best known ones, in percent."""
+    found = {}
+    for row in tables.read(TABLE):
+        value = 100 * (float(row["greedy"]) / float(row["best_known"]) - 1)
+        found.setdefault(row["layer"], {}).setdefault(row["seed"], []).append(value)
+    mean = lambda seeds: {seed: float(np.mean(values)) for seed, values in seeds.items()}
+    return {layer: mean(seeds) for layer, seeds in found.items()}
+
+
+def train(layer: str, args: ppo_graph.Args) -> None:
+    """Adds a run to the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        services.run(ppo_graph, replace(args, run_dir=folder), eval_suite="la", eval_samples=0)
+        played = tables.read(next(Path(folder).glob("*/eval.csv")))
+    own = {"layer": layer, "seed": str(args.seed)}
+    names = ("instance", "greedy", "best_known")
+    rows = [own | {name: row[name] for name in names} for row in played]
+    tables.write(TABLE, tables.text_of(tables.read(TABLE) + rows))
 
 
 def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
@@ -97,25 +110,21 @@ def minibatch_ms(layers: list[ppo_graph.Args], repeats: int) -> np.ndarray:
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.num_threads)
-    TABLES.mkdir(parents=True, exist_ok=True)
     configs = [
         replace(JOB_SHOP, gnn=name.split("-")[0], gnn_aggr=name.split("-")[1])
         for name in args.layers
     ]
     for name, config in zip(args.layers, configs):
         for seed in args.seeds:
-            if not (table := TABLES / f"{name}_seed{seed}.csv").exists():
-                with tempfile.TemporaryDirectory() as folder:
-                    flags = replace(config, seed=seed, run_dir=folder)
-                    services.run(ppo_graph, flags, eval_suite="la", eval_samples=0)
-                    table.write_text(next(Path(folder).glob("*/eval.csv")).read_text())
+            if str(seed) not in gaps().get(name, {}):
+                train(name, replace(config, seed=seed))
     lines = [
         "| layer | gap on la01-40, one number per seed, % | minibatch of 512, ms |",
         "| --- | --- | --- |",
     ]
     for name, ms in zip(args.layers, minibatch_ms(configs, args.repeats)):
-        gaps = [f"{gap(table):.1f}" for table in sorted(TABLES.glob(f"{name}_seed*.csv"))]
-        lines.append(f"| {name} | {', '.join(gaps)} | {ms:.1f} |")
+        of_seeds = [f"{gap:.1f}" for _, gap in sorted(gaps()[name].items())]
+        lines.append(f"| {name} | {', '.join(of_seeds)} | {ms:.1f} |")
     lines += [
         "",
         "GINE is the default: it ends within one point of the best, costs less than the attention "

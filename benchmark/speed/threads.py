@@ -9,7 +9,7 @@ another process runs there, all wait until the system gives it one: a few millis
 hundreds of small regions. A busy process is an endless loop in Python. `steps` times one call of
 the policy and one gradient step with various widths of the networks, in turns over the numbers of
 threads, until --repeats or --seconds are over; `trainings` takes the steps per second of the
-README's first command.
+training of job_shop.sh.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 """The table of benchmark/results/traffic: mean delays of the rules (rules.csv) and of trained
-policies (runs/*.json), a column for each map.
+policies (runs.csv), a column for each map.
 
     python benchmark/traffic/delays.py
 
@@ -7,12 +7,15 @@ It writes delays.md. Learning curves: `benchmark/report.py --table traffic`.
 """
 
 import csv
-import json
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import tables  # noqa: E402
 
 FOLDER = Path(__file__).parents[1] / "results" / "traffic"
 NAMES = {
@@ -57,11 +60,10 @@ def rule_delays() -> dict[str, dict[str, float]]:
 def policy_delays() -> dict[str, dict[str, dict[int, float]]]:
     """{system: {map: {seed: mean delay of its suite}}}"""
     found = defaultdict(lambda: defaultdict(dict))
-    for path in sorted(FOLDER.glob("runs/*.json")):
-        run = json.loads(path.read_text())
-        system = re.split(r"_(?:TrafficLights|s\d)", path.stem)[0]
+    for name, run in tables.finished(FOLDER).items():
+        system = re.split(r"_(?:TrafficLights|s\d)", name)[0]
         system = SYSTEMS.get(system, "one policy for each map")
-        seed = int(re.search(r"_s(\d+)_", path.stem).group(1))
+        seed = run["seed"]
         by_map = defaultdict(list)
         for instance, delay in zip(run["eval"]["instance"], run["eval"]["greedy"]):
             by_map[instance.split()[0]].append(float(delay))

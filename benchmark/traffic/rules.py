@@ -8,7 +8,6 @@ shift (s), seed, delay (mean of all trips, s), arrived and unfinished (trips), c
 processes). Rows that stand there are not played again. It takes about 25 minutes of one core.
 """
 
-import csv
 import os
 import sys
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path[:0] = map(str, Path(__file__).parents[1:3])
+from tables import added, read  # noqa: E402
+
 from cleanrl_graph.envs.traffic import MAPS, RULES, TrafficLightsEnv, play_rule  # noqa: E402
 
 COLUMNS = [
@@ -77,18 +78,10 @@ def play(entry: dict, rule: str) -> dict:
     return row
 
 
-def read_done(path: Path) -> set[tuple]:
-    """(map, rule, seed) of the rows of a table; the seed tells the hours of a map apart."""
-    if not path.exists():
-        return set()
-    with open(path, newline="") as file:
-        return {(row["map"], row["rule"], int(row["seed"])) for row in csv.DictReader(file)}
-
-
 def main(args: Args) -> None:
     path = Path(args.file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = read_done(path)
+    # the seed tells the hours of a map apart
+    done = {(row["map"], row["rule"], int(row["seed"])) for row in read(path)}
     left = []
     for name in args.maps:
         for entry in entries_of(name, args.suites):
@@ -97,13 +90,9 @@ def main(args: Args) -> None:
                     left.append((entry, rule))
     slow = "ingolstadt21"
     left.sort(key=lambda item: (item[0]["map"] == slow, item[0]["fixed_seed"]))
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if file.tell() == 0:
-            writer.writeheader()
+    with added(path, COLUMNS) as add:
         for entry, rule in tqdm(left, unit="hour"):
-            writer.writerow(play(entry, rule))
-            file.flush()
+            add(play(entry, rule))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ offered is the schedule builder (`dispatch`):
 
 "active" is the default because it schedules better once a policy is trained: after 400,000
 decisions of ppo_graph.py the mean greedy gap on la01-40 is 5.8% with "active" and 7.0% with
-"nondelay" (seed 1, active.md and nondelay.md in benchmark/results/job_shop).
+"nondelay" (seed 1, benchmark/results/scheduling.md).
 
 Mean gap to the best known makespan, %, of the rules below (`rule_makespans`; nondelay agrees with
 published tables):
@@ -30,6 +30,7 @@ Benchmark instances come from job_shop_instances.txt (OR-Library, public data); 
 generated from the seeds that Taillard published (EJOR 64, 1993).
 """
 
+import csv
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -68,6 +69,7 @@ RULES = ["SPT", "MWKR", "MOPNR", "FDD/MWKR", "random"]
 FEATURE_LIMIT = 10.0
 BIG = 1e12  # stands for infinity in times, without the nan of inf - inf
 DATA_FILE = Path(__file__).with_name("job_shop_instances.txt")
+PUBLISHED_FILE = Path(__file__).with_name("job_shop_published.csv")
 
 
 def taillard_instance(num_jobs, num_machines, time_seed, machine_seed):
@@ -132,6 +134,14 @@ def load_instance(name):
         time_seed, machine_seed = header[4:]
         times, machines = taillard_instance(num_jobs, num_machines, time_seed, machine_seed)
     return times, machines, best_known, lower_bound
+
+
+@lru_cache(maxsize=1)
+def published():
+    """Returns {instance: row of PUBLISHED_FILE}: makespans of L2D (Zhang et al. 2020) and SPN
+    (Corsini et al. 2024), from output/Results.xlsx of AndreaCorsini1/SelfLabelingJobShop."""
+    with open(PUBLISHED_FILE, newline="") as file:
+        return {row["instance"]: row for row in csv.DictReader(file)}
 
 
 def check_instance(times, machines):
@@ -742,6 +752,14 @@ class JobShopEnv(DispatchEnv):
 
     def _rules(self, dispatch):
         return rule_makespans(self.name, dispatch)
+
+    def _eval(self):
+        """Has greedy makespans of published policies, too, where there are any."""
+        info = super()._eval()
+        for method, cost in published().get(self.name, {}).items():
+            if method.endswith(" greedy") and cost:
+                info["eval"][method.removesuffix(" greedy")] = float(cost)
+        return info
 
     def _bars(self):
         bars = []

@@ -1,12 +1,13 @@
-"""Cheap synthetic tasks whose actions have several parts, each with a known optimum.
+"""Cheap synthetic tasks whose actions have several parts, or any bounds, with a known optimum.
 
 VerbObject-v0   a verb, then an object that the mask allows for this verb
 Switches-v0     bits, some of which may not be 1
 Assign-v0       each robot chooses a task; a mask says which may take which
 Convoy-v0       one speed for all, and something of its own for each robot
+Dials-v0        two numbers, whose bounds may be any
 
 A fresh observation is drawn at every step. The episode terminates after `episode_length` = T steps,
-and the optimal return is T.
+and the optimal return is T, of Dials-v0 0.
 """
 
 import numpy as np
@@ -252,3 +253,28 @@ class ConvoyEnv(StepsEnv):
         right = np.array(action["robots"]) == self.gears
         share = right.mean() if len(right) else 1.0
         return (good + share) / 2
+
+
+class DialsEnv(StepsEnv):
+    """Turn two dials to where the observation says.
+
+    Observation: float32 [2] in -1..1, where -1 means `low` and 1 means `high`. Action: float32 [2]
+    in `low`..`high`. Reward: minus the mean squared error, in the observation's units.
+    """
+
+    def __init__(self, low=-1.0, high=1.0, episode_length=8):
+        super().__init__(episode_length)
+        self.middle = (low + high) / 2
+        self.half = (high - low) / 2
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Box(low, high, (2,), np.float32)
+
+    def draw(self):
+        self.wanted = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def observation(self):
+        return self.wanted
+
+    def reward(self, action):
+        places = (action.astype(np.float64) - self.middle) / self.half
+        return -((places - self.wanted) ** 2).mean()

@@ -33,7 +33,7 @@ What is stored: each step with its links (two int32 per edge), also where the gr
 features change. A graph of 100 nodes with 8 features and 400 edges
 takes 6,400 bytes per step, of which links are 3,200: 52 MB for a rollout of 64 environments x 128
 steps (`charts/obs_bytes_per_step`); one gradient step of the network needs more
-(benchmark/results/speed/static_graph.md). Edge features that never change may stay out of the
+(benchmark/results/speed.md). Edge features that never change may stay out of the
 observation.
 """
 

@@ -21,8 +21,8 @@ class Flags:
     capture_video: bool = False
     """saves three greedy episodes to {run_dir}/{run_name}/episode.gif when training ends"""
     load_model: str | None = None
-    """model.pt to start from; the flags of network and environment that are not given are taken
-    from it"""
+    """model.pt to start from, or a folder of runs, whose newest one is meant; the flags of network
+    and environment that are not given are taken from it"""
     checkpoint_every: int = 100
     """updates between checkpoints in {run_dir}/{run_name}, which keeps the last two; 0: none"""
     checkpoint_minutes: float = 5.0

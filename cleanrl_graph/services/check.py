@@ -43,7 +43,9 @@ RANGES = [
 ]
 LARGEST = 3e38  # a bit less than the largest float32, 3.4e38
 FLOAT32 = float(np.finfo(np.float32).max)
-OLD = "an environment of gym's old interface needs the wrapper that the README has, or shimmy"
+OLD = (
+    "an environment of gym's old interface needs shimmy, or the wrapper in cleanrl_graph/README.md"
+)
 MOST = 10_000_000  # categories: a network has a row of weights for each
 DISCRETE = (spaces.Discrete, spaces.MultiDiscrete)
 MASKED = "no action is allowed, which counts as if all were"

@@ -309,11 +309,6 @@ def exact_dumps(dumps: list[Dump]) -> list[bytes | None]:
 
 def try_copies(trials: list[tuple]) -> list[str | None]:
     """What trial.py says to each of them."""
-    if rank() == 0:
-        print(
-            "checkpoints: copies of the environments repeat up to 16 steps in another process, to "
-            "see whether they resume exactly; not where a class has exact_resume = True, or False"
-        )
     done = subprocess.run(
         [sys.executable, "-P", trial.__file__],
         input=pickle.dumps(sys.path) + cloudpickle.dumps(trials),

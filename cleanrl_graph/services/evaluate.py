@@ -28,6 +28,7 @@ from cleanrl_graph.services.process import whole
 # columns without a mean; the last row counts what was cut
 NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", "cut")
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
+SHOWN = 20  # rows that are printed; of more the means are
 
 
 # ---- Suites of instances ----
@@ -171,14 +172,41 @@ def eval_table(rows: list[dict]) -> str:
     for mean in means_of(rows):
         cells = [cell(name, mean.get(name)) for name in columns]
         lines.append([text and f"**{text}**" for text in cells])
+    return markdown(lines)
+
+
+def mean_table(rows: list[dict]) -> str:
+    """A markdown table of the means alone: a line for each column of `eval_table`, a column for
+    each group and one for all. Gaps are sorted, the smallest first."""
+    rows = with_gaps(rows)
+    means = means_of(rows)
+    overall = means[-1]
+    titles = [""]
+    for mean in means[:-1]:
+        titles.append(str(mean.get("task", mean.get("group"))))
+    titles.append(f"mean of {len(rows)}")
+    names = [name for name in overall if name not in NAMES]
+    if "best_known" in columns_of(rows):
+        names.sort(key=overall.get)
+    if "cut" in overall:
+        names.append("cut")
+    lines = [titles, ["---"] * len(titles)]
+    for name in names:
+        lines.append([name])
+        for mean in means:
+            lines[-1].append(cell(name, mean.get(name)))
+    return markdown(lines)
+
+
+def markdown(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def save_table(rows: list[dict], folder: str, writer: Any, step: int) -> None:
-    """Prints and logs the table of the rows; eval.md in `folder` holds it too, eval.csv the costs
-    themselves."""
+    """Prints and logs the table of the rows, and saves it as eval.md in `folder`; eval.csv has the
+    costs themselves. Of many rows the means are printed."""
     table = eval_table(rows)
-    print(table, flush=True)
+    print(table if len(rows) <= SHOWN else mean_table(rows), flush=True)
     writer.add_text("evaluation", table, step)
     with whole(Path(folder, "eval.md")) as unfinished:
         Path(unfinished).write_text(table + "\n")

@@ -451,6 +451,8 @@ class Args:
 
 if __name__ == "__main__":
     try:
-        export(**vars(tyro.cli(Args)))
+        args = tyro.cli(Args)
+        export(**vars(args))
+        print(f"wrote {args.out_path}, and what it takes and returns beside it, as .json")
     except (ImportError, OSError, ValueError) as problem:
         sys.exit(str(problem))

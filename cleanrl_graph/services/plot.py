@@ -130,7 +130,8 @@ def find(folders: Iterable[str], window: int) -> list[Run]:
     for folder in sorted(found):
         episodes = episodes_of(folder)
         if not episodes:
-            print(f"{folder}: no episode has ended", file=sys.stderr)
+            if flags_of(folder).get("total_timesteps") != 0:  # 0: only an evaluation
+                print(f"{folder}: no episode has ended", file=sys.stderr)
             continue
         steps, seconds, returns, _ = np.array(episodes, float).T
         means = running_mean(returns, np.ones(len(returns)), window)

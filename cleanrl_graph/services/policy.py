@@ -35,11 +35,21 @@ FREE = {"memory_length", "bf16", "env_kwargs", "wrap"}  # may differ from the fi
 OF_A_RUN = checkpoint.FREE | {"seed", "world_size"}  # say nothing of a training
 
 
+def model_file(path: str) -> str:
+    """The file that is meant by a path. In a folder model.pt, else the newest checkpoint, else the
+    newest model.pt in the folders below. UsageError if there is none."""
+    if not os.path.isdir(path):
+        return path
+    found = [*Path(path).glob("model.pt"), *checkpoint.checkpoints_in(path)]
+    found += sorted(Path(path).rglob("model.pt"), key=os.path.getmtime, reverse=True)
+    if not found:
+        raise UsageError(f"{path}: no model.pt is in this folder or below")
+    return str(found[0])
+
+
 def read_model(path: str, device: Any = "cpu") -> dict:
     """model.pt, or a checkpoint, which only its owner may load: {"model": weights, "args": flags,
-    "script": name}. In a folder the first, else the newest of these. UsageError for another file,
-    or for weights that are not finite."""
-    path = next(iter([*Path(path).glob("model.pt"), *checkpoint.checkpoints_in(path)]), path)
+    "script": name}. UsageError for another file, or for weights that are not finite."""
     try:
         if str(path).endswith(".ckpt"):
             saved = checkpoint.read(path)
@@ -64,13 +74,14 @@ def load_policy(
     device: Any = "cpu",
     script: ModuleType | None = None,
 ) -> "Policy":
-    """The policy in a `model.pt`, a checkpoint or the folder of a run. `env`, an environment or
+    """The policy in a `model.pt`, a checkpoint, or the newest in a folder. `env`, an environment or
     anything with an observation_space and an action_space, has the wrappers that --wrap names, and
     may have those that services put on by themselves; without it the environment of the file's
     flags is made for a moment. `num_envs` makes it one for as many environments at once. Not
     `greedy`: actions are drawn, by torch's generator. `script` is needed for a file of a script
     under another name. ImportError if the script is not found, ValueError if file, spaces and
     script do not fit together, OSError if the file cannot be read."""
+    path = model_file(path)
     saved = read_model(path, device)
     if script is None:
         name = saved["script"]
@@ -155,8 +166,9 @@ def take_flags(args: Any) -> None:
     """--load-model: the flags of network and memory become those of the file, and so do
     environment, its kwargs and wrappers, unless they are given. Prints which, and which others of
     the file differ. UsageError for a flag that is given and makes another network."""
-    args.load_model = os.path.abspath(args.load_model)  # an environment may change the folder
     try:
+        # An environment may change the current folder
+        args.load_model = model_file(os.path.abspath(args.load_model))
         saved = read_model(args.load_model)["args"]
     except (OSError, ValueError) as error:
         raise UsageError(f"--load-model {error}") from None

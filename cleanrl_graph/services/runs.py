@@ -133,15 +133,22 @@ class Services:
         if self.saved:
             num_left = max(args.total_timesteps - self.global_step, 0) // self.steps
             args.num_iterations = self.first + num_left
+            if num_left == 0:
+                say(f"--resume: all {self.global_step:,} steps have been trained")
             failures = broadcast(self.locked_folder.failures if rank() == 0 else 0)
             envs = SimpleNamespace(reset=lambda seed: checkpoint.restore(self, failures))
             self.say_rate()
         for line in summary.lines(self.script, args, agent, self.trained[3]):
             say(line)
+        num_steps = args.num_iterations * self.steps + self.offset
+        if args.total_timesteps > max(num_steps, self.global_step):
+            of = f"{args.num_iterations:,} updates of {self.steps:,} steps"
+            say(f"training: {of}: {num_steps:,} of the {args.total_timesteps:,} steps")
         step = super().begin(agent, optimizer, memory, envs, rng)
         if rank() == 0:
             self.stack.callback(self.close)
             self.bar.initial = self.bar.n = self.global_step
+            self.bar.total = max(num_steps, self.global_step)
             if self.saved:  # what was logged after the checkpoint does not count
                 start = SessionLog(status=SessionLog.START)
                 event = Event(step=self.global_step + 1, session_log=start)
@@ -268,6 +275,11 @@ class Services:
 
     def tell(self) -> None:
         """The last lines: what lies where, and how the agent plays."""
+        num_rows = len((self.folder / "episodes.csv").read_text().splitlines()) - 1
+        if num_rows == 0 and self.bar.n > self.bar.initial:
+            print(
+                f"no episode has ended in {self.args.num_steps * self.bar.n // self.steps:,} steps"
+            )
         names = sorted(path.name for path in self.folder.iterdir() if path.suffix in LEFT)
         print(f"in {self.folder}: {', '.join(names)}, TensorBoard's log")
         path = self.folder / "model.pt"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from cleanrl_graph.envs import fitting
@@ -26,8 +27,8 @@ def lines(script: ModuleType, args: Any, agent: torch.nn.Module, envs: Any) -> I
     for leaf in leaves:
         if leaf.path == "node_ids":
             yield f"no input: {text_of(leaf, leaf.group)}, by which a memory knows a row again"
-    paths = {factor.path for factor in script.leaves_of(envs.action_space, "action")}
-    yield f"action: {listed(list(factors(parts, paths, leaves)), '; ')}"
+    spaces = {leaf.path: leaf.space for leaf in script.leaves_of(envs.action_space, "action")}
+    yield f"action: {listed(list(factors(parts, spaces, leaves)), '; ')}"
     num = sum(param.numel() for param in agent.parameters())
     ranks = f", {world_size()} ranks" * (world_size() > 1)
     yield f"network: {num:,} parameters on {next(agent.parameters()).device}{ranks}"
@@ -53,11 +54,24 @@ def text_of(leaf: Any, group: str) -> str:
     return text.replace(" []", "") + " (image)" * (leaf.channels != 0)
 
 
-def factors(parts: list, paths: set[str], leaves: list) -> Iterator[str]:
-    """What each factor of an action, which has one of the paths, is."""
+def range_of(space: Any) -> str:
+    """What the numbers of a Box may be."""
+    low = np.unique(space.low)
+    high = np.unique(space.high)
+    if len(low) > 1 or len(high) > 1:
+        return "between their bounds" if np.isfinite([*low, *high]).all() else "some unbounded"
+    if np.isfinite([low, high]).all():
+        return f"from {low[0]:.4g} to {high[0]:.4g}"
+    return f"from {low[0]:.4g} to {high[0]:.4g}, not scaled".replace(
+        "from -inf to inf", "unbounded"
+    )
+
+
+def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
+    """What each factor of an action, which has one of the paths in `spaces`, is."""
     by_path = {}
     for part in parts:  # of a MultiDiscrete each has the number of its entry behind the path
-        path = part.path if part.path in paths else part.path.rpartition(".")[0]
+        path = part.path if part.path in spaces else part.path.rpartition(".")[0]
         by_path.setdefault(path, []).append(part)
     for path, own in by_path.items():
         part = own[0]
@@ -65,7 +79,7 @@ def factors(parts: list, paths: set[str], leaves: list) -> Iterator[str]:
         if part.group:
             text = f"choice of a row of {part.group}" + f", {len(own)} times" * (len(own) > 1)
         elif part.n == 0:
-            text = f"{part.k} number{'s' * (part.k > 1)}"
+            text = f"{part.k} number{'s' * (part.k > 1)} {range_of(spaces[path])}"
         elif len(sizes) == 1:
             text = f"a fixed list of {part.n} options"
         else:

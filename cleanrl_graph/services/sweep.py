@@ -3,10 +3,10 @@
     python -m cleanrl_graph.services.sweep ppo_graph --env-id mine:Mine-v0 --seeds 1 2 3 \\
         --learning-rate 1e-3 3e-4 --workers 2
 
-SCRIPT is a path, or the name of a script of this package. Each value of a flag is tried with each
-value of the others and with each seed, the first seed of all first. Values of a flag that takes
-several stay together, and are in quotes where there are more such: --hidden-dims "64" "256 256". A
-flag without a sign takes True False.
+SCRIPT is a path, or the name of a script here or of this package. Each value of a flag is tried
+with each value of the others and with each seed, the first seed of all first. Values of a flag that
+takes several stay together, and are in quotes where there are more such: --hidden-dims "64" "256
+256". A flag without a sign takes True False.
 
 Each run has a folder in --run-dir, with its stdout.txt and stderr.txt, and one thread, on cores of
 its own where the system can. Ctrl-C stops all. The same command goes on from there: what is
@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from cleanrl_graph.services.arguments import flags_of
+from cleanrl_graph.services.process import bar
 
 FAILED = 1  # exit codes
 LEFT = 3
@@ -46,6 +47,7 @@ class Job(NamedTuple):
     key: str
     command: list[str]
     folder: Path  # of its stdout.txt and stderr.txt
+    about: str = ""  # what tells it from the others
 
 
 # ---- Processes ----
@@ -112,7 +114,8 @@ class Running:
         self.began = time.time()
         form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
         more = {"leave": False, "mininterval": 1, "bar_format": form}
-        self.bar = tqdm(total=100, desc=job.key, position=slot + 1, **more)
+        disable = not sys.stderr.isatty()  # the bar of all runs is enough there
+        self.bar = tqdm(total=100, desc=job.key, position=slot + 1, disable=disable, **more)
         self.process = start(job, cores, cwd)
 
     def poll(self) -> int | None:
@@ -122,8 +125,9 @@ class Running:
         self.bar.update(percent - self.bar.n)
         code = self.process.poll()
         if code is not None:
-            outcome = f"{time.time() - self.began:.0f} s, mean return {ret}"
-            tqdm.write(f"{self.job.key}: {f'FAILED ({code})' if code else outcome}")
+            outcome = f"{time.time() - self.began:.0f} s, last returns {ret} on average"
+            name = f"{self.job.key} {self.job.about}".strip()
+            tqdm.write(f"{name}: {f'FAILED ({code})' if code else outcome}")
             self.bar.close()
         return code
 
@@ -142,7 +146,7 @@ def work(
         cores = sorted(os.sched_getaffinity(0))
     deadline = time.monotonic() + seconds
     tqdm.monitor_interval = 0  # its thread would be in the way of preexec_fn
-    total = tqdm(total=len(jobs), desc="all runs", unit="run", mininterval=1)
+    total = bar(tqdm, total=len(jobs), desc="all runs", unit="run", mininterval=1)
     queue = list(jobs)
     failed = []
     running = {}  # slot -> Running
@@ -192,9 +196,9 @@ def words_of(argv: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 def load(name: str) -> tuple[Path, ModuleType]:
     """(path, module) of a script. SystemExit if there is none."""
-    path = Path(name)
+    path = Path(name).with_suffix(".py")
     if not path.exists():
-        path = Path(__file__).parents[1] / f"{path.stem}.py"
+        path = Path(__file__).parents[1] / path.name
     if not path.exists():
         raise SystemExit(f"{name}: there is no such script, neither here nor in cleanrl_graph")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -228,6 +232,7 @@ def jobs_of(name: str, flags: dict[str, list[str]]) -> tuple[list[Job], list[str
         if flag.removeprefix("no_") not in hints:
             raise SystemExit(f"--{flag.replace('_', '-')}: {path.name} has no such flag")
         grid.append(choices(flag, values, hints.get(flag)))
+    several = [k for k, each in enumerate(grid) if len(each) > 1]
     jobs = []
     for seed, *words in itertools.product(flags["seeds"], *grid):
         command = sum(words, [])
@@ -237,10 +242,11 @@ def jobs_of(name: str, flags: dict[str, list[str]]) -> tuple[list[Job], list[str
         key = f"{path.stem}_{env_name}_s{seed}_{digest}"
         folder = Path(flags["run_dir"][0], key)
         own = ["--seed", seed, "--run-dir", str(folder), "--resume", "auto"]
-        jobs.append(Job(key, [sys.executable, str(path), *command, *own], folder))
+        about = " ".join(sum((words[k] for k in several), []))
+        jobs.append(Job(key, [sys.executable, str(path), *command, *own], folder, about))
     if len({job.key for job in jobs}) < len(jobs):
         raise SystemExit("the same run would be made twice: a value or a seed is given twice")
-    return jobs, [each[0][0][2:] for each in grid if len(each) > 1]
+    return jobs, [grid[k][0][0][2:] for k in several]
 
 
 def is_finished(job: Job) -> bool:

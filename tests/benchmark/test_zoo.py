@@ -39,7 +39,7 @@ def run_zoo(folder):
     env = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=200)
     assert done.returncode == 0, done.stderr
-    with open(folder / "runs.csv", newline="") as file:
+    with open(folder / "ids.csv", newline="") as file:
         return list(csv.DictReader(file)), done.stdout
 
 
@@ -59,7 +59,7 @@ def test_environments_of_others(tmp_path):
     }
     assert float(found["CartPole-v1", "ppo_graph.py"]["collection_mismatch"]) <= 1e-5
     assert found["Made-Unfinished-v0", "ppo_graph.py"]["message"] == "RuntimeError: no data"
-    (tmp_path / "runs.csv").write_text((tmp_path / "runs.csv").read_text().replace("no data", "x"))
+    (tmp_path / "ids.csv").write_text((tmp_path / "ids.csv").read_text().replace("no data", "x"))
     rows, said = run_zoo(tmp_path)
     assert len(rows) == 6 and "6 runs, 0 of them are missing" in said
     assert "| **all 2** | | 4 | 2 | 1 |  |  | 1 | 6 |" in (tmp_path / "table.md").read_text()

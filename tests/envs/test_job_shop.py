@@ -295,6 +295,20 @@ def test_ft06_optimum_is_within_reach():
     assert {*RULES, "nondelay SPT", "cost", "lower_bound"} <= set(info["eval"])
 
 
+def test_published_policies():
+    """An evaluation on la or ta shows greedy makespans of L2D and SPN beside the rules', none of
+    which is below the best known one."""
+    _, info, _ = play_random(JobShopEnv(instance="la01"), 1)
+    assert (info["eval"]["L2D"], info["eval"]["SPN"]) == (710, 692)
+    _, info, _ = play_random(JobShopEnv(instance="ft06"), 1)
+    assert not {"L2D", "SPN"} & set(info["eval"])
+    rows = job_shop.published()
+    assert {f"la{i:02}" for i in range(1, 41)} <= set(rows)
+    for name, row in rows.items():
+        costs = [float(value) for method, value in row.items() if method != "instance" and value]
+        assert min(costs) >= load_instance(name)[2]
+
+
 @pytest.mark.parametrize("name", ALL_NAMES)
 def test_benchmark_instances(name):
     times, machines, best_known, lower_bound = load_instance(name)

@@ -340,6 +340,7 @@ def write_run(folder, name, env_id, mismatch, returns, package=("minigrid", "3.2
         "eval": None,
         "exit_code": 0,
         "cpu": "c",
+        "started": "2026-01-01T",
         "duration": 60.0,
     }
     (folder / f"{name}.json").write_text(json.dumps(settings | more))
@@ -377,4 +378,4 @@ def test_table_of_third_party_runs(tmp_path, monkeypatch):
     assert third_party.main(args) == 0
     write_run(runs, "pop_b", "popgym:C-v0", 3e-5, [])
     assert third_party.main(args) == 1
-    assert len((tmp_path / "third_party" / "table.csv").read_text().splitlines()) == 4
+    assert "3.0e-05" in (tmp_path / "third_party" / "table.md").read_text()

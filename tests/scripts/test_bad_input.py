@@ -1027,7 +1027,7 @@ def test_reset_without_a_seed(tmp_path):
     sentence = r"reset.* \(an environment of gym's old interface needs .*argument 'seed'"
     fails(sentence, tmp_path / "a", env_id="NoSeed-v0")
     fails("2 values, not .*gym's old interface", tmp_path / "b", env_kwargs={"fault": "old reset"})
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "cleanrl_graph" / "README.md").read_text()
     code = text.partition("gym's old interface")[2].partition("```python")[2].partition("```")[0]
     names = {}
     exec(f"import gymnasium as gym\n{textwrap.dedent(code)}", names)

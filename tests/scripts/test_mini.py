@@ -65,8 +65,17 @@ class Graphs(gym.Env):
         return self.observe(), reward, ended and not self.truncates, ended and self.truncates, {}
 
 
+class Column(Graphs):
+    """Its mask is [nodes, 1]."""
+
+    def observe(self):
+        obs = super().observe()
+        return obs | {"action_mask": obs["action_mask"][:, None]}
+
+
 for name in EDGES:
     gym.register(f"Graphs-{name}-v0", entry_point=Graphs, kwargs={"edges": name})
+gym.register("Graphs-column-v0", entry_point=Column, kwargs={"edges": "none"})
 
 
 def run(*flags, cwd) -> str:
@@ -92,8 +101,14 @@ def test_minibatches_of_one_step(tmp_path):
     """The advantage of a single step is not normalised: its deviation would be nan."""
     flags = "--num-envs 2 --num-steps 2 --num-minibatches 4 --total-timesteps 8".split()
     run("--env-id", "Graphs-none-v0", *flags, cwd=tmp_path)
-    (path,) = tmp_path.glob("runs/*/model.pt")
+    (path,) = tmp_path.glob("runs/*/weights.pt")
     assert all(values.isfinite().all() for values in torch.load(path).values())
+
+
+def test_mask_with_a_column(tmp_path):
+    """A mask of [nodes, 1] is that of [nodes], as a Sequence of MultiBinary(1) has it."""
+    text = run("--env-id", "Graphs-column-v0", "--total-timesteps", 1024, cwd=tmp_path)
+    assert len(returns_in(text)) > 10
 
 
 def test_clipfrac_is_that_of_all_minibatches(tmp_path):
@@ -274,7 +289,7 @@ def test_alone(tmp_path):
     start(script, "--env-id=my_env:Mine-v0", cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("Mine-v0__ppo_graph_mini__1__")
-    assert torch.load(folder / "model.pt", weights_only=True)["embed.weight"].shape == (64, 1)
+    assert torch.load(folder / "weights.pt", weights_only=True)["embed.weight"].shape == (64, 1)
 
 
 def test_own_module_with_the_name_of_ours(tmp_path):

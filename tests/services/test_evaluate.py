@@ -180,6 +180,31 @@ def saved(rows, folder):
         return table.strip(), list(csv.reader(file))
 
 
+def test_many_rows(tmp_path, capsys):
+    """Of more than 20 rows the means are printed, a line for each column, gaps from the smallest;
+    eval.md has all."""
+    row = {"best_known": 10, "greedy": 12, "rule": 14.5, "cut": 1}
+    rows = [{"instance": str(k)} | row for k in range(21)]
+    table, _ = saved(rows, tmp_path)
+    assert len(cells(table)) == 2 + 21 + 1
+    assert cells(capsys.readouterr().out.strip()) == [
+        ["", "mean of 21"],
+        ["---", "---"],
+        ["greedy gap %", "20.0"],
+        ["rule gap %", "45.0"],
+        ["cut", "21"],
+    ]
+    rows = [{"episode": k, "group": "ab"[k % 2], "return": float(k % 2)} for k in range(30)]
+    saved(rows, tmp_path)
+    assert cells(capsys.readouterr().out.strip()) == [
+        ["", "a", "b", "mean of 30"],
+        ["---"] * 4,
+        ["return", "0", "1", "0.5"],
+    ]
+    saved(rows[:20], tmp_path)
+    assert len(cells(capsys.readouterr().out.strip())) == 2 + 20 + 3
+
+
 def test_gaps(tmp_path, capsys):
     """Costs become gaps to the best known in percent, the mean is that of the gaps; the csv has the
     costs."""

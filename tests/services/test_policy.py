@@ -1,6 +1,7 @@
 """A trained policy in a program of one's own: it does what `play` does, in every script."""
 
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -240,6 +241,22 @@ def test_what_does_not_fit(tmp_path):
     with pytest.raises(OSError):
         load_policy(tmp_path / "none.pt")
     assert isinstance(policy.observation_space, spaces.Graph)
+
+
+def test_folder_of_runs(tmp_path):
+    """The newest model below a folder is meant, by load_policy and by --load-model."""
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="runs: no model.pt is in this folder or below"):
+        load_policy(tmp_path / "runs")
+    for seed, folder in ((1, tmp_path / "runs"), (2, tmp_path / "runs" / "sweep")):
+        path = run(folder, env_id="CartPole-v1", seed=seed, save_model=True).folder / "model.pt"
+        os.utime(path, (seed, seed))
+        weights = torch.load(path)["model"]
+        for given in (load_policy(tmp_path / "runs"), load_policy(path)):
+            state = given.agent.state_dict()
+            assert all(torch.equal(state[name], value) for name, value in weights.items())
+    rows = run(tmp_path / "b", load_model=str(tmp_path / "runs"), total_timesteps=0).rows
+    assert rows == run(tmp_path / "c", load_model=str(path), total_timesteps=0).rows
 
 
 def test_checkpoint_and_folder(tmp_path):

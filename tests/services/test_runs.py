@@ -206,6 +206,7 @@ def episodes_of(folder):
         return list(csv.DictReader(file))
 
 
+MORE = "--total-timesteps", "100"
 SMALL = "--total-timesteps 96 --num-envs 2 --num-steps 24 --hidden-dims 8 --no-cuda".split()
 
 
@@ -235,6 +236,39 @@ def test_what_a_command_leaves(flags, tmp_path):
         assert words[0] == ppo_graph.__file__ and play[1].endswith(f"load_policy('{words[2]}')")
         code, out, err = command_line(*words[1:], "--eval-episodes", 2, cwd=tmp_path)
         assert code == 0 and "| 1 |" in out, err
+
+
+def test_steps_that_are_no_whole_update(tmp_path):
+    """The run says how many it trains, and its bar ends there; one that is resumed when all are
+    trained says so."""
+    code, out, err = command_line("--env-id", "CartPole-v1", *SMALL[2:], *MORE, cwd=tmp_path)
+    assert code == 0 and "training: 2 updates of 48 steps: 96 of the 100 steps" in out + err
+    assert "100%" in err and "96.0/96.0" in err
+    code, out, err = command_line(
+        "--env-id", "CartPole-v1", *SMALL[2:], *MORE, "--resume", "auto", cwd=tmp_path
+    )
+    assert code == 0 and "--resume: all 96 steps have been trained" in out + err
+
+
+def test_no_episode_has_ended(tmp_path):
+    """An environment that never ends one is named at the end."""
+    flags = dict(env_id="Endless-v0", num_envs=2, total_timesteps=96, num_steps=24)
+    *_, text = run(tmp_path, eval_episodes=0, **flags)
+    assert "no episode has ended in 48 steps" in text
+
+
+class Endless(gym.Env):
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+gym.register("Endless-v0", entry_point=Endless)
 
 
 def test_episodes_have_groups_and_tasks(tmp_path):

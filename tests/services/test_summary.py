@@ -94,7 +94,7 @@ ENVS = {
     "image": (
         dict(env_id=RANDOM, env_kwargs={"observation": "image_hwc", "action": "mixed"}),
         ["obs [12, 10, 3] uint8 (image)"],
-        ["move: a fixed list of 3 options; rest.0: 2 numbers; rest.1: 2 fixed lists, of 2 opt"],
+        ["of 3 options; rest.0: 2 numbers from -1 to 1; rest.1: 2 fixed lists, of 2 options"],
     ),
     "categories": (
         dict(env_id=RANDOM, env_kwargs={"observation": "discrete", "action": "box"}),
@@ -147,6 +147,22 @@ def test_long_lists_are_cut(tmp_path):
         line
         == f"action: 50 fixed lists, of {', '.join(map(str, range(2, 14)))}, and 38 more options"
     )
+
+
+BOXES = {
+    "from -2 to 3": spaces.Box(-2, 3, (2,)),
+    "from 0 to inf, not scaled": spaces.Box(0, np.inf, (2,)),
+    "unbounded, not scaled": spaces.Box(-np.inf, np.inf, (2,)),
+    "between their bounds": spaces.Box(np.array([0, 1], "f"), np.array([2, 2], "f")),
+    "some unbounded": spaces.Box(np.array([0, 1], "f"), np.array([2, np.inf], "f")),
+}
+
+
+@pytest.mark.parametrize("text", BOXES)
+def test_bounds_of_numbers(text, tmp_path, monkeypatch):
+    monkeypatch.setitem(helpers.ACTIONS, "own", BOXES[text])
+    flags = dict(env_id=RANDOM, env_kwargs={"observation": "vector", "action": "own"})
+    assert f"action: 2 numbers {text}" in said(tmp_path / "a", **flags)
 
 
 # ---- What is probably not meant ----

@@ -104,6 +104,8 @@ def test_combinations(script):
     jobs, names = sweep.jobs_of(script, sweep.OWN | flags)
     assert len({job.folder for job in jobs}) == len(jobs) == 16
     assert names == ["learning-rate", "anneal-lr", "env-id"]
+    assert jobs[0].about == "--learning-rate 1 --anneal-lr --env-id m:A-v0"
+    assert sweep.jobs_of("mine_ppo", sweep.OWN | flags)[0] == jobs  # its name is enough
     assert {job.key.split("_s")[0] for job in jobs} == {"mine_ppo_A-v0", "mine_ppo_B-v0"}
     assert ["_s4_" in job.key for job in jobs] == [True] * 8 + [False] * 8
 
@@ -238,6 +240,10 @@ def test_nothing_to_plot(tmp_path, capsys):
     with pytest.raises(SystemExit, match="there is no run with an episode in"):
         plot.find([str(tmp_path)], 100)
     assert f"{tmp_path}/empty: no episode has ended" in capsys.readouterr().err
+    (tmp_path / "empty" / "args.json").write_text('{"total_timesteps": 0}')  # of an evaluation
+    with pytest.raises(SystemExit, match="there is no run with an episode in"):
+        plot.find([str(tmp_path)], 100)
+    assert capsys.readouterr().err == ""
 
 
 def test_picture(tmp_path):

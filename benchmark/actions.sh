@@ -1,8 +1,8 @@
 #!/bin/bash
 # Edges as actions, one action per node, mixed actions, masks that depend on earlier parts, masks of bits, a choice for each
 # row, a part for all beside one for each row: tasks with a known optimum, and MPE2's simple_spread with an action for all
-# agents at once (pip install -r benchmark/requirements-multi-agent.txt; without it that run is left out). 45 runs, half an
-# hour of one core.
+# agents at once (pip install -r benchmark/requirements-multi-agent.txt; without it that run is left out). 45 runs, 75 minutes
+# of a core that other jobs share.
 #
 #     bash benchmark/actions.sh [FLAGS OF run.py]
 set -euo pipefail

@@ -7,18 +7,16 @@ A plain model: an interval per operation, or an optional one for each machine th
 which exactly one is present; no two on a machine overlap; precedence along the jobs; the makespan
 is minimised from the solver's own start. Each row of benchmark/results/cp_sat/ENV.csv is written
 when its instance ends, and what is in there is not solved again, so an interrupted command goes on.
-In the end the mean gaps (%) to the best known makespans of all that the csv holds are printed, and
-written to ENV.md beside it. An instance without any solution in time has no makespan there; the
-cell of its suite says how many those are, and is the mean of the others.
+An instance without any solution in time has no makespan there. The tables of job_shop.py and
+flexible_job_shop.py show the gaps.
 """
 
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import tyro
-from tables import added, cpu_name, markdown, read, unique
+from tables import added, cpu_name, read
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -140,45 +138,6 @@ def key_of(row: dict) -> tuple:
     return row["suite"], row["instance"], float(row["seconds"]), int(row["workers"])
 
 
-def document(rows: list[dict]) -> str:
-    """A markdown table of the mean gap (%) of each suite, one column for each time limit and number
-    of workers."""
-    settings = sorted({(int(row["workers"]), float(row["seconds"])) for row in rows})
-    lines = [
-        [
-            "suite",
-            *(
-                f"{seconds:g} s, {workers} worker{'s' * (workers > 1)}"
-                for workers, seconds in settings
-            ),
-        ]
-    ]
-    for suite in dict.fromkeys(row["suite"] for row in rows):
-        cells = []
-        for workers, seconds in settings:
-            mine = [
-                row for row in rows if (row["suite"], *key_of(row)[2:]) == (suite, seconds, workers)
-            ]
-            gaps = [
-                100 * (float(row["makespan"]) / float(row["best_known"]) - 1)
-                for row in mine
-                if row["makespan"]
-            ]
-            unsolved = (
-                f" ({len(mine) - len(gaps)} of {len(mine)} without a solution)"
-                if len(gaps) < len(mine)
-                else ""
-            )
-            cells.append((f"{np.mean(gaps):.1f}" if gaps else "") + unsolved)
-        lines.append([suite, *cells])
-    about = (
-        "CP-SAT of OR-Tools {}, {}: mean gap (%) to the best known makespan, plain model of "
-        "benchmark/cp_sat.py."
-    )
-    names = (unique(row[name] for row in rows) for name in ("version", "cpu"))
-    return f"{about.format(*names)}\n\n{markdown(lines)}\n"
-
-
 def main(args: Args) -> None:
     if args.env not in ENVS:
         raise SystemExit(f"--env {args.env}: choose one of {', '.join(ENVS)}")
@@ -220,9 +179,7 @@ def main(args: Args) -> None:
                     **solve(*instance, seconds, workers),
                 }
             )
-    text = document(read(path))
-    path.with_suffix(".md").write_text(text)
-    print(text)
+    print(path)
 
 
 if __name__ == "__main__":

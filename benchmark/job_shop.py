@@ -13,7 +13,9 @@ have one.
 """
 
 import csv
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,13 +93,13 @@ def best_of(row: dict, number: int) -> float:
     return float(groups.min(axis=1).mean()) if len(groups) else np.nan
 
 
-def our_costs(rows: list[dict]) -> dict[str, dict[str, Costs]]:
+def our_costs(rows: list[dict], numbers: Iterable[int] = NUMBERS) -> dict[str, dict[str, Costs]]:
     """Method -> "seed N" -> makespans: greedy of each model, in both directions, and its best of so
     many."""
     found = {}
     for row in sorted(rows, key=lambda row: abs(int(row["samples"]))):
         sampled = int(row["samples"]) > 0
-        for number in NUMBERS if sampled else [0]:
+        for number in numbers if sampled else [0]:
             method = f"ours, {row['name']}, " + (
                 f"best of {number}{heat(row)}" if sampled else kind_of(row)
             )
@@ -276,71 +278,67 @@ def family_table(rows: list[dict]) -> list:
     return lines
 
 
-def plot(rows: list[dict], solver: list[dict], path: Path) -> None:
-    """Gap against seconds (log), a panel per group of Taillard: greedy and the best of n as n
-    grows, of the first three instances and the lowest seed, dotted at a temperature other than 1,
-    and CP-SAT as its limit grows. n of N samples take n / N of their time, at least that of the
-    greedy schedule."""
+def points_of(rows: list[dict], names: list[str]) -> dict[str, list[tuple[float, float, int]]]:
+    """Label -> (seconds, mean gap, number of seeds) of what the seeds have found for all of these
+    instances, as the table has it: greedily, in both directions, and as the best of n, which takes
+    its share of the seconds of all samples, and at least those of a greedy schedule."""
+    numbers = [2**k for k in range(2, 10)]
+    found, least = {}, 0.0
+    for method, seeds in our_costs(rows, numbers).items():
+        value = mean_gap(seeds, names)
+        if np.isnan(value):
+            continue
+        whole = [seed for seed, costs in seeds.items() if set(names) <= set(costs)]
+        _, model, kind = method.split(", ")
+        number = int(re.search(r"of (\d+)|$", kind)[1] or 0)
+        times = []
+        for row in rows:
+            is_own = row["name"] == model and f"seed {row['seed']}" in whole
+            num = int(row["samples"])
+            own = f"best of {number}{heat(row)}" if num > 0 else kind_of(row)
+            if is_own and row["instance"] in names and own == kind and (num >= number or num < 0):
+                times.append(float(row["seconds"]) * (number / num if number else 1))
+        least = max(least, np.mean(times)) if kind == "greedy" else least
+        label = re.sub(r"best of \d+", "best of 4, 8, ...", f"{model}, {kind}")
+        found.setdefault(label, []).append((max(least, np.mean(times)), value, len(whole)))
+    return found
+
+
+def plot(rows: list[dict], solver: dict[str, Costs], path: Path) -> None:
+    """Mean gap of the table against seconds (log), a panel per group of Taillard: ours, and CP-SAT
+    as its limit grows. What an instance of the group lacks is not shown."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 4, figsize=(14, 6.5), sharex=True, constrained_layout=True)
-    lines = {}  # label -> line
+    figure, axes = plt.subplots(2, 4, figsize=(14, 6.8), sharex=True, constrained_layout=True)
+    lines, colours = {}, {}  # label -> line, colour
     for group, axis in zip(GROUPS, axes.flat):
-        names = SUITES[f"ta{group}"][:3]
-        best = {name: job_shop.load_instance(name)[2] for name in names}
-        for colour, model in zip(
-            ("tab:blue", "tab:green"), dict.fromkeys(row["name"] for row in rows)
-        ):
-            mine = [row for row in rows if row["name"] == model and row["instance"] in best]
-            mine = [row for row in mine if row["seed"] == min(row["seed"] for row in mine)]
-            greedy = [row for row in mine if kind_of(row) == "greedy"]
-            for heated in dict.fromkeys(map(heat, mine)):
-                drawn, points = (
-                    [row for row in mine if int(row["samples"]) > 0 and heat(row) == heated],
-                    [],
-                )
-                for some in (greedy, drawn):
-                    most = min((len(row["costs"].split()) for row in some), default=0)
-                    for n in [
-                        2**k for k in range(12) if 2**k <= most and (k > 1 or some is greedy)
-                    ]:
-                        gaps = [100 * (best_of(row, n) / best[row["instance"]] - 1) for row in some]
-                        times = [
-                            float(row["seconds"]) * n / len(row["costs"].split()) for row in some
-                        ]
-                        points.append(
-                            (
-                                max([np.mean(times), *(points[0][:1] if points else ())]),
-                                np.mean(gaps),
-                            )
-                        )
-                if points and (drawn or not heated):
-                    axis.plot(*zip(*points), "o:" if heated else "o-", color=colour, ms=4)
-                    lines.setdefault(
-                        f"ours, {model}: greedy, best of 4, 8, ...{heated}", axis.lines[-1]
-                    )
-        limits = sorted({float(row["seconds"]) for row in solver})
-        costs = [
-            (
-                limit,
-                [
-                    100 * (float(row["makespan"] or "nan") / best[row["instance"]] - 1)
-                    for row in solver
-                    if float(row["seconds"]) == limit and row["instance"] in best
-                ],
+        names, seeds = SUITES[f"ta{group}"], set()
+        for label, points in points_of(rows, names).items():
+            style = "*" if label.endswith("greedy") else "^" if "directions" in label else "o-"
+            colour = colours.setdefault(label, f"C{len(colours) + (len(colours) > 2)}")
+            seconds, gaps, nums = zip(*sorted(points))
+            (lines[label],) = axis.plot(
+                seconds, gaps, style, color=colour, ms=4 + 4 * (style == "*")
             )
-            for limit in limits
-        ]
-        costs = [(limit, np.mean(gaps)) for limit, gaps in costs if len(gaps) == len(names)]
+            seeds |= set(nums) if "best of" in label else set()
+        limits = {float(re.search(r"([\d.]+) s,", name)[1]): name for name in solver}
+        costs = [(limit, gap(solver[limits[limit]], names)) for limit in sorted(limits)]
+        costs = [(limit, value) for limit, value in costs if np.isfinite(value)]
         if costs:
-            axis.plot(*zip(*costs), "s--", color="tab:red", ms=5)
-            lines.setdefault("CP-SAT, its limit", axis.lines[-1])
-        axis.set(title=group, xscale="log", ylim=(0, None) if axis.lines else (0, 1))
+            (lines["CP-SAT, its limit"],) = axis.plot(*zip(*costs), "s--", color="tab:red", ms=5)
+        note = f", samples of {' or '.join(map(str, sorted(seeds)))} seeds" if seeds else ""
+        axis.set_title(group + note.replace(" 1 seeds", " 1 seed"), fontsize=10)
+        axis.set(xscale="log", ylim=(0, None) if axis.lines else (0, 1))
         axis.grid(alpha=0.3)
-    figure.supxlabel("seconds for an instance, one thread")
+    num = max((len(mine) for mine in our_costs(rows).values()), default=0)
+    figure.supxlabel(
+        "seconds for an instance, one thread. A point is a mean over the ten instances of a group; "
+        f"greedy and both directions: over {num} seeds, too",
+        fontsize=10,
+    )
     figure.supylabel("gap to the best known makespan, %")
     figure.legend(lines.values(), lines, loc="outside upper center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=110)
@@ -412,7 +410,7 @@ def main(args: Args) -> None:
                 writer.writerow(
                     [method, seed, *("" if np.isnan(value) else f"{value:.3f}" for value in values)]
                 )
-    plot(rows, read(solver_path), folder / "gaps.png")
+    plot(rows, solver, folder / "gaps.png")
     print(f"{(folder / 'table.md').read_text()}\n{folder / 'table.md'}")
 
 

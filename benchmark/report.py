@@ -15,6 +15,7 @@ episode.
 
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -329,13 +330,32 @@ def document(groups: dict[tuple, list[Run]], args: Args) -> str:
     if len(gap_table(groups)) > 1:
         parts += [markdown(gap_table(groups))]
     if args.plot:
-        parts += ["![learning curves](table.png)"]
+        parts += ["![learning curves](table.png)", caption(groups, args)]
     commands = dict.fromkeys(re.sub(r" --seed \d+", "", entry["command"]) for entry in settings)
     parts += ["Commands (with --seed):", "\n".join(f"    {command}" for command in commands)]
     return "\n\n".join(parts) + "\n"
 
 
 # ---- Picture ----
+def caption(groups: dict[tuple, list[Run]], args: Args) -> str:
+    """What the picture shows."""
+    seeds = {}  # of each label
+    for (_, label), runs in groups.items():
+        seeds.setdefault(label, []).append(len(runs))
+    words = {}
+    for label, nums in seeds.items():
+        words[label] = " to ".join(map(str, dict.fromkeys([min(nums), max(nums)])))
+    one = set(words.values())
+    if one == {"1"}:
+        return f"Lines: mean return of the last {args.episodes} episodes; one seed."
+    each = "; ".join(f"{num} of {label}" for label, num in words.items())
+    return (
+        f"Lines: interquartile mean over seeds of the mean return of the last {args.episodes} "
+        "episodes; bands, from three seeds on: its 95% bootstrap interval. A run that ends earlier "
+        f"keeps its last value. Seeds: {one.pop() if len(one) == 1 else each}."
+    )
+
+
 def interval(values: np.ndarray) -> np.ndarray:
     """[2, points]: 95% percentile bootstrap interval of the interquartile mean over runs."""
     from scipy.stats import bootstrap, trim_mean
@@ -394,12 +414,14 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
     import matplotlib.pyplot as plt
 
     panels, labels = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
+    envs = [run.settings["env_id"] for runs in groups.values() for run in runs if run.settings]
+    task = max([env_id.split(":")[-1] for env_id in envs], default="")
     look = {label: (COLOURS[k % 8], "-" if k < 8 else "--") for k, label in enumerate(labels)}
     beside_each_other = 1 if len(panels) <= 3 else 2
     rows = -(-len(panels) // beside_each_other)
     size = (
         (9.6 if len(panels) == 1 else 7.6 * beside_each_other),
-        (3.4 if rows == 1 else 2.5 * rows + 0.4),
+        (3.7 if rows == 1 else 2.5 * rows + 0.7),
     )
     figure, axes = plt.subplots(
         rows, 2 * beside_each_other, figsize=size, layout="constrained", squeeze=False
@@ -444,7 +466,7 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
                         fontsize=7.5,
                     )
         pair[0].set(ylabel=args.ylabel)
-        pair[0].set_title(panel, loc="left", fontsize=10)
+        pair[0].set_title(panel or task, loc="left", fontsize=10)
         pair[1].tick_params(labelleft=False)
     if len(panels) == 1:
         name_curves(axes[0, 1], ends, look)
@@ -460,6 +482,8 @@ def plot(groups: dict[tuple, list[Run]], args: Args) -> None:
             frameon=False,
             fontsize=9,
         )
+    wide = int(16 * size[0])
+    figure.supxlabel("\n".join(textwrap.wrap(caption(groups, args), wide)), fontsize=7.5)
     figure.savefig(Path(args.results) / args.table / "table.png", dpi=130)
 
 

@@ -34,7 +34,6 @@ measure() {
 }
 measure layout.py --repeats 7 --out $RESULTS/layout.md
 measure layout.py --tenfold --repeats 5 --out $RESULTS/layout_tenfold.md
-measure breakdown.py --scale 0.25 --out $RESULTS/breakdown.md
 measure sps.py --rounds 3 --total-timesteps 16384 --peer-python "$PEER_PYTHON" --out $RESULTS/sps.md
 measure sps.py --total-timesteps 16384 --num-threads 2 --num-envs 64 --gnn-dim 16 --peer-python "$PEER_PYTHON" \
     --out $RESULTS/sps_2_threads.md
@@ -48,8 +47,8 @@ measure scaling.py --scripts ppo_graph --milliseconds 1 --seconds 6 --rounds 2 -
 
 echo
 echo "All tables after $((SECONDS / 60)) min $((SECONDS % 60)) s, in $RESULTS:"
-for name in layout breakdown sps sps_2_threads trxl cartpole time_to_475 scaling attention lstm_kernels; do
+for name in layout sps sps_2_threads trxl cartpole time_to_475 scaling attention lstm_kernels; do
     echo
     echo "$RESULTS/$name.md"
-    grep '^[|#]' $RESULTS/$name.md | { [ $name = breakdown ] && sed -n 1,14p || cat; }
+    grep '^[|#]' $RESULTS/$name.md
 done

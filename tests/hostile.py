@@ -850,10 +850,6 @@ def process(name, hook, expected="trains", at="step", flags="", **fields) -> Non
     add("process", name, expected, hooks={at: hook}, flags=flags, **fields)
 
 
-class Stop(BaseException):
-    pass
-
-
 class Mute(Exception):
     def __str__(self):
         raise ValueError("no text")
@@ -1056,10 +1052,6 @@ def to_full_device():
 def in_place_of(name: str) -> Callable:
     """A folder of that name is in the run's folder."""
     return lambda env: Path(max(Path(FOLDER).glob("runs/*")), name).mkdir(exist_ok=True)
-
-
-def no_half_model():
-    return "half a model" if list(Path(FOLDER).glob("runs/*/model.pt")) else None
 
 
 MODEL = "--load-model model.pt"

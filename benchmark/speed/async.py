@@ -344,13 +344,8 @@ def wall_time(args) -> tuple[list[str], list[list]]:
     return lines, rows
 
 
-def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
-    """The table of part 2 and its rows for the csv; draws the curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def learning_curves(args) -> tuple[list[str], list[list]]:
+    """The table of part 2 and its rows for the csv."""
     lines = [
         "",
         "## Learning curves",
@@ -358,8 +353,7 @@ def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
         "| system | mean return of the last 100 episodes, by seed | mean over the whole training |",
         "| --- | --- | --- |",
     ]
-    figure, ax = plt.subplots(figsize=(5, 3.6), constrained_layout=True)
-    rows, curves = [], {name: [] for name in CURVES}
+    rows = []
     for seed in range(1, args.rounds + 1):
         for name, (system, flags) in CURVES.items():
             *_, curve = run(
@@ -372,13 +366,8 @@ def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
                 seed=seed,
                 **flags,
             )
-            curves[name].append(curve)
             rows += [["curve", "", name, seed, step, value] for step, value in curve]
-    for k, (name, seeds) in enumerate(curves.items()):
-        values = np.array([[value for _, value in curve] for curve in seeds])
-        steps = [step for step, _ in seeds[0]]
-        ax.plot(steps, values.mean(0), color=f"C{k}", label=name)
-        ax.fill_between(steps, values.min(0), values.max(0), color=f"C{k}", alpha=0.15, linewidth=0)
+    for name, (_, values) in curves_of(rows).items():
         lines.append(
             f"| {name} | {' / '.join(f'{value:.2f}' for value in values[:, -1])} | "
             f"{np.nanmean(values):.2f} |"
@@ -388,14 +377,38 @@ def learning_curves(args, path: Path | None) -> tuple[list[str], list[list]]:
         f"PoissonGraph-v0, 16 environments x 128 steps, {args.curve_steps} steps, learning rate "
         "1e-3; the optimum is 16. Lines are means over the seeds, bands their range.",
     ]
-    ax.set_xlabel("steps")
-    ax.set_ylabel("mean return of 100 episodes")
-    ax.legend()
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path.with_suffix(".png"), dpi=120)
-        lines += ["", f"![learning curves]({path.name}.png)"]
     return lines, rows
+
+
+def curves_of(rows: list[list]) -> dict[str, tuple[list, np.ndarray]]:
+    """System -> steps, and the returns of each seed there."""
+    found = {}
+    for _, _, name, seed, step, value, *_ in rows:
+        found.setdefault(name, {}).setdefault(seed, []).append((float(step), float(value)))
+    curves = {}
+    for name, seeds in found.items():
+        points = np.array(list(seeds.values()))
+        curves[name] = points[0, :, 0], points[:, :, 1]
+    return curves
+
+
+def draw(rows: list[list], path: Path) -> None:
+    """The learning curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(5, 3.8), constrained_layout=True)
+    for name, (steps, values) in curves_of(rows).items():
+        (line,) = ax.plot(steps, values.mean(0), label=name)
+        low, high = values.min(0), values.max(0)
+        ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    title = f"PoissonGraph-v0, optimum 16; mean and range of {len(values)} seeds"
+    ax.set(xlabel="steps", ylabel="mean return of 100 episodes")
+    ax.set_title(title, fontsize=9)
+    ax.legend()
+    figure.savefig(path, dpi=120)
 
 
 def main(args):
@@ -403,8 +416,12 @@ def main(args):
     load, path = os.getloadavg()[0], Path(args.out) if args.out else None
     lines, rows = wall_time(args)
     if args.curve_steps:
-        more, curve_rows = learning_curves(args, path)
+        more, curve_rows = learning_curves(args)
         lines, rows = lines + more, rows + curve_rows
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(curve_rows, path.with_suffix(".png"))
+            lines += ["", f"![learning curves]({path.name}.png)"]
     heading = [
         "# Acting and learning at the same time",
         "",

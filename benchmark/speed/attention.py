@@ -184,7 +184,7 @@ def memory_table(rows: list[dict], args: Args) -> list[str]:
     return lines
 
 
-def picture(rows: list[dict], path: str) -> None:
+def picture(rows: list[dict], args: Args, path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -209,6 +209,9 @@ def picture(rows: list[dict], path: str) -> None:
     ax.grid(alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
+    network = f"{args.num_layers} layers of {args.dim}, {args.num_threads} thread(s)"
+    note = f"{args.num_envs} environments x {args.num_steps} steps, {network}"
+    ax.set_title(f"{note}; medians of {args.repeats} turns", fontsize=7.5)
     figure.savefig(path, dpi=130)
 
 
@@ -281,7 +284,7 @@ def main(args: Args) -> None:
         lines += ["", *memory_table(rows, args)]
         if args.out:
             Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-            picture(rows, f"{args.out}.png")
+            picture(rows, args, f"{args.out}.png")
             with open(f"{args.out}.csv", "w", newline="") as file:
                 writer = csv.DictWriter(
                     file,

@@ -255,7 +255,7 @@ def kernel_systems(H: int, num_envs: int, rng: np.random.Generator):
     return systems, list(lstm.parameters()), lengths
 
 
-def plot(rows: list[dict], path: Path) -> None:
+def plot(rows: list[dict], args: Args, path: Path) -> None:
     """Milliseconds and bytes against density, one line per layout."""
     import matplotlib
 
@@ -277,6 +277,8 @@ def plot(rows: list[dict], path: Path) -> None:
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=8)
+    note = f"{NODES} possible nodes, H = {args.lstm_dim}, {N} environments x {T} steps"
+    figure.suptitle(f"{note}; medians of {args.repeats} turns", fontsize=8)
     figure.savefig(path, dpi=130)
 
 
@@ -374,7 +376,7 @@ def main(args: Args) -> None:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        plot(rows, Path(args.out).with_suffix(".png"))
+        plot(rows, args, Path(args.out).with_suffix(".png"))
 
 
 if __name__ == "__main__":

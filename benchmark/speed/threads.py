@@ -1,15 +1,13 @@
-"""Threads of torch on the CPU: policy step, update and whole trainings, alone and beside busy
-processes.
+"""Threads of torch on the CPU: policy step and update, alone and beside busy processes.
 
     python benchmark/speed/threads.py --out benchmark/results/speed/threads.md  # on an idle machine
-    python benchmark/speed/threads.py --parts steps --repeats 3  # does it run?
+    python benchmark/speed/threads.py --repeats 3  # does it run?
 
 The threads of a parallel region wait for each other in a loop. Where one of them has no core, since
 another process runs there, all wait until the system gives it one: a few milliseconds, in each of
-hundreds of small regions. A busy process is an endless loop in Python. `steps` times one call of
-the policy and one gradient step with various widths of the networks, in turns over the numbers of
-threads, until --repeats or --seconds are over; `trainings` takes the steps per second of the
-training of job_shop.sh.
+hundreds of small regions. A busy process is an endless loop in Python. One call of the policy and
+one gradient step are timed with various widths of the networks, in turns over the numbers of
+threads, until --repeats or --seconds are over.
 """
 
 import contextlib
@@ -17,7 +15,6 @@ import itertools
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from typing import Iterator, Literal
@@ -25,7 +22,7 @@ from typing import Iterator, Literal
 import numpy as np
 import torch
 import tyro
-from common import PPO_GRAPH, ROOT, report, train
+from common import ROOT, report
 
 sys.path.insert(0, str(ROOT))
 from cleanrl_graph import ppo_graph  # noqa: E402
@@ -40,8 +37,6 @@ NETWORKS = {
 
 @dataclass
 class Args:
-    parts: tuple[Literal["steps", "trainings"], ...] = ("steps", "trainings")
-    """what is measured"""
     threads: tuple[int, ...] = tuple(sorted({1, 2, os.cpu_count()}))
     """numbers of threads"""
     busy: tuple[int, ...] = (0, 1)
@@ -54,10 +49,6 @@ class Args:
     """a kind of call that has taken longer altogether is not repeated"""
     networks: tuple[Literal["small", "default", "large"], ...] = ("small", "default", "large")
     """widths of the networks"""
-    total_timesteps: int = 16_384
-    """environment steps of each training"""
-    rounds: int = 2
-    """trainings of each kind"""
     remark: str = ""
     """what else ran on the machine, for the table"""
     out: str | None = None
@@ -147,58 +138,9 @@ def steps(args: Args) -> list[str]:
     ]
 
 
-def trainings(args: Args) -> list[str]:
-    """Markdown: steps per second of whole trainings."""
-    flags = (
-        '--env-id envs:JobShop-v0 --env-kwargs {"jobs":[3,10],"machines":[3,10]} --num-envs 64 '
-        "--num-steps 64 --num-minibatches 8 --update-epochs 3 --eval-episodes 0 --checkpoint-every "
-        "0 --no-cuda"
-    )
-    command = [
-        sys.executable,
-        PPO_GRAPH,
-        *flags.split(),
-        "--total-timesteps",
-        str(args.total_timesteps),
-    ]
-    lines = [
-        "## Steps per second of whole trainings",
-        "",
-        f"| networks | busy processes | {' | '.join(f'threads: {num}' for num in args.threads)} |",
-        "| --- | --- |" + " --- |" * len(args.threads),
-    ]
-    for network, busy in itertools.product(args.networks, args.busy):
-        sps, more = {num: [] for num in args.threads}, []
-        for name, value in NETWORKS[network].items():
-            more += [
-                f"--{name.replace('_', '-')}",
-                *map(str, value if isinstance(value, tuple) else [value]),
-            ]
-        with busy_processes(busy):
-            for _, num in itertools.product(range(args.rounds), args.threads):
-                with tempfile.TemporaryDirectory() as folder:
-                    run = train([*command, *more], num, folder)
-                sps[num].append(run.sps)
-                print(
-                    f"{network}, {busy} busy, {num} thread(s): {run.sps:.0f} SPS", file=sys.stderr
-                )
-        cells = [
-            f"{np.median(row):,.0f} ({min(row):,.0f} to {max(row):,.0f})" for row in sps.values()
-        ]
-        lines.append(f"| {network} | {busy} | {' | '.join(cells)} |")
-    return [
-        *lines,
-        "",
-        f"Medians (least to most) of {args.rounds} training(s) of {args.total_timesteps} steps; "
-        f"`{flags}`; {NETWORKS}.",
-    ]
-
-
 def main(args: Args) -> None:
     lines = ["# Threads of torch", "", *([f"Beside: {args.remark}", ""] if args.remark else [])]
-    for part in args.parts:
-        lines += [*{"steps": steps, "trainings": trainings}[part](args), ""]
-    report("\n".join(lines).rstrip(), args.out)
+    report("\n".join(lines + steps(args)), args.out)
 
 
 if __name__ == "__main__":

@@ -215,9 +215,9 @@ def table(curves: dict, window: int) -> str:
     return "\n".join(lines)
 
 
-def draw(path: Path, curves: dict) -> None:
-    """Two pictures per environment, against steps and against seconds. SystemExit without
-    matplotlib."""
+def draw(path: Path, curves: dict, window: int) -> None:
+    """Two pictures per environment, against steps and against seconds, which say what they show.
+    SystemExit without matplotlib."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -232,11 +232,13 @@ def draw(path: Path, curves: dict) -> None:
     for (env_id, label), runs in curves.items():
         for axis, name in zip(axes[envs.index(env_id)], AXES):
             grid, mean, deviation = band(runs, name)
-            (line,) = axis.plot(grid, mean, label=label)
+            (line,) = axis.plot(grid, mean, label=f"{label}, runs: {len(runs)}")
             colour = line.get_color()
             axis.fill_between(grid, mean - deviation, mean + deviation, color=colour, alpha=0.2)
             axis.set(xlabel=name, ylabel="return", title=env_id)
             axis.legend(fontsize=8)
+    note = f"mean and standard deviation over runs of the last {window} episodes' mean return"
+    figure.supxlabel(note, fontsize=8)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -249,7 +251,7 @@ def main(args: Args) -> None:
     text = table(curves, args.episodes)
     (out / "table.md").write_text(text + "\n")
     print(text)
-    draw(out / "curves.png", curves)
+    draw(out / "curves.png", curves, args.episodes)
     print(f"in {out}: curves.csv, curves.png, table.md")
 
 

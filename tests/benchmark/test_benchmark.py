@@ -36,7 +36,7 @@ import tables  # noqa: E402
 import vertex_cover  # noqa: E402
 
 from cleanrl_graph.services import sweep  # noqa: E402
-from cleanrl_graph.services.arguments import args_of, parse  # noqa: E402
+from cleanrl_graph.services.arguments import parse  # noqa: E402
 
 PPO = (
     "cleanrl_graph/ppo_graph.py --total-timesteps 64 --num-envs 2 --num-steps 16 --hidden-dims "
@@ -176,7 +176,9 @@ def test_hash_is_that_of_the_normalised_command():
 @pytest.mark.skipif(
     sys.platform != "linux", reason="a killed runner takes its runs with it on Linux only"
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_stopped_runner_goes_on_where_it_was(tmp_path, number):
     """Stopped in its second run: the first is kept, no process lives on, the restart ends with the
     files of both."""
@@ -317,13 +319,15 @@ def test_losses_of_a_resumed_run(tmp_path):
 
     assert fingerprint.read(tmp_path) is None  # nothing was trained
     for number, steps in enumerate([(10,), (10, 20, 30), (30, 40)]):
-        writer = SummaryWriter(tmp_path, filename_suffix=str(number))
+        writer = SummaryWriter(tmp_path / "new")
         for step in steps:
             writer.add_scalar("losses/value_loss", 0.1 * step, step)
             writer.add_scalar("losses/policy_loss", -step / 3, step)
             writer.add_scalar("losses/entropy", 1e-9 * step, step)
             writer.add_scalar("losses/approx_kl", 7, step)
         writer.close()
+        (path,) = (tmp_path / "new").iterdir()
+        path.rename(tmp_path / f"events.out.tfevents.{number}")  # of different seconds
     assert fingerprint.read(tmp_path) == {
         "policy_loss": [-3.33333, -6.66667],
         "value_loss": [1.0, 2.0],
@@ -376,10 +380,11 @@ def copied(folder):
 @pytest.mark.parametrize(
     "old, new, changed",
     [
-        (
+        pytest.param(
             "returns = advantages + values",
             "returns = (  # a sum\n            values + advantages)",
             0,
+            marks=pytest.mark.slow,  # the same code: test_a_table_whose_code_is_the_same
         ),
         ("args.gamma * args.gae_lambda", "args.gamma", 1),
     ],
@@ -749,6 +754,22 @@ def test_picture(results):
     assert (results / "t" / "table.png").stat().st_size > 10_000
 
 
+def test_a_caption_says_what_is_drawn(results):
+    """Of how many seeds the curves are, what a line and a band are; the table has it, too."""
+    args = dataclasses.replace(report_args(results), plot=True)
+    groups = groups_of(args)
+    text = report.caption(groups, args)
+    assert "last 10 episodes" in text and "95% bootstrap interval" in text
+    assert text.endswith("Seeds: 3 of ours; 1 of peer.")
+    assert text in report.document(groups, args)
+    same = {("A", "x"): groups["A", "ours"], ("B", "x"): groups["B", "ours"]}
+    assert report.caption(same, args).endswith("Seeds: 3.")
+    same["B", "x"] = same["B", "x"][:2]
+    assert report.caption(same, args).endswith("Seeds: 2 to 3.")
+    same = {key: runs[:1] for key, runs in same.items()}
+    assert report.caption(same, args).endswith("episodes; one seed.")
+
+
 def test_bands_hold_the_curve():
     """With three seeds the bootstrap interval of the interquartile mean (their mean) lies between
     them."""
@@ -1042,34 +1063,30 @@ def test_gaps_of_job_shops(tmp_path, monkeypatch):
         ]
 
 
-def test_plot_of_job_shops(tmp_path, monkeypatch):
-    """A panel has a picture of what was played, whole or not, with a line for each model and
-    temperature."""
-    figure, labels = pytest.importorskip("matplotlib.figure"), []
-    monkeypatch.setattr(
-        figure.Figure, "legend", lambda self, handles, names, **kwargs: labels.extend(names)
-    )
-    rows = [
-        {
-            "name": name,
-            "seed": "1",
-            "suite": "ta15x15",
-            "instance": "ta01",
-            "samples": samples,
-            "seconds": "2",
-            "temperature": heat,
-            "costs": " ".join(["1400"] * (int(samples) or 1)),
-        }
-        for name in ("quick", "long")
-        for samples, heat in (("0", ""), ("8", "1.0"), ("8", "0.5"))
-    ]
-    job_shop.plot(rows, [], tmp_path / "gaps.png")
+def test_plot_of_job_shops(tmp_path):
+    """Its points are means of the table over whole groups and the seeds that played them, against
+    their share of the seconds."""
+
+    def row(seed, samples, cost, seconds, heat="", name="quick"):
+        row = {"name": name, "seed": seed, "suite": "l", "samples": samples, "temperature": heat}
+        costs = " ".join([str(cost)] * max(1, int(samples)))
+        return row | {"seconds": seconds, "costs": costs, "cost": cost}
+
+    best = {name: job_shop.job_shop.load_instance(name)[2] for name in ("ta01", "ta02")}
+    rows = []
+    for name, known in best.items():
+        rows += [{"instance": name} | row(seed, "0", 1.1 * known, "2") for seed in "12"]
+        rows.append({"instance": name} | row("1", "8", 1.05 * known, "20"))
+    rows.append({"instance": "ta01"} | row("1", "8", known, "20", "0.5"))  # not the whole group
+    points = job_shop.points_of(rows, list(best))
+    flat = {label: np.round(np.array(found), 6).tolist() for label, found in points.items()}
+    assert flat == {
+        "quick, greedy": [[2, 10, 2]],
+        "quick, best of 4, 8, ...": [[10, 5, 1], [20, 5, 1]],
+    }
+    pytest.importorskip("matplotlib")
+    job_shop.plot(rows, {}, tmp_path / "gaps.png")
     assert (tmp_path / "gaps.png").stat().st_size > 10_000
-    assert labels == [
-        f"ours, {name}: greedy, best of 4, 8, ...{heat}"
-        for name in ("quick", "long")
-        for heat in ("", " at temperature 0.5")
-    ]
 
 
 # ---- flexible_job_shop.py and cp_sat.py ----
@@ -1131,7 +1148,7 @@ def test_gaps_of_flexible_job_shops(tmp_path):
 
 
 def test_cp_sat_goes_on(tmp_path, monkeypatch):
-    """What the csv holds is not solved again; instances without a solution are counted."""
+    """What the csv holds is not solved again; an instance without a solution has no makespan."""
     solved = []
 
     def solve(jobs, num_machines, seconds, workers):
@@ -1150,8 +1167,10 @@ def test_cp_sat_goes_on(tmp_path, monkeypatch):
     args = cp_sat.Args(suites=["mk"], max_instances=2, results=str(tmp_path))
     cp_sat.main(args)
     assert solved == [(10, 6, 1), (10, 6, 1), (10, 6, 10), (10, 6, 10)]
-    text = (tmp_path / "FlexibleJobShop-v0.md").read_text()
-    assert "| mk |  (2 of 2 without a solution) | 90.4 |" in text  # 60 of 40 and of 26
+    rows = tables.read(tmp_path / "FlexibleJobShop-v0.csv")
+    found = [(row["instance"], row["seconds"], row["makespan"], row["best_known"]) for row in rows]
+    assert found[:2] == [("mk01", "1.0", "", "40"), ("mk02", "1.0", "", "26")]
+    assert found[2:] == [("mk01", "10.0", "60", "40"), ("mk02", "10.0", "60", "26")]
     cp_sat.main(dataclasses.replace(args, max_instances=3))
     assert solved[4:] == [(15, 8, 1), (15, 8, 10)]
     with pytest.raises(SystemExit, match="--suites la: FlexibleJobShop-v0 has"):
@@ -1419,7 +1438,6 @@ def test_rules_of_the_densest_subgraph():
 
 
 def test_flags_of_the_speed_tables():
-    import breakdown
     import many_options
     import proof_of_memory
     import scaling
@@ -1429,8 +1447,6 @@ def test_flags_of_the_speed_tables():
     assert min(many_options.parts(10, 1)) > 0
     for flags in proof_of_memory.VARIANTS.values():
         parses(["ppo_gtrxl", *proof_of_memory.FLAGS.split(), *flags.split()])
-    for script, _, flags in breakdown.TASKS.values():
-        args_of(importlib.import_module(f"cleanrl_graph.{script}"), **flags)
     parses(["ppo_graph", *time_to_475.FLAGS.split()])
     parses(scaling.command(scaling.Args(), "ppo_graph", 1.0, 4096))
 
@@ -1441,7 +1457,6 @@ TRIES = {
     "attention": "--parts memory --memory-lengths 4 16 --num-steps 32 --repeats 1",
     "lstm_kernels": "--tables state graph --densities 0.02 --repeats 1 --lstm-dim 8",
     "gnn_layers": "--repeats 1",
-    "breakdown": "--tasks cartpole framestack lstm_nodes gtrxl --scale 0",
     "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
     "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",
     "async": "--cases 0.1 --rounds 1 --num-updates 2 --systems ppo_graph thread --curve-steps 0",

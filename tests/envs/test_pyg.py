@@ -1,7 +1,6 @@
 """Observations from PyTorch Geometric's Data and HeteroData (envs/pyg.py)."""
 
 import re
-from pathlib import Path
 
 import gymnasium as gym
 import networkx
@@ -195,23 +194,3 @@ def test_the_example_and_its_bytes():
     said = re.sub(r"\s+", " ", pyg.__doc__)
     assert "takes 6,400 bytes per step, of which links are 3,200: 52 MB" in said
     assert round(bytes_said * 64 * 128 / 1e6) == 52 and ppo_graph.Args.num_steps == 128
-
-
-@pytest.mark.slow
-def test_table_of_a_static_graph(tmp_path, monkeypatch):
-    """benchmark/speed/static_graph.py: what it says is stored is what a training stores."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmark" / "speed")
-    import static_graph
-
-    out = tmp_path / "table.md"
-    static_graph.main(
-        static_graph.Args(edges=(30,), num_envs=2, num_steps=8, num_minibatches=2, out=str(out))
-    )
-    assert "| 30 | 3,440 | 240 |" in out.read_text()
-    seen = run(
-        tmp_path / "run",
-        env_id="static_graph:StaticGraph-v0",
-        env_kwargs={"num_edges": 30},
-        total_timesteps=64,
-    )
-    assert {value for _, value in seen.scalars["charts/obs_bytes_per_step"]} == {3440}

@@ -69,7 +69,6 @@ GRAPH_IDS = spaces.Dict(
     g=graph_space(vector(2)), node_ids=spaces.Sequence(spaces.Discrete(99), stack=True)
 )
 THREE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(3))
-FIVE = spaces.Dict(x=vector(2), action_mask=spaces.MultiBinary(5))
 DEEP = spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), vector(2))))
 
 
@@ -1479,7 +1478,14 @@ def test_other_flags_for_the_same_run(tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "ppo_gtrxl" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SCRIPTS
+        if name != "ppo_graph"
+    ],
+)
 def test_checkpoint_of_another_script(name, tmp_path):
     """And its model, where the network differs."""
     script = importlib.import_module(f"cleanrl_graph.{name}")

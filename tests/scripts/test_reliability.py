@@ -187,8 +187,16 @@ EVERY = {
 }
 
 
+# What each memory keeps, in process and with workers; the others differ in what other tests restore
+FAST = {"CartPole", "graphs, workers", "own class, workers", "shifts", "LSTM, ids", "transformer"}
+
+
 @pytest.mark.parametrize(
-    "name", [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in EVERY)]
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in [*RUNS, *EVERY]
+    ],
 )
 def test_killed_and_resumed(name, tmp_path, own_module, capfd):
     """A run that was killed with -9 is continued to the weights and the log of one that was not.
@@ -696,7 +704,13 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
         train(tmp_path, checkpoint_every=1, **GRAPH)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [
+        name if name == "ppo_lstm_sparse" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SCRIPTS
+    ],
+)
 def test_minibatches_of_nothing(script, tmp_path):
     """Observations without a single row give no gradient to some weights; that is no bad number."""
     folder = train(tmp_path, script, env_id="Nothing-v0", num_minibatches=3)

@@ -24,7 +24,9 @@ RULES = ("SPT", "MWKR", "MOPNR", "FIFO", "EFT", "random")
 SOURCES = """Sources: [b] Ho et al., Residual Scheduling, arXiv 2309.15517, tables 3 and 4. [e]
 wrqccc/FJSP-DRL on GitHub, test_results; DANIEL is Wang et al. 2023, its rows of the public
 instances are of the model of 10x5 and are gaps to what OR-Tools found. [f] Liao et al., BOPO, arXiv
-2503.07580, as others quote it: it has 6.9 for Residual Scheduling's best of 100 on edata."""
+2503.07580, as others quote it: it has 6.9 for Residual Scheduling's best of 100 on edata. [r]
+ReSched, ICLR 2026, arXiv 2603.07020: its checkpoints of PPO, played with its code and its data; its
+15x10 is of a model that was trained at that size."""
 
 
 @dataclass
@@ -40,12 +42,15 @@ def gaps(run: dict, column: str) -> np.ndarray:
 
 
 def our_rows(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """Method -> suite -> mean gap: greedy of each seed and their mean, the best samples, and the
-    rules."""
+    """Method -> suite -> mean gap: greedy of each seed and their mean, of the seed with larger
+    instances in its training, the best samples, and the rules."""
     rows, by_seed = {}, {}
     for run in runs:
         kind, suite = run["name"].split("-")
-        if kind == "greedy":
+        if kind == "larger":
+            name = f"ppo_graph.py greedy, larger instances in the training, seed {run['seed']}"
+            rows.setdefault(name, {})[suite] = gaps(run, "greedy").mean()
+        elif kind == "greedy":
             by_seed.setdefault(run["seed"], {})[suite] = gaps(run, "greedy").mean()
             for rule in (name for name in run["eval"] if name.split()[-1] in RULES):
                 *other, name = rule.split()  # a bare name is in the builder of the environment

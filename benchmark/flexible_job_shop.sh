@@ -4,36 +4,42 @@
 # (train); its models on the test sets of Song et al. and on the instances of Brandimarte and Hurink, greedily (greedy,
 # about 5 minutes per seed), and the best of 100 samples of one seed (samples, 1 1/2 hours); OR-Tools' CP-SAT for 1 and
 # 10 seconds (solver, 24 minutes, on a core that nothing else uses; needs benchmark/requirements.txt); the table (table).
+# One seed whose training also has instances of 10 to 20 jobs and 8 to 10 machines, an hour of a shared core (larger).
 #
-#     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples solver table" is the default
+#     bash benchmark/flexible_job_shop.sh [FLAGS OF run.py]     # PARTS="train greedy samples larger solver table" is the default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 
-list='[{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 8], "operations": [4, 8],
-    "durations": [1, 99], "deviation": [0, 0.8], "flexibility": [0.1, 0.8]}]'
-train="train=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges --env-kwargs '$list'
-    --total-timesteps 500000 --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3
+list='{"jobs": [5, 15], "machines": [4, 8]}, {"jobs": [5, 15], "machines": [4, 8], "operations": [4, 8],
+    "durations": [1, 99], "deviation": [0, 0.8], "flexibility": [0.1, 0.8]}'
+flags_of() { # ENTRIES STEPS
+    echo "cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges --env-kwargs '[$1]'
+    --total-timesteps $2 --num-envs 64 --num-steps 64 --num-minibatches 8 --update-epochs 3 --learning-rate 1e-3
     --gamma 1 --gae-lambda 0.98 --save-model"
+}
+train="train=$(flags_of "$list" 500000)"
+larger="larger=$(flags_of "$list, {\"jobs\": [10, 20], \"machines\": [8, 10]}" 600000) --resume auto"
 small=(sd10x5 sd20x5 sd15x10 mk edata rdata vdata sd20x10)
 large=(sd30x10 sd40x10)  # greedily only
 run() { "$PYTHON" benchmark/run.py --table "$@"; }
 suites() { # SEED SAMPLES NAME SUITES...
-    local seed=$1 samples=$2 name=$3 commands=() suite
+    local seed=$1 samples=$2 name=$3 commands=() suite model=seed$1
+    [ "$name" != larger ] || model=larger$seed
     for suite in "${@:4}"; do
         commands+=("$name-$suite=cleanrl_graph/ppo_graph.py --env-id envs:FlexibleJobShop-v0 --action-head edges
-            --load-model runs/flexible_job_shop_models/seed$seed.pt --total-timesteps 0
+            --load-model runs/flexible_job_shop_models/$model.pt --total-timesteps 0
             --eval-suite $suite --eval-samples $samples")
     done
     run flexible_job_shop_suites --seeds "$seed" "${flags[@]}" --commands "${commands[@]}"
 }
 
 flags=("$@")
-for part in ${PARTS:-train greedy samples solver table}; do
+for part in ${PARTS:-train greedy samples larger solver table}; do
     case $part in
         train)
             run flexible_job_shop --seeds ${SEEDS:-1 2 3} "$@" --commands "$train"
-            "$PYTHON" benchmark/report.py --table flexible_job_shop --columns steps SPS final \
+            "$PYTHON" benchmark/report.py --table flexible_job_shop --systems "train=train_*" --columns steps SPS final \
                 --ylabel "(bound - makespan) / bound" \
                 --note "The return is (lower bound - makespan) / lower bound, on random instances of the sizes of the training."
             mkdir -p runs/flexible_job_shop_models
@@ -46,6 +52,13 @@ for part in ${PARTS:-train greedy samples solver table}; do
             for seed in ${SEEDS:-1 2 3}; do
                 suites $seed 0 greedy "${small[@]}" "${large[@]}"
             done
+            ;;
+        larger)
+            mkdir -p runs/flexible_job_shop_models
+            run flexible_job_shop --seeds 1 "$@" --commands "$larger"
+            model=(runs/flexible_job_shop/larger_*_s1_*/*/model.pt)
+            [ ! -f "${model[0]}" ] || cp "${model[0]}" runs/flexible_job_shop_models/larger1.pt
+            suites 1 0 larger "${small[@]}" "${large[@]}"
             ;;
         samples) suites ${SAMPLES_SEED:-1} 100 samples "${small[@]}" ;;
         solver)

@@ -100,7 +100,8 @@ class Args:
     must be compared, as in NearestToMarked-v0. 0 learned faster in BestOfSet-v0 and MatchGoal-v0,
     where a vector says what to look for"""
     graph_context: bool = False
-    """each message passing layer also shows a node mean, maximum and number of its graph's nodes"""
+    """each message passing layer also shows a node mean, maximum and number of its graph's nodes.
+    Without, policies were as good or better, but for large job shops"""
     critic_only: tuple[str, ...] = ()
     """keys of the observation that enter the value alone, as `state` or `goal.position`: a trained
     policy acts without them"""

@@ -26,12 +26,14 @@ import cp_sat  # noqa: E402
 import dag_schedule  # noqa: E402
 import fingerprint  # noqa: E402
 import flexible_job_shop  # noqa: E402
+import graph_context  # noqa: E402
 import job_shop  # noqa: E402
 import public_tasks  # noqa: E402
 import report  # noqa: E402
 import run  # noqa: E402
 import schedules  # noqa: E402
 import tables  # noqa: E402
+import vertex_cover  # noqa: E402
 
 from cleanrl_graph.services import sweep  # noqa: E402
 from cleanrl_graph.services.arguments import parse  # noqa: E402
@@ -1247,6 +1249,75 @@ def test_table_of_rules_and_policies(tmp_path, monkeypatch):
     assert "| continuous | **ppo_x.py" not in text and "0123456" not in text
 
 
+# ---- vertex_cover.py and graph_context.py ----
+def leave(folder, name, seed, **played):
+    """The json of a finished run."""
+    about = {"exit_code": 0, "cpu": "C", "versions": {"torch": "2"}, "commit": "0123456789"}
+    about["started"] = "2026-01-02"
+    about |= {"name": name, "seed": seed, "duration": 60, "command": f"ppo_x.py {name} {seed}"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}_{seed}.json").write_text(json.dumps(about | {"eval": played}))
+
+
+def test_table_of_vertex_covers(tmp_path):
+    """Means over graphs, then over seeds; gaps are to the solver's covers of 20 nodes."""
+    folder = tmp_path / "vertex_cover"
+    args = vertex_cover.Args(plot=False, results=str(tmp_path))
+    with pytest.raises(SystemExit, match="no model has been played"):
+        vertex_cover.main(args)
+    for seed in (1, 2):
+        leave(folder / "runs", "train", seed, greedy=[9.0])
+        costs = {"greedy": [5.0 + seed, 6.0 + seed], "best of 16": [5.0, 5.0]}
+        leave(folder / "runs", "nodes20", seed, **costs)
+        leave(folder / "runs", "nodes60", seed, greedy=[50.0 * seed])
+    lines = ["nodes,instance,cost,optimum,seconds", "20,0,5.0,1,1.0", "200,0,40.0,0,1.0"]
+    (folder / "solver.csv").write_text("\n".join(lines) + "\n")
+    vertex_cover.main(args)
+    text = (folder / "table.md").read_text()
+    assert "| **ppo_graph.py greedy, mean of 2 seeds** | 7.000 | 75.000 |  | 40.0 |" in text
+    assert "| **ppo_graph.py best of 16, mean of 2 seeds** | 5.000 |  |  | 0.0 |" in text
+    assert "| ppo_graph.py greedy, seed 2 | 7.500 | 100.000 |  | 50.0 |" in text
+    assert "| GraphSAGE, the guide | 5.820 |  |  | 16.4 |" in text
+    assert "proved to be the best: 1 of 20 nodes, 0 of 60 nodes, 0 of 200 nodes." in text
+    assert "| greedy rule: least weight for an uncovered edge | 5.557 | 16.296 | 54.270 |" in text
+
+
+def test_solver_of_vertex_covers():
+    """A star whose centre costs less than its leaves, and an edge beside it."""
+    pytest.importorskip("ortools")
+    edges, weights = np.array([(0, 1), (0, 2), (3, 4)]), np.array([0.5, 0.3, 0.3, 0.25, 0.125])
+    assert vertex_cover.solve(edges, weights, 10) == (0.625, True)
+
+
+def test_table_of_graph_context(tmp_path):
+    """Figures without the flag are those of other tables, of a suite gaps to the best known."""
+    args = graph_context.Args(results=str(tmp_path))
+    with pytest.raises(SystemExit, match="nothing has run"):
+        graph_context.main(args)
+    own = tmp_path / "graph_context" / "runs"
+    leave(tmp_path / "ppo_lstm_sparse" / "runs", "per_node", 1, **{"return": [0.5, 0.7]})
+    leave(own, "explore", 1, **{"return": [0.8]})
+    maps = [
+        "grid4x4 1",
+        "ingolstadt21 1",
+        "cologne3 1",
+        "cologne8 1",
+        "ingolstadt7 1",
+        "arterial4x4 1",
+    ]
+    leave(tmp_path / "traffic" / "runs", "unseen", 1, instance=maps, greedy=[1, 3, 1, 1, 1, 1])
+    leave(own, "unseen", 1, instance=maps, greedy=[1, 6, 1, 1, 1, 1])
+    leave(own, "jobs", 1, greedy=[11.0, 12.0], best_known=[10, 10])
+    for seed, cost in ((1, 13.0), (2, 14.0)):
+        leave(own, "jobs_without", seed, greedy=[cost], best_known=[10])
+    graph_context.main(args)
+    text = (tmp_path / "graph_context" / "table.md").read_text()
+    assert "| GraphExplore-v0 | share of new nodes | 0.600 | 0.6 | 0.800 | 0.8 |" in text
+    assert "four maps, ingolstadt21 | delay, s | 3.000 | 3.0 | 6.000 | 6.0 |" in text
+    assert "| JobShop-v0, la | gap, % | 35.0 ± 5.0 | 30.0, 40.0 | 15.000 | 15.0 |" in text
+    assert "FlexibleJobShop-v0" not in text
+
+
 # ---- The commands of the tables ----
 def parses(command):
     """Whether a script has the flags of a command, given as words without the interpreter.
@@ -1276,6 +1347,7 @@ def parses(command):
         "demos",
         "entities",
         "flexible_job_shop",
+        "graph_context",
         "job_shop",
         "minigrid_memory",
         "pogema",
@@ -1286,10 +1358,12 @@ def parses(command):
         "ppo_lstm_sparse",
         "public_tasks",
         "recall",
+        "set_layers",
         "skills",
         "speed",
         "stateless_cartpole",
         "third_party",
+        "vertex_cover",
     ],
 )
 def test_commands_of_the_shell_files(tmp_path, script):
@@ -1329,6 +1403,7 @@ if "quick=" in str(sys.argv):
     assert not [call for call in calls if call[0] != "-c" and not (ROOT / call[0]).exists()]
     if script not in ("async", "speed"):
         tables = {"report.py", "third_party.py", "dag_schedule.py", "scores.py"}
+        tables |= {"graph_context.py", "vertex_cover.py"}
         assert "run.py" in names and names & tables
     for call in calls:
         if call[0].startswith("cleanrl_graph/"):
@@ -1345,6 +1420,8 @@ if "quick=" in str(sys.argv):
             tyro.cli(public_tasks.Args, args=call[1:])
         if call[0] == "benchmark/schedules.py":
             tyro.cli(schedules.Args, args=call[1:])
+        if call[0] == "benchmark/vertex_cover.py":
+            tyro.cli(vertex_cover.Args, args=call[1:])
         if call[0].startswith("benchmark/speed/"):
             tyro.cli(importlib.import_module(Path(call[0]).stem).Args, args=call[1:])
 

@@ -1,0 +1,77 @@
+"""What --set-layers costs: the encoder on a minibatch of sets, forward and backward.
+
+    python benchmark/speed/set_layers.py --out benchmark/results/speed/set_layers.md
+
+Every set has the same number of rows, each of 4 numbers. The figures are medians of measurements in
+turns 0 2 0 2 ..., by one thread of torch.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from common import ROOT, report
+
+sys.path.insert(0, str(ROOT))
+
+from cleanrl_graph import ppo_graph  # noqa: E402
+
+
+@dataclass
+class Args:
+    rows: tuple[int, ...] = (10, 30, 100, 300)
+    """rows of each set"""
+    layers: tuple[int, ...] = (0, 2)
+    """numbers of set layers"""
+    num_sets: int = 128
+    """sets of a minibatch"""
+    repeats: int = 31
+    """measurements of each"""
+    out: str | None = None
+    """file that receives the same markdown, below the command and the machine"""
+
+
+def batch_of(rows: int, num_sets: int, leaves: list[ppo_graph.Leaf]) -> ppo_graph.Obs:
+    """A minibatch of sets."""
+    values = np.random.default_rng(0).standard_normal((rows * num_sets, 4), np.float32)
+    counts = {"": np.ones(num_sets, np.int64), leaves[0].group: np.full(num_sets, rows)}
+    storage = ppo_graph.Storage(leaves, torch.device("cpu"))
+    return storage.append(ppo_graph.Flat([values], counts))
+
+
+def milliseconds(encoder: ppo_graph.Encoder, obs: ppo_graph.Obs) -> float:
+    start = time.perf_counter()
+    features, elements = encoder(obs)
+    loss = features.square().mean()
+    for rows in elements.values():
+        loss = loss + rows.values.square().mean()
+    loss.backward()
+    return 1000 * (time.perf_counter() - start)
+
+
+def main(args: Args) -> None:
+    torch.set_num_threads(1)
+    space = gym.spaces.Sequence(gym.spaces.Box(-np.inf, np.inf, (4,)), stack=True)
+    leaves = ppo_graph.leaves_of(space)
+    encoders = [ppo_graph.Encoder(leaves, ppo_graph.Args(set_layers=num)) for num in args.layers]
+    lines = [
+        f"Milliseconds of the encoder, width 64, forward and backward on {args.num_sets} sets.\n",
+        f"| rows of each set | {' | '.join(f'{num} layers' for num in args.layers)} |",
+        "| --- " * (1 + len(args.layers)) + "|",
+    ]
+    for rows in args.rows:
+        obs = batch_of(rows, args.num_sets, leaves)
+        measured = []
+        for _ in range(args.repeats):
+            measured.append([milliseconds(encoder, obs) for encoder in encoders])
+        medians = np.median(measured, 0)
+        lines.append(f"| {rows} | {' | '.join(f'{value:.1f}' for value in medians)} |")
+    report("\n".join(lines), args.out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

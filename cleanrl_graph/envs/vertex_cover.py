@@ -1,0 +1,175 @@
+"""VertexCover-v0: choose nodes until each edge has a chosen end, at the least weight.
+
+The task, its graphs and its test are those of the ICLR 2026 blog post "Using Graph Neural Networks
+in Reinforcement Learning: a practical guide" (github.com/alex-schutz/RL-with-GNNs): trained on 5,
+10 and 15 nodes, tested on 100 graphs of 20 nodes, on which a cover costs 5.28 at least and 5.56 by
+the greedy rule. Costs of policies: see benchmark/results/vertex_cover/table.md.
+"""
+
+from functools import lru_cache
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from .toy import LinkGraph, mask_space
+
+TEST_SEED = 1
+NUM_TESTS = 100
+
+
+def draw_below(rng, num):
+    """Returns a whole number below `num`, drawn from the generator's bytes as networkx does it."""
+    num_bits = num.bit_length()
+    num_bytes = -(-num_bits // 8)
+    drawn = num
+    while drawn >= num:
+        drawn = int.from_bytes(rng.bytes(num_bytes), "big") >> (8 * num_bytes - num_bits)
+    return drawn
+
+
+def small_world(rng, num_nodes, degree=4, rewired=0.3):
+    """Returns the edges of a random graph, each once, sorted, int64 [e, 2] (Watts and Strogatz
+    1998): each node of a ring is linked to the `degree` nearest ones, then each edge gets another
+    end with probability `rewired`. Draws as networkx.watts_strogatz_graph(num_nodes, degree,
+    rewired, seed=rng) does."""
+    neighbours = [set() for _ in range(num_nodes)]
+    ring = [
+        (i, (i + distance) % num_nodes)
+        for distance in range(1, degree // 2 + 1)
+        for i in range(num_nodes)
+    ]
+    for i, k in ring:
+        neighbours[i].add(k)
+        neighbours[k].add(i)
+    for i, k in ring:
+        if rng.random() >= rewired:
+            continue
+        new = draw_below(rng, num_nodes)
+        while new == i or new in neighbours[i]:
+            new = draw_below(rng, num_nodes)
+            if len(neighbours[i]) == num_nodes - 1:
+                break  # it is linked to all others
+        else:
+            neighbours[i].remove(k)
+            neighbours[k].remove(i)
+            neighbours[i].add(new)
+            neighbours[new].add(i)
+    edges = [(i, k) for i in range(num_nodes) for k in sorted(neighbours[i]) if i < k]
+    return np.array(edges, np.int64)
+
+
+def random_instance(rng, num_nodes):
+    """Returns (edges [e, 2], weights [num_nodes] in [0, 1)) of a graph."""
+    edges = small_world(rng, num_nodes)
+    return edges, rng.random(num_nodes)
+
+
+@lru_cache(maxsize=None)
+def test_set(num_nodes):
+    """Returns the NUM_TESTS fixed instances with so many nodes."""
+    rng = np.random.default_rng(TEST_SEED)
+    return [random_instance(rng, num_nodes) for _ in range(NUM_TESTS)]
+
+
+test_set.__test__ = False  # it is none of pytest's
+
+
+def greedy_cost(edges, weights):
+    """Returns the cost of the greedy rule: again and again the node with the least weight for each
+    edge that it covers."""
+    cost = 0.0
+    while len(edges):
+        num_edges = np.bincount(edges.ravel(), minlength=len(weights))
+        with np.errstate(divide="ignore"):
+            node = np.argmin(weights / num_edges)
+        cost += float(weights[node])
+        edges = edges[(edges != node).all(1)]
+    return cost
+
+
+def suites():
+    """Returns dict suite name -> list of VertexCoverEnv keyword arguments, one per test graph."""
+    return {
+        f"nodes{num}": [{"nodes": (num,), "instance": k} for k in range(NUM_TESTS)]
+        for num in (20, 60, 200)
+    }
+
+
+class VertexCoverEnv(gym.Env):
+    """Choose nodes, one a step, until each edge has a chosen end: a vertex cover. The return is
+    minus the sum of their weights, to be learned with gamma 1.
+
+    A graph is drawn anew in each episode: a small world, see `small_world`, with as many nodes as
+    one of `nodes`, each as likely. Weights are uniform in [0, 1).
+
+    Observation: {"graph": nodes float32 [n, 1], the weights; edge_links int64 [2 e, 2], the edges
+    that are not covered, in both directions; "action_mask": int8 [n], 1 where a node has such an
+    edge}. Action: the index of a node whose mask is 1. Reward: minus its weight. The episode
+    terminates when all edges are covered; info["eval"] then has the weight of the cover ("cost")
+    and that of the greedy rule, see `greedy_cost`.
+
+    Args:
+        nodes: numbers of nodes that graphs have, at least 5.
+        instance: None, or the number of the graph of `test_set` that each episode has.
+    Raises ValueError for such arguments that make no sense, and in step() for a node whose mask is
+    0.
+    """
+
+    eval_suites = suites()
+
+    def __init__(self, nodes=(5, 10, 15), instance=None):
+        if not nodes or min(nodes) < 5:
+            raise ValueError(f"nodes must be numbers of at least 5, got {nodes!r}.")
+        if instance is not None and (len(nodes) > 1 or not 0 <= instance < NUM_TESTS):
+            raise ValueError(
+                f"instance must be below {NUM_TESTS}, with one number of nodes, got {instance!r} "
+                f"with {nodes!r}."
+            )
+        self.sizes = tuple(nodes)
+        self.instance = instance
+        node_space = spaces.Box(0, 1, (1,), np.float32)
+        self.observation_space = spaces.Dict(
+            {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space()}
+        )
+        self.action_space = spaces.Discrete(max(nodes))
+        self.left = np.zeros((0, 2), np.int64)
+
+    def reset(self, *, seed=None, options=None):
+        """Returns the first observation and {}. A seed fixes everything that follows."""
+        super().reset(seed=seed)
+        if self.instance is None:
+            size = self.sizes[self.np_random.integers(len(self.sizes))]
+            self.edges, self.weights = random_instance(self.np_random, size)
+        else:
+            self.edges, self.weights = test_set(*self.sizes)[self.instance]
+        self.left = self.edges  # those that are not covered
+        self.cost = 0.0
+        return self.observation(), {}
+
+    def step(self, action):
+        """Returns the next observation, the reward, terminated, False, and info, which is {} before
+        the end."""
+        covered = (self.left == action).any(1)
+        if not covered.any():
+            raise ValueError(
+                f"Node {action} covers no edge: choose one whose action_mask is 1, one of "
+                f"{np.unique(self.left).tolist()}."
+            )
+        self.left = self.left[~covered]
+        weight = float(self.weights[action])
+        self.cost += weight
+        terminated = len(self.left) == 0
+        info = {}
+        if terminated:
+            greedy = greedy_cost(self.edges, self.weights)
+            info = {"eval": {"cost": self.cost, "greedy rule": greedy}}
+        return self.observation(), -weight, terminated, False, info
+
+    def observation(self):
+        """What the present state shows."""
+        mask = np.zeros(len(self.weights), np.int8)
+        mask[self.left] = 1
+        links = np.concatenate([self.left, self.left[:, ::-1]])
+        nodes = self.weights[:, None].astype(np.float32)
+        return {"graph": spaces.GraphInstance(nodes, None, links), "action_mask": mask}

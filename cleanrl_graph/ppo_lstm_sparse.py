@@ -22,8 +22,8 @@ Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
 arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
 al. 2015, arXiv:1506.03134).
-Memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014), R2D2 (Kapturowski et al.
-2019, ICLR).
+Memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014), minGRU (Feng et al. 2024,
+arXiv:2410.01201), R2D2 (Kapturowski et al. 2019, ICLR).
 """
 
 import inspect
@@ -123,8 +123,9 @@ class Args:
 
     state_per_node: bool = True
     """with node_ids, each node has a state of its own; otherwise each env"""
-    cell: Literal["lstm", "gru"] = "lstm"
-    """recurrent cell; a GRU has no c, and 3 gates where an LSTM has 4"""
+    cell: Literal["lstm", "gru", "mingru"] = "lstm"
+    """recurrent cell; a GRU has no c, and 3 gates where an LSTM has 4; a minGRU has one, which sees
+    the input alone"""
     lstm_dim: int = 128
     """width of the cell's hidden state"""
     forget_bias: float = 5.0
@@ -1489,8 +1490,42 @@ class GRU(nn.GRU):
         return output, (h,)
 
 
+class MinGRU(nn.Linear):
+    """A minGRU, called as a GRU is: h = z h + (1 - z) new, where z and new depend on the input
+    alone. So h = a h + b, and all a and b are known before the first h."""
+
+    def __init__(self, dim: int, H: int):
+        super().__init__(dim, 2 * H)
+
+    def forward(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        h = state[0]  # [1, B, H]
+        new, z = super().forward(x).chunk(2, 2)
+        z = z.sigmoid()
+        new = new - z * new
+        if x.is_cuda:
+            h = scan(F.pad(z, (0, 0, 0, 0, 1, 0)), torch.cat([h, new]))[1:]
+            return h, [h[-1:]]
+        outputs = []
+        for a, b in zip(z, new):
+            h = torch.addcmul(b, a, h)
+            outputs.append(h)
+        return torch.cat(outputs), [h]
+
+
+def scan(a: Tensor, b: Tensor) -> Tensor:
+    """h = a h + b of all steps [T, ...], of which the first has a = 0, in log2 T turns: each h is
+    first that of one step, then of 2, 4, ... steps up to it. What comes in at the other end of a
+    roll is multiplied by 0."""
+    num_steps = 1
+    while num_steps < len(a):
+        b = torch.addcmul(b, a, b.roll(num_steps, 0))
+        a = a * a.roll(num_steps, 0)
+        num_steps *= 2
+    return b
+
+
 def run_cell(
-    cell: nn.LSTM | GRU,
+    cell: nn.LSTM | GRU | MinGRU,
     x: Tensor,
     state: list[Tensor],
     events: np.ndarray,
@@ -1501,8 +1536,8 @@ def run_cell(
     has lengths[k] rows and begins with row begin[k] of `state`, [h, c] or [h]. Returns the new h
     [events, H] in the order of x and, if each sequence has a single row, the new c.
 
-    On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, each call makes all steps
-    until the next sequences end: a stair of a staircase."""
+    On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, and of a minGRU each call
+    makes all steps until the next sequences end: a stair of a staircase."""
     if not len(x):
         return [rows[:0] for rows in state]
     if len(lengths) == len(x):  # one row each
@@ -1513,7 +1548,7 @@ def run_cell(
     begin, place = pack([begin[order], place], x.device)
     state = [select_rows(rows, begin)[None] for rows in state]
     x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
-    if x.is_cuda:
+    if x.is_cuda and not isinstance(cell, MinGRU):
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         h = cell(packed, state)[0].data
     else:
@@ -1522,7 +1557,7 @@ def run_cell(
 
 
 def run_stairs(
-    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
+    cell: nn.LSTM | GRU | MinGRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
 ) -> Tensor:
     """h where x has the order of a PackedSequence, num_active[t] sequences at step t."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
@@ -1567,13 +1602,14 @@ class SparseLSTM(nn.Module):
         # Small: gates that are less saturated learn to count sooner
         nn.init.constant_(norm.weight, 0.5)
         self.token = nn.Sequential(layer, norm, nn.ReLU())
-        cell = nn.LSTM if args.cell == "lstm" else GRU
-        self.cell = cell(args.gnn_dim, H)
+        cells = {"lstm": nn.LSTM, "gru": GRU, "mingru": MinGRU}
+        self.cell = cells[args.cell](args.gnn_dim, H)
         for parameter in self.cell.parameters():
             init = nn.init.orthogonal_ if parameter.dim() > 1 else nn.init.zeros_
             for gate in parameter.split(H):
                 init(gate)
-        self.cell.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
+        bias = next(own for own in self.cell.parameters() if own.dim() == 1)
+        bias.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
         self.message = nn.Linear(H + edge_dim, H) if args.remember_edges else None
 
     def forward(self, x: Tensor, timeline: Timeline) -> tuple[Tensor, Tensor]:

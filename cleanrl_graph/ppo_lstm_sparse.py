@@ -250,9 +250,6 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
     if args.update_epochs is None:
         args.update_epochs = 4 if args.state_per_node and id_group(leaves) else 8
-    if args.num_minibatches > args.num_envs:  # which it shares out
-        print(f"--num-minibatches {args.num_minibatches} is lowered to --num-envs {args.num_envs}")
-        args.num_minibatches = args.num_envs
 
 
 class UsageError(ValueError):
@@ -1667,6 +1664,30 @@ def embed_action(head: ActionHead, action: Action, elements: dict[str, Ragged], 
 # --- end shared: embed action ---
 
 
+# --- shared: pieces ---
+def cut(num_steps: int, num_envs: int, num_minibatches: int) -> np.ndarray:
+    """The steps at which a rollout is cut, of N environments that are too few for the minibatches:
+    0, then those where its pieces end. Else it is one piece."""
+    num = -(-num_minibatches // num_envs)
+    return np.arange(num + 1) * num_steps // num
+
+
+def random_parts(
+    rng: np.random.Generator, num_steps: int, num_envs: int, num: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(steps, environments) of `num` random parts of a rollout: all steps of a piece of some
+    environments."""
+    cuts = cut(num_steps, num_envs, num)
+    shares = np.bincount(np.arange(num) * (len(cuts) - 1) // num)  # parts of each piece
+    for k in rng.permutation(len(shares)):
+        steps = np.arange(cuts[k], cuts[k + 1])
+        for envs in np.array_split(rng.permutation(num_envs), shares[k]):
+            yield steps, envs
+
+
+# --- end shared: pieces ---
+
+
 class Memory:
     """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
@@ -1685,10 +1706,12 @@ class Memory:
             "num_edges": num,
         }
         self.now = self.nothing  # after the first step the state of all envs
+        self.cuts = cut(args.num_steps, num_envs, args.num_minibatches)
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, what is remembered stays."""
         self.storage.blocks.clear()
+        self.stored = {}  # a step with which a piece of the rollout begins -> the state before it
         self.seen = []
         self.actions = []
         self.finals = []  # per step that truncates episodes: their states, observations, rewards
@@ -1719,8 +1742,8 @@ class Memory:
         if starts.any():  # these envs remember nothing
             envs = np.where(starts, 0, 1 + np.arange(len(starts)))
             self.now = select(join_states([self.nothing, self.now]), envs)
-        if not self.seen:
-            self.first = self.now  # the state that the rollout begins with
+        if len(self.seen) in self.cuts:
+            self.stored[len(self.seen)] = self.now
         seen = self.look(step.obs, starts, step.reward)
         self.seen.append(seen)
         timeline = Timeline(self.now, seen)
@@ -1746,16 +1769,17 @@ class Memory:
         return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The rollout's envs in `num` random parts. Of each: the numbers of all their steps, int64
-        [M * T], as in Storage but env after env, and the agent's inputs. They begin with the state
-        that was remembered then (R2D2's "stored state"), which gets no gradients."""
+        """`num` random parts of the rollout. Of each: the numbers of its steps, int64 [M * T], as
+        in Storage but env after env, and the agent's inputs. They begin with the state that was
+        remembered then (R2D2's "stored state"), which gets no gradients."""
         actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
         seen = join_states(self.seen)
-        N = len(self.first["num"])
-        for envs in np.array_split(rng.permutation(N), num):
-            idx = (envs[:, None] + N * np.arange(len(self.seen))).ravel()
+        N = len(self.now["num"])
+        for steps, envs in random_parts(rng, len(self.seen), N, num):
+            idx = (envs[:, None] + N * steps).ravel()
             obs, places = self.storage.gather(idx)
-            timeline = Timeline(select(self.first, envs), select(seen, idx))
+            state = select(self.stored[steps[0]], envs)
+            timeline = Timeline(state, select(seen, idx))
             yield idx, (obs, timeline, {rows: own[places[rows]] for rows, own in actions.items()})
 
     def rollout(self) -> Obs:

@@ -553,7 +553,8 @@ def collect(part):
 
 def ratios(part, envs=None):
     """exp(new - old log_prob) of the steps of some envs, as the first minibatch computes it."""
-    chosen = SimpleNamespace(permutation=lambda num: np.arange(num) if envs is None else envs)
+    order = lambda num: np.arange(num) if envs is None or num == 1 else envs
+    chosen = SimpleNamespace(permutation=order)
     ((idx, inputs),) = part.memory.minibatches(chosen, 1)
     _, log_prob, _, value = part.agent(*inputs)
     assert log_prob.requires_grad
@@ -646,10 +647,10 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
         ratio, error = ratios(part, envs)
         assert (ratio - 1).abs().max() < 1e-5 and error < 1e-5
 
-    first, num_envs = part.memory.first, len(makers)
-    part.memory.first = script.select(part.memory.now, np.arange(num_envs))
+    stored, num_envs = part.memory.stored, len(makers)
+    part.memory.stored = {0: script.select(part.memory.now, np.arange(num_envs))}
     assert (ratios(part)[0] - 1).abs().max() > 1e-3
-    part.memory.first = first
+    part.memory.stored = stored
 
     select, Timeline = script.select, script.Timeline
 
@@ -668,6 +669,65 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
             collect(part)
         assert (ratios(part)[0] - 1).abs().max() > 1e-3
         assert (ratios(collect(part))[0] - 1).abs().max() < 1e-5
+
+
+def rolled_out(part, steps, envs):
+    """(log_probs, values) [envs * steps] of a loop over these steps of some envs, which begins with
+    the state that collection had there."""
+    N = len(part.envs.envs)
+    state = script.select(part.memory.stored[steps[0]], envs)
+    results = []
+    for t in steps:
+        starts = (part.seen[t].terminated | part.seen[t].truncated)[envs]
+        nothing = script.select(part.memory.nothing, np.zeros(1, np.int64))
+        kept = np.where(starts, 0, 1 + np.arange(len(envs)))
+        state = script.select(script.join_states([nothing, state]), kept)
+        obs, _ = part.memory.storage.gather(t * N + envs)
+        timeline = script.Timeline(state, script.select(part.memory.seen[t], envs))
+        action = {"": part.actions[t * N + envs]}
+        _, log_prob, _, value = part.agent(obs, timeline, action)
+        features, elements = part.agent.encoder(obs)
+        elements[""] = script.Ragged(features, None, None)
+        timeline.action = script.embed_action(part.agent.head, action, elements, obs)
+        state = timeline.newest()
+        results.append((log_prob, value))
+    return [torch.stack(own, 1).flatten() for own in zip(*results)]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "mingru"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+@KINDS
+def test_few_environments(makers, flags, num_envs, cell):
+    """With fewer environments than minibatches these are pieces of the rollout in time. Each begins
+    with the state that collection had there: ratios are 1, and gradients those of a loop."""
+    flags = flags | dict(cell=cell, num_steps=18, num_minibatches=4)
+    part = collect(collect(begun(makers[:num_envs], **flags)))
+    parts = list(part.memory.minibatches(np.random.default_rng(0), 4))
+    assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(18 * num_envs))
+    assert sorted(len(idx) for idx, _ in parts) == ([4, 4, 5, 5] if num_envs == 1 else [9] * 4)
+    parameters = list(part.agent.parameters())
+    for idx, inputs in parts:
+        _, log_prob, _, value = part.agent(*inputs)
+        assert (log_prob - part.log_probs[idx]).abs().max() < 1e-5
+        assert (value - part.values[idx]).abs().max() < 1e-5
+        envs = np.unique(idx % num_envs)
+        steps = idx[: len(idx) // len(envs)] // num_envs
+        assert np.array_equal(steps, steps[0] + np.arange(len(steps)))
+        loop = rolled_out(part, steps, envs)
+        weight = torch.randn(len(idx))
+        grads = [
+            torch.autograd.grad((p * weight + v).sum(), parameters, allow_unused=True)
+            for p, v in ((log_prob, value), loop)
+        ]
+        for ours, theirs in zip(*grads):
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+    before = part.memory.stored[0]
+    part.memory.stored = dict.fromkeys(part.memory.stored, before)  # not that of the piece
+    worst = 0
+    for idx, inputs in part.memory.minibatches(np.random.default_rng(0), 4):
+        worst = max(worst, (part.agent(*inputs)[1] - part.log_probs[idx]).abs().max())
+    assert worst > 1e-3
 
 
 @KINDS
@@ -983,6 +1043,26 @@ def test_learns_without_velocities(tmp_path):
 
     assert last_returns("memory", script, lstm_dim=64, prev_action=True) > 150
     assert last_returns("none", ppo_graph) < 80
+
+
+@pytest.mark.slow
+def test_learns_in_one_environment(tmp_path):
+    """A cue is remembered for five steps where a single environment's rollouts are cut in time."""
+    result = run(
+        tmp_path,
+        script,
+        env_id="envs:Recall-v0",
+        env_kwargs={"length": 5},
+        total_timesteps=25_600,
+        num_envs=1,
+        num_steps=256,
+        num_minibatches=4,
+        update_epochs=4,
+        learning_rate=3e-3,
+        lstm_dim=16,
+        eval_episodes=50,
+    )
+    assert np.mean([row["return"] for row in result.rows]) > 0.9
 
 
 class Recall(gym.Env):

@@ -1495,30 +1495,25 @@ class MinGRU(nn.Linear):
         super().__init__(dim, 2 * H)
 
     def forward(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        h = state[0]  # [1, B, H]
         new, z = super().forward(x).chunk(2, 2)
         z = z.sigmoid()
-        new = new - z * new
-        if x.is_cuda:
-            h = scan(F.pad(z, (0, 0, 0, 0, 1, 0)), torch.cat([h, new]))[1:]
-            return h, [h[-1:]]
-        outputs = []
-        for a, b in zip(z, new):
-            h = torch.addcmul(b, a, h)
-            outputs.append(h)
-        return torch.cat(outputs), [h]
+        h = scan(z, new - z * new, state[0])
+        return h, [h[-1:]]
 
 
-def scan(a: Tensor, b: Tensor) -> Tensor:
-    """h = a h + b of all steps [T, ...], of which the first has a = 0, in log2 T turns: each h is
-    first that of one step, then of 2, 4, ... steps up to it. What comes in at the other end of a
-    roll is multiplied by 0."""
-    num_steps = 1
-    while num_steps < len(a):
-        b = torch.addcmul(b, a, b.roll(num_steps, 0))
-        a = a * a.roll(num_steps, 0)
-        num_steps *= 2
-    return b
+def scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """h = a h + b of T steps, [T, B, H], after h [1, B, H], in log2 T turns: two steps are one
+    step, h = a (a' h + b') + b. Half as many of these have each second h, then the others follow
+    from the h before them."""
+    if len(a) == 1:
+        return torch.addcmul(b, a, h)
+    second = a[1::2]
+    seconds = scan(second * a[:-1:2], torch.addcmul(b[1::2], second, b[:-1:2]), h)
+    before = torch.cat([h, seconds])[: len(a[::2])]
+    result = torch.empty_like(b)
+    result[::2] = torch.addcmul(b[::2], a[::2], before)
+    result[1::2] = seconds
+    return result
 
 
 def run_cell(

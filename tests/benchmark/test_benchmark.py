@@ -1379,6 +1379,7 @@ TRIES = {
     "views": "--num-envs 2 --num-steps 32 --episode-length 10 --repeats 1",
     "attention": "--parts memory --memory-lengths 4 16 --num-steps 32 --repeats 1",
     "lstm_kernels": "--tables state graph --densities 0.02 --repeats 1 --lstm-dim 8",
+    "cells": "--repeats 1 --sizes 8x2 --total-timesteps 2048 --rounds 1",
     "gnn_layers": "--repeats 1",
     "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
     "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",

@@ -1495,9 +1495,11 @@ class MinGRU(nn.Linear):
         super().__init__(dim, 2 * H)
 
     def forward(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        new, z = super().forward(x).chunk(2, 2)
-        z = z.sigmoid()
-        h = scan(z, new - z * new, state[0])
+        gates = super().forward(x)
+        new, z = gates.chunk(2, 2)
+        a = z.sigmoid()
+        b = new - a * new
+        h = scan(a, b, state[0])
         return h, [h[-1:]]
 
 
@@ -1508,12 +1510,14 @@ def scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     if len(a) == 1:
         return torch.addcmul(b, a, h)
     second = a[1::2]
-    seconds = scan(second * a[:-1:2], torch.addcmul(b[1::2], second, b[:-1:2]), h)
-    before = torch.cat([h, seconds])[: len(a[::2])]
-    result = torch.empty_like(b)
-    result[::2] = torch.addcmul(b[::2], a[::2], before)
-    result[1::2] = seconds
-    return result
+    both = torch.addcmul(b[1::2], second, b[:-1:2])
+    seconds = scan(second * a[:-1:2], both, h)
+    first = a[::2]
+    before = torch.cat([h, seconds])[: len(first)]
+    firsts = torch.addcmul(b[::2], first, before)
+    seconds = torch.cat([seconds, h])[: len(first)]  # one that is not used, if T is odd
+    pairs = torch.stack([firsts, seconds], 1)
+    return pairs.flatten(0, 1)[: len(a)]
 
 
 def run_cell(

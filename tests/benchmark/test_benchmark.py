@@ -1271,6 +1271,7 @@ def parses(command):
         "actions",
         "async",
         "bounds",
+        "cells",
         "dag_schedule",
         "demos",
         "flexible_job_shop",

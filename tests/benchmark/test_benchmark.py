@@ -745,6 +745,18 @@ def test_pattern_without_runs(results):
     assert len(report.load_all(dataclasses.replace(args, skip=True))) == 7
 
 
+def test_runs_of_another_table(results):
+    """OTHER/PATTERN takes the runs of the table OTHER."""
+    args = dataclasses.replace(report_args(results), table="new", systems=("B|ours=t/ours_B*",))
+    found = report.load_all(args)
+    expected = [each for each in report.load_all(report_args(results)) if each.panel == "B"]
+    assert len(found) == 3 and [each.seed for each in found] == [each.seed for each in expected]
+    assert all(np.array_equal(a.returns, b.returns) for a, b in zip(found, expected))
+    args.systems += ("A|ours=ours_A*",)
+    with pytest.raises(ValueError, match="new: no finished run matches ours_A"):
+        report.load_all(args)
+
+
 def test_picture(results):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")

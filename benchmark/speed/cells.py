@@ -4,7 +4,8 @@
 
 Cell: forward and backward over 128 steps of each environment, inputs of width 64, as `run_cell` has
 them. In the first rows the environments' sequences are as long as the rollout, in the others
-episodes end after 20 steps on average, with a long tail. Trainings: whole processes with default
+episodes end after 20 steps on average, with a long tail. Milliseconds are the CPU's, of one thread:
+others that share the core matter less. Trainings: whole processes with default
 flags, in turns A B C A B C ...; all figures are medians.
 """
 
@@ -59,10 +60,10 @@ def lengths_of(num_envs: int, ends: bool, rng: np.random.Generator) -> np.ndarra
 def milliseconds(cell: torch.nn.Module, lengths: np.ndarray, H: int) -> float:
     x = torch.randn(lengths.sum(), DIM, requires_grad=True)  # as it comes from layers that learn
     state = [torch.randn(len(lengths), H)] * (2 if isinstance(cell, torch.nn.LSTM) else 1)
-    start = time.perf_counter()
+    start = time.process_time()
     (h,) = script.run_cell(cell, x, state, np.arange(len(x)), lengths, np.arange(len(lengths)))
     h.square().mean().backward()
-    return 1000 * (time.perf_counter() - start)
+    return 1000 * (time.process_time() - start)
 
 
 def cell_table(args: Args) -> list[str]:

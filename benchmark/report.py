@@ -49,8 +49,9 @@ class Args:
     table: str
     """folder in --results"""
     systems: tuple[str, ...] = ("*",)
-    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the runs of the table; PANEL is the environment by
-    default; a PATTERN alone takes the names of the runs as labels"""
+    """LABEL=PATTERN or PANEL|LABEL=PATTERN of the runs of the table, or of OTHER/PATTERN of another
+    one; PANEL is the environment by default; a PATTERN alone takes the names of the runs as
+    labels"""
     skip: bool = False
     """if toggled, leave out systems without a finished run"""
     columns: tuple[str, ...] = ("steps", "SPS", "final", "greedy")
@@ -131,11 +132,16 @@ def load(
 
 def load_all(args: Args) -> list[Run]:
     """Raises ValueError for a pattern without a finished run, but with --skip."""
-    runs, folder = [], Path(args.results) / args.table
-    finished, curves = tables.finished(folder), tables.curves_of(folder)
+    runs = []
+    known = {}  # folder of a table -> its finished runs and their curves
     for system in args.systems:
         name, _, pattern = system.rpartition("=")
+        other, _, pattern = pattern.rpartition("/")
         panel, bar, label = name.rpartition("|")
+        folder = Path(args.results) / (other or args.table)
+        if folder not in known:
+            known[folder] = tables.finished(folder), tables.curves_of(folder)
+        finished, curves = known[folder]
         found = [
             load(key, finished[key], curves.get(key, []), panel if bar else None, label, args)
             for key in finished

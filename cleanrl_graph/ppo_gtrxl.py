@@ -243,9 +243,6 @@ def start(args: Any) -> torch.device:
 
 def complete(args: Args, leaves: list["Leaf"]) -> None:
     """Sets the flags that are computed in runtime, and those that do not fit."""
-    if args.num_minibatches > args.num_envs:  # which it shares out
-        print(f"--num-minibatches {args.num_minibatches} is lowered to --num-envs {args.num_envs}")
-        args.num_minibatches = args.num_envs
     has_images = any(leaf.channels and leaf.is_input for leaf in leaves)
     if args.update_epochs is None:
         args.update_epochs = 8 if has_images else 4
@@ -1344,6 +1341,30 @@ def embed_action(head: ActionHead, action: Action, elements: dict[str, Ragged], 
 # --- end shared: embed action ---
 
 
+# --- shared: pieces ---
+def cut(num_steps: int, num_envs: int, num_minibatches: int) -> np.ndarray:
+    """The steps at which a rollout is cut, of N environments that are too few for the minibatches:
+    0, then those where its pieces end. Else it is one piece."""
+    num = -(-num_minibatches // num_envs)
+    return np.arange(num + 1) * num_steps // num
+
+
+def random_parts(
+    rng: np.random.Generator, num_steps: int, num_envs: int, num: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(steps, environments) of `num` random parts of a rollout: all steps of a piece of some
+    environments."""
+    cuts = cut(num_steps, num_envs, num)
+    shares = np.bincount(np.arange(num) * (len(cuts) - 1) // num)  # parts of each piece
+    for k in rng.permutation(len(shares)):
+        steps = np.arange(cuts[k], cuts[k + 1])
+        for envs in np.array_split(rng.permutation(num_envs), shares[k]):
+            yield steps, envs
+
+
+# --- end shared: pieces ---
+
+
 # ---- Memory: gated Transformer-XL; T steps of B envs look at W steps before them; D = H * d ----
 class GRUGate(nn.Module):
     """Joins a sublayer's output y, little of it at first, to the stream x (Parisotto et al.)."""
@@ -1570,16 +1591,17 @@ class Memory:
         return min(int(age.max()), self.args.memory_length)
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The environments in `num` random parts: numbers of their steps and agent's inputs."""
+        """`num` random parts of the rollout: the numbers of its steps and the agent's inputs."""
         ages = np.stack(self.ages)  # [T, N]
         numbers = np.arange(ages.size).reshape(ages.shape)
         actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
         previous = torch.cat(self.previous)
-        for envs in np.array_split(rng.permutation(len(self.age)), num):
-            idx = numbers[:, envs].ravel()
-            age = ages[:, envs]
-            inputs = self.inputs[0][:, :, to_device(envs, self.device)]
-            kv = self.agent.gtrxl.keys_values(inputs, self.reach(age))
+        for steps, envs in random_parts(rng, *ages.shape, num):
+            idx = numbers[steps][:, envs].ravel()
+            age = ages[steps][:, envs]
+            W = self.reach(age)
+            inputs = torch.cat(self.inputs[max(0, steps[0] - W) : steps[0] + 1], 1)
+            kv = self.agent.gtrxl.keys_values(inputs[:, :, to_device(envs, self.device)], W)
             obs, places = self.storage.gather(idx)
             past = to_device(age, self.device), previous[places[""]], kv
             features, elements, *_ = self.agent.encode(obs, *past)

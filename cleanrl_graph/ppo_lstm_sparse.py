@@ -22,8 +22,8 @@ Papers: PPO (Schulman et al. 2017, arXiv:1707.06347), its implementation details
 ICLR blog track), GAE (Schulman et al. 2015, arXiv:1506.02438), GINE (Hu et al. 2020,
 arXiv:1905.12265), Deep Sets (Zaheer et al. 2017, arXiv:1703.06114), pointer networks (Vinyals et
 al. 2015, arXiv:1506.03134).
-Memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014), R2D2 (Kapturowski et al.
-2019, ICLR).
+Memory: LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho et al. 2014), minGRU (Feng et al. 2024,
+arXiv:2410.01201), R2D2 (Kapturowski et al. 2019, ICLR).
 """
 
 import inspect
@@ -124,8 +124,9 @@ class Args:
 
     state_per_node: bool = True
     """with node_ids, each node has a state of its own; otherwise each env"""
-    cell: Literal["lstm", "gru"] = "lstm"
-    """recurrent cell; a GRU has no c, and 3 gates where an LSTM has 4"""
+    cell: Literal["lstm", "gru", "mingru"] = "lstm"
+    """recurrent cell; a GRU has no c, and 3 gates where an LSTM has 4; a minGRU has one, which sees
+    the input alone"""
     lstm_dim: int = 128
     """width of the cell's hidden state"""
     forget_bias: float = 5.0
@@ -250,9 +251,6 @@ def complete(args: Args, leaves: list["Leaf"]) -> None:
     args.num_iterations = args.total_timesteps // (args.num_envs * args.num_steps * WORLD_SIZE)
     if args.update_epochs is None:
         args.update_epochs = 4 if args.state_per_node and id_group(leaves) else 8
-    if args.num_minibatches > args.num_envs:  # which it shares out
-        print(f"--num-minibatches {args.num_minibatches} is lowered to --num-envs {args.num_envs}")
-        args.num_minibatches = args.num_envs
 
 
 class UsageError(ValueError):
@@ -1490,8 +1488,41 @@ class GRU(nn.GRU):
         return output, (h,)
 
 
+class MinGRU(nn.Linear):
+    """A minGRU, called as a GRU is: h = z h + (1 - z) new, where z and new depend on the input
+    alone. So h = a h + b, and all a and b are known before the first h."""
+
+    def __init__(self, dim: int, H: int):
+        super().__init__(dim, 2 * H)
+
+    def forward(self, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        gates = super().forward(x)
+        new, z = gates.chunk(2, 2)
+        a = z.sigmoid()
+        b = new - a * new
+        h = scan(a, b, state[0])
+        return h, [h[-1:]]
+
+
+def scan(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """h = a h + b of T steps, [T, B, H], after h [1, B, H], in log2 T turns: two steps are one
+    step, h = a (a' h + b') + b. Half as many of these have each second h, then the others follow
+    from the h before them."""
+    if len(a) == 1:
+        return torch.addcmul(b, a, h)
+    second = a[1::2]
+    both = torch.addcmul(b[1::2], second, b[:-1:2])
+    seconds = scan(second * a[:-1:2], both, h)
+    first = a[::2]
+    before = torch.cat([h, seconds])[: len(first)]
+    firsts = torch.addcmul(b[::2], first, before)
+    seconds = torch.cat([seconds, h])[: len(first)]  # one that is not used, if T is odd
+    pairs = torch.stack([firsts, seconds], 1)
+    return pairs.flatten(0, 1)[: len(a)]
+
+
 def run_cell(
-    cell: nn.LSTM | GRU,
+    cell: nn.LSTM | GRU | MinGRU,
     x: Tensor,
     state: list[Tensor],
     events: np.ndarray,
@@ -1502,8 +1533,8 @@ def run_cell(
     has lengths[k] rows and begins with row begin[k] of `state`, [h, c] or [h]. Returns the new h
     [events, H] in the order of x and, if each sequence has a single row, the new c.
 
-    On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, each call makes all steps
-    until the next sequences end: a stair of a staircase."""
+    On CUDA cuDNN runs a PackedSequence. On the CPU, where that is slow, and of a minGRU each call
+    makes all steps until the next sequences end: a stair of a staircase."""
     if not len(x):
         return [rows[:0] for rows in state]
     if len(lengths) == len(x):  # one row each
@@ -1514,7 +1545,7 @@ def run_cell(
     begin, place = pack([begin[order], place], x.device)
     state = [select_rows(rows, begin)[None] for rows in state]
     x = x.new_zeros(num_active.sum(), x.shape[1]).index_copy(0, place, x)
-    if x.is_cuda:
+    if x.is_cuda and not isinstance(cell, MinGRU):
         packed = nn.utils.rnn.PackedSequence(x, torch.from_numpy(num_active))
         h = cell(packed, state)[0].data
     else:
@@ -1523,7 +1554,7 @@ def run_cell(
 
 
 def run_stairs(
-    cell: nn.LSTM | GRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
+    cell: nn.LSTM | GRU | MinGRU, x: Tensor, num_active: np.ndarray, state: list[Tensor]
 ) -> Tensor:
     """h where x has the order of a PackedSequence, num_active[t] sequences at step t."""
     widths, num_steps = np.unique(-num_active, return_counts=True)
@@ -1568,13 +1599,14 @@ class SparseLSTM(nn.Module):
         # Small: gates that are less saturated learn to count sooner
         nn.init.constant_(norm.weight, 0.5)
         self.token = nn.Sequential(layer, norm, nn.ReLU())
-        cell = nn.LSTM if args.cell == "lstm" else GRU
-        self.cell = cell(args.gnn_dim, H)
+        cells = {"lstm": nn.LSTM, "gru": GRU, "mingru": MinGRU}
+        self.cell = cells[args.cell](args.gnn_dim, H)
         for parameter in self.cell.parameters():
             init = nn.init.orthogonal_ if parameter.dim() > 1 else nn.init.zeros_
             for gate in parameter.split(H):
                 init(gate)
-        self.cell.bias_ih_l0.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
+        bias = next(own for own in self.cell.parameters() if own.dim() == 1)
+        bias.data[H : 2 * H] = torch.linspace(0, args.forget_bias, H)
         self.message = nn.Linear(H + edge_dim, H) if args.remember_edges else None
 
     def forward(self, x: Tensor, timeline: Timeline) -> tuple[Tensor, Tensor]:
@@ -1632,6 +1664,30 @@ def embed_action(head: ActionHead, action: Action, elements: dict[str, Ragged], 
 # --- end shared: embed action ---
 
 
+# --- shared: pieces ---
+def cut(num_steps: int, num_envs: int, num_minibatches: int) -> np.ndarray:
+    """The steps at which a rollout is cut, of N environments that are too few for the minibatches:
+    0, then those where its pieces end. Else it is one piece."""
+    num = -(-num_minibatches // num_envs)
+    return np.arange(num + 1) * num_steps // num
+
+
+def random_parts(
+    rng: np.random.Generator, num_steps: int, num_envs: int, num: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(steps, environments) of `num` random parts of a rollout: all steps of a piece of some
+    environments."""
+    cuts = cut(num_steps, num_envs, num)
+    shares = np.bincount(np.arange(num) * (len(cuts) - 1) // num)  # parts of each piece
+    for k in rng.permutation(len(shares)):
+        steps = np.arange(cuts[k], cuts[k + 1])
+        for envs in np.array_split(rng.permutation(num_envs), shares[k]):
+            yield steps, envs
+
+
+# --- end shared: pieces ---
+
+
 class Memory:
     """The steps of a rollout of N environments: number t * N + i is step t of env i."""
 
@@ -1650,10 +1706,12 @@ class Memory:
             "num_edges": num,
         }
         self.now = self.nothing  # after the first step the state of all envs
+        self.cuts = cut(args.num_steps, num_envs, args.num_minibatches)
 
     def begin(self) -> None:
         """A rollout begins: what was stored is let go, what is remembered stays."""
         self.storage.blocks.clear()
+        self.stored = {}  # a step with which a piece of the rollout begins -> the state before it
         self.seen = []
         self.actions = []
         self.finals = []  # per step that truncates episodes: their states, observations, rewards
@@ -1684,8 +1742,8 @@ class Memory:
         if starts.any():  # these envs remember nothing
             envs = np.where(starts, 0, 1 + np.arange(len(starts)))
             self.now = select(join_states([self.nothing, self.now]), envs)
-        if not self.seen:
-            self.first = self.now  # the state that the rollout begins with
+        if len(self.seen) in self.cuts:
+            self.stored[len(self.seen)] = self.now
         seen = self.look(step.obs, starts, step.reward)
         self.seen.append(seen)
         timeline = Timeline(self.now, seen)
@@ -1711,16 +1769,17 @@ class Memory:
         return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
 
     def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """The rollout's envs in `num` random parts. Of each: the numbers of all their steps, int64
-        [M * T], as in Storage but env after env, and the agent's inputs. They begin with the state
-        that was remembered then (R2D2's "stored state"), which gets no gradients."""
+        """`num` random parts of the rollout. Of each: the numbers of its steps, int64 [M * T], as
+        in Storage but env after env, and the agent's inputs. They begin with the state that was
+        remembered then (R2D2's "stored state"), which gets no gradients."""
         actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
         seen = join_states(self.seen)
-        N = len(self.first["num"])
-        for envs in np.array_split(rng.permutation(N), num):
-            idx = (envs[:, None] + N * np.arange(len(self.seen))).ravel()
+        N = len(self.now["num"])
+        for steps, envs in random_parts(rng, len(self.seen), N, num):
+            idx = (envs[:, None] + N * steps).ravel()
             obs, places = self.storage.gather(idx)
-            timeline = Timeline(select(self.first, envs), select(seen, idx))
+            state = select(self.stored[steps[0]], envs)
+            timeline = Timeline(state, select(seen, idx))
             yield idx, (obs, timeline, {rows: own[places[rows]] for rows, own in actions.items()})
 
     def rollout(self) -> Obs:

@@ -747,6 +747,18 @@ def test_pattern_without_runs(results):
     assert len(report.load_all(dataclasses.replace(args, skip=True))) == 7
 
 
+def test_runs_of_another_table(results):
+    """OTHER/PATTERN takes the runs of the table OTHER."""
+    args = dataclasses.replace(report_args(results), table="new", systems=("B|ours=t/ours_B*",))
+    found = report.load_all(args)
+    expected = [each for each in report.load_all(report_args(results)) if each.panel == "B"]
+    assert len(found) == 3 and [each.seed for each in found] == [each.seed for each in expected]
+    assert all(np.array_equal(a.returns, b.returns) for a, b in zip(found, expected))
+    args.systems += ("A|ours=ours_A*",)
+    with pytest.raises(ValueError, match="new: no finished run matches ours_A"):
+        report.load_all(args)
+
+
 def test_picture(results):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")
@@ -1342,6 +1354,7 @@ def parses(command):
         "actions",
         "async",
         "bounds",
+        "cells",
         "critic_only",
         "dag_schedule",
         "demos",
@@ -1458,6 +1471,7 @@ TRIES = {
     "views": "--num-envs 2 --num-steps 32 --episode-length 10 --repeats 1",
     "attention": "--parts memory --memory-lengths 4 16 --num-steps 32 --repeats 1",
     "lstm_kernels": "--tables state graph --densities 0.02 --repeats 1 --lstm-dim 8",
+    "cells": "--repeats 1 --sizes 8x2 --total-timesteps 2048 --rounds 1",
     "gnn_layers": "--repeats 1",
     "sps": "--total-timesteps 256 --rounds 1 --num-envs 2 --gnn-dim 8 --peer-python PEER",
     "scaling": "--scripts ppo_graph --milliseconds 0.1 --seconds 0.1 --num-envs 4 --rounds 1",

@@ -315,6 +315,7 @@ MEMORIES = {
     ),
     "lstm": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, prev_reward=True)),
     "gru": ("ppo_lstm_sparse", dict(env_kwargs=NODES, cell="gru", prev_action=False)),
+    "mingru": ("ppo_lstm_sparse", dict(env_kwargs=GRAPH, cell="mingru")),
     "per_node": ("ppo_lstm_sparse", dict(env_id="envs:GraphExplore-v0", prev_reward=True)),
     "per_node_sum": (
         "ppo_lstm_sparse",

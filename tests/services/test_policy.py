@@ -299,7 +299,7 @@ NETWORK = {
     "ppo_graph": dict(hidden_dims=(12,), readout="max", norm_obs=True),
     "ppo_framestack": dict(obs_shifts="-2:0", action_shifts=""),
     "ppo_gtrxl": dict(dim=16, num_layers=2, prev_reward=True),
-    "ppo_lstm_sparse": dict(lstm_dim=9),
+    "ppo_lstm_sparse": dict(lstm_dim=9, cell="mingru"),
     "ppo_graph_aux": dict(aux="predict"),
 }
 

@@ -578,6 +578,15 @@ def test_each_step_is_counted_once_by_norm_obs(tmp_path):
     assert sorted(map(float, statistics)) == [23.5, 48.0]
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_few_environments(num_envs, tmp_path):
+    """A minibatch is any steps: fewer environments than minibatches change nothing."""
+    flags = dict(num_envs=num_envs, num_steps=18, num_minibatches=4, total_timesteps=108)
+    scalars = train(tmp_path, env_id="Clock-v0", **flags).scalars
+    assert len(scalars["debug/collection_mismatch"]) >= 3
+    assert all(0 <= value < 1e-5 for _, value in scalars["debug/collection_mismatch"])
+
+
 class Delay(gym.Env):
     """A random bit each step; reward 1 for naming the one of two steps before."""
 

@@ -29,7 +29,10 @@ def assert_close(a, b, tolerance=1e-9):
 
 # ---- the dense state as oracle ----
 def cell(lstm, x, h, c):
-    """The equations of the LSTM, or of the GRU, which has no c, written out."""
+    """The equations of the LSTM, or of the GRU or minGRU, which have no c, written out."""
+    if isinstance(lstm, script.MinGRU):
+        new, z = (lstm.weight @ x + lstm.bias).chunk(2)
+        return z.sigmoid() * h + (1 - z.sigmoid()) * new, None
     if isinstance(lstm, torch.nn.GRU):
         r, z, n = (lstm.weight_ih_l0 @ x + lstm.bias_ih_l0).chunk(3)
         r_h, z_h, n_h = (lstm.weight_hh_l0 @ h + lstm.bias_hh_l0).chunk(3)
@@ -46,7 +49,7 @@ class Dense:
     they were seen."""
 
     def __init__(self, memory, num_keys):
-        self.memory, H = memory, memory.cell.hidden_size
+        self.memory, H = memory, 4
         self.h, self.c, self.messages = (
             list(torch.zeros(num_keys, H, dtype=torch.double)) for _ in range(3)
         )
@@ -173,7 +176,7 @@ def walk(memory, steps, names):
     st.booleans(),
     st.sampled_from(["mean", "sum"]),
     st.integers(0, 5),
-    st.sampled_from(["lstm", "gru"]),
+    st.sampled_from(["lstm", "gru", "mingru"]),
 )
 def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout, split, kind):
     """One pass over T steps from any state gives the outputs, readouts and gradients of a dense
@@ -274,7 +277,10 @@ def test_select(seed, envs):
 
 
 # ---- the kernel ----
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU])
+CELLS = pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU, script.MinGRU])
+
+
+@CELLS
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=20), st.integers(0, 2**32 - 1))
 def test_kernel(kind, lengths, seed):
@@ -288,17 +294,18 @@ def test_kernel(kind, lengths, seed):
     leaves = [x, *hx, *lstm.parameters()]
     events = np.random.default_rng(seed).permutation(len(x))
     sequences, loop = x[events].split(lengths.tolist()), []
-    packed = lstm(
-        torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False),
-        tuple(v[None] for v in hx),
-    )[0]
     for sequence, h, c in zip(sequences, hx[0], hx[-1]):
         for row in sequence:
             h, c = cell(lstm, row, h, c)
             loop.append(h)
-    packed = torch.cat(torch.nn.utils.rnn.unpack_sequence(packed))
     ours = script.run_cell(lstm, x, hx, events, lengths, np.arange(len(lengths)))[0][events]
-    results = [ours, packed, torch.stack(loop)]
+    results = [ours, torch.stack(loop)]
+    if kind is not script.MinGRU:
+        packed = lstm(
+            torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False),
+            tuple(v[None] for v in hx),
+        )[0]
+        results.append(torch.cat(torch.nn.utils.rnn.unpack_sequence(packed)))
     weight = torch.randn_like(results[0])
     grads = [
         torch.autograd.grad((value * weight).sum(), leaves, retain_graph=True) for value in results
@@ -309,7 +316,7 @@ def test_kernel(kind, lengths, seed):
             assert_close(a, b)
 
 
-@pytest.mark.parametrize("kind", [torch.nn.LSTM, script.GRU])
+@CELLS
 def test_kernel_of_one_step(kind):
     """Where no sequence has two rows, as when acting, the c of an LSTM comes too, in the order of
     the rows; and nothing of nothing."""
@@ -325,6 +332,29 @@ def test_kernel_of_one_step(kind):
     none = np.zeros(0, np.int64)
     result = script.run_cell(lstm, x[:0], state, none, none, none)
     assert [len(values) for values in result] == [0] * len(state)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 8, 37])
+def test_scan(num_steps):
+    """A minGRU's states in log2 T turns are those of a loop over the steps, gradients included;
+    where a is 0 nothing of before is left."""
+    torch.manual_seed(num_steps)
+    a = torch.rand(num_steps, 5, 4, dtype=torch.double)
+    a[torch.rand(num_steps, 5) < 0.3] = 0
+    b = torch.randn(num_steps, 5, 4, dtype=torch.double)
+    first = torch.randn(1, 5, 4, dtype=torch.double)
+    leaves = [own.requires_grad_() for own in (a, b, first)]
+    h = first
+    loop = []
+    for t in range(num_steps):
+        h = a[t] * h + b[t]
+        loop.append(h)
+    results = [script.scan(*leaves), torch.cat(loop)]
+    assert_close(*results)
+    weight = torch.randn_like(b)
+    grads = [torch.autograd.grad((out * weight).sum(), leaves) for out in results]
+    for ours, theirs in zip(*grads):
+        assert_close(ours, theirs)
 
 
 def test_kernel_pads_little():
@@ -346,13 +376,14 @@ def test_kernel_pads_little():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["lstm", "mingru"])
 @pytest.mark.parametrize("num_steps", [1, 6])
-def test_memory_on_cuda(num_steps, monkeypatch):
-    """cuDNN's packed path gives what the staircase on the CPU gives; index tensors of the state
-    stay on the CPU."""
+def test_memory_on_cuda(num_steps, kind, monkeypatch):
+    """cuDNN's packed path, and the scan of a minGRU, give what the staircase on the CPU gives;
+    index tensors of the state stay on the CPU."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as `start` does
     rng = np.random.default_rng(0)
-    memory = make_memory(True, "mean").float()
+    memory = make_memory(True, "mean", kind).float()
     names, steps = random_steps(rng, 3, num_steps, 7, 0.5, 0.2)
     x, seen, features = memory_inputs(steps, names, True)
     seen["starts"][::num_steps] = False  # nothing is remembered there anyway
@@ -419,7 +450,7 @@ CASES += [
 ]
 CASES += [
     ("vector", "mixed", "flat", MEMORY | {"autoregressive": True}),
-    ("vector", "discrete", "mask", MEMORY),
+    ("vector", "discrete", "mask", MEMORY | {"cell": "mingru"}),
     ("graph", "", "avail_actions", MEMORY),
     ("graph_edges", "", "pair", MEMORY),
     ("set", "", "nodes", {}),
@@ -429,6 +460,7 @@ IDS = [
     ("graph", "mixed", "flat", MEMORY | {"state_readout": "sum"}),
     ("set", "", "nodes", MEMORY),
     ("graph_edges", "", "nodes", MEMORY | {"remember_edges": True, "num_envs": 6}),
+    ("graph_edges", "", "nodes", MEMORY | {"remember_edges": True, "cell": "mingru"}),
     ("graph_categories", "", "nodes", {"remember_edges": True, "norm_obs": True}),
     ("graph", "", "avail_actions", MEMORY),
     ("graph", "", "nodes", MEMORY | {"state_per_node": False}),
@@ -518,7 +550,8 @@ def collect(part):
 
 def ratios(part, envs=None):
     """exp(new - old log_prob) of the steps of some envs, as the first minibatch computes it."""
-    chosen = SimpleNamespace(permutation=lambda num: np.arange(num) if envs is None else envs)
+    order = lambda num: np.arange(num) if envs is None or num == 1 else envs
+    chosen = SimpleNamespace(permutation=order)
     ((idx, inputs),) = part.memory.minibatches(chosen, 1)
     _, log_prob, _, value = part.agent(*inputs)
     assert log_prob.requires_grad
@@ -611,10 +644,10 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
         ratio, error = ratios(part, envs)
         assert (ratio - 1).abs().max() < 1e-5 and error < 1e-5
 
-    first, num_envs = part.memory.first, len(makers)
-    part.memory.first = script.select(part.memory.now, np.arange(num_envs))
+    stored, num_envs = part.memory.stored, len(makers)
+    part.memory.stored = {0: script.select(part.memory.now, np.arange(num_envs))}
     assert (ratios(part)[0] - 1).abs().max() > 1e-3
-    part.memory.first = first
+    part.memory.stored = stored
 
     select, Timeline = script.select, script.Timeline
 
@@ -633,6 +666,65 @@ def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
             collect(part)
         assert (ratios(part)[0] - 1).abs().max() > 1e-3
         assert (ratios(collect(part))[0] - 1).abs().max() < 1e-5
+
+
+def rolled_out(part, steps, envs):
+    """(log_probs, values) [envs * steps] of a loop over these steps of some envs, which begins with
+    the state that collection had there."""
+    N = len(part.envs.envs)
+    state = script.select(part.memory.stored[steps[0]], envs)
+    results = []
+    for t in steps:
+        starts = (part.seen[t].terminated | part.seen[t].truncated)[envs]
+        nothing = script.select(part.memory.nothing, np.zeros(1, np.int64))
+        kept = np.where(starts, 0, 1 + np.arange(len(envs)))
+        state = script.select(script.join_states([nothing, state]), kept)
+        obs, _ = part.memory.storage.gather(t * N + envs)
+        timeline = script.Timeline(state, script.select(part.memory.seen[t], envs))
+        action = {"": part.actions[t * N + envs]}
+        _, log_prob, _, value = part.agent(obs, timeline, action)
+        features, elements = part.agent.encoder(obs)
+        elements[""] = script.Ragged(features, None, None)
+        timeline.action = script.embed_action(part.agent.head, action, elements, obs)
+        state = timeline.newest()
+        results.append((log_prob, value))
+    return [torch.stack(own, 1).flatten() for own in zip(*results)]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "mingru"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+@KINDS
+def test_few_environments(makers, flags, num_envs, cell):
+    """With fewer environments than minibatches these are pieces of the rollout in time. Each begins
+    with the state that collection had there: ratios are 1, and gradients those of a loop."""
+    flags = flags | dict(cell=cell, num_steps=18, num_minibatches=4)
+    part = collect(collect(begun(makers[:num_envs], **flags)))
+    parts = list(part.memory.minibatches(np.random.default_rng(0), 4))
+    assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(18 * num_envs))
+    assert sorted(len(idx) for idx, _ in parts) == ([4, 4, 5, 5] if num_envs == 1 else [9] * 4)
+    parameters = list(part.agent.parameters())
+    for idx, inputs in parts:
+        _, log_prob, _, value = part.agent(*inputs)
+        assert (log_prob - part.log_probs[idx]).abs().max() < 1e-5
+        assert (value - part.values[idx]).abs().max() < 1e-5
+        envs = np.unique(idx % num_envs)
+        steps = idx[: len(idx) // len(envs)] // num_envs
+        assert np.array_equal(steps, steps[0] + np.arange(len(steps)))
+        loop = rolled_out(part, steps, envs)
+        weight = torch.randn(len(idx))
+        grads = [
+            torch.autograd.grad((p * weight + v).sum(), parameters, allow_unused=True)
+            for p, v in ((log_prob, value), loop)
+        ]
+        for ours, theirs in zip(*grads):
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+    before = part.memory.stored[0]
+    part.memory.stored = dict.fromkeys(part.memory.stored, before)  # not that of the piece
+    worst = 0
+    for idx, inputs in part.memory.minibatches(np.random.default_rng(0), 4):
+        worst = max(worst, (part.agent(*inputs)[1] - part.log_probs[idx]).abs().max())
+    assert worst > 1e-3
 
 
 @KINDS
@@ -862,6 +954,7 @@ def test_flags(tmp_path):
         {"remember_edges": True},
         {"state_per_node": False},
         {"forget_bias": 0.0},
+        {"cell": "mingru"},
     ):
         changed = weights(
             run(tmp_path / "_".join(flags), script, **base | flags | {"eval_episodes": 0}).folder
@@ -874,13 +967,15 @@ def test_flags(tmp_path):
         )
 
 
-def test_resume(tmp_path):
+@pytest.mark.parametrize("cell", ["lstm", "mingru"])
+def test_resume(cell, tmp_path):
     """A run that was stopped between two updates, with a state that holds nodes and edges, goes on
     bit by bit."""
     base = dict(
         env_id="Ids-v0",
         env_kwargs={"observation": "graph_edges"},
         lstm_dim=6,
+        cell=cell,
         remember_edges=True,
         **MEMORY,
     )
@@ -896,7 +991,7 @@ def test_resume(tmp_path):
     assert all(torch.equal(values, rest[name]) for name, values in weights(whole.folder).items())
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "mingru"])
 def test_initialisation(kind):
     """The recurrent weights of each gate are orthogonal and forget biases spread; what the LSTM
     sees has the same small size, and no sign, whatever the size of the observation, which still
@@ -905,14 +1000,15 @@ def test_initialisation(kind):
     args = lstm_args(cell=kind, lstm_dim=6, forget_bias=5.0)
     agent = script.Agent(script.leaves_of(space), spaces.Discrete(2), args)
     lstm = agent.memory.cell
-    for gate in lstm.weight_hh_l0.chunk(3 + (kind == "lstm")):
-        assert_close(gate @ gate.T, torch.eye(6), 1e-5)
-    assert_close(lstm.bias_ih_l0[6:12], torch.linspace(0, 5, 6))
-    assert (
-        not lstm.bias_ih_l0[:6].any()
-        and not lstm.bias_ih_l0[12:].any()
-        and not lstm.bias_hh_l0.any()
-    )
+    biases = [values for values in lstm.parameters() if values.dim() == 1]
+    for weight in lstm.parameters():
+        if weight.dim() == 2:
+            for gate in weight.split(6):
+                gate = gate if len(gate) <= gate.shape[1] else gate.T
+                assert_close(gate @ gate.T, torch.eye(len(gate)), 1e-5)
+    assert_close(biases[0][6:12], torch.linspace(0, 5, 6))
+    assert not biases[0][:6].any() and not biases[0][12:].any() and not biases[-1][:6].any()
+    assert len(biases) == 1 or not biases[1].any()
     x = torch.randn(1, 3 + 2) * torch.tensor([0.01, 1.0, 100.0])[:, None]
     tokens = agent.memory.token(x)
     assert tokens.min() == 0
@@ -944,6 +1040,26 @@ def test_learns_without_velocities(tmp_path):
 
     assert last_returns("memory", script, lstm_dim=64, prev_action=True) > 150
     assert last_returns("none", ppo_graph) < 80
+
+
+@pytest.mark.slow
+def test_learns_in_one_environment(tmp_path):
+    """A cue is remembered for five steps where a single environment's rollouts are cut in time."""
+    result = run(
+        tmp_path,
+        script,
+        env_id="envs:Recall-v0",
+        env_kwargs={"length": 5},
+        total_timesteps=25_600,
+        num_envs=1,
+        num_steps=256,
+        num_minibatches=4,
+        update_epochs=4,
+        learning_rate=3e-3,
+        lstm_dim=16,
+        eval_episodes=50,
+    )
+    assert np.mean([row["return"] for row in result.rows]) > 0.9
 
 
 class Recall(gym.Env):
@@ -984,7 +1100,7 @@ gym.register("RecallElements-v0", entry_point=Recall)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", "mingru"])
 def test_each_node_has_its_own_memory(cell, tmp_path):
     """What was seen of an element is remembered under its id; chance earns 1/6."""
     result = run(

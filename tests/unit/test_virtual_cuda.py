@@ -239,6 +239,12 @@ CASES |= (
             EXPLORE | dict(cell="gru"),
             None,
         ),
+        "ppo_lstm_sparse explores, mingru": (
+            same,
+            "ppo_lstm_sparse",
+            EXPLORE | dict(cell="mingru"),
+            None,
+        ),
         "ppo_gtrxl remembers": (
             same,
             "ppo_gtrxl",
@@ -372,6 +378,12 @@ CASES |= (
             budget,
             "ppo_lstm_sparse",
             EXPLORE | dict(cell="gru"),
+            None,
+        ),
+        "ppo_lstm_sparse waits where it explores, mingru": (
+            budget,
+            "ppo_lstm_sparse",
+            EXPLORE | dict(cell="mingru"),
             None,
         ),
         "ppo_gtrxl waits where it remembers": (budget, "ppo_gtrxl", CARTPOLE, None),

@@ -20,14 +20,16 @@ class StatelessCartPoleEnv(CartPoleEnv):
     """gymnasium's CartPole-v1 whose observation lacks both velocities; the rest is unchanged.
 
     Observation: float32 [2], cart position and pole angle (radians); bounds of the space +-4.8 and
-    +-0.418. Action: 0 pushes the cart to the left, 1 to the right. Reward 1 per step. Episode end:
-    terminated where the pole leans more than 12 degrees or the cart is beyond +-2.4; gym.make()
-    adds a limit of 500 steps (truncated). `gym.make("StatelessCartPole-v1", max_episode_steps=-1)`
-    has no limit and `max_episode_steps=1000` another one. Without a limit an episode of a good
-    policy does not end, nor does an evaluation that waits for it.
+    +-0.418. With `velocities` a dict: these are "places", and "velocities" float32 [2] are for
+    --critic-only velocities. Action: 0 pushes the cart to the left, 1 to the right. Reward 1 per
+    step. Episode end: terminated where the pole leans more than 12 degrees or the cart is beyond
+    +-2.4; gym.make() adds a limit of 500 steps (truncated). `gym.make("StatelessCartPole-v1",
+    max_episode_steps=-1)` has no limit and `max_episode_steps=1000` another one. Without a limit an
+    episode of a good policy does not end, nor does an evaluation that waits for it.
 
     Args:
         sutton_barto_reward: 0 per step and -1 at the end, as in CartPoleEnv.
+        velocities: adds both velocities, under a key of their own.
         render_mode: None, "rgb_array" or "human"; pictures need pygame.
 
     Reference returns of seeded episodes of at most 500 steps. Mean of 1,000: a random policy 22;
@@ -36,23 +38,36 @@ class StatelessCartPoleEnv(CartPoleEnv):
     velocity is the difference of two observations / 0.02 s.
     """
 
-    def __init__(self, sutton_barto_reward=False, render_mode=None):
+    def __init__(self, sutton_barto_reward=False, render_mode=None, velocities=False):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f'render_mode is "{render_mode}"; choose None, "rgb_array" or "human"')
         super().__init__(sutton_barto_reward, render_mode)
         high = self.observation_space.high[[0, 2]]
         self.observation_space = spaces.Box(-high, high, dtype=np.float32)
+        self.velocities = velocities
+        if velocities:
+            self.observation_space = spaces.Dict(
+                places=self.observation_space,
+                velocities=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            )
+
+    def seen(self, observation):
+        """What is shown of CartPole's observation."""
+        places = observation[::2].copy()
+        if self.velocities:
+            return {"places": places, "velocities": observation[1::2].copy()}
+        return places
 
     def reset(self, *, seed=None, options=None):
         """Return the first observation and {}. A seed fixes everything that follows; options as in
         CartPoleEnv."""
         observation, info = super().reset(seed=seed, options=options)
-        return observation[::2].copy(), info
+        return self.seen(observation), info
 
     def step(self, action):
         """Return the observation, reward 1.0, terminated, False and {}."""
         observation, *outcome = super().step(action)
-        return observation[::2].copy(), *outcome
+        return self.seen(observation), *outcome
 
 
 class RecallEnv(gym.Env):

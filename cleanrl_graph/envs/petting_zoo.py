@@ -79,12 +79,16 @@ class PettingZooEnv(gym.Env):
     metadata = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 10}
 
     def __init__(self, env, graph=None, render_mode=None, **kwargs):
-        make = env if callable(env) else import_function("env", env, "parallel_env")
+        make = (
+            env
+            if callable(env)
+            else import_function("env", env, "module or module:function", "parallel_env")
+        )
         self.find_links = None
         if graph == "complete":
             self.find_links = complete
         elif graph is not None:
-            self.find_links = import_function("graph", graph)
+            self.find_links = import_function("graph", graph, "complete or module:function")
         if render_mode is not None:
             kwargs["render_mode"] = render_mode
         self.render_mode = render_mode
@@ -417,16 +421,15 @@ class Kind(NamedTuple):
     num_options: int  # of discrete actions, 0 of others
 
 
-def import_function(key: str, name: Any, default: str = "") -> Callable:
+def import_function(key: str, name: Any, needed: str, default: str = "") -> Callable:
     """The function that "module:function", or "module" if there is a default, names.
-    gymnasium.error.Error says what is wrong with the keyword argument `key`."""
+    gymnasium.error.Error says what is wrong with the keyword argument `key`, and what is needed."""
     module_name, _, function_name = str(name).partition(":")
     function_name = function_name or default
     is_name = function_name.isidentifier()
     for part in module_name.split("."):
         is_name &= part.isidentifier()
     if not is_name:
-        needed = "module or module:function" if default else "complete or module:function"
         raise gym.error.Error(f"{key} is {name!r}; {needed} is needed")
     try:
         module = importlib.import_module(module_name)

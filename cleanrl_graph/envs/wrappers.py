@@ -5,6 +5,8 @@ for masks of actions that are elsewhere than the scripts read them.
     --wrap hide:mission            hides a key of a Dict
     --wrap z:skill:4               one of 4 skills per episode, as key "z" of the observation
     --wrap z:uniform:2             two numbers between 0 and 1 instead
+    --wrap relative:robot:0,1      positions, columns 0 and 1 of all sets, as the robot sees them
+    --wrap relative:robot:x,y:dir  where columns have names; turned by the robot's direction
     --wrap my_module:my_wrapper    your own: my_wrapper(env) returns an environment
     --wrap my_module:my_wrapper:3  my_wrapper(env, 3); what is no JSON is text
 
@@ -29,11 +31,15 @@ from gymnasium import spaces
 
 from cleanrl_graph.envs.fitting import fit, name_of, say
 from cleanrl_graph.envs.petting_zoo import with_agents
+from cleanrl_graph.envs.relative import Relative
 
 MASKS = ("action_mask", "action_masks", "mask", "legal_actions", "legal_moves")  # keys of an info
 ABSENT = object()
 OTHER_MASKS = ("invalid", "illegal", "forbidden", "visited", "pad")  # in names: 1 is not "allowed"
-KNOWN = "hide:1,3 hide:key z:skill:4 z:uniform:2 module:callable module:callable:argument"
+KNOWN = (
+    "hide:1,3 hide:key z:skill:4 z:uniform:2 relative:set:x,y module:callable "
+    "module:callable:argument"
+)
 
 
 def full_id(env_id: str) -> tuple[str, str]:
@@ -137,6 +143,8 @@ def wrap(env: gym.Env, spec: str) -> gym.Env:
         return hide(env, spec, rest.split(","))
     if name == "z":
         return EpisodeZ(env, spec)
+    if name == "relative":
+        return Relative(env, spec)
     return call(env, spec)
 
 

@@ -25,8 +25,9 @@ from cleanrl_graph.services import process
 from cleanrl_graph.services.check import close, entries
 from cleanrl_graph.services.process import whole
 
+CUT = ("cut", "sampled cut")  # columns that count episodes
 # columns without a mean; the last row counts what was cut
-NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", "cut")
+NAMES = ("instance", "episode", "task", "group", "best_known", "lower_bound", *CUT)
 GAP = " gap %"  # ends the name of a column that compares costs with the best known
 SHOWN = 20  # rows that are printed; of more the means are
 
@@ -148,8 +149,9 @@ def mean_of(rows: list[dict]) -> dict:
         numbers = [row[name] for row in rows if isinstance(row.get(name), Real)]
         if numbers and name not in NAMES:
             mean[name] = float(np.mean(numbers))
-    if "cut" in columns:
-        mean["cut"] = sum(row.get("cut", 0) for row in rows)
+    for name in CUT:
+        if name in columns:
+            mean[name] = sum(row.get(name, 0) for row in rows)
     return mean
 
 
@@ -188,8 +190,9 @@ def mean_table(rows: list[dict]) -> str:
     names = [name for name in overall if name not in NAMES]
     if "best_known" in columns_of(rows):
         names.sort(key=overall.get)
-    if "cut" in overall:
-        names.append("cut")
+    for name in CUT:
+        if name in overall:
+            names.append(name)
     lines = [titles, ["---"] * len(titles)]
     for name in names:
         lines.append([name])
@@ -293,8 +296,13 @@ def check(make: Callable[..., gym.Env], args: Any) -> None:
 def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dict]:
     """Plays what the flags of a Run say, --eval-suite or --eval-episodes of each entry of
     --env-kwargs, saves table and video. Returns the rows of the table. After an error the table has
-    the rows before it."""
+    the rows before it. An episode of --eval-episodes has at most ten times the steps of the longest
+    one of the training."""
     args = run.args
+    most = args.eval_max_steps
+    longest = longest_episode(Path(run.folder, "episodes.csv"))
+    if longest and not args.eval_suite:
+        args.eval_max_steps = min(most, 10 * longest)
     if args.eval_suite:
         played = run_suite(play, partial(make, args, 0), args)
     else:
@@ -306,6 +314,8 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
     finally:
         if rows:
             save_table(rows, run.folder, run.writer, run.global_step)
+            print_cut(rows, args)
+        args.eval_max_steps = most
     if args.capture_video:
         save_video(str(Path(run.folder, "episode.gif")), play, partial(make, args, 0))
     return rows
@@ -314,17 +324,55 @@ def evaluate(run: Any, play: Callable, make: Callable[..., gym.Env]) -> list[dic
 def run_episodes(play: Callable, make: Callable[..., gym.Env], args: Any) -> Iterator[dict]:
     """A row per greedy episode, --eval-episodes of each entry of --env-kwargs. Its "task" is
     "task_k" of entry k, if there are several; its "group" info["group"] at the episode's end, if
-    there is one. "cut" is 1 where it did not end."""
+    there is one. "cut" is 1 where it did not end. If one did not, as many episodes with the same
+    seeds are sampled: "sampled return" and so on are theirs."""
     num_tasks = len(entries(args))
     for k in range(num_tasks):
-        infos = []
-        if args.eval_episodes:
-            infos = play([partial(make, args, k)] * args.eval_episodes, True)
+        makers = [partial(make, args, k)] * args.eval_episodes
+        infos = play(makers, True) if makers else []
+        sampled = []
+        if any("cut" in info for info in infos):
+            sampled = play(makers, False)
         for i, info in enumerate(infos):
             row = {"episode": i}
             if num_tasks > 1:
                 row["task"] = f"task_{k}"
             if info.get("group") is not None:
                 row["group"] = info["group"]
-            episode = {"length": info["episode"]["l"], "return": info["episode"]["r"]}
-            yield row | episode | num_cut([info])
+            row |= outcome(info)
+            if sampled:
+                row |= outcome(sampled[i], "sampled ")
+            yield row
+
+
+def outcome(info: dict, kind: str = "") -> dict:
+    """Length and return of an episode, and "cut" if it did not end, with names of this kind."""
+    row = {f"{kind}length": info["episode"]["l"], f"{kind}return": info["episode"]["r"]}
+    if "cut" in info:
+        row[f"{kind}cut"] = 1
+    return row
+
+
+def longest_episode(path: Path) -> int:
+    """The most steps of an episode in a run's episodes.csv, 0 if there is none."""
+    if not path.exists():
+        return 0
+    longest = 0
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            longest = max(longest, int(row["length"]))
+    return longest
+
+
+def print_cut(rows: list[dict], args: Any) -> None:
+    """Says how many episodes did not end, if any did not."""
+    mean = mean_of(rows)
+    if not mean.get("cut"):
+        return
+    num = len(rows)
+    text = f"{num} greedy episodes"
+    if args.eval_suite:
+        text = f"{num * (1 + args.eval_samples)} episodes"
+    elif "sampled return" in mean:
+        text += f", and {mean.get('sampled cut', 0)} sampled ones"
+    print(f"did not end in {args.eval_max_steps:,} steps: {mean['cut']} of {text}", flush=True)

@@ -97,7 +97,8 @@ def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:
 
 
 def doubts(parts: list, leaves: list) -> Iterator[str]:
-    """A warning for a fixed list of options beside rows of which none is chosen."""
+    """A warning for a fixed list of options beside rows of which none is chosen. A mask of the
+    list's own name says that it is meant."""
     groups = []
     for leaf in leaves:
         if leaf.is_input and leaf.group and not leaf.is_links and leaf.space != fitting.WORD:
@@ -105,7 +106,7 @@ def doubts(parts: list, leaves: list) -> Iterator[str]:
     mask = ""
     has_list = False
     for part in parts:
-        if part.group:
+        if part.group or part.mask.startswith("action_mask."):
             return
         has_list |= part.k == 1 and part.n > 0
         if part.mask and len(parts) == 1:

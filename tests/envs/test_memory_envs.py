@@ -110,6 +110,20 @@ def test_cart_pole_without_velocities():
         assert outcome == expected
 
 
+def test_cart_pole_whose_velocities_stand_apart():
+    """For a critic that sees them; the rest is the same."""
+    env, plain = make("StatelessCartPole-v1", velocities=True), make("StatelessCartPole-v1")
+    full = CartPoleEnv()
+    observation, whole = env.reset(seed=4)[0], full.reset(seed=4)[0]
+    places = plain.reset(seed=4)[0]
+    for action in (0, 1, 1, 0):
+        assert observation in env.observation_space
+        assert observation["places"].tolist() == places.tolist()
+        assert observation["velocities"].tolist() == whole[[1, 3]].tolist()
+        observation, places = env.step(action)[0], plain.step(action)[0]
+        whole = full.step(action)[0]
+
+
 class Balance:
     """Balances with velocities from differences: the second observation on, all that is needed."""
 

@@ -239,6 +239,127 @@ def test_z_that_is_there_already():
         wrap(wrap(Probe(), "z:uniform:3"), "z:skill:2")
 
 
+# ---- Relative positions ----
+class Field(gym.Env):
+    """A car [x, y, angle], mines [x, y] in an inner Dict, a map of trees, a target that is a
+    vector, a picture and a list; `named`: whether columns have names."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, named=False, cars=1, stack=True):
+        whole, many = spaces.Box(0, 100, (2,), np.int64), dict(stack=stack)
+        inner = {"mines": spaces.Sequence(whole, **many), "image": spaces.Box(0, 1, (9, 9))}
+        self.cars, self.stack = cars, stack
+        self.observation_space = spaces.Dict(
+            car=spaces.Sequence(spaces.Box(-np.inf, np.inf, (3,)), **many),
+            inner=spaces.Dict(inner),
+            map=spaces.Graph(spaces.Box(0, 9, (3,)), spaces.Box(0, 1, (1,))),
+            target=spaces.Box(-9, 9, (3,)),
+            count=spaces.Discrete(3),
+            action_mask=spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True),
+        )
+        if named:
+            self.feature_names = {"car": ["x", "y", "angle"], "inner.mines": ["x", "y"]}
+            self.feature_names |= {"target": ["mass", "x", "y"]}
+
+    def observe(self):
+        car = np.array([[2, 1, np.pi / 2], [4, 1, 0]], np.float32)[: self.cars]
+        mines = np.array([[2, 4], [5, 1]])
+        links = np.array([[0, 1]])
+        trees = spaces.GraphInstance(np.eye(2, 3, dtype=np.float32), np.ones((1, 1), "f"), links)
+        if not self.stack:
+            car, mines = tuple(car), tuple(mines)
+        return {
+            "car": car,
+            "inner": {"mines": mines, "image": np.zeros((9, 9), np.float32)},
+            "map": trees,
+            "target": np.array([7, 3, 2], np.float32),
+            "count": 1,
+            "action_mask": np.ones((2, 2), np.int8),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("stack", [True, False])
+def test_relative_positions(stack):
+    """Those of all sets, wherever they are, from the first car's place; its own and other columns
+    stay, and so does all else."""
+    env = wrap(Field(cars=2, stack=stack), "relative:car:0,1")
+    for obs in (env.reset()[0], env.step(0)[0]):
+        assert obs in env.observation_space
+        mines, car = np.array(obs["inner"]["mines"]), np.array(obs["car"])
+        assert mines.tolist() == [[0, 3], [3, 0]] and mines.dtype == np.float64
+        assert car == pytest.approx(np.array([[2, 1, np.pi / 2], [2, 0, 0]]))
+        assert obs["map"].nodes.tolist() == [[-1, -1, 0], [-2, 0, 0]]
+        assert obs["map"].edges.tolist() == [[1]] and obs["count"] == 1
+        assert obs["action_mask"].all()
+        assert obs["target"].tolist() == [7, 3, 2]
+    low = env.observation_space["map"].node_space.low
+    assert low.tolist() == [-np.inf, -np.inf, 0]
+    whole = env.observation_space["inner"]["mines"].feature_space
+    assert (
+        whole.dtype == np.float64
+        and env.observation_space["target"] == Field().observation_space["target"]
+    )
+
+
+def test_turned_positions():
+    """The car looks along y: what is there is ahead, what is to the right has a negative second
+    coordinate. Where columns have names these decide, also for vectors."""
+    env = wrap(Field(named=True), "relative:car:x,y:angle")
+    obs = env.reset()[0]
+    assert obs["inner"]["mines"] == pytest.approx(np.array([[3, 0], [0, -3]]), abs=1e-6)
+    assert obs["target"] == pytest.approx(np.array([7, 1, -1]), abs=1e-6)
+    assert obs["map"].nodes.tolist() == np.eye(2, 3).tolist()  # its columns have numbers
+    turned = wrap(Field(), "relative:car:0,1:2").reset()[0]
+    assert turned["inner"]["mines"] == pytest.approx(obs["inner"]["mines"])
+
+
+def test_other_references():
+    """A vector, an element of the graph, a space without keys, and one that is not there."""
+    obs = wrap(Field(), "relative:target:0,1").reset()[0]
+    assert obs["inner"]["mines"].tolist() == [[-5, 1], [-2, -2]] and obs["target"].tolist() == [
+        7,
+        3,
+        2,
+    ]
+    assert wrap(Field(), "relative:map:0,1").reset()[0]["map"].nodes.tolist() == [
+        [1, 0, 0],
+        [-1, 1, 0],
+    ]
+    env = wrap(Field(cars=0), "relative:car:0,1")
+    assert env.reset()[0]["inner"]["mines"].tolist() == [[2, 4], [5, 1]]
+    plain = gym.wrappers.TransformObservation(
+        Field(), lambda obs: obs["car"], Field().observation_space["car"]
+    )
+    plain.unwrapped.cars = 2  # what is unbounded keeps its space
+    assert wrap(plain, "relative:obs:0,1").reset()[0][1, :2].tolist() == [2, 0]
+    env.unwrapped.observe = lambda: None  # the scripts name it
+    assert env.reset()[0] is None
+
+
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        ("relative:car", "relative:SET:X,Y or relative:SET:X,Y:DIRECTION is needed"),
+        ("relative:car:0", "relative:SET:X,Y or relative:SET:X,Y:DIRECTION is needed"),
+        ("relative:car:0,3", r"\['0', '3'\] must be columns of the set, .* 'car'; there are"),
+        ("relative:truck:0,1", r"must be columns of the set, graph or vector 'truck'; .*'car'"),
+        ("relative:car:0,1:x", r"\['0', '1', 'x'\] must be columns"),
+        ("relative:obs:0,1", "nothing else has these columns"),
+    ],
+)
+def test_positions_that_are_not_there(spec, words):
+    env = gym.make("CartPole-v1") if ":obs" in spec else Field()
+    with pytest.raises(Error, match=f"^--wrap {spec}: .*{words}"):
+        wrap(env, spec)
+
+
 # ---- Wrappers of one's own ----
 MODULE = """
 import gymnasium as gym
@@ -320,7 +441,7 @@ def test_gymnasiums_own_wrappers():
         (
             "skills",
             "there is no such wrapper; the forms are hide:1,3 hide:key z:skill:4 z:uniform:2 "
-            "module:callable",
+            "relative:set:x,y module:callable",
         ),
         ("", "there is no such wrapper"),
         (":same", "there is no such wrapper"),

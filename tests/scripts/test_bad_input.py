@@ -1221,7 +1221,9 @@ def test_episode_that_never_ends(tmp_path):
         eval_episodes=2,
         eval_max_steps=70,
     )
-    assert run_.rows == [{"episode": i, "length": 70, "return": 70.0, "cut": 1} for i in range(2)]
+    cut = {"length": 70, "return": 70.0, "cut": 1}
+    beside = {f"sampled {name}": value for name, value in cut.items()}
+    assert run_.rows == [{"episode": i, **cut, **beside} for i in range(2)]
     assert "charts/episodic_return" not in run_.scalars
 
 

@@ -153,7 +153,7 @@ def test_the_small_one_alone(tmp_path, not_installed):
     assert done.returncode == 0, done.stderr
     log = train_events(tmp_path / "runs")
     assert len(log["losses/value_loss"]) == 2 and "charts/episodic_return" in log
-    assert (run_folder(tmp_path / "runs") / "model.pt").exists()
+    assert (run_folder(tmp_path / "runs") / "weights.pt").exists()
 
 
 def test_flags_alone(tmp_path, not_installed):

@@ -400,7 +400,8 @@ def test_environments():
     assert own == set(re.findall(r"`([A-Z]\w+-v\d)`", cells))
     names = set(re.findall(r"\b[A-Z]\w+-v\d", TEXT + text)) - {"YourEnv-v0", "Cover-v0", "Taxi-v4"}
     assert names >= own
-    for name in names - {"Atari-v0", "TrafficLights-v0", "PettingZoo-v0"}:  # need more packages
+    more = {"Atari-v0", "TrafficLights-v0", "PettingZoo-v0", "EntityGym-v0"}  # need more packages
+    for name in names - more:
         gym.make(f"cleanrl_graph.envs:{name}", disable_env_checker=True).close()
 
 
@@ -421,7 +422,7 @@ def test_requirements_list_all_that_is_imported():
     names = {"PIL": "pillow", "torch_geometric": "torch-geometric"}
     own = {"cleanrl_graph", *(path.stem for path in (ROOT / "cleanrl_graph").rglob("*"))}
     packages = {names.get(name, name) for name in found - own - set(sys.stdlib_module_names)}
-    assert packages - {"ale_py", "cv2", "libsumo", "matplotlib"} <= pinned
+    assert packages - {"ale_py", "cv2", "entity_gym", "libsumo", "matplotlib"} <= pinned
 
 
 def test_the_workflow_runs_the_test_command():

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from helpers import run
 from PIL import Image
 
+from cleanrl_graph import ppo_graph
 from cleanrl_graph.envs.job_shop import JobShopEnv
 from cleanrl_graph.services import evaluate
 
@@ -57,12 +58,14 @@ def suite_of(suite="two", samples=4, play=play, **kwargs):
 
 
 def cells(table):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    between = "|" if table.startswith("|") else ","
+    lines = [line.strip("|").split(between) for line in table.splitlines()]
+    return [[cell.strip() for cell in line] for line in lines]
 
 
 def column(table, name):
-    header, _, *lines = cells(table)
-    return [line[header.index(name)] for line in lines]
+    header, *lines = cells(table)
+    return [line[header.index(name)] for line in lines if line[0] != "---"]
 
 
 class Writer:
@@ -121,12 +124,15 @@ def test_all_instances_count_at_the_cut(suite, tmp_path):
         expected = [("2", -2, None), ("3", -2, 1)]
         assert [(r["instance"], r["greedy"], r.get("cut")) for r in ran.rows] == expected
         mean = ["**mean**", "**-2**", "**1**"]
+        last = "did not end in 2 steps: 1 of 2 episodes"
     else:
         ran = run(tmp_path, eval_episodes=1, env_kwargs=tasks, **flags)
         expected = [("task_0", 2, None), ("task_1", 2, 1)]
         assert [(r["task"], r["return"], r.get("cut")) for r in ran.rows] == expected
-        mean = ["**mean**", "", "**2**", "**2**", "**1**"]
+        mean = ["**mean**", "", "**2**", "**2**", "**1**", "**2**", "**2**", "**1**"]
+        last = "did not end in 2 steps: 1 of 2 greedy episodes, and 1 sampled ones"
     assert cells((ran.folder / "eval.md").read_text().strip())[-1] == mean
+    assert last in ran.text.splitlines()
 
 
 class EndsOrNot(gym.Env):
@@ -148,6 +154,56 @@ class EndsOrNot(gym.Env):
 
 
 gym.register("EndsOrNot-v0", entry_point=EndsOrNot)
+
+
+class Still(gym.Env):
+    """Waiting is no end, going is: the return is 1, and the start is drawn."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action), bool(action), False, {}
+
+
+gym.register("Still-v0", entry_point=Still)
+
+
+def test_a_policy_that_stands_still(tmp_path, monkeypatch):
+    """As many sampled episodes of the same starts stand beside the greedy ones that did not end,
+    and an episode has at most ten times the steps of the longest one of the training."""
+    played = []
+
+    def play(agent, args, envs, greedy):
+        step = envs.reset(args.seed + 10_000)
+        played.append((greedy, args.eval_max_steps, step.obs.values[0].tolist()))
+        infos = []
+        for i in range(len(envs.envs)):
+            is_cut = greedy and i > 0
+            length = args.eval_max_steps if is_cut else 2
+            infos.append(episode(float(not is_cut), length, **{"cut": True} if is_cut else {}))
+        return infos
+
+    monkeypatch.setattr(ppo_graph, "play", play)
+    ran = run(tmp_path, env_id="Still-v0", eval_episodes=3)
+    longest = max(map(int, column((ran.folder / "episodes.csv").read_text(), "length")))
+    (greedy, most, starts), sampled = played
+    assert greedy and sampled == (False, most, starts)
+    assert most == 10 * longest < 1000
+    first, second, _ = ran.rows
+    assert first == {
+        **{"episode": 0, "length": 2, "return": 1.0},
+        **{"sampled length": 2, "sampled return": 1.0},
+    }
+    assert second["length"] == most and second["cut"] == 1 and "sampled cut" not in second
+    line = f"did not end in {most} steps: 2 of 3 greedy episodes, and 0 sampled ones"
+    assert line in ran.text.splitlines()
+    run(tmp_path / "b", env_id="Still-v0", eval_episodes=1, eval_max_steps=3)
+    run(tmp_path / "c", env_id="Still-v0", eval_episodes=1, total_timesteps=0)
+    assert [most for _, most, _ in played[2:]] == [3, 10_000]
 
 
 def test_suite_that_does_not_exist():
@@ -343,6 +399,7 @@ def test_error_after_some_episodes(suite, tmp_path):
         eval_suite=suite,
         eval_samples=2 if suite else 0,
         eval_episodes=2,
+        eval_max_steps=9,
         env_id="Lottery-v0",
         env_kwargs=[{}, {}, {}],
         capture_video=False,
@@ -362,7 +419,11 @@ def test_close_that_raises(tmp_path, capsys):
             raise OSError("the door is stuck")
 
     args = SimpleNamespace(
-        eval_suite="two", eval_samples=0, env_id="Lottery-v0", capture_video=False
+        eval_suite="two",
+        eval_samples=0,
+        eval_max_steps=9,
+        env_id="Lottery-v0",
+        capture_video=False,
     )
     make = lambda args, k=0, **more: Stuck(**more)
     rows = evaluate.evaluate(run_of(args, tmp_path), play, make)

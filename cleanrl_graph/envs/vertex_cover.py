@@ -11,6 +11,7 @@ from functools import lru_cache
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from PIL import Image, ImageDraw
 
 from .toy import LinkGraph, mask_space
 
@@ -112,13 +113,17 @@ class VertexCoverEnv(gym.Env):
     Args:
         nodes: numbers of nodes that graphs have, at least 5.
         instance: None, or the number of the graph of `test_set` that each episode has.
+        render_mode: None or "rgb_array": the graph as a ring, chosen nodes red.
     Raises ValueError for such arguments that make no sense, and in step() for a node whose mask is
     0.
     """
 
     eval_suites = suites()
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
-    def __init__(self, nodes=(5, 10, 15), instance=None):
+    def __init__(self, nodes=(5, 10, 15), instance=None, render_mode=None):
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f'render_mode must be None or "rgb_array", got {render_mode!r}.')
         if not nodes or min(nodes) < 5:
             raise ValueError(f"nodes must be numbers of at least 5, got {nodes!r}.")
         if instance is not None and (len(nodes) > 1 or not 0 <= instance < NUM_TESTS):
@@ -128,6 +133,8 @@ class VertexCoverEnv(gym.Env):
             )
         self.sizes = tuple(nodes)
         self.instance = instance
+        self.render_mode = render_mode
+        self.edges = None
         node_space = spaces.Box(0, 1, (1,), np.float32)
         self.observation_space = spaces.Dict(
             {"graph": LinkGraph(node_space, edge_space=None), "action_mask": mask_space()}
@@ -145,6 +152,7 @@ class VertexCoverEnv(gym.Env):
             self.edges, self.weights = test_set(*self.sizes)[self.instance]
         self.left = self.edges  # those that are not covered
         self.cost = 0.0
+        self.chosen = np.zeros(len(self.weights), bool)
         return self.observation(), {}
 
     def step(self, action):
@@ -157,6 +165,7 @@ class VertexCoverEnv(gym.Env):
                 f"{np.unique(self.left).tolist()}."
             )
         self.left = self.left[~covered]
+        self.chosen[action] = True
         weight = float(self.weights[action])
         self.cost += weight
         terminated = len(self.left) == 0
@@ -173,3 +182,26 @@ class VertexCoverEnv(gym.Env):
         links = np.concatenate([self.left, self.left[:, ::-1]])
         nodes = self.weights[:, None].astype(np.float32)
         return {"graph": spaces.GraphInstance(nodes, None, links), "action_mask": mask}
+
+    def render(self):
+        """Returns the graph, uint8 [480, 480, 3]: a node is the larger the more it weighs, and red
+        if it is chosen; edges that are covered are light."""
+        if self.render_mode != "rgb_array" or self.edges is None:
+            return None
+        size = 960  # drawn twice as large, for smooth edges
+        picture = Image.new("RGB", (size, size), "white")
+        pen = ImageDraw.Draw(picture)
+        angles = 2 * np.pi * np.arange(len(self.weights)) / len(self.weights)
+        places = size / 2 + 0.43 * size * np.stack([np.sin(angles), -np.cos(angles)], 1)
+        is_covered = self.chosen[self.edges].any(1)
+        for colour, width, edges in (
+            ("gainsboro", 4, self.edges[is_covered]),
+            ("dimgray", 6, self.edges[~is_covered]),
+        ):
+            for first, second in places[edges]:
+                pen.line([*first, *second], fill=colour, width=width)
+        for place, weight, is_chosen in zip(places, self.weights, self.chosen):
+            radius = 8 + 28 * weight**0.5
+            colour = "crimson" if is_chosen else "cornflowerblue"
+            pen.ellipse([*(place - radius), *(place + radius)], colour, "white", 3)
+        return np.asarray(picture.resize((size // 2, size // 2), Image.LANCZOS))

@@ -156,3 +156,22 @@ def test_all_pairs_of_five_nodes():
     """With as many neighbours as there are other nodes nothing can be linked anew."""
     edges, _ = random_instance(np.random.default_rng(0), 5)
     assert edges.tolist() == [list(pair) for pair in itertools.combinations(range(5), 2)]
+
+
+def test_pictures():
+    """A chosen node turns red and its edges light; without a mode there is no picture."""
+    env = VertexCoverEnv(nodes=(10,), render_mode="rgb_array")
+    assert env.render() is None
+    obs, _ = env.reset(seed=1)
+    before = env.render()
+    assert before.shape == (480, 480, 3) and before.dtype == np.uint8
+    env.step(obs["action_mask"].argmax())
+    is_red = lambda picture: ((picture == (220, 20, 60)).all(2)).sum()
+    is_dark = lambda picture: (picture.sum(2) < 400).sum()
+    after = env.render()
+    assert is_red(before) == 0 < is_red(after) and is_dark(after) < is_dark(before)
+    env = VertexCoverEnv()
+    env.reset(seed=1)
+    assert env.render() is None
+    with pytest.raises(ValueError, match="render_mode must be None or"):
+        VertexCoverEnv(render_mode="human")

@@ -308,7 +308,7 @@ def log_probs_of(head, steps, space):
     obs = everything(storage)
     features, elements = agent.encoder(obs)
     latent = agent.actor(features)
-    probs = agent.head.heads[0](latent, elements, obs, latent[:, 0])
+    probs = agent.head.heads[0](latent, elements, obs, latent[:, :1])
     return probs.log_probs.view(len(steps), -1)
 
 

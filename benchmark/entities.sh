@@ -70,7 +70,8 @@ give. A system without such columns is ours, with its own steps." \
                 "RockPaperScissors: paper wins half of the time, a return of 1 at most on average; the value, which alone sees the
 opponent, explains 1.00 of the returns' variance in the last update, and 0.00 without it. MineSweeper has no published
 return. CherryPick was trained for a fifth of the published steps, whose return is of sampled actions.
-PickMatchingBalls, MineSweeper, Minefield and MultiSnake (PARTS=long) were not run yet."
+Greedily MineSweeper stands still in most episodes, which an evaluation says: its return is that of sampled actions.
+MultiSnake was not run yet."
             ;;
     esac
 done

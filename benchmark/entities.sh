@@ -1,7 +1,7 @@
 #!/bin/bash
 # The examples of entity-gym beside what the comments of enn-trainer's configs/entity-gym/*.ron say (published.csv). Three
 # seeds. Tasks of one step share most flags, and those of several steps all but --set-layers; Minefield and MultiSnake have a
-# sixth and a twentieth of the published steps. Goes on where it was stopped. Needs, beside requirements.txt:
+# third and a twentieth of the published steps. Goes on where it was stopped. Needs, beside requirements.txt:
 # pip install --no-deps --ignore-requires-python -r benchmark/requirements-entities.txt
 #
 #     bash benchmark/entities.sh [FLAGS OF run.py]     # PARTS="short long table" is the default
@@ -40,7 +40,7 @@ for part in ${PARTS:-short long table}; do
                 "xor=$(gym Xor) --total-timesteps 120000 ${one/-envs 16/-envs 64} --ent-coef 0.1" \
                 "balls=$(gym PickMatchingBalls "$balls") --total-timesteps 500000 $many --set-layers 2" \
                 "sweeper=$(gym MineSweeper) --total-timesteps 500000 $many" \
-                "minefield=$(gym Minefield) --total-timesteps 500000 $many --wrap relative:Vehicle:x_pos,y_pos:direction" \
+                "minefield=$(gym Minefield) --total-timesteps 1000000 $many --wrap relative:Vehicle:x_pos,y_pos:direction" \
                 "snake=$(gym MultiSnake '{"num_snakes": 1}') --total-timesteps 500000 $many --wrap relative:SnakeHead:x,y"; do
                 case $command in ${ONLY:-}*) run "$@" --commands "$command" ;; esac
             done

@@ -414,9 +414,7 @@ def test_tables(tmp_path, monkeypatch):
     assert (tmp_path / "table.md").read_text().count(".py | 2 |") == 4
     out = tmp_path / "threads.md"
     threads.main(
-        threads.Args(
-            parts=("steps",), threads=(1,), networks=("small",), num_envs=2, repeats=1, out=str(out)
-        )
+        threads.Args(threads=(1,), networks=("small",), num_envs=2, repeats=1, out=str(out))
     )
     assert out.read_text().count("| small | gradient step |") == 2
 

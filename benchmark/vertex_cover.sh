@@ -1,8 +1,10 @@
 #!/bin/bash
 # VertexCover-v0, the task of "Using GNNs in RL: a practical guide" (ICLR 2026 blog track): trained for 100,000 steps on
 # graphs of 5, 10 and 15 nodes, tested on its 100 graphs of 20 nodes, and with the same model on 60 and 200 nodes, greedily
-# and, but for 200 nodes, as the best of 16 samples (models); beside the greedy rule, an exact solver (solver; needs benchmark/requirements.txt) and the guide's figures (table). About
-# 10 minutes of one core.
+# and, but for 200 nodes, as the best of 16 samples (models); beside the greedy rule, an exact solver (solver; needs
+# benchmark/requirements.txt) and the guide's figures (table). About 10 minutes of one core. cover.gif is the first episode,
+# at 320 pixels, of: ppo_graph.py --load-model runs/vertex_cover_models/seed1.pt --total-timesteps 0 --eval-episodes 1
+# --env-kwargs '{"nodes": [30]}' --capture-video --seed 3
 #
 #     bash benchmark/vertex_cover.sh [FLAGS OF run.py]     # PARTS="models solver table" is the default
 set -euo pipefail

@@ -1062,7 +1062,7 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
             raise UsageError(
                 f"leaf '{leaf.path}': a mask {leaf.space} does not fit {space} with --action-head "
                 f"{args.action_head}: an entry per option is needed, one per row for a choice, or "
-                f"with --autoregressive as many for each value of the part before, in this order: "
+                "with --autoregressive as many for each value of the part before, in this order: "
                 f"{order}; Dict(a=..., b=...) keeps the order of its keys, Dict({{...}}) sorts them"
             )
     return parts

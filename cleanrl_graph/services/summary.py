@@ -60,11 +60,10 @@ def range_of(space: Any) -> str:
     high = np.unique(space.high)
     if len(low) > 1 or len(high) > 1:
         return "between their bounds" if np.isfinite([*low, *high]).all() else "some unbounded"
-    if np.isfinite([low, high]).all():
-        return f"from {low[0]:.4g} to {high[0]:.4g}"
-    return f"from {low[0]:.4g} to {high[0]:.4g}, not scaled".replace(
-        "from -inf to inf", "unbounded"
-    )
+    if not np.isfinite([low, high]).any():
+        return "unbounded, not scaled"
+    text = f"from {low[0]:.4g} to {high[0]:.4g}"
+    return text if np.isfinite([low, high]).all() else f"{text}, not scaled"
 
 
 def factors(parts: list, spaces: dict[str, Any], leaves: list) -> Iterator[str]:

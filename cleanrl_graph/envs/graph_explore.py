@@ -14,6 +14,7 @@ from .toy import LinkGraph, mask_space, starts_of
 
 TASKS = ("visit", "find")
 CURRENT, PREVIOUS, DEGREE, TIME, COLOUR = range(5)  # columns of the node features
+VISITED = PREVIOUS  # in the map
 ID_BOUND = 100_000
 RENDER_MODES = (None, "rgb_array")
 MAP_SIZE = 400  # pixels
@@ -40,6 +41,9 @@ class GraphExploreEnv(gym.Env):
         "node_ids": int64 [k], below 100,000: the name of a node, drawn anew in every episode. It
             tells one node from another and nothing else.
         "action_mask": int8 [k], 0 for the own node and 1 for its neighbours.
+        "map", with show_map: the whole graph of n nodes, for a critic that sees more (--critic-only
+            map): nodes float32 [n, 4], or [n, 5 + num_colours] with task="find": as above, 1 for a
+            visited node instead of the previous one, and for the target; edges in both directions.
     Action: the row of the neighbour to move to. The own row, or one beyond the last, stays put and
     does not raise. Episode end: terminated after `episode_length` steps; task="find" also where the
     target is reached.
@@ -86,6 +90,7 @@ class GraphExploreEnv(gym.Env):
         num_colours: task="find" only.
         distance: smallest and largest number of hops from the start to a coloured node;
             task="find" only.
+        show_map: adds the whole graph to the observation.
         render_mode: None or "rgb_array", a map of what was visited and seen.
     Raises ValueError for an unknown task or render_mode, num_nodes outside 3 to 4096, distances
     below 1, or more colours than a graph has room for.
@@ -101,6 +106,7 @@ class GraphExploreEnv(gym.Env):
         episode_length=64,
         num_colours=4,
         distance=(2, 6),
+        show_map=False,
         render_mode=None,
     ):
         if task not in TASKS:
@@ -128,6 +134,7 @@ class GraphExploreEnv(gym.Env):
         self.episode_length = episode_length
         self.num_colours = num_colours
         self.distance = distance
+        self.show_map = show_map
         self.render_mode = render_mode
         self.num_features = COLOUR
         if task == "find":
@@ -141,6 +148,10 @@ class GraphExploreEnv(gym.Env):
                 "action_mask": mask_space(),
             }
         )
+        if show_map:
+            num_columns = self.num_features + (task == "find")
+            space = spaces.Box(0, np.inf, (num_columns,), np.float32)
+            self.observation_space["map"] = LinkGraph(space, edge_space=None)
         self.action_space = spaces.Discrete(high)
 
     def _draw_graph(self):
@@ -176,6 +187,13 @@ class GraphExploreEnv(gym.Env):
             self._draw_colours(rows)
         self.rows = rows
         self.first_row = first_row.tolist()  # Python integers slice faster
+        if self.show_map:
+            self.map_links = np.stack((source, target), 1)
+            self.map_nodes = self.base[own_row]
+            self.map_nodes[:, CURRENT] = 0
+            if self.task == "find":
+                is_target = np.arange(n) == self.target
+                self.map_nodes = np.column_stack((self.map_nodes, is_target.astype(np.float32)))
 
     def _draw_colours(self, rows):
         rng = self.np_random
@@ -207,7 +225,14 @@ class GraphExploreEnv(gym.Env):
         if self.num_steps == 0 and self.task == "find":
             nodes[0, COLOUR + self.cue] = 1
         graph = spaces.GraphInstance(nodes, None, star(len(nodes)))
-        return {"graph": graph, "node_ids": self.node_ids[rows], "action_mask": self.mask[rows]}
+        obs = {"graph": graph, "node_ids": self.node_ids[rows], "action_mask": self.mask[rows]}
+        if self.show_map:
+            nodes = self.map_nodes.copy()
+            nodes[v, CURRENT] = 1
+            nodes[list(self.visited), VISITED] = 1
+            nodes[:, TIME] = self.num_steps / self.episode_length
+            obs["map"] = spaces.GraphInstance(nodes, None, self.map_links)
+        return obs
 
     def reset(self, *, seed=None, options=None):
         """Return the first observation and {}. A seed fixes everything that follows."""

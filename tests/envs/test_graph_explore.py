@@ -3,7 +3,9 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+from helpers import run
 
+from cleanrl_graph import ppo_lstm_sparse
 from cleanrl_graph.envs.graph_explore import (
     COLOUR,
     CURRENT,
@@ -12,6 +14,7 @@ from cleanrl_graph.envs.graph_explore import (
     POLICIES,
     PREVIOUS,
     TIME,
+    VISITED,
     Explorer,
     geometric_graph,
     hops_from,
@@ -174,6 +177,42 @@ def way_to(env, goal):
         )
         actions.append(int(env.place[last, node]))
     return actions
+
+
+@pytest.mark.parametrize("task", ("visit", "find"))
+def test_the_map_shows_the_whole_graph(task):
+    env = make(task=task, **SMALL, show_map=True)
+    plain = make(task=task, **SMALL)
+    observation, _ = env.reset(seed=3)
+    other, _ = plain.reset(seed=3)
+    for action in (1, 1, 2, 0, 1):
+        assert flat(observation) == flat(other)
+        assert env.observation_space.contains(observation)
+        nodes, links = observation["map"].nodes, observation["map"].edge_links
+        source, target = np.nonzero((env.place >= 0) & ~np.eye(len(nodes), dtype=bool))
+        np.testing.assert_array_equal(links, np.stack((source, target), 1))
+        np.testing.assert_array_equal(nodes[:, CURRENT].nonzero()[0], [env.current])
+        np.testing.assert_array_equal(nodes[:, VISITED].nonzero()[0], sorted(env.visited))
+        np.testing.assert_array_equal(nodes[:, DEGREE] * 4, np.bincount(source))
+        assert (nodes[:, TIME] == np.float32(env.num_steps / SMALL["episode_length"])).all()
+        if task == "find":
+            colours = nodes[:, COLOUR:-1].argmax(1)
+            assert {v: colours[v] for v in env.colour} == env.colour
+            np.testing.assert_array_equal(nodes[:, -1].nonzero()[0], [env.target])
+        observation = env.step(action)[0]
+        other = plain.step(action)[0]
+
+
+def test_a_critic_sees_the_map_beside_a_state_per_node(tmp_path):
+    kwargs = {"show_map": True} | SMALL
+    done = run(
+        tmp_path,
+        ppo_lstm_sparse,
+        env_id="cleanrl_graph.envs:GraphExplore-v0",
+        env_kwargs=kwargs,
+        critic_only=("map",),
+    )
+    assert all(value < 1e-5 for _, value in done.scalars["debug/collection_mismatch"])
 
 
 def test_find_target_decoys_and_cue():

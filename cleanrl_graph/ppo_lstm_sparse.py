@@ -116,7 +116,8 @@ class Args:
     policy acts without them"""
     action_head: str = "auto"
     """what a Discrete action chooses from: nodes, edges, avail_actions, the name of a set, or
-    flat, a fixed list; auto: see `parts_of`. In a Sequence: the rows that act"""
+    flat, a fixed list; auto: what the names of a Dict's parts say, else avail_actions, else nodes
+    where the mask has rows, else flat. In a Sequence: the rows that act"""
     autoregressive: bool = False
     """draws the parts of a composite action in sequence, each given those before it"""
     state_dependent_std: bool = False
@@ -371,12 +372,12 @@ class Flat(NamedTuple):
     become a Flat by `Envs.read` and `collate`, a Flat of tensors in a Storage, and there by `batch`
     the Obs that the network sees."""
 
-    values: list[np.ndarray]
+    values: list  # of each leaf an array, in a Storage a tensor
     counts: dict[str, np.ndarray]  # group -> rows of each observation, int64 [N]
 
     @property
     def size(self) -> int:
-        """N"""
+        """The number of observations."""
         return len(self.counts[""])
 
 
@@ -487,7 +488,7 @@ class Envs:
 # ---- Storage: every step once, minibatches by index arithmetic ----
 class Ragged(NamedTuple):
     """Rows of B observations one after the other; those of b are values[ptr[b]:ptr[b + 1]]. Values
-    of "edge_links" are numbers of nodes in the whole batch, as in PyG's Batch."""
+    of "edge_links" are indices of nodes in the whole batch, as in PyG's Batch."""
 
     values: Tensor  # [rows, ...]
     ptr: Tensor  # int64 [B + 1]
@@ -515,7 +516,7 @@ def pack(arrays: list[np.ndarray], device: torch.device) -> list[Tensor]:
     hosts = [torch.from_numpy(array) for array in arrays]
     if device.type == "cpu":
         return hosts
-    # Each begins at a multiple of 8 bytes and has one more than it needs: no buffer is empty
+    # 1 to 8 spare bytes each: all begin at a multiple of 8, which view(dtype) needs, none is empty
     parts = [array.tobytes() + bytes(8 - array.nbytes % 8) for array in arrays]
     buffer = np.frombuffer(bytearray().join(parts), np.uint8)
     copies = to_device(buffer, device).split([len(part) for part in parts])
@@ -674,7 +675,6 @@ class CNN(nn.Module):
         sides = [1, *leaf.space.shape][-3:]
         num_in = sides.pop(self.channels) * num_frames
         self.shape = (num_in, *sides)
-        example = torch.zeros(1, *self.shape)
         spec = [(32, 3, 2), (64, 3, 1)]  # channels, kernel, stride
         if min(sides) >= 36:
             spec = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
@@ -683,7 +683,7 @@ class CNN(nn.Module):
             layers += [layer_init(nn.Conv2d(num_in, num_out, kernel, stride)), nn.ReLU()]
             num_in = num_out
         self.net = nn.Sequential(*layers, nn.Flatten())
-        num_features = self.net(example).shape[1]
+        num_features = self.net(torch.zeros(1, *self.shape)).shape[1]
         self.net.append(layer_init(nn.Linear(num_features, self.dim))).append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
@@ -811,7 +811,6 @@ class Encoder(nn.Module):
         widths = Counter()  # group -> columns of its leaves side by side
         for leaf in self.leaves:
             if leaf.is_links:
-                widths[leaf.group] += 0
                 continue
             net = CNN(leaf) if leaf.channels else Rows(leaf, args.norm_obs)
             self.rows[key(leaf.path)] = net
@@ -820,7 +819,7 @@ class Encoder(nn.Module):
         self.nets = nn.ModuleDict()  # key(group of nodes, or of a set) -> GNN or MLP
         self.dim = widths.pop("", 0)  # of the features
         self.element_dims = {}  # group -> width of `Project.inputs`
-        edge_dims = {nodes: widths.pop(links) for nodes, links in self.links.items()}
+        edge_dims = {nodes: widths.pop(links, 0) for nodes, links in self.links.items()}
         for group, width in widths.items():
             self.element_dims[group] = dim
             self.dim += len(self.readouts) * dim + 1  # as `pool` returns
@@ -987,7 +986,7 @@ def group_of(name: str, leaves: list[Leaf]) -> str:
         name = "avail_actions"
     elif name == "auto" and any(leaf.group.startswith("action_mask") for leaf in leaves):
         name = "nodes"
-    found = groups & {name} - {"flat"}
+    found = (groups - {"flat"}) & {name}
     if not found and name in ("node", "nodes"):
         found = set(links.values()) or groups - {"avail_actions"}
     elif not found and name in ("edge", "edges"):
@@ -1027,8 +1026,6 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
         options = num_options(factor.space) or [0]
         is_discrete = isinstance(factor.space, (spaces.Discrete, spaces.MultiDiscrete))
         group = group_of(name, leaves) if is_discrete else ""
-        if not (group or acting or head in ("auto", "flat")):
-            raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
         sizes = [(1, n) for n in options]  # (k, n) of the factor's parts
         if len(set(options)) == 1 and not group and not (args.autoregressive and is_discrete):
             sizes = [(math.prod(factor.space.shape), options[0])]
@@ -1037,6 +1034,8 @@ def parts_of(space: gym.Space, leaves: list[Leaf], args: Any) -> list[Part]:
             own = slice(columns[rows], columns[rows] + k)
             parts.append(Part(path, rows, own, group, k, n))
             columns[rows] = own.stop
+    if not (acting or head in ("auto", "flat") or any(part.group for part in parts)):
+        raise UsageError(f"--action-head {head} needs Discrete actions, and such rows: {space}")
     return with_masks(parts, space, leaves, args)
 
 
@@ -1067,7 +1066,8 @@ def with_masks(parts: list[Part], space: gym.Space, leaves: list[Leaf], args: An
                 size *= 1 if before.group else before.n
                 rows = rows or before.group
             if has_rows == (rows != ""):
-                used *= width > 1  # else one number per row is for all parts
+                if width == 1:  # one number per row is for all parts
+                    used = 0
                 entries = slice(used, used + size)
                 used += size
                 parts[i] = part._replace(mask=leaf.path, entries=entries, given=given)
@@ -1094,9 +1094,10 @@ def scale_of(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 def to_env_actions(
     space: gym.Space, actions: dict[str, np.ndarray], counts: dict[str, np.ndarray]
 ) -> list:
-    """Elements of `space` from `actions`, an Action as arrays: each factor takes its columns, the
-    first ones, out of the dict's array. Those of a Box are scaled and clipped to it. Each row makes
-    one element, but what is a Sequence in element b is made of the next counts[group][b] rows."""
+    """Elements of `space` from `actions`, an Action as arrays, which are used up: each factor takes
+    its columns, the first ones, out of the dict's array. Those of a Box are scaled and clipped to
+    it. Each row makes one element, but what is a Sequence in element b is made of the next
+    counts[group][b] rows."""
     if isinstance(space, spaces.Sequence):
         each = space.feature_space
         group = max(actions)  # the rows that act, not ""
@@ -1134,10 +1135,11 @@ class Project(nn.Linear):
             return super().forward(rows)
         # Nodes are multiplied before they are selected: once per node, not once per edge
         h = elements[self.nodes].values
-        *weights, weight = self.weight.tensor_split([h.shape[1], 2 * h.shape[1]], 1)
-        projected = F.linear(rows, weight, self.bias)
-        for own, end in zip(weights, obs[self.group].values.unbind(1)):  # source, target
-            projected = projected + select_rows(h @ own.t(), end)
+        source, target, features = self.weight.tensor_split([h.shape[1], 2 * h.shape[1]], 1)
+        senders, receivers = obs[self.group].values.unbind(1)
+        projected = F.linear(rows, features, self.bias)
+        projected = projected + select_rows(h @ source.t(), senders)
+        projected = projected + select_rows(h @ target.t(), receivers)
         return projected.relu()
 
     def inputs(self, rows: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
@@ -1222,17 +1224,17 @@ class PartHead(nn.Module):
             return logits
         values, ptr, _ = obs[part.mask]
         mask = values[..., None].flatten(1) != 0  # [B, or rows, entries]
-        before = before[:, 0].long()
         if not part.given:
             mask = mask[:, part.entries]
-        elif part.group:  # of pairs those of the one before, if there are any
+        elif part.group:  # an entry per option, or per value of the part before and option
             num = options.ptr.diff()
-            first = torch.minimum(ptr[:-1] + before * num, ptr[1:] - num) - options.ptr[:-1]
+            first = torch.minimum(ptr[:-1] + before[:, 0].long() * num, ptr[1:] - num)
+            first = first - options.ptr[:-1]
             mask = mask[first[options.batch] + torch.arange(len(logits), device=ptr.device)]
         else:
             first = torch.arange(len(mask), device=ptr.device) if part.rows else ptr[:-1]
             num = part.k * part.n
-            mask = mask.reshape(-1, num)[first * (mask.shape[1] // num) + before]
+            mask = mask.reshape(-1, num)[first * (mask.shape[1] // num) + before[:, 0].long()]
         return torch.where(mask.reshape(logits.shape), logits, LOWEST)
 
     def embed(self, action: Tensor, elements: dict[str, Ragged], obs: Obs) -> Tensor:
@@ -1769,8 +1771,8 @@ class Memory:
         seen = self.look(flat, starts, np.concatenate(rewards))
         return self.agent(obs, Timeline(join_states(states), seen), greedy=True)[3]
 
-    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[np.ndarray, tuple]]:
-        """`num` random parts of the rollout. Of each: the numbers of its steps, int64 [M * T], as
+    def minibatches(self, rng: np.random.Generator, num: int) -> Iterator[tuple[Tensor, tuple]]:
+        """`num` random parts of the rollout. Of each: the indices of its steps, int64 [M * T], as
         in Storage but env after env, and the agent's inputs. They begin with the state that was
         remembered then (R2D2's "stored state"), which gets no gradients."""
         actions = {rows: torch.cat([own[rows] for own in self.actions]) for rows in self.actions[0]}
@@ -1781,7 +1783,8 @@ class Memory:
             obs, places = self.storage.gather(idx)
             state = select(self.stored[steps[0]], envs)
             timeline = Timeline(state, select(seen, idx))
-            yield idx, (obs, timeline, {rows: own[places[rows]] for rows, own in actions.items()})
+            action = {rows: own[places[rows]] for rows, own in actions.items()}
+            yield places[""], (obs, timeline, action)
 
     def rollout(self) -> Obs:
         """All observations of the rollout."""
@@ -1842,13 +1845,14 @@ class Agent(nn.Module):
         self.memory = SparseLSTM(dim, edge_dim, self.group != "", args)
         widths = [self.encoder.dim + self.memory.dim, *args.hidden_dims]
         self.actor = mlp(widths, args.activation)
+        latent_dim = widths[-1]
         widths[0] += self.critic_encoder.dim
         self.critic = mlp(widths, args.activation)
         self.critic.append(layer_init(nn.Linear(widths[-1], 1), 1.0))
         dims[self.group] += args.lstm_dim  # the head sees what is remembered of each element
         if links:  # and of both ends of each edge
             dims[links] += 2 * args.lstm_dim
-        self.head = ActionHead(action_space, leaves, widths[-1], dims, args)
+        self.head = ActionHead(action_space, leaves, latent_dim, dims, args)
 
     def forward(
         self,
@@ -1966,7 +1970,7 @@ LOGGED = (
 
 
 def train(args: Any, run: Run, envs: Envs) -> Agent:
-    """The trained agent."""
+    """Trains by PPO: collects, computes advantages, updates, logs. Returns the agent."""
     complete(args, envs.leaves)
     T = args.num_steps
     N = args.num_envs
@@ -2037,13 +2041,12 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
         # Update: the clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9)
         logs = []
         for _ in range(args.update_epochs):
-            for idx, inputs in memory.minibatches(rng, args.num_minibatches):
-                mb = to_device(idx, device)
+            for mb, inputs in memory.minibatches(rng, args.num_minibatches):
                 _, new_log_prob, entropy, new_value = agent(*inputs)
                 logratio = new_log_prob - log_probs[mb]
                 ratio = logratio.exp()
                 mb_advantages = advantages[mb]
-                if args.norm_adv and len(idx) > 1:
+                if args.norm_adv and len(mb) > 1:
                     std = mb_advantages.std() + args.adv_floor * run.std_floor + 1e-8
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / std
                 pg_loss1 = -mb_advantages * ratio
@@ -2074,8 +2077,9 @@ def train(args: Any, run: Run, envs: Envs) -> Agent:
             if args.target_kl is not None and np.mean(all_ranks(approx_kl.item())) > args.target_kl:
                 break
         if args.norm_obs:  # after the update, whose inputs must be normalised as in collection
-            for encoder in (agent.encoder, agent.critic_encoder):
-                encoder.observe(memory.rollout())
+            obs = memory.rollout()
+            agent.encoder.observe(obs)
+            agent.critic_encoder.observe(obs)
 
         logs = torch.stack(logs).cpu().numpy()
         scalars = dict(zip(LOGGED, logs[-1]))
@@ -2155,4 +2159,5 @@ if __name__ == "__main__":
 
         services.main(sys.modules[__name__], version=1)
     else:
+        sys.path.append(os.getcwd())  # --env-id finds your module
         main(tyro.cli(Args))

@@ -187,13 +187,7 @@ class GraphExploreEnv(gym.Env):
             self._draw_colours(rows)
         self.rows = rows
         self.first_row = first_row.tolist()  # Python integers slice faster
-        if self.show_map:
-            self.map_links = np.stack((source, target), 1)
-            self.map_nodes = self.base[own_row]
-            self.map_nodes[:, CURRENT] = 0
-            if self.task == "find":
-                is_target = np.arange(n) == self.target
-                self.map_nodes = np.column_stack((self.map_nodes, is_target.astype(np.float32)))
+        self.map_links = np.stack((source, target), 1)
 
     def _draw_colours(self, rows):
         rng = self.np_random
@@ -227,12 +221,20 @@ class GraphExploreEnv(gym.Env):
         graph = spaces.GraphInstance(nodes, None, star(len(nodes)))
         obs = {"graph": graph, "node_ids": self.node_ids[rows], "action_mask": self.mask[rows]}
         if self.show_map:
-            nodes = self.map_nodes.copy()
-            nodes[v, CURRENT] = 1
-            nodes[list(self.visited), VISITED] = 1
-            nodes[:, TIME] = self.num_steps / self.episode_length
-            obs["map"] = spaces.GraphInstance(nodes, None, self.map_links)
+            obs["map"] = self._map()
         return obs
+
+    def _map(self):
+        nodes = self.base[self.first_row[:-1]]  # as each node sees itself
+        nodes[:, CURRENT] = 0
+        nodes[self.current, CURRENT] = 1
+        nodes[list(self.visited), VISITED] = 1
+        nodes[:, TIME] = self.num_steps / self.episode_length
+        if self.task == "find":
+            is_target = np.zeros((len(nodes), 1), np.float32)
+            is_target[self.target] = 1
+            nodes = np.hstack((nodes, is_target))
+        return spaces.GraphInstance(nodes, None, self.map_links)
 
     def reset(self, *, seed=None, options=None):
         """Return the first observation and {}. A seed fixes everything that follows."""

@@ -384,13 +384,14 @@ def state_of(envs: Any, rng: np.random.Generator, memory: Any, step: tuple) -> d
     for state in states:
         state["envs"] = [next(dumps) for _ in state["envs"]]
     arrays = {k: v for k, v in step._asdict().items() if isinstance(v, np.ndarray)}
+    remembered = memory.state() if hasattr(memory, "state") else None
     return {
         "envs": states,
         "step": arrays,  # without the observations, which the environments' rows are
         "minibatches": rng.bit_generator.state,
         "random": random_state(),
         # a rank need not have the others' devices
-        "memory": tree_map_only(torch.Tensor, torch.Tensor.cpu, memory.state()),
+        "memory": tree_map_only(torch.Tensor, torch.Tensor.cpu, remembered),
     }
 
 
@@ -450,7 +451,8 @@ def restore(run: Any, failures: int) -> tuple:
         arrays["terminated"][begins] = True
         arrays["truncated"][begins] = False
         step = run.script.Step(obs=joined(flats), finals=[], infos=[], **arrays)
-    memory.restore(mine["memory"])
+    if mine["memory"] is not None:
+        memory.restore(mine["memory"])
     rng.bit_generator.state = mine["minibatches"]
     set_random_state(mine["random"])
     return step

@@ -254,7 +254,7 @@ MEMORIES = {"shifts": Views, "gtrxl": Transformer, "memory": Cell}  # by an attr
 
 def memory_of(policy: Policy) -> Any:
     """None without a memory. ValueError for that of another script."""
-    if policy.memory.state() is None:
+    if not hasattr(policy.memory, "state"):
         return None
     for name, memory in MEMORIES.items():
         if hasattr(policy.agent, name):

@@ -268,7 +268,7 @@ class Policy:
         observations = [observation] if self.num_envs is None else observation
         N = len(observations)
         size = len(self.envs.envs)
-        if N > size or (N < size and self.memory.state() is not None):
+        if N > size or (N < size and hasattr(self.memory, "state")):
             raise ValueError(f"{N} observations for a policy with num_envs={self.num_envs}")
         if self.num_steps % self.args.num_steps == 0:
             self.memory.begin()

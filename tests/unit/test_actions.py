@@ -287,6 +287,7 @@ NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
             ["", ""],
         ),
         (spaces.Discrete(9), NAMES, "machines", ["machines"]),
+        (spaces.Tuple((spaces.Discrete(9), vector(1))), NAMES, "nodes", ["g.nodes", ""]),
         (spaces.Sequence(vector(1)), NAMES, "auto", ["g.nodes"]),
         (spaces.Sequence(vector(1)), NAMES, "machines", ["machines"]),
     ],

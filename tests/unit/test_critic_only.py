@@ -131,6 +131,11 @@ def test_only_the_value_has_gradients(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+def test_without_hidden_layers(name, tmp_path):
+    trained(tmp_path, name, hidden_dims=())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_policy_acts_without(name, tmp_path):
     """load_policy needs no such key, and does the same with it or without: other values, or an
     environment that does not have it."""

@@ -388,8 +388,7 @@ def test_sentences(fault, sentence, workers, tmp_path):
 def test_places_need_a_number_that_stays(tmp_path):
     """Rows without ids that become more, but not where an episode begins."""
     with pytest.raises(
-        UsageErrors,
-        match=r"env 0, step 7: \d rows of 'set' where \d acted; without node_ids",
+        UsageErrors, match=r"env 0, step 7: \d rows of 'set' where \d acted; without node_ids"
     ):
         run(
             tmp_path,

@@ -97,10 +97,7 @@ def test_every_script_has_a_bound():
     assert (
         set(TOKENS)
         == {path.stem for path in FOLDER.glob("ppo_*.py")}
-        == {
-            *SCRIPTS,
-            "ppo_graph_mini",
-        }
+        == {*SCRIPTS, "ppo_graph_mini"}
     )
 
 

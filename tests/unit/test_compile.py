@@ -490,8 +490,7 @@ def test_no_silent_fallback(tmp_path, monkeypatch):
         script.ActionHead, "forward", lambda *args: print() or head(*args)
     )  # breaks the graph
     with pytest.raises(
-        UsageErrors,
-        match="(?s)print.*--compile-mode default: this cannot be compiled; --comp",
+        UsageErrors, match="(?s)print.*--compile-mode default: this cannot be compiled; --comp"
     ):
         run(tmp_path, script, env_id="CartPole-v1", compile_mode="default")
 

@@ -399,10 +399,7 @@ def test_segments_against_loops(dim):
         weight = torch.randn_like(expected)
         grads = [torch.autograd.grad((out * weight).sum(), values)[0] for out in (result, expected)]
         torch.testing.assert_close(*grads)
-    assert MAX(torch.zeros(0, *dim), torch.zeros(3, dtype=torch.long)).shape == (
-        2,
-        *dim,
-    )
+    assert MAX(torch.zeros(0, *dim), torch.zeros(3, dtype=torch.long)).shape == (2, *dim)
 
 
 def rows_of(space, values):

@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import (
-    MASK,
-    ListEnv,
-    UsageErrors,
-    checked_parts,
-    graph_space,
-    make_envs,
-    run,
-    vector,
-)
+from helpers import MASK, ListEnv, UsageErrors, checked_parts, graph_space, make_envs, run, vector
 
 from cleanrl_graph import envs as ours  # noqa: F401
 from cleanrl_graph import ppo_graph, ppo_graph_agents

@@ -149,6 +149,27 @@ def weights(folder) -> dict[str, torch.Tensor]:
     return torch.load(Path(folder) / "model.pt", weights_only=True)["model"]
 
 
+def logged(result: Run, tag: str) -> list[float]:
+    """What a run logged under a tag, in order."""
+    return [value for _, value in result.scalars[tag]]
+
+
+def mismatch(result: Run) -> float:
+    """The largest difference of the first probability ratios from 1, which are there and finite."""
+    return max(map(abs, logged(result, "debug/collection_mismatch")))
+
+
+def mean_return(result: Run) -> float:
+    """Of the episodes of the evaluation."""
+    return np.mean([row["return"] for row in result.rows])
+
+
+def same_weights(one: Path, two: Path) -> bool:
+    """Whether two runs saved the same model, bit by bit."""
+    one, two = weights(one), weights(two)
+    return list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one)
+
+
 def rows_of(space, rng, num):
     """`num` samples stacked along a new first axis, which may be empty."""
     if isinstance(space, spaces.Dict):
@@ -234,6 +255,29 @@ observation_spaces = st.recursive(
     max_leaves=5,
 )
 
+boxes = st.builds(
+    lambda shape, dtype: spaces.Box(-1, 2, tuple(shape), dtype),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.sampled_from([np.float32, np.float64]),
+)
+action_spaces = st.recursive(
+    st.one_of(
+        st.builds(
+            lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)
+        ),
+        st.lists(st.integers(1, 4), min_size=1, max_size=3).map(spaces.MultiDiscrete),
+        st.just(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[3, -1], [0, 2]])),
+        st.sampled_from([spaces.MultiBinary(3), spaces.MultiBinary((2, 2))]),
+        st.just(vector(2, low=-np.inf, high=np.inf)),
+        boxes,
+    ),
+    lambda child: st.one_of(
+        st.dictionaries(st.sampled_from("zyx"), child, min_size=1, max_size=3).map(spaces.Dict),
+        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
+    ),
+    max_leaves=4,
+)
+
 
 class ListEnv(gym.Env):
     """Returns the observations of a list one after the other. Actions change nothing; no episode
@@ -313,6 +357,7 @@ def graph_space(edge_space=None, features=3):
 
 
 MASK = spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True)
+IDS = spaces.Sequence(spaces.Box(-(2**63), 2**63 - 1, (), np.int64), stack=True)
 OBSERVATIONS = {
     "vector": vector(4),
     "discrete": spaces.Discrete(5, start=-2),

@@ -471,6 +471,41 @@ class RandomEnv(gym.Env):
 gym.register("Random-v0", entry_point=RandomEnv)
 
 
+# ---- Rollouts, without a run ----
+def begun(script, makers, agent=None, **flags):
+    """What a run has before its first step, with logits of the size of those that were learned, so
+    that differences show."""
+    args = small_args(script, num_envs=len(makers), **flags)
+    envs = make_envs(makers, script=script, **flags)
+    if agent is None:
+        agent = script.Agent(envs.leaves, envs.action_space, args)
+        for name, parameter in agent.head.named_parameters():
+            if name.endswith((".output.weight", ".score.weight")):  # these begin at 0.01
+                parameter.data *= 100
+    memory = script.Memory(agent, envs.leaves, len(makers), args)
+    return SimpleNamespace(args=args, envs=envs, agent=agent, memory=memory, step=envs.reset(3))
+
+
+def collect(part, greedy=False):
+    """One rollout, as `train` has it. Adds to `part` the steps that were seen, the actions,
+    log_probs and values [T * N], the values of what came after, and where episodes were cut off."""
+    part.seen, part.cut, columns, num_envs = [], [], [], len(part.envs.envs)
+    part.memory.begin()
+    for t in range(part.args.num_steps):
+        part.seen.append(part.step)
+        columns.append(part.memory.act(part.step, greedy))
+        actions = part.agent.head.env_actions(columns[-1][0], part.step.obs.counts)
+        part.step = part.envs.step(actions)
+        part.memory.keep(part.step)
+        part.cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
+    actions, *others = zip(*columns)
+    part.actions = torch.cat([action[""] for action in actions])
+    part.log_probs, part.values = map(torch.cat, others)
+    part.seen.append(part.step)
+    part.next_values = part.memory.next_values(part.step)
+    return part
+
+
 # ---- A run of a script, and what it saw ----
 class Record(NamedTuple):
     """A run of a script with its services, without evaluation."""

@@ -250,7 +250,7 @@ def train(script, **kwargs):
 
 def script_of(name):
     script, flags = (SCRIPTS | VARIANTS)[name]
-    return importlib.import_module(f"cleanrl_graph.{script}"), flags
+    return importlib.import_module(f"cleanrl_graph.{script}"), dict(flags)
 
 
 def any_env(name, observation, action):

@@ -41,30 +41,12 @@ TOKENS_A_LINE = {"ppo_framestack": 10.65, "ppo_gtrxl": 11.05, "ppo_lstm_sparse":
 TOOLS = {"export": 3_500, "plot": 1_750, "sweep": 1_920}  # commands of their own
 TOKENS_WITH_SERVICES = 33_750  # of ppo_graph.py and services/: what moves there is not gone
 MAX_FLAGS = 57  # of ppo_graph.py and the services
-SHARED = {
-    "observations",
-    "environments",
-    "storage",
-    "encoder",
-    "action heads",
-    "ranks",
-    "run",
-    "train",
-    "play",
-}
-TUNED = {  # flags with other defaults where there is a memory
-    "norm_obs",
-    "learning_rate",
-    "num_envs",
-    "update_epochs",
-    "adv_floor",
-    "adv_floor_decay",
-    "amsgrad",
-    "clip_vloss",
-    "ent_coef",
-    "target_kl",
-    "norm_vloss",
-}
+SHARED = {"observations", "environments", "storage", "encoder", "action heads", "ranks", "run"}
+SHARED |= {"train", "play"}
+TUNED = set(  # flags with other defaults where there is a memory
+    "norm_obs learning_rate num_envs update_epochs adv_floor adv_floor_decay amsgrad clip_vloss "
+    "ent_coef target_kl norm_vloss".split()
+)
 RUNTIME = {"num_iterations"}
 CLEANRL = (  # flags of CleanRL's ppo.py
     "exp_name seed torch_deterministic cuda track wandb_project_name wandb_entity capture_video "
@@ -94,11 +76,8 @@ def test_size(name):
 
 
 def test_every_script_has_a_bound():
-    assert (
-        set(TOKENS)
-        == {path.stem for path in FOLDER.glob("ppo_*.py")}
-        == {*SCRIPTS, "ppo_graph_mini"}
-    )
+    assert set(TOKENS) == {path.stem for path in FOLDER.glob("ppo_*.py")}
+    assert set(TOKENS) == {*SCRIPTS, "ppo_graph_mini"}
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -180,10 +159,10 @@ class Words(list):
 def test_what_is_counted():
     """Tokens, lines and packed constructs of a small file, counted by hand."""
     figures = density.measure(SMALL)
-    words = (
-        "import re class Words ( list ) : size : int = 0 def longest ( self , least , * names ) :"
+    words = "import re class Words ( list ) : size : int = 0"
+    words += (
+        " def longest ( self , least , * names ) : a , b = 1 , 2 c = d = [ x for x in self if x ]"
     )
-    words += " a , b = 1 , 2 c = d = [ x for x in self if x ]"
     words += " return max ( * c , key = lambda word : f-string )"
     assert figures.tokens == len(words.split())
     assert figures.lines == 15 and figures.code_lines == 9
@@ -226,9 +205,8 @@ def test_every_flag_is_read(name):
     """No dead flags: every field of a script's Args is read in the script, which runs alone, and
     every flag of the services is read there."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
-    fields = {
-        field.name for field in dataclasses.fields(script.Args) if not is_suppressed(script, field)
-    }
+    fields = dataclasses.fields(script.Args)
+    fields = {field.name for field in fields if not is_suppressed(script, field)}
     assert fields - read_fields(FOLDER / f"{name}.py") == set()
     services = {field.name for field in dataclasses.fields(arguments.flags_of(script))}
     texts = "".join(path.read_text() for path in SERVICES)
@@ -246,16 +224,10 @@ def assert_help(text, flags, hidden=()):
 
 def fields_of(path, name="Args"):
     """[(field, the statement after it)] of a class of flags."""
-    (body,) = [
-        node.body
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == name
-    ]
-    return [
-        (field.target.id, doc)
-        for field, doc in zip(body, [*body[1:], None])
-        if isinstance(field, ast.AnnAssign)
-    ]
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    (body,) = [node.body for node in classes if node.name == name]
+    pairs = zip(body, [*body[1:], None])
+    return [(field.target.id, doc) for field, doc in pairs if isinstance(field, ast.AnnAssign)]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -278,8 +250,7 @@ def test_help_shows_every_flag(name, capsys):
     assert_help(text, flags + services, RUNTIME)
 
 
-OTHER_TYPE = [
-    # None by default: as the observations ask for
+OTHER_TYPE = [  # None by default: as the observations ask for
     ("ppo_lstm_sparse", "update_epochs"),
     ("ppo_gtrxl", "update_epochs"),
     ("ppo_gtrxl", "ent_coef"),
@@ -335,9 +306,9 @@ def test_runs_alone(name, tmp_path, monkeypatch):
     copy.write_text(source(name))
     with pytest.raises(ModuleNotFoundError, match="cleanrl_graph"):
         importlib.import_module("cleanrl_graph")
-    flags = ["--num-envs", 2, "--num-steps", 16, "--num-minibatches", 2, "--total-timesteps", 64]
     env = "Each" if name == "ppo_graph_agents" else "Ring"
-    flags += ["--env-id", f"alone_envs:{env}-v0", "--no-cuda"]
+    flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --no-cuda".split()
+    flags += ["--env-id", f"alone_envs:{env}-v0"]
     if name != "ppo_graph_mini":
         flags += ["--eval-episodes", 1, "--run-dir", tmp_path / "runs", "--save-model"]
     if name == "ppo_graph_compile":
@@ -449,28 +420,24 @@ def test_shared_blocks_tool(tmp_path):
     assert doctored.count("class Lines(") == 1
     for name in ("ppo_one.py", "ppo_two.py"):
         (tmp_path / name).write_text(doctored)
-    report = [
-        f"{name}: block 'encoder' differs from ppo_graph.py"
-        for name in ("ppo_one.py", "ppo_two.py")
-    ]
+    differs = "block 'encoder' differs from ppo_graph.py"
+    report = [f"ppo_one.py: {differs}", f"ppo_two.py: {differs}"]
     assert shared_blocks.compare(tmp_path) == report
     assert shared_blocks.compare(tmp_path, True, ["ppo_two.py"]) == report[1:]
     assert shared_blocks.compare(tmp_path, True) == report[:1]
     for name in ("ppo_one.py", "ppo_two.py"):
         assert (tmp_path / name).read_text() == text + own
     assert (tmp_path / "ppo_graph.py").read_text() == text and shared_blocks.compare(tmp_path) == []
-    (tmp_path / "ppo_one.py").write_text(
-        "# --- shared: encoder ---\nof a script without the others\n"
-    )
+    lone = "# --- shared: encoder ---\nof a script without the others\n"
+    (tmp_path / "ppo_one.py").write_text(lone)
     assert shared_blocks.compare(tmp_path) == []
     block = "# --- shared: memory ---\n{}\n# --- end shared: memory ---\n"
     observations = shared_blocks.blocks(text)["observations"]
     for name in ("one", "two"):  # a block that ppo_graph.py lacks: the first script is its source
         both = observations + block.format(name)
         (tmp_path / f"ppo_{name}.py").write_text(both)
-    assert shared_blocks.compare(tmp_path, True) == [
-        "ppo_two.py: block 'memory' differs from ppo_one.py"
-    ]
+    report = ["ppo_two.py: block 'memory' differs from ppo_one.py"]
+    assert shared_blocks.compare(tmp_path, True) == report
     assert (tmp_path / "ppo_two.py").read_text() == (tmp_path / "ppo_one.py").read_text()
     (tmp_path / "ppo_odd.py").write_text("\n# --- shared: observations ---\nno end\n")
     with pytest.raises(ValueError, match="1 marker lines for 0 blocks"):
@@ -494,7 +461,5 @@ def test_shared_blocks_command(tmp_path):
     assert run("--write", "ppo_graph.py").returncode == 0 and run().returncode == 1
     assert run("--write", "cleanrl_graph/ppo_other.py").returncode == 0
     assert (folder / "ppo_other.py").read_text() == text and "identical" in run().stdout
-    assert (
-        run("ppo_none.py").returncode == 1
-        and "ppo_none.py: no such script" in run("ppo_none.py").stderr
-    )
+    unknown = run("ppo_none.py")
+    assert unknown.returncode == 1 and "ppo_none.py: no such script" in unknown.stderr

@@ -23,7 +23,7 @@ def encoder_of(leaves, **kwargs):
 
 def tail(rng):
     """Sizes with many zeros and a tail."""
-    return rng.choice([0, 1, 3, 30], p=[0.3, 0.2, 0.4, 0.1])
+    return rng.choice([0, 1, 3, 300], p=[0.3, 0.2, 0.4, 0.1])
 
 
 def batch_of(space, num, seed=0):

@@ -1,9 +1,6 @@
 """The sparse recurrent state of ppo_lstm_sparse.py: its dense oracle, its kernel, collection
 against training."""
 
-import io
-from types import SimpleNamespace
-
 import gymnasium as gym
 import helpers
 import numpy as np
@@ -33,8 +30,8 @@ def lstm_args(**kwargs):
     return small_args(script, **{"lstm_dim": 6} | kwargs)
 
 
-def begun(makers, agent=None, **flags):
-    return helpers.begun(script, makers, agent, **{"lstm_dim": 6} | flags)
+def begun(makers, **flags):
+    return helpers.begun(script, makers, **{"lstm_dim": 6} | flags)
 
 
 def assert_close(a, b, tolerance=1e-9):
@@ -404,175 +401,6 @@ class IdEnv(RandomEnv):
 
 
 gym.register("Ids-v0", entry_point=IdEnv)
-MEMORY = {"prev_action": True, "prev_reward": True}
-EDGES = MEMORY | {"remember_edges": True}
-
-
-def ratios(part, envs=None):
-    """exp(new - old log_prob) of the steps of some envs, as the first minibatch computes it."""
-    order = lambda num: np.arange(num) if envs is None or num == 1 else envs
-    ((idx, inputs),) = part.memory.minibatches(SimpleNamespace(permutation=order), 1)
-    _, log_prob, _, value = part.agent(*inputs)
-    assert log_prob.requires_grad
-    error = (value - part.values[idx]).abs().max().item()
-    return (log_prob - part.log_probs[idx]).exp().detach(), error
-
-
-GRAPHS = [lambda: IdEnv("graph_edges")] * 5
-PLAIN = [RandomEnv] * 5
-KINDS = pytest.mark.parametrize(
-    "makers, flags",
-    [(PLAIN, MEMORY), (GRAPHS, MEMORY), (GRAPHS, EDGES)],
-    ids=["one", "ids", "edges"],
-)
-
-
-def remembered(part, obs, timeline, action):
-    """The state after an action."""
-    features, elements = part.agent.encoder(obs)
-    elements[""] = script.Ragged(features, None, None)
-    timeline.action = script.embed_action(part.agent.head, action, elements, obs)
-    return timeline.newest()
-
-
-@KINDS
-def test_errors_that_the_ratio_finds(makers, flags, monkeypatch):
-    """A state, or a previous action and reward, that leak over an episode's end while collecting,
-    and a state that was stored one step late, show as a ratio that is not 1."""
-    part = collect(collect(begun(makers, **flags)))
-    starts = np.stack([step.terminated | step.truncated for step in part.seen])
-    assert starts[1:-1].any() and not starts.all()
-    for envs in (None, [3, 0], [4]):
-        ratio, error = ratios(part, envs)
-        assert (ratio - 1).abs().max() < 1e-5 and error < 1e-5
-
-    stored, num_envs = part.memory.stored, len(makers)
-    part.memory.stored = {0: script.select(part.memory.now, np.arange(num_envs))}
-    assert (ratios(part)[0] - 1).abs().max() > 1e-3
-    part.memory.stored = stored
-
-    select, Timeline = script.select, script.Timeline
-
-    def remembering(state, envs):
-        """`select` where the envs that start an episode are to begin with nothing, and do not."""
-        if len(state["num"]) == num_envs + 1:
-            envs = np.where(envs == 0, 1 + np.arange(num_envs), envs)
-        return select(state, envs)
-
-    def unaware(state, seen):
-        return Timeline(state, seen | {"starts": torch.zeros_like(seen["starts"])})
-
-    for name, leaking in (("select", remembering), ("Timeline", unaware)):
-        with monkeypatch.context() as patch:
-            patch.setattr(script, name, leaking)
-            collect(part)
-        assert (ratios(part)[0] - 1).abs().max() > 1e-3
-        assert (ratios(collect(part))[0] - 1).abs().max() < 1e-5
-
-
-def rolled_out(part, steps, envs):
-    """(log_probs, values) [envs * steps] of a loop over these steps of some envs, which begins with
-    the state that collection had there."""
-    N = len(part.envs.envs)
-    state = script.select(part.memory.stored[steps[0]], envs)
-    results = []
-    for t in steps:
-        starts = (part.seen[t].terminated | part.seen[t].truncated)[envs]
-        nothing = script.select(part.memory.nothing, np.zeros(1, np.int64))
-        kept = np.where(starts, 0, 1 + np.arange(len(envs)))
-        state = script.select(script.join_states([nothing, state]), kept)
-        obs, _ = part.memory.storage.gather(t * N + envs)
-        timeline = script.Timeline(state, script.select(part.memory.seen[t], envs))
-        action = {"": part.actions[t * N + envs]}
-        _, log_prob, _, value = part.agent(obs, timeline, action)
-        state = remembered(part, obs, timeline, action)
-        results.append((log_prob, value))
-    return [torch.stack(own, 1).flatten() for own in zip(*results)]
-
-
-@pytest.mark.parametrize("cell", ["lstm", "mingru"])
-@pytest.mark.parametrize("num_envs", [1, 2])
-@KINDS
-def test_few_environments(makers, flags, num_envs, cell):
-    """With fewer environments than minibatches these are pieces of the rollout in time. Each begins
-    with the state that collection had there: ratios are 1, and gradients those of a loop."""
-    flags = flags | dict(cell=cell, num_steps=18, num_minibatches=4)
-    part = collect(collect(begun(makers[:num_envs], **flags)))
-    parts = list(part.memory.minibatches(np.random.default_rng(0), 4))
-    assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(18 * num_envs))
-    assert sorted(len(idx) for idx, _ in parts) == ([4, 4, 5, 5] if num_envs == 1 else [9] * 4)
-    parameters = list(part.agent.parameters())
-    for idx, inputs in parts:
-        _, log_prob, _, value = part.agent(*inputs)
-        assert (log_prob - part.log_probs[idx]).abs().max() < 1e-5
-        assert (value - part.values[idx]).abs().max() < 1e-5
-        envs = np.unique(idx % num_envs)
-        steps = idx[: len(idx) // len(envs)] // num_envs
-        assert np.array_equal(steps, steps[0] + np.arange(len(steps)))
-        loop, weight = rolled_out(part, steps, envs), torch.randn(len(idx))
-        grads = [
-            torch.autograd.grad((p * weight + v).sum(), parameters, allow_unused=True)
-            for p, v in ((log_prob, value), loop)
-        ]
-        for ours, theirs in zip(*grads):
-            if ours is not None:
-                torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
-    before = part.memory.stored[0]
-    part.memory.stored = dict.fromkeys(part.memory.stored, before)  # not that of the piece
-    worst = 0
-    for idx, inputs in part.memory.minibatches(np.random.default_rng(0), 4):
-        worst = max(worst, (part.agent(*inputs)[1] - part.log_probs[idx]).abs().max())
-    assert worst > 1e-3
-
-
-@KINDS
-def test_play_equals_collection(makers, flags):
-    """What only plays, one step per rollout, takes the steps that collection takes, and remembers
-    the same."""
-    part = begun(makers, num_steps=10, **flags)
-    torch.manual_seed(1)
-    for _ in range(2):
-        collect(part)
-    other, actions = begun(makers, part.agent, num_steps=1, **flags), []
-    torch.manual_seed(1)
-    for _ in range(20):
-        other.memory.begin()
-        action = other.memory.act(other.step)[0]
-        actions.append(action[""])
-        env_actions = other.agent.head.env_actions(action, other.step.obs.counts)
-        other.step = other.envs.step(env_actions)
-    assert torch.equal(torch.cat(actions[10:]), part.actions)
-    assert (other.step.reward == part.step.reward).all()
-    torch.testing.assert_close(other.memory.state(), part.memory.state())
-
-
-@torch.no_grad()
-def test_state_keeps_its_types():
-    """The state grows from nothing, and survives a checkpoint bit by bit: integers beyond 2**53
-    stay what they are, and what follows is the same."""
-    part = begun([lambda: IdEnv("graph_categories", "discrete", "flat")] * 5, **EDGES)
-    empty = part.memory.state()
-    state = collect(part).memory.state()
-    assert empty.keys() | {"keys", "links", "edge_attr"} == state.keys()
-    assert all(values.dtype == state[name].dtype for name, values in empty.items())
-    integers = ("num", "keys", "num_edges", "links")
-    for name, values in state.items():
-        assert values.dtype == (torch.int64 if name in integers else torch.float32)
-    assert len(empty["h"]) == 0 < len(state["keys"]) and (state["keys"] >= 2**60).all()
-    assert state["links"].shape == (len(state["edge_attr"]), 2) and len(state["links"]) > 0
-    num = state["num"].repeat_interleave(state["num_edges"])  # entries of each edge's env
-    assert (0 <= state["links"]).all() and (state["links"] < num[:, None]).all()
-    torch.save(state, file := io.BytesIO())
-    file.seek(0)
-    other = script.Memory(part.agent, part.envs.leaves, 5, part.args)
-    other.restore(torch.load(file))
-    torch.testing.assert_close(other.state(), state, atol=0, rtol=0)
-    results = []
-    for memory in (part.memory, other):
-        memory.begin()
-        torch.manual_seed(0)
-        results.append([memory.act(part.step), memory.state()])
-    torch.testing.assert_close(*results, atol=0, rtol=0)
 
 
 class Streets(gym.Env):
@@ -618,7 +446,7 @@ def test_state_is_sparse():
 def test_inputs_of_the_memory(name, on):
     """The previous action and reward change the policy if their flag is set, except in an episode's
     first step."""
-    part = collect(begun(PLAIN, **{f"prev_{name}": on}))
+    part = collect(begun([RandomEnv] * 5, **{f"prev_{name}": on}))
     state, starts = part.memory.state(), np.array([False] * 4 + [True])
     changed = state | {"action": state["action"] + 1} if name == "action" else state
     obs, values = part.memory.storage.append(part.step.obs), []

@@ -103,8 +103,7 @@ def test_what_parts_choose_from(space, observation, name, groups):
 )
 @pytest.mark.parametrize("flags", [{}, CHAIN])
 def test_the_order_of_parts(space, paths, flags):
-    """It is that of the space: of a Tuple, of keyword arguments, and gymnasium's of a plain dict,
-    which it sorts. Parts for all come before those of rows."""
+    """That of a Tuple, of keyword arguments, of a plain dict's sorted keys; parts of rows last."""
     parts = checked_parts(space, Dict(ROBOTS), **flags)
     assert [part.path for part in parts] == [f"action.{path}" for path in paths]
 
@@ -206,8 +205,7 @@ SERVICES = (HEADLESS, UNKNOWN, "'action_mask'")
     ],
 )
 def test_spaces_that_do_not_fit(space, observation, flags, sentence):
-    """A sentence names the flag, the leaf or the space; that of a script alone, too, but for what
-    the services alone check."""
+    """A sentence names the flag, the leaf or the space, in a script alone, too."""
     if isinstance(observation, dict):
         observation = Dict(x=vector(1), **observation)
     with pytest.raises(UsageErrors, match=sentence):
@@ -259,8 +257,7 @@ TASK = Sequence(Dict(tasks=D(9)))
     ],
 )
 def test_observations_that_do_not_fit(space, seen, mask, kind, flags, sentence):
-    """The number of entries of a mask is that of rows, or of pairs, and there is something to
-    choose."""
+    """A mask has an entry for each row, or pair, and there is something to choose."""
     to_array = lambda own: np.array(own, np.int8)
     if isinstance(mask, dict):
         mask = {name: to_array(own) for name, own in mask.items()}
@@ -284,8 +281,7 @@ def test_observations_that_do_not_fit(space, seen, mask, kind, flags, sentence):
     ],
 )
 def test_a_mask_that_allows_nothing(space, mask, kind, taken, capsys):
-    """It counts as one that allows everything, with equal probabilities, finite figures and
-    gradients, in a script alone, too; where the checks see one they say so, once."""
+    """It counts as one that allows everything, with finite figures; the checks say so, once."""
     obs = {"g": GOOD, "action_mask": np.array(mask, np.int8)}
     good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
     fitting.SAID.clear()
@@ -331,8 +327,7 @@ BOUNDS = {  # of a Box: what the policy's -1, 0, 0.5, 1 and 7 become
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_box_actions_are_scaled(bounds, dtype, capsys):
-    """-1 and 1 are the bounds where both are finite, in each row of a Sequence, too; else actions
-    are clipped. Nothing is said."""
+    """-1 and 1 are bounds that are finite, else actions are clipped; nothing is said."""
     space = Box(*bounds, (1,), dtype)
     numbers, counts = np.array([[-1], [0], [0.5], [1], [7]], np.float32), {"a": np.array([5])}
     with np.errstate(all="raise"):
@@ -347,8 +342,7 @@ def test_box_actions_are_scaled(bounds, dtype, capsys):
 
 
 def test_each_bound_is_its_own():
-    """Entries are scaled only where both of their bounds are finite; from -1 to 1 they are the
-    numbers themselves, bit for bit."""
+    """Entries with two finite bounds are scaled; from -1 to 1 they stay, bit for bit."""
     space = Box(np.array([0, -np.inf, 2]), np.array([10, 3, 4]), dtype=np.float64)
     (action,) = ppo_graph.to_env_actions(space, {"": np.array([[0.5, 0.5, -0.5]], np.float32)}, {})
     assert action.tolist() == [7.5, 0.5, 2.5]
@@ -524,8 +518,7 @@ def test_toy_tasks_are_learned(name, least, kwargs, tmp_path):
 
 @pytest.mark.slow
 def test_the_amount_follows_the_node(tmp_path):
-    """Sampled returns above the most that independent heads can earn, 2.29; a chain can earn
-    6.25."""
+    """Sampled returns: independent heads can earn 2.29, a chain 6.25."""
     flags = LEARN | dict(autoregressive=True, total_timesteps=24576, ent_coef=0.01, eval_episodes=0)
     found = run(tmp_path, **task("node, then amount", **flags))
     returns = [value for _, value in found.scalars["charts/episodic_return"]]
@@ -560,8 +553,7 @@ def test_the_next_step_sees_the_mean_of_the_rows(script):
 
 
 class OneOfMany(gym.Env):
-    """Shows each of 3 nodes a bit in the first step, in another order in the second one, when each
-    is to tell it."""
+    """Shows 3 nodes a bit each, then in another order none, when each is to tell its own."""
 
     observation_space = Dict(things=SET, node_ids=Sequence(Box(0, 9, (), np.int64), stack=True))
     action_space = Sequence(D(2))
@@ -589,8 +581,7 @@ gym.register("OneOfMany-v0", entry_point=OneOfMany)
 @pytest.mark.slow
 @pytest.mark.parametrize("per_node", [False, True])
 def test_each_node_remembers(per_node, tmp_path):
-    """With a state per id each node tells its own bit; without, its row is told apart by
-    nothing."""
+    """With a state per id each node tells its bit; without, nothing tells its row apart."""
     flags = dict(num_envs=16, num_steps=16, total_timesteps=8192, learning_rate=5e-3)
     flags |= dict(lstm_dim=16, gnn_dim=16, state_per_node=per_node, eval_episodes=64)
     found = run(tmp_path, ppo_lstm_sparse, env_id="OneOfMany-v0", **flags)
@@ -646,8 +637,7 @@ gym.register("MasksLamps-v0", Lamps)
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", [Pair, Lamps])
 def test_masks_are_turned_everywhere(kind, num_workers, tmp_path):
-    """In training, evaluation, worker processes, load_policy and its export no action is drawn that
-    is forbidden; observations that are given by hand have either form."""
+    """No action is drawn that is forbidden; observations given by hand have either form."""
     flags = CHAIN if kind is Pair else {}
     base = dict(env_id=f"Masks{kind.__name__}-v0", num_workers=num_workers, save_model=True)
     found = run(tmp_path / "run", eval_episodes=4, **base, **flags)

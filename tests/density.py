@@ -82,8 +82,7 @@ def counted_tokens(source: str, tree: ast.Module) -> list[tokenize.TokenInfo]:
 
 
 def docstring_places(tree: ast.Module) -> set[Place]:
-    """Where the strings begin that stand alone in modules, classes (those of fields, too) and
-    functions."""
+    """Where the strings begin that stand alone in modules, classes and functions."""
     places = set()
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):

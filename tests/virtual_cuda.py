@@ -107,8 +107,7 @@ pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c
 
 
 def alias(device: int, t: Tensor) -> Tensor:
-    """The same memory as a tensor of the other device, which keeps it alive: DLPack with another
-    name on it."""
+    """The same memory as a tensor of the other device: DLPack with another name on it."""
     capsule = torch._C._to_dlpack(t.detach() if t.requires_grad else t)
     place = (ctypes.c_int32 * 2).from_address(pointer(capsule, b"dltensor") + 8)
     place[0], place[1] = device, 0
@@ -126,8 +125,7 @@ def on_host(t: Tensor) -> Tensor:
 
 # ---- Operations ----
 def tree(function, value):
-    """The value, or the list of values, with `function` of each tensor and device in place of
-    it."""
+    """The value, or list of values, with `function` of each tensor and device."""
     if isinstance(value, (Tensor, torch.device)):
         return function(value)
     if isinstance(value, (list, tuple)):

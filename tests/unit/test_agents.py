@@ -107,8 +107,7 @@ gym.register("Herd-v0", entry_point=Herd)
 # ---- Who is who ----
 @st.composite
 def histories(draw):
-    """(ids of each observation, the observation that follows each of the first ones, or -1). No
-    observation follows two others, as in a rollout."""
+    """(ids of each observation, that which follows each of the first ones, or -1)"""
     num, names = draw(st.integers(1, 12)), st.integers(-5, 5).map(lambda k: k * 10**15)
     ids = [draw(st.lists(names, unique=True, max_size=5)) for _ in range(num)]
     num_acting = draw(st.integers(1, num))
@@ -261,8 +260,7 @@ def test_workers(tmp_path):
 
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_gradients_against_loops_over_agents(with_ids, tmp_path):
-    """G11: the gradients of the first update. Agents leave and come back, observations are empty,
-    episodes are terminated and truncated within the rollout."""
+    """Those of the first update: agents leave and come back, episodes end within the rollout."""
     flags = FLAGS | dict(env_id="Herd-v0", env_kwargs={"with_ids": with_ids}, update_epochs=1)
     found = record(tmp_path, script, **flags)
     agent, leaves, steps, actions, minibatches, gradients, scalars, _ = found
@@ -383,8 +381,7 @@ def test_ranks_with_other_numbers_of_agents(tmp_path):
 
 # ---- Resumed, and used ----
 def test_resume(tmp_path):
-    """G11, X3: a run that was stopped within an episode goes on bit by bit, and so do the returns
-    of agents that it logs."""
+    """A run stopped within an episode goes on bit by bit, and so do its agents' returns."""
     flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7, total_timesteps=7 * 3 * 4)
     flags |= dict(num_envs=3, num_minibatches=2, update_epochs=2)
     whole = train(tmp_path / "a", "ppo_graph_agents", **flags)
@@ -410,8 +407,7 @@ def test_a_trained_policy(tmp_path):
 
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_learns(with_ids, tmp_path):
-    """The best action of each animal is the sign of its second number: 0.4 more a step than random
-    ones, of which a sixth may not choose."""
+    """The best action is the sign of an animal's second number; a sixth may not choose."""
     flags = dict(num_envs=8, num_steps=64, num_minibatches=4, update_epochs=4, learning_rate=1e-2)
     flags |= dict(env_id="Herd-v0", env_kwargs={"with_ids": with_ids}, gamma=0.5)
     chosen = logged(run(tmp_path, script, total_timesteps=8 * 64 * 8, **flags), "losses/entropy")
@@ -419,8 +415,7 @@ def test_learns(with_ids, tmp_path):
 
 
 def test_crowd():
-    """Crowd-v0: observations are as declared, people who arrive are gone, rewards are those who
-    acted, and walking straight is better than at random."""
+    """Who arrives is gone, rewards are those who acted, walking straight beats random walks."""
     env = gym.make("cleanrl_graph.envs:Crowd-v0", disable_env_checker=True).unwrapped
     obs, _ = env.reset(seed=1)
     seen = set()

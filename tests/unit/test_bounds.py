@@ -120,8 +120,7 @@ def test_size_with_services():
 
 
 def test_the_small_script():
-    """It is what people read first: it shares nothing, its loop is CleanRL's, and it has no flag
-    that CleanRL's ppo.py lacks but two of the network; the others say that they are read later."""
+    """It shares nothing, and has two flags that CleanRL's ppo.py lacks; the others name it."""
     text = source("ppo_graph_mini")
     assert text.count("\n") <= 300 and "# --- shared:" not in text
     assert longer(density_of("ppo_graph_mini"), 350) == {}
@@ -171,8 +170,7 @@ def test_what_is_counted():
 
 
 def test_number_of_flags():
-    """They are few; those filled in at run time are no flags. None is both a script's and the
-    services'."""
+    """Few, without those filled in at run time; none is both a script's and the services'."""
     fields = dataclasses.fields(ppo_graph.Args)
     suppressed = {field.name for field in fields if is_suppressed(ppo_graph, field)}
     services = {field.name for field in dataclasses.fields(arguments.flags_of(ppo_graph))}
@@ -202,8 +200,7 @@ def read_fields(path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_flag_is_read(name):
-    """No dead flags: every field of a script's Args is read in the script, which runs alone, and
-    every flag of the services is read there."""
+    """Every flag of a script is read in the script, every flag of the services there."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     fields = dataclasses.fields(script.Args)
     fields = {field.name for field in fields if not is_suppressed(script, field)}
@@ -232,8 +229,7 @@ def fields_of(path, name="Args"):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_shows_every_flag(name, capsys):
-    """Every Args field but those filled in at run time is in --help, with a docstring of its own;
-    with the services theirs are there, too."""
+    """All flags but those filled in at run time, each with a docstring of its own."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     flags = fields_of(FOLDER / f"{name}.py")
     assert {flag for flag, _ in flags} == {field.name for field in dataclasses.fields(script.Args)}
@@ -259,8 +255,7 @@ OTHER_TYPE = [  # None by default: as the observations ask for
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
 def test_flags_of_all_scripts_are_alike(name):
-    """A flag of ppo_graph.py that a script has, too, has the same type and default there, but for
-    the environment and for what memories need to learn (benchmark/results/memory.md)."""
+    """Same types and defaults, but for the environment and what memories need to learn."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
     ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}
@@ -288,8 +283,7 @@ WORDS = (
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_speaks_of_services(name):
-    """Services call the script: above its last lines it knows nothing of them. Only the docstring's
-    examples have their flags."""
+    """Above its last lines; only the docstring's examples have their flags."""
     text = body_of(name).replace(ast.get_docstring(ast.parse(source(name)), clean=False), "")
     assert re.findall(WORDS, text) == []
     fields = {field.name for field in dataclasses.fields(arguments.DemoFlags)}
@@ -299,8 +293,7 @@ def test_no_script_speaks_of_services(name):
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "ppo_graph_mini"])
 def test_runs_alone(name, tmp_path, monkeypatch):
-    """Copied into an empty folder, where there is no package, a script trains, plays and leaves its
-    log."""
+    """Copied into an empty folder, without the package, it trains, plays and leaves its log."""
     monkeypatch.setitem(sys.modules, "cleanrl_graph", None)  # cannot be imported
     copy = tmp_path / "mine.py"
     copy.write_text(source(name))
@@ -376,8 +369,7 @@ gym.register("Each-v0", entry_point=Each)
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_imports_another(name):
-    """A script that is copied alone works: it imports nothing of the project above its last
-    lines."""
+    """It imports nothing of the project above its last lines."""
     local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests", "cleanrl_graph"}
     for node in ast.walk(ast.parse(body_of(name))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -84,8 +84,7 @@ def test_bucket():
 
 
 def test_waste():
-    """Spare rows are less than 15% of the rows wherever there are at least 8, and there is one at
-    least."""
+    """Spare rows are less than 15% of 8 rows or more, and there is one at least."""
     rows = np.arange(8, 100_000)
     spare = np.array([script.bucket(int(num) + 1) - num for num in rows])
     assert spare.min() == 1 and (spare / rows).max() < 0.15
@@ -110,8 +109,7 @@ MASKED = spaces.Dict(g=spaces.Graph(vector(2), vector(1)), action_mask=MASK)
 )
 @settings(max_examples=40, deadline=None)
 def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
-    """What PyG's Batch makes of the graphs and one at the end whose first node has loops; empty
-    graphs and batches included."""
+    """PyG's Batch of the graphs and one at the end whose first node has loops."""
     rng = np.random.default_rng(seed)
     graphs = [graph_of(rng, n, e) for n, e in sizes if n] or [graph_of(rng, 1, 0)]
     masks = [rng.permutation(np.arange(len(graph.nodes)) < 1).astype(np.int8) for graph in graphs]
@@ -174,8 +172,7 @@ def test_fill_any_space(space, num, seed):
 
 # ---- The same results ----
 def losses(space, observations, action_space, **flags):
-    """(loss, logs, gradients) of the same weights and rollout by ppo_graph's agent on the batch as
-    it is, and by the script's loss on the filled one."""
+    """(loss, logs, gradients) of the same rollout, of the batch as it is and of the filled one."""
     storage, leaves = stored(space, [observations], action_space=action_space)
     args = small_args(script, autoregressive=True, **NONE | flags)
     agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
@@ -204,8 +201,7 @@ def assert_same_losses(*args, **flags):
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_spare_rows_change_nothing(kind):
-    """Loss and gradients are those of the batch as it is, for all observations, empty ones
-    included. Rows that see their observation see no spare one."""
+    """Loss and gradients are those of the batch as it is; context sees no spare row."""
     rng, space = np.random.default_rng(0), OBSERVATIONS[kind]
     observations = [sample(space, rng, lambda rng: rng.choice([0, 1, 5, 40])) for _ in range(7)]
     action_space = spaces.Dict(a=spaces.Discrete(3), b=vector(2), c=spaces.MultiBinary(2))
@@ -226,8 +222,7 @@ def test_spare_rows_change_no_choice(gnn):
 
 
 def greedy(monkeypatch):
-    """Actions are the most probable ones, so that runs which draw other random numbers have the
-    same rollouts."""
+    """The most probable actions, so that other random numbers make the same rollouts."""
     for kind in (ppo_graph.Categorical, script.Categorical):
         monkeypatch.setattr(kind, "sample", lambda self: self.mode)
     monkeypatch.setattr(torch.distributions.Normal, "rsample", lambda self, *_: self.mode)
@@ -246,8 +241,7 @@ def assert_same_run(one, two):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
-    """Without the compiler a run logs what ppo_graph.py logs and ends with its weights; collection
-    and training agree, and spare rows are few."""
+    """Without the compiler a run logs what ppo_graph.py logs and ends with its weights."""
     if name != "vector":  # where nothing is filled up the random numbers are the same
         greedy(monkeypatch)
     one = run(tmp_path / "one", save_model=True, **TASKS[name])
@@ -317,8 +311,7 @@ def test_modes(tmp_path):
 
 # ---- Compiled ----
 def traced(monkeypatch):
-    """torch.compile makes its graphs of forward and backward, as ever, but they are run without
-    being compiled."""
+    """torch.compile makes its graphs of forward and backward, which run uncompiled."""
     compile_by(monkeypatch, "aot_eager_decomp_partition")
 
 
@@ -350,8 +343,7 @@ def assert_compiled(result, num_before):
 
 @pytest.mark.slow
 def test_compiled(tmp_path, cache):
-    """By the compiler of the CPU a run logs what it logs without, random numbers included, and its
-    weights have ppo_graph.py's names."""
+    """The compiler of the CPU changes nothing, random numbers and names of weights included."""
     flags = TASKS["nodes"] | dict(save_model=True, gnn_layers=1, norm_obs=False)
     before = num_compilations()
     one = run(tmp_path / "one", script, **NONE | flags)
@@ -363,8 +355,7 @@ def test_compiled(tmp_path, cache):
 
 @pytest.mark.slow
 def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
-    """Policy step and loss are traced without a break, once for all sizes; the run logs what
-    ppo_graph.py logs."""
+    """Policy step and loss are traced without a break, once for all sizes."""
     traced(monkeypatch)
     greedy(monkeypatch)
     flags = TASKS["mixed"] | dict(save_model=True, gnn_layers=1, autoregressive=True)
@@ -377,8 +368,7 @@ def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["set", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_flags_are_no_inputs(name, tmp_path, monkeypatch):
-    """No graph of policy or loss has a float of Python as an input: that is a number in float64 on
-    the CPU, which CUDA graphs refuse."""
+    """No float of Python is an input: CUDA graphs refuse float64 on the CPU."""
     graphs = []  # (dtype, number of dimensions) of the inputs of each
 
     def note(module, inputs):
@@ -416,8 +406,7 @@ def test_a_pointer_per_row(tmp_path):
 
 @pytest.mark.slow
 def test_resume_and_workers(tmp_path, monkeypatch):
-    """A run that was stopped and goes on ends with the weights of a whole one, bit by bit; with
-    worker processes, too, and --norm-obs."""
+    """A run that goes on with workers and --norm-obs ends as a whole one, bit by bit."""
     traced(monkeypatch)
     flags = task(env_kwargs={"observation": "vector"}, compile_mode="auto", norm_obs=True)
     whole = train(tmp_path / "a", "ppo_graph_compile", **flags)
@@ -447,9 +436,7 @@ def test_ranks(tmp_path, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["vector", "nodes", "mixed"])
 def test_captured(name, tmp_path, monkeypatch, cache):
-    """Policy step and loss are captured as CUDA graphs, forward and backward, one per size; a run
-    logs what it logs without them within the rounding of atomic sums, and results that are kept are
-    not overwritten."""
+    """Policy step and loss are CUDA graphs, one per size; a run logs what it logs without."""
     from torch._inductor.cudagraph_trees import get_container
 
     greedy(monkeypatch)
@@ -468,8 +455,7 @@ def test_captured(name, tmp_path, monkeypatch, cache):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_what_cannot_be_captured(tmp_path, cache):
-    """A layer that needs a number from the device is an error where graphs are captured, and
-    compiles without."""
+    """A layer that needs a number from the device is an error, or compiles without graphs."""
     flags = TASKS["graph"] | {"gnn": "gatv2", "cuda": True}
     with pytest.raises((*UsageErrors, RuntimeError), match="(?i)cudagraph|capture"):
         run(tmp_path / "a", script, **flags, compile_mode="reduce-overhead")

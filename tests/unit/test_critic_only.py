@@ -98,8 +98,7 @@ def trained(folder, name, noise=0, **flags):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_changes_no_probability(name, tmp_path):
-    """With other values of these keys the same is done, with the same probabilities; only the
-    values differ. Collection and update agree, and all that the critic sees is learned from."""
+    """With other values of these keys only V differs; collection and update agree."""
     flags = dict(learning_rate=1e-30, norm_obs=True)
     one, two = (trained(tmp_path / str(k), name, noise=k, **flags) for k in range(2))
     for tag in ("losses/entropy", "charts/rows/graph.nodes"):
@@ -110,8 +109,7 @@ def test_changes_no_probability(name, tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_only_the_value_has_gradients(name, tmp_path):
-    """Without the loss of the value these networks stay as they are, whatever other losses there
-    are; with it all of them learn."""
+    """These networks learn from the loss of the value and from no other."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     for vf_coef in (0.0, 0.5):
         flags = flags_of(name, vf_coef=vf_coef, total_timesteps=24)
@@ -127,8 +125,7 @@ def test_only_the_value_has_gradients(name, tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_policy_acts_without(name, tmp_path):
-    """load_policy needs no such key, and does the same with it or without: other values, or an
-    environment that does not have it."""
+    """load_policy does the same with other values of the keys, or without them."""
     path = trained(tmp_path, name).folder / "model.pt"
     act = "each" if name == "ppo_graph_agents" else "choose"
     taken = []

@@ -50,8 +50,7 @@ def assert_equal(a, b):
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_storage_and_agent(kind):
-    """The same batches, and sizes in the log, through pinned memory; actions, log-probabilities and
-    values agree within 1e-4."""
+    """The same batches and sizes; log-probabilities and values agree within 1e-4."""
     rng, size = np.random.default_rng(0), lambda rng: rng.choice([0, 1, 4, 60])
     data = [[sample(OBSERVATIONS[kind], rng, size) for _ in range(4)] for _ in range(6)]
     host, leaves = stored(OBSERVATIONS[kind], data)
@@ -96,8 +95,7 @@ def test_pinned_memory_is_not_overwritten():
 )
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_main_on_cuda(name, flags, tmp_path):
-    """Two updates and the evaluation run on the device, where collection and training agree within
-    1e-4."""
+    """Two updates and the evaluation: collection and training agree within 1e-4."""
     flags = SMALL.get(name, {}) | flags | dict(cuda=True, eval_episodes=2, save_model=True)
     result = run(tmp_path, importlib.import_module(f"cleanrl_graph.{name}"), **flags)
     assert len(result.scalars["debug/collection_mismatch"]) == 2 and mismatch(result) < 1e-4

@@ -54,8 +54,7 @@ def test_batch_equals_singles(kind):
 
 @pytest.mark.parametrize("readout", READOUTS)
 def test_readouts(readout):
-    """Every readout of the elements equals a loop over the observations; its last column is log(1 +
-    rows)."""
+    """Each equals a loop over the observations; the last column is log(1 + rows)."""
     storage, leaves = batch_of(OBSERVATIONS["set"], 12)
     encoder = encoder_of(leaves, readout=readout)
     assert_batch_equals_singles(encoder, storage)
@@ -74,8 +73,7 @@ def test_readouts(readout):
 @pytest.mark.parametrize("gnn", GNNS)
 @pytest.mark.parametrize("kind", ["graph", "graph_edges", "graph_categories"])
 def test_layers_of_the_flag(gnn, kind):
-    """Every --gnn encodes graphs with and without edge features, and has a gradient for every
-    weight."""
+    """Every --gnn, with and without edge features, has a gradient for every weight."""
     storage, leaves = batch_of(OBSERVATIONS[kind], 8)
     encoder = encoder_of(leaves, gnn=gnn)
     assert_batch_equals_singles(encoder, storage)
@@ -111,8 +109,7 @@ LAYERS = {
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_any_pyg_layer_drops_in(monkeypatch, layer, edges):
-    """Any PyG layer in make_conv's place; equal to the layer run on each graph alone, with
-    gradients."""
+    """In make_conv's place: equal to the layer run on each graph alone, with gradients."""
     make_conv = lambda kind, dim, edge_dim, aggr: LAYERS[layer](dim, edge_dim)
     monkeypatch.setattr(ppo_graph, "make_conv", make_conv)
     space = graph_space(vector(2) if edges else None)
@@ -168,8 +165,7 @@ SEEING = {  # layers in which nodes see their whole graph
 
 @pytest.mark.parametrize("layer", SEEING)
 def test_layers_that_see_the_graph(monkeypatch, layer):
-    """They are given `batch`, and edge features where they pass on more: a graph is encoded as it
-    is alone, whatever its neighbours in the batch are. Without `batch` it would not be."""
+    """They are given `batch`, and edge features: a graph is encoded as it is alone."""
     make_conv = lambda kind, dim, edge_dim, aggr: SEEING[layer](dim, edge_dim)
     monkeypatch.setattr(ppo_graph, "make_conv", make_conv)
     rng = np.random.default_rng(0)
@@ -259,8 +255,7 @@ SIZES = [3, 0, 1, 12, 1, 0, 2]
 
 
 def test_set_layers_against_a_loop():
-    """Rows of a set see the mean, the maximum and the number of all; sets may be empty or have one
-    row."""
+    """Rows of a set, of none or one too, see the mean, the maximum and the number of all."""
     space = spaces.Sequence(vector(3), stack=True)
     rng = np.random.default_rng(0)
     sets = [rng.standard_normal((num, 3), np.float32) for num in SIZES]
@@ -300,8 +295,7 @@ def test_graph_context_against_a_loop():
 
 @pytest.mark.parametrize("kind", ["set", "set_of_dict", "graph", "graph_edges", "mixed"])
 def test_context_is_that_of_the_observation(kind):
-    """With both flags a batch is encoded as its observations are one by one, and they change what
-    is computed; without them the network is what it was."""
+    """With both flags a batch is each of its observations; without them nothing is added."""
     storage, leaves = batch_of(OBSERVATIONS[kind], 12)
     flags = {"set_layers": 2, "graph_context": True}
     encoder = encoder_of(leaves, **flags)
@@ -313,8 +307,7 @@ def test_context_is_that_of_the_observation(kind):
 
 
 def test_messages_follow_the_edges():
-    """An edge (source, target) carries the source's features to the target and not the other
-    way."""
+    """An edge carries the source's features to the target and not the other way."""
 
     def out(first):
         nodes = np.array([[first, 0, 0], [0, 1, 0], [0, 0, 1]], np.float32)
@@ -327,8 +320,7 @@ def test_messages_follow_the_edges():
 
 
 def test_permutation():
-    """Reordered nodes (with their edges) or elements give the same features and reordered
-    elements."""
+    """Reordered nodes (with their edges) give the same features and reordered elements."""
     rng = np.random.default_rng(0)
     order = rng.permutation(6)
     nodes, edges = rng.standard_normal((6, 3), np.float32), rng.standard_normal((9, 2), np.float32)

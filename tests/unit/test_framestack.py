@@ -55,8 +55,7 @@ def test_shifts(text, newest, shifts):
 
 @pytest.mark.parametrize("text", "0 1 -3:1 0:-3 a -1;-2 -3:-2:-1 1.5 -3: , :".split())
 def test_wrong_shifts(text):
-    """A view on the future, an empty range or a text that is no shifts is an error that quotes
-    it."""
+    """A view on the future, an empty range, no shifts at all: an error quotes the text."""
     with pytest.raises(script.UsageError, match="--obs-shifts '" + text):
         script.parse_shifts(text, -1 if text == "0" else 0, "--obs-shifts")
 
@@ -128,8 +127,7 @@ def collect(part):
 
 
 def minibatch(memory, idx):
-    """What the agent is given of the steps `idx` of a rollout: views, elements, observations and
-    actions."""
+    """The agent's inputs for the steps `idx`: views, elements, observations, actions."""
     chosen = helpers.SimpleNamespace(permutation=lambda num: np.asarray(idx))
     ((_, inputs),) = memory.minibatches(chosen, 1)
     return inputs
@@ -246,8 +244,7 @@ def test_views_against_plain_loops(kind, action_space, flags):
 )
 @settings(max_examples=40, deadline=None)
 def test_views_never_cross_an_episode(lengths, num_steps, shifts):
-    """The row that a view reads is of the same env and episode, whatever the lengths; it is row 0
-    otherwise."""
+    """A view reads a row of the same env and episode, or row 0."""
     part = play(vector(2), lengths, num_steps=num_steps, obs_shifts=shifts)
     memory, num_envs = part.memory, len(lengths)
     idx = np.arange(memory.start, memory.size)
@@ -264,8 +261,7 @@ def test_views_never_cross_an_episode(lengths, num_steps, shifts):
 @pytest.mark.parametrize("kind", ["vector", "mixed"])
 @pytest.mark.parametrize("off", [1, -1])
 def test_a_boundary_that_is_off_by_one_is_noticed(kind, off, monkeypatch, tmp_path):
-    """Training views that reach one step over an episode's start, or not to it, make the ratio
-    differ from 1."""
+    """Training views that reach one step over an episode's start, or not to it, show."""
     original = script.Memory.act
 
     def shifted(self, step, greedy=False):
@@ -308,8 +304,7 @@ def test_each_step_is_stored_once(kind):
 
 
 def test_each_step_is_encoded_once(monkeypatch):
-    """A minibatch encodes every graph that its views read once, and collection only the newest
-    ones."""
+    """A minibatch encodes what its views read once, collection only the newest graphs."""
     part = play(graph_space(), LENGTHS, action_shifts="", reward_shifts="")
     encoded, original, memory = [], script.Encoder.forward, part.memory
 
@@ -335,8 +330,7 @@ def test_each_step_is_encoded_once(monkeypatch):
 
 @torch.no_grad()
 def test_long_episodes_in_evaluation():
-    """What a trained agent keeps stays bounded, and its views stay right when it forgets at
-    `begin`."""
+    """What is kept stays bounded, and views stay right when it forgets at `begin`."""
     part = begun(vector(2), [[50], [50]], num_steps=3)
     for _ in range(12):
         collect(part)
@@ -347,8 +341,7 @@ def test_long_episodes_in_evaluation():
 
 
 def test_play_forgets(monkeypatch):
-    """play() begins anew every --num-steps steps, with the weights as they are: nothing changes by
-    it."""
+    """play() begins anew every --num-steps steps: nothing changes by it."""
     memories, returns, original = [], [], script.Memory
     make_memory = lambda *args: memories.append(original(*args)) or memories[-1]
     monkeypatch.setattr(script, "Memory", make_memory)

@@ -53,8 +53,7 @@ def transformer(args, dtype):
 
 
 class Bare(torch.nn.Module):
-    """The transformer alone as an agent: the observations are its tokens, and all that it says is
-    what comes out."""
+    """The transformer alone as an agent: observations are tokens, all outputs what comes out."""
 
     action_dim = 0
     head = SimpleNamespace(groups=[""])
@@ -218,8 +217,7 @@ def test_values_equal_a_loop(seed, num_before, num_steps, memory_length, end_pro
     [("gru", 1, 3), ("gru", 3, 9), ("none", 2, 100), ("gru", 2, 0)],
 )
 def test_against_the_formulas(gate, num_layers, memory_length):
-    """Steps and segment agree with a GTrXL that is written out for one token at a time: every
-    window by itself, head by head, distance by distance."""
+    """Steps and segment agree with a GTrXL written out for one token, head and distance."""
     agent = Bare(3, gate=gate, num_layers=num_layers, memory_length=memory_length)
     x, starts = history(4, 12, 40, 2, 0.1)
     with torch.no_grad():
@@ -291,8 +289,7 @@ def gated(gate, x, y):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 99), st.integers(1, 90), st.integers(1, 3), st.integers(0, 50))
 def test_attention_against_a_dense_mask(seed, T, B, W):
-    """Chunks, with gradients, are attention whose [T, W + T] logits are masked outside of the
-    window."""
+    """Chunks, with gradients, are attention with masked [T, W + T] logits."""
     rng = torch.Generator().manual_seed(seed)
     q, k, v, bias = (
         torch.randn(B, 2, num, columns, generator=rng, dtype=torch.float64, requires_grad=True)
@@ -314,8 +311,7 @@ def test_attention_against_a_dense_mask(seed, T, B, W):
 
 @pytest.mark.parametrize("memory_length", [2, 100])
 def test_gradients(memory_length):
-    """The gradient of the segment, through several chunks and with a past, with respect to tokens
-    and parameters."""
+    """That of the segment, through several chunks and with a past, by finite differences."""
     agent = Bare(dim=4, num_heads=2, num_layers=2, memory_length=memory_length)
     x, starts = history(1, 5, 33 if memory_length == 2 else 7, 2, 0.15, dim=4)
     memory = walk(agent, x, starts, 5)[1]
@@ -386,8 +382,7 @@ def test_few_environments(num_envs, memory_length):
 
 @pytest.mark.parametrize("gate", ["gru", "none"])
 def test_bfloat16(gate):
-    """--bf16, here on the CPU: steps and segment agree within the rounding of bfloat16, and with
-    float32 also."""
+    """--bf16, on the CPU: steps, segment and float32 agree within bfloat16's rounding."""
     agent = Bare(dtype=torch.float32, gate=gate, memory_length=10)
     x, starts = history(2, 20, 40, 2, 0.05)
     x = x.float()
@@ -403,8 +398,7 @@ def test_bfloat16(gate):
 
 
 def test_bfloat16_on_the_cpu(tmp_path):
-    """A whole run with --bf16 needs no CUDA device. It is not the run without, and collection and
-    training agree within 0.05."""
+    """A whole run with --bf16 is another one; collection and training agree within 0.05."""
     flags = dict(env_id="CartPole-v1", eval_episodes=1)
     found = [run(tmp_path / str(bf16), bf16=bf16, **flags) for bf16 in (False, True)]
     assert all(mismatch(own) < 0.05 for own in found)
@@ -413,8 +407,7 @@ def test_bfloat16_on_the_cpu(tmp_path):
 
 
 def test_gates_begin_near_the_identity():
-    """The bias of 2 lets 12% of a sublayer through at first; --gate none is the plain sum, and lets
-    all through."""
+    """The bias of 2 lets 12% of a sublayer through at first; --gate none lets all through."""
     x, starts = history(0, 0, 20, 2, 0.1)
     change = {}
     for gate in ("gru", "none"):
@@ -518,8 +511,7 @@ LEARN = dict(num_envs=16, num_steps=32, num_minibatches=4, update_epochs=4, lear
 
 @pytest.mark.slow
 def test_evaluation_remembers_and_a_model_is_loaded(tmp_path):
-    """A policy that was trained to say the cue after a corridor says it in the evaluation, after
-    loading, too."""
+    """A trained policy says the cue after a corridor, after loading, too."""
     flags = dict(env_id="envs:Recall-v0", env_kwargs={"length": 3}, total_timesteps=0)
     flags |= dict(dim=32, num_layers=1, hidden_dims=(32,), memory_length=8, eval_episodes=10)
     more = LEARN | dict(total_timesteps=12288, save_model=True)
@@ -532,8 +524,7 @@ def test_evaluation_remembers_and_a_model_is_loaded(tmp_path):
 
 @pytest.mark.slow
 def test_learns_masked_cartpole(tmp_path):
-    """A short run balances the pole without seeing velocities, longer than any policy without
-    memory does."""
+    """It balances longer without velocities than any policy without memory does."""
     flags = dict(env_id="CartPole-v1", wrap=("hide:1,3",), norm_obs=True, total_timesteps=20480)
     flags |= dict(dim=32, num_heads=4, num_layers=1, hidden_dims=(32,), memory_length=8)
     flags |= dict(ent_coef=0.0, gamma=0.98, gae_lambda=0.8, clip_vloss=False, eval_episodes=10)
@@ -553,8 +544,7 @@ def test_main_on_cuda(tmp_path, bf16, bound):
 
 
 def test_past_actions_are_small_at_first():
-    """Their weights are a tenth of those of the observation, so that they do not drown it in a long
-    memory."""
+    """Their weights are a tenth of the observation's: they do not drown it."""
     args = small_args(env_id="Random-v0", prev_reward=True)
     env = ppo_gtrxl.make_env(args)
     agent = ppo_gtrxl.Agent(ppo_gtrxl.Envs([lambda: env]).leaves, env.action_space, args)
@@ -579,8 +569,7 @@ def encoder_of(**kwargs):
 
 
 def test_what_actor_and_critic_see():
-    """The encoded observation as it is, the stream, what attention found, and the age: without a
-    memory it is all that tells two equal observations apart."""
+    """The encoded observation, the stream, what attention found, and the age."""
     args, agent, obs, encode = encoder_of(memory_length=0)
     previous = torch.zeros(1, agent.action_dim)
     seen = []
@@ -596,8 +585,7 @@ def test_what_actor_and_critic_see():
 
 
 def test_an_outcome_is_joined_with_its_action():
-    """Attention takes means of tokens, and means of sums say nothing of products: a token must not
-    be a sum of what each of its inputs adds."""
+    """A token is no sum of what its inputs add: means of sums say nothing of products."""
     _, agent, _, encode = encoder_of()
     one, other = 10 * torch.randn(2, 1, agent.action_dim)
     both, none, one, other = (encode(x, 5)[2][0] for x in (one + other, 0 * one, one, other))

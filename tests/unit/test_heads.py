@@ -324,8 +324,7 @@ CASES = {
 
 
 def setup(case, sizes=SIZES, script=ppo_graph):
-    """(agent with random weights in its head, storage of an observation for each of `sizes`, their
-    masks, Envs)"""
+    """(agent with random weights in its head, storage of all `sizes`, their masks, Envs)"""
     rng = np.random.default_rng(0)
 
     def blocks(num, size):
@@ -486,8 +485,7 @@ def test_all_joint_actions_are_tried(name):
 
 
 def test_each_agent_chooses_a_row():
-    """In ppo_graph_agents.py log-probability and entropy are each robot's own: those of
-    ppo_graph.py are their sums. It has no part for all."""
+    """In ppo_graph_agents.py figures are each robot's own; there is no part for all."""
     case = CASES["task, then speed"]
     agent, storage, _, _ = setup(case)
     other, _, _, _ = setup(case, script=ppo_graph_agents)
@@ -508,8 +506,7 @@ def test_each_agent_chooses_a_row():
 
 
 def score_of_row(agent, k, latent, row):
-    """w . tanh(k + q) + k . q / sqrt(d) with k = W e and q = U latent, the score of one row, in
-    numpy and float64."""
+    """w . tanh(k + q) + k . q / sqrt(d) with k = W e and q = U latent, in float64."""
     weights = {name: p.detach().double().numpy() for name, p in agent.head.named_parameters()}
     layer = lambda name, x: weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
     key, query = layer(f"heads.{k}.key", row), layer(f"heads.{k}.output", latent)
@@ -544,8 +541,7 @@ def test_score_of_a_choice(name):
 @pytest.mark.parametrize("scale", [1, 30])
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_begins_nearly_uniform(name, scale):
-    """With fresh weights the entropy is the largest possible one within 1%, features of 30 or
-    not."""
+    """With fresh weights the entropy is the largest possible one within 1%."""
     case, sizes = CASES[name], np.random.default_rng(0).integers(1, 7, (50, 2))
     _, storage, _, envs = setup(case, sizes)
     obs = storage.gather(np.arange(50))[0]
@@ -588,8 +584,7 @@ def test_what_a_row_is(name):
 
 @pytest.mark.parametrize("chain", [False, True])
 def test_a_part_depends_on_those_before(chain):
-    """With --autoregressive, whatever they are, and on no later one: edges on the amount, nodes on
-    both; else on none."""
+    """With --autoregressive edges depend on the amount, nodes on both; else on none."""
     case = CASES["mixed chain"]
     agent, storage, _, _ = setup(case._replace(flags={"autoregressive": chain}, mask=None))
     assert [head.part.path for head in agent.head.heads] == [f"action.{k}" for k in case.action]
@@ -613,8 +608,7 @@ def test_bits_that_are_equally_probable():
 
 @pytest.mark.parametrize("num", [1, 2, 5, 700])
 def test_ties(num):
-    """Of rows, or options, that are equally probable and no other is more so, the greedy action is
-    the first one, masked ones left out, however many observations there are."""
+    """Of equally probable rows or options the greedy one is the first, masked ones left out."""
     ptr = torch.tensor([0, 3, 3 + num, 7 + num])
     batch = torch.arange(3).repeat_interleave(ptr.diff())
     rows = ppo_graph.Ragged(torch.zeros(7 + num), ptr, batch)
@@ -629,8 +623,7 @@ def test_ties(num):
 
 @pytest.mark.parametrize("dependent", [False, True])
 def test_box_is_a_diagonal_normal(dependent):
-    """Log-probability and entropy are those of independent normal variables; the greedy action is
-    the mean."""
+    """Independent normal variables; the greedy action is the mean."""
     agent, storage, _, _ = setup(Case(vector(2, 3), {}, {"state_dependent_std": dependent}))
     obs = storage.gather(np.arange(3).repeat(5000))[0]
     with torch.no_grad():
@@ -659,8 +652,7 @@ def test_box_is_a_diagonal_normal(dependent):
 @pytest.mark.parametrize("chain", [False, True])
 @pytest.mark.parametrize("mask", [None, MB(2)])
 def test_mixture_with_a_box_integrates_to_one(chain, mask):
-    """Over Discrete x Box x MultiBinary the density integrates to 1; entropy is the integral of -p
-    log p."""
+    """The density integrates to 1, the entropy is the integral of -p log p."""
     space = Tuple((D(2), vector(1), MB(1)))
     case = Case(space, {}, {"autoregressive": chain}, mask, lambda b, n, m: b(1, 2)[0])
     agent, storage, _, _ = setup(case)
@@ -711,8 +703,7 @@ def test_columns_become_actions():
     ],
 )
 def test_actions_are_elements_of_a_sequence(space):
-    """Each environment gets as many rows as it has, none included, in the form that its space
-    has."""
+    """Each environment gets as many rows as it has, in the form of its space."""
     parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(graph_space()), ppo_graph.Args())
     rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
     actions = ppo_graph.to_env_actions(space, {"rows": rows}, {"rows": np.array([2, 0, 3, 1])})

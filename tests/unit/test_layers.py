@@ -75,8 +75,7 @@ def results(conv, x, edge_index, edge_attr, weight) -> list[torch.Tensor]:
 @given(batch=batches(), chunk=st.sampled_from([1, 3, 7, 2048]), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=60)
 def test_equals_pyg(kind, dtype, batch, chunk, seed):
-    """Outputs and all gradients are those of the layer that is called with edge_index, however many
-    edges a chunk has."""
+    """Outputs and all gradients are PyG's, however many edges a chunk has."""
     num_nodes, edge_index = batch
     layers.CHUNK = chunk  # small_chunks puts it back
     torch.manual_seed(seed)
@@ -96,8 +95,7 @@ def test_equals_pyg(kind, dtype, batch, chunk, seed):
 @given(batch=batches(), chunk=st.sampled_from([1, 3, 7]))
 @settings(deadline=None, max_examples=60)
 def test_chunks(batch, chunk):
-    """Each node and each of its edges is in one chunk; only a node whose edges do not fit makes one
-    larger than twice CHUNK."""
+    """Each node and edge is in one chunk; only a node with many edges makes a large one."""
     num_nodes, edge_index = batch
     layers.CHUNK = chunk
     edges = layers.Edges(edge_index, num_nodes)
@@ -146,8 +144,7 @@ SPACES = {
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
 def test_a_script_alone_computes_the_same(kind, gnn, calls):
-    """The encoder's weights, features and gradients, those of embedded edges included, do not
-    depend on the services."""
+    """Weights, features and gradients do not depend on the services."""
     rng = np.random.default_rng(0)
     storage, leaves = stored(SPACES[kind], [[sample(SPACES[kind], rng) for _ in range(12)]])
     obs = storage.gather(rng.permutation(12))[0]
@@ -197,8 +194,7 @@ def test_only_sums_are_faster(gnn, aggr, monkeypatch, calls):
 )
 @pytest.mark.parametrize("kind", [pyg.GINConv, pyg.GINEConv])
 def test_other_options_are_pygs(kind, options, calls):
-    """A layer in make_conv's place that has options of its own, or no weights for edges, is
-    PyG's."""
+    """A layer with options of its own, or no weights for edges, is PyG's."""
     edge_index, edge_attr = torch.tensor([[0, 1, 1], [1, 0, 1]]), torch.randn(3, DIM)
     x = torch.randn(2, DIM)
     inputs = (x, edge_index) if kind is pyg.GINConv else (x, edge_index, edge_attr)
@@ -289,8 +285,7 @@ def test_pool(readout, sizes):
 
 
 def log_probs_of(head, steps, space):
-    """Those of all rows that an action can choose, [steps, rows], with the same weights for all
-    heads."""
+    """Those of all rows that an action can choose, [steps, rows]; all heads have one seed."""
     action_space = spaces.Discrete(12)
     storage, leaves = stored(space, [[step] for step in steps], action_space=action_space)
     torch.manual_seed(0)

@@ -56,8 +56,7 @@ def cell(lstm, x, h, c):
 
 
 class DenseState:
-    """Zero-padded state [num_keys, H] of one env, its mask, and the edges in the order in which
-    they were seen."""
+    """Zero-padded state [num_keys, H] of one env, its mask, the edges as they were seen."""
 
     def __init__(self, memory, num_keys):
         self.memory = memory
@@ -90,8 +89,7 @@ class DenseState:
 
 
 def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
-    """(names of the keys, which are spread over all of int64; a nested list [env][t] of (x, ids,
-    links, features, start))"""
+    """(names of the keys; a nested list [env][t] of (x, ids, links, features, start))"""
     names = np.sort(rng.integers(-(2**62), 2**62, num_keys))
 
     def step():
@@ -108,8 +106,7 @@ def random_steps(rng, num_envs, num_steps, num_keys, density, reset):
 
 
 def memory_inputs(steps, names, edges):
-    """Of steps[env][t]: (the inputs x, what a Timeline is told to be seen, features of the edges if
-    there are any)."""
+    """(x, what a Timeline is told to be seen, features of edges) of steps[env][t]."""
     flat = [step for env in steps for step in env]
     ids = [names[ids.astype(int)] for _, ids, *_ in flat]
     seen = {
@@ -162,8 +159,7 @@ def make_memory(remember_edges, readout, kind="lstm"):
 
 
 def walk(memory, steps, names):
-    """([(outputs per env, readouts)] of each step, all states, the last one too) one step at a
-    time."""
+    """([(outputs per env, readouts)] of each step, all states) one step at a time."""
     states, results = [empty_state(len(steps))], []
     for t in range(len(steps[0])):
         now = [[env[t]] for env in steps]
@@ -251,8 +247,7 @@ def test_dense_state_is_the_oracle(seed, density, reset, remember_edges, readout
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_select(seed, envs):
-    """The state of some envs, in any order and more than once; those that start an episode have
-    forgotten all."""
+    """The state of some envs, in any order and more than once; where one starts, nothing."""
     rng, envs = np.random.default_rng(seed), np.array(envs)
     names, steps = random_steps(rng, 4, 3, 7, 0.5, 0.1)
     with torch.no_grad():
@@ -279,8 +274,7 @@ def test_select(seed, envs):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=20), st.integers(0, 2**32 - 1))
 def test_kernel(kind, lengths, seed):
-    """Ragged sequences through the staircase equal a PackedSequence through nn.LSTM or nn.GRU and a
-    loop over single steps, gradients included."""
+    """The staircase equals nn.LSTM or nn.GRU packed and a loop, gradients included."""
     torch.manual_seed(seed)
     lstm, lengths, H = kind(3, 4).double(), np.array(lengths), 4
     x = torch.randn(lengths.sum(), 3, dtype=torch.double, requires_grad=True)
@@ -309,8 +303,7 @@ def test_kernel(kind, lengths, seed):
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 8, 37])
 def test_scan(num_steps):
-    """A minGRU's states in log2 T turns are those of a loop over the steps, gradients included;
-    where a is 0 nothing of before is left."""
+    """The states of a minGRU in log2 T turns are those of a loop, gradients included."""
     torch.manual_seed(num_steps)
     a = torch.rand(num_steps, 5, 4, dtype=torch.double)
     a[torch.rand(num_steps, 5) < 0.3] = 0
@@ -327,8 +320,7 @@ def test_scan(num_steps):
 
 
 def test_kernel_pads_little():
-    """Rounding the lengths adds a sixth to their sum at most, and leaves at most 2 calls per
-    octave."""
+    """Rounded lengths add a sixth at most, and leave at most 2 calls per octave."""
     calls = []
 
     class Spy(torch.nn.LSTM):
@@ -348,8 +340,7 @@ def test_kernel_pads_little():
 @pytest.mark.parametrize("kind", ["lstm", "mingru"])
 @pytest.mark.parametrize("num_steps", [1, 6])
 def test_memory_on_cuda(num_steps, kind, monkeypatch):
-    """cuDNN's packed path, and the scan of a minGRU, give what the staircase on the CPU gives;
-    index tensors of the state stay on the CPU."""
+    """cuDNN gives what the staircase on the CPU gives; index tensors stay on the CPU."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # as `start` does
     rng = np.random.default_rng(0)
     memory = make_memory(True, "mean", kind).float()
@@ -379,8 +370,7 @@ def test_memory_on_cuda(num_steps, kind, monkeypatch):
 
 # ---- collection and training ----
 class IdEnv(RandomEnv):
-    """RandomEnv whose nodes (or set elements) have ids: a few large numbers that come back, or
-    `small` ones."""
+    """RandomEnv whose rows have ids: a few large numbers that come back, or `small` ones."""
 
     def __init__(self, observation="graph", action="", head="nodes", small=False, uint8=False):
         super().__init__(observation, action, head)
@@ -404,8 +394,7 @@ gym.register("Ids-v0", entry_point=IdEnv)
 
 
 class Streets(gym.Env):
-    """Of `num_nodes` nodes three are seen per step, never more than `num_seen` different ones;
-    episodes never end."""
+    """Of 400 nodes three are seen per step, never more than 40 different ones."""
 
     action_space, num_nodes, num_seen = Discrete(2), 400, 40
     ids = Sequence(Discrete(num_nodes), stack=True)
@@ -423,8 +412,7 @@ class Streets(gym.Env):
 
 
 def test_state_is_sparse():
-    """The state holds what was seen and no more, about a tenth of a dense one at a density of a
-    tenth."""
+    """It holds what was seen and no more, a tenth of a dense one at a density of a tenth."""
     part = begun([Streets] * 4, num_steps=120, lstm_dim=32)
     sizes = []
     for _ in range(2):
@@ -444,8 +432,7 @@ def test_state_is_sparse():
 @pytest.mark.parametrize("name", ["action", "reward"])
 @pytest.mark.parametrize("on", [False, True])
 def test_inputs_of_the_memory(name, on):
-    """The previous action and reward change the policy if their flag is set, except in an episode's
-    first step."""
+    """Previous action and reward matter with their flags, but not in a first step."""
     part = collect(begun([RandomEnv] * 5, **{f"prev_{name}": on}))
     state, starts = part.memory.state(), np.array([False] * 4 + [True])
     changed = state | {"action": state["action"] + 1} if name == "action" else state
@@ -483,8 +470,7 @@ FITS = Sequence(Discrete(9), stack=True)
     ids=["float", "pairs", "dense", "dict", "two graphs", "no rows"],
 )
 def test_ids_that_do_not_fit(ids, others, tmp_path):
-    """node_ids that are no integers, or could name rows of two graphs or of none, are refused
-    before the first step."""
+    """They are no integers, or could name rows of two graphs or of none."""
 
     class Named(gym.Env):
         observation_space, action_space = Dict(node_ids=ids, **others), Discrete(2)

@@ -341,8 +341,7 @@ def test_all_fit_together(name, observation, action, more):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_whole_runs(name, tmp_path):
-    """From environment to evaluation, which plays legal actions, too; two workers change
-    nothing."""
+    """From environment to evaluation, with legal actions; two workers change nothing."""
     script, flags = script_of(name)
     flags |= any_env(name, "graph_image_vector", "mixed") | {"eval_episodes": 2}
     one, two = (run(tmp_path / str(num), script, num_workers=num, **flags) for num in (0, 2))
@@ -445,8 +444,7 @@ def test_resume(name, more, tmp_path):
 
 
 class RandomSpaces(gym.Env):
-    """Random in all that it does; AssertionError for an action that is not one of its action
-    space."""
+    """Random in all that it does; AssertionError for an action that is not legal."""
 
     def __init__(self):
         self.rng = np.random.default_rng(self.seed)

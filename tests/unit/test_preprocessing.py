@@ -43,8 +43,7 @@ SCRIPTS.remove("ppo_graph_agents")  # its environments have a Sequence of action
 )
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_running_statistics(sizes, mean, scale, seed):
-    """Mean and variance after any number of batches, empty ones too, are those of all rows
-    together."""
+    """Mean and variance after any batches, empty ones too, are those of all rows."""
     (leaf,) = ppo_graph.leaves_of(vector(2, 2, low=-np.inf, high=np.inf))
     rows = ppo_graph.Rows(leaf, norm_obs=True)
     rng = np.random.default_rng(seed)
@@ -125,8 +124,7 @@ def test_few_operations():
 
 
 def test_statistics_of_every_leaf():
-    """Dense vectors, node features, edge features and set rows have statistics per column;
-    categories, bits, images, masks and links have none."""
+    """Numbers have statistics per column; categories, bits, images, masks, links none."""
     space = spaces.Dict(
         graph=graph_space(vector(2)),
         position=vector(3),
@@ -163,8 +161,7 @@ def test_no_statistics_without_the_flag():
 
 
 class Counter(gym.Env):
-    """Shows how many observations it has shown, from 1 on; every 5th step ends an episode by
-    truncation."""
+    """Shows how many observations it has shown; every 5th step truncates an episode."""
 
     observation_space, action_space = vector(1, low=0, high=np.inf), spaces.Discrete(2)
     shown = 0
@@ -265,8 +262,7 @@ class Ids(gym.Env):
 
 
 def test_node_ids_are_no_input():
-    """`node_ids` has as many rows as there are nodes, keeps its integers and is no input of the
-    encoder."""
+    """They are as many as nodes, keep their integers and do not reach the encoder."""
     envs = make_envs([Ids])
     obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset(0).obs)
     assert obs["node_ids"].values.tolist() == [5, 3, 8]
@@ -279,8 +275,7 @@ def test_node_ids_are_no_input():
 
 
 def test_node_ids_beside_avail_actions():
-    """Ids name the rows of the set and never those of avail_actions, which may be as many or
-    not."""
+    """Ids name the rows of the set and never those of avail_actions."""
     ids = spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True)
     rows = spaces.Sequence(vector(2), stack=True)
     zeros = np.zeros((3, 2), np.float32)

@@ -102,8 +102,7 @@ class Fuzz(gym.Env):
 
 
 def rows_of(space, obs, path=""):
-    """Leaf path -> a list of rows of plain numbers, by another way than the scripts go; what is not
-    ragged is one row."""
+    """Leaf path -> rows of plain numbers, by another way than the scripts go."""
     name, found = path or "obs", {}
     if isinstance(space, (Dict, Tuple)):
         for k, child in space.items() if isinstance(space, Dict) else enumerate(space):
@@ -135,8 +134,7 @@ def numbers(space, values):
 
 
 def expected_steps(envs):
-    """Per step and env: (observation, reward, terminated, truncated, last observation if the
-    episode was cut off)."""
+    """Per step and env: (observation, reward, terminated, truncated, last observation if cut)."""
     columns = []
     for env in envs:
         told, column = iter(env.told), []
@@ -152,8 +150,7 @@ def expected_steps(envs):
 
 
 def compare(leaves, space, batch, observations):
-    """`batch` holds the `observations`, each row once and in order. Returns the numbers of rows of
-    each leaf."""
+    """`batch` holds the `observations`, in order. Returns the numbers of rows of each leaf."""
     expected = [rows_of(space, obs) for obs in observations]
     assert set(batch) == {leaf.path for leaf in leaves} == set(expected[0])
     sizes = {path: [len(rows[path]) for rows in expected] for path in batch}
@@ -176,8 +173,7 @@ def appended(leaves, flat):
 
 
 def check_run(envs, inner, space, num_steps, rng):
-    """Plays and compares every step, the last observations, a shuffled minibatch with repeats, and
-    the bytes, which are the valid ones and no other."""
+    """Compares all steps, last observations, a minibatch with repeats, and the bytes."""
     storage, played = ppo_graph.Storage(envs.leaves, CPU), []
     step = envs.reset(0)
     for t in range(num_steps + 1):
@@ -261,8 +257,7 @@ def test_random_environments_in_workers(seed):
 
 
 def test_nothing_is_left_behind():
-    """Environments, their observations and their workers are gone when they were closed, and so are
-    their files."""
+    """Closed environments, their observations, workers and files are gone."""
     space, references = Dict(g=spaces.Graph(vector(3), None)), []
 
     def play(num_workers):
@@ -314,8 +309,7 @@ def assert_is_pyg(obs, instances):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_batches_are_those_of_pyg(seed):
-    """Empty, edgeless, single-node and huge graphs in one batch; of a step, and gathered with
-    repeats."""
+    """Empty, edgeless, single-node and huge graphs, of a step and gathered with repeats."""
     rng = np.random.default_rng(seed)
     steps = []
     for _ in range(3):
@@ -333,8 +327,7 @@ def test_batches_are_those_of_pyg(seed):
 # ---- What is stored and copied ----
 @pytest.mark.parametrize("first, valid", [(1, 4 * 12 + 4 * 8), (0, 3 * 12 + 4 * 8), (None, 0)])
 def test_stats_of_known_sizes(first, valid):
-    """Two graphs of 1 (or 0) and 3 nodes and 0 and 4 edges: 48 + 32 bytes of which padding would
-    store 136. Where there are no bytes no padding is avoided."""
+    """48 + 32 bytes where padding would store 136; where there are none, none is avoided."""
     sizes = [(0, 0), (0, 0)] if first is None else [(first, 0), (3, 4)]
     zeros = [
         GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
@@ -410,8 +403,7 @@ def test_pack(kinds):
 
 
 def test_links_without_features():
-    """Leaves of a group share the number of rows of its first one: a link without the features that
-    its space declares is not forgotten."""
+    """A link without the features that its space declares is not forgotten."""
     graph = GraphInstance(np.zeros((2, 3), np.float32), None, np.array([[0, 1]]))
     envs = list_envs(EDGES, [[graph]])
     flat = envs.collate([envs.read(graph)])
@@ -419,8 +411,7 @@ def test_links_without_features():
 
 
 def test_declared_maximum_costs_nothing(tmp_path):
-    """With the declared maximum raised tenfold the same bytes are stored and the same is computed,
-    bit by bit, on sizes with a long tail."""
+    """Raised tenfold, the same bytes are stored and computed, bit by bit."""
     flags = dict(env_id="envs:PoissonGraph-v0", num_steps=32, total_timesteps=192, save_model=True)
     small, large = (
         run(tmp_path / str(num), env_kwargs={"declared_max": num}, **flags) for num in (200, 2000)
@@ -454,8 +445,7 @@ def test_unsupported_space_is_named(space, leaf, name):
 
 
 def test_subclasses_of_spaces():
-    """Spaces that an environment derives from Discrete and MultiDiscrete are what they derive
-    from."""
+    """Spaces derived from Discrete and MultiDiscrete are what they derive from."""
     flat, levels = type("Flat", (Discrete,), {}), type("Levels", (MultiDiscrete,), {})
     leaves = ppo_graph.leaves_of(Tuple((flat(3), levels([2, 4]))))
     assert [ppo_graph.num_options(leaf.space) for leaf in leaves] == [[3], [2, 4]]
@@ -468,8 +458,7 @@ def test_subclasses_of_spaces():
 
 
 def test_groups_of_leaves():
-    """Leaves with equally many rows share a group: all that is not ragged the one without a name,
-    columns of a set its path, links and edges theirs; masks and ids are of their own."""
+    """Leaves with equally many rows share a group; masks and ids are of their own."""
     ids = Sequence(Box(0, 9, (), np.int64), stack=True)
     space = Dict(
         action_mask=Dict(node=ids, x=spaces.MultiBinary(2)),

@@ -161,8 +161,7 @@ def otherwise(script):
 
 # ---- Cases ----
 def any_env(observation, action, with_ids=False, **flags):
-    """Flags for Any-v0 of test_matrix.py, whose episodes of 1 to 5 steps are terminated and
-    truncated in turn."""
+    """Flags for Any-v0 of test_matrix.py, whose episodes end in both ways."""
     kwargs = {"observation": observation, "action": action, "with_ids": with_ids}
     flags["autoregressive"] = action in ("pair", "tuple", "mixed")
     return dict(env_id="Any-v0", env_kwargs=kwargs) | flags

@@ -279,6 +279,32 @@ action_spaces = st.recursive(
 )
 
 
+class SmallEnv(gym.Env):
+    """Episodes of `length` steps, which are truncated unless it `terminates`. Others have
+    `observe()`, `reward(action)`, and `begin()`, which is called before an episode's first
+    observation; `t` counts the steps."""
+
+    length, terminates = 5, False
+
+    def begin(self):
+        pass
+
+    def reward(self, action):
+        return 0.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.begin()
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = float(self.reward(action))
+        self.t += 1
+        ended = self.t == self.length
+        return self.observe(), reward, ended and self.terminates, ended and not self.terminates, {}
+
+
 class ListEnv(gym.Env):
     """Returns the observations of a list one after the other. Actions change nothing; no episode
     ends."""

@@ -14,6 +14,7 @@ from gymnasium.spaces import MultiDiscrete as MD
 from helpers import (
     MASK,
     ListEnv,
+    SmallEnv,
     UsageErrors,
     checked_parts,
     graph_space,
@@ -552,11 +553,14 @@ def test_the_next_step_sees_the_mean_of_the_rows(script):
     torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
 
 
-class OneOfMany(gym.Env):
+class OneOfMany(SmallEnv):
     """Shows 3 nodes a bit each, then in another order none, when each is to tell its own."""
 
     observation_space = Dict(things=SET, node_ids=Sequence(Box(0, 9, (), np.int64), stack=True))
-    action_space = Sequence(D(2))
+    action_space, length, terminates = Sequence(D(2)), 2, True
+
+    def begin(self):
+        self.bits = self.np_random.integers(2, size=3)
 
     def observe(self):
         self.order, shown = self.np_random.permutation(3), np.zeros((3, 2), np.float32)
@@ -564,15 +568,8 @@ class OneOfMany(gym.Env):
             shown[np.arange(3), self.bits[self.order]] = 1
         return {"things": shown, "node_ids": self.order}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.bits = 0, self.np_random.integers(2, size=3)
-        return self.observe(), {}
-
-    def step(self, action):
-        reward = float((np.array(action) == self.bits[self.order]).mean()) * self.t
-        self.t += 1
-        return self.observe(), reward, self.t == 2, False, {}
+    def reward(self, action):
+        return (np.array(action) == self.bits[self.order]).mean() * self.t
 
 
 gym.register("OneOfMany-v0", entry_point=OneOfMany)
@@ -589,11 +586,11 @@ def test_each_node_remembers(per_node, tmp_path):
 
 
 # ---- Masks that the services turn ----
-class Pair(gym.Env):
+class Pair(SmallEnv):
     """A mask of both parts together; an action that it forbids costs 1."""
 
     observation_space = Dict(x=vector(2), action_mask=MB((2, 3)))
-    action_space = MD([2, 3])
+    action_space, terminates = MD([2, 3]), True
 
     def observe(self):
         self.draw()
@@ -606,15 +603,8 @@ class Pair(gym.Env):
     def is_legal(self, action):
         return self.mask[tuple(action)]
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        reward = float(self.is_legal(action)) - 1
-        self.t += 1
-        return self.observe(), reward, self.t == 5, False, {}
+    def reward(self, action):
+        return float(self.is_legal(action)) - 1
 
 
 class Lamps(Pair):

@@ -12,6 +12,7 @@ from helpers import (
     LOGGED,
     MASK,
     OBSERVATIONS,
+    SmallEnv,
     UsageErrors,
     command,
     everything,
@@ -251,20 +252,18 @@ def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
     assert logged(two, "charts/spare_rows")[-1] < 0.15
 
 
-class Coming(gym.Env):
+class Coming(SmallEnv):
     """A set with as many elements as steps have passed, one action for each: at first none."""
 
     observation_space = spaces.Sequence(vector(2), stack=True)
-    action_space = spaces.Sequence(spaces.Discrete(3))
+    action_space, length, terminates = spaces.Sequence(spaces.Discrete(3)), 4, True
 
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros((0, 2), np.float32), {}
+    def observe(self):
+        return np.ones((self.t, 2), np.float32)
 
-    def step(self, action):
+    def reward(self, action):
         assert len(action) == self.t
-        self.t += 1
-        return np.ones((self.t, 2), np.float32), 1.0, self.t == 4, False, {}
+        return 1.0
 
 
 gym.register("Coming-v0", entry_point=Coming)

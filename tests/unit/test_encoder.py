@@ -402,15 +402,6 @@ def test_images_are_seen_alike_in_both_layouts():
     assert results[0].shape == (1, 512)
 
 
-@pytest.mark.parametrize(
-    "shape", [(8, 8, 3), (3, 8, 8), (9, 1, 9), (8, 2, 9), (40, 3, 40), (2, 8, 100), (4, 4, 9)]
-)
-def test_any_shape_of_three_axes(shape):
-    """Whatever a Box of three axes means, it is encoded."""
-    storage, leaves = batch_of(spaces.Box(0, 1, shape, np.float32), 3)
-    assert_batch_equals_singles(encoder_of(leaves), storage)
-
-
 @pytest.mark.parametrize("name", ["type", "values", "items", "half", "training", "a.b"])
 def test_any_name_of_a_key(name):
     """No key of a Dict is reserved, whatever attributes torch's modules have."""

@@ -13,6 +13,7 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from helpers import (
     ACTIONS,
     OBSERVATIONS,
+    SmallEnv,
     UsageErrors,
     graph_space,
     logged,
@@ -363,21 +364,20 @@ def test_play_forgets(monkeypatch):
     assert memories[0].size <= 2 * (4 + 3) and memories[1].size == 2 * 40
 
 
-class Delay(gym.Env):
+class Delay(SmallEnv):
     """A random bit each step; reward 1 for naming the one of two steps before."""
 
-    observation_space, action_space = Discrete(2), Discrete(2)
+    observation_space, action_space, length = Discrete(2), Discrete(2), 16
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.bits = [0, 0, int(self.np_random.integers(2))]
-        self.t = 0
-        return self.bits[-1], {}
+    def begin(self):
+        self.bits = [0, 0]
 
-    def step(self, action):
-        reward, self.t = float(action == self.bits[-3]), self.t + 1
+    def observe(self):
         self.bits.append(int(self.np_random.integers(2)))
-        return self.bits[-1], reward, False, self.t == 16, {}
+        return self.bits[-1]
+
+    def reward(self, action):
+        return action == self.bits[-3]
 
 
 gym.register("DelayedBit-v0", entry_point=Delay)

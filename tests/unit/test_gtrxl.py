@@ -338,48 +338,6 @@ def test_gradients(memory_length):
     assert torch.autograd.gradcheck(function, tuple(inputs), fast_mode=True)
 
 
-@pytest.mark.parametrize("memory_length", [2, 7, 100])
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_few_environments(num_envs, memory_length):
-    """With fewer environments than minibatches these are pieces of the rollout in time. They attend
-    to what collection had before them, as a constant: outputs are those of collection, gradients
-    those of a loop over the steps."""
-    agent = Bare(memory_length=memory_length)
-    x, starts = history(3, 5, 18, num_envs, 0.1)
-    outputs, memory = walk(agent, x, starts, 5)
-    parameters = list(agent.parameters())
-    ages = np.stack(memory.ages)
-    kept = torch.cat(memory.inputs, 1)  # from the K steps before the rollout on
-    K = memory.inputs[0].shape[1]
-    parts = list(memory.minibatches(np.random.default_rng(0), 4))
-    assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(18 * num_envs))
-    assert sorted(len(idx) for idx, _ in parts) == ([4, 4, 5, 5] if num_envs == 1 else [9] * 4)
-    for idx, inputs in parts:
-        found = agent(*inputs)[3]
-        assert (found - outputs.flatten(0, 1)[idx]).abs().max() < 1e-10
-        envs = np.unique(idx % num_envs)
-        steps = np.unique(idx // num_envs)
-        assert np.array_equal(steps, steps[0] + np.arange(len(steps)))
-        past = kept[:, : K + steps[0], envs]
-        loop = []
-        for t in steps:
-            age = torch.from_numpy(ages[t : t + 1, envs])
-            kv = agent.gtrxl.keys_values(past, min(int(age.max()), memory_length))
-            out, now, _ = agent.gtrxl(x[5 + t : 6 + t, envs], age, kv)
-            past = torch.cat([past, now], 1)
-            loop.append(out)
-        order = {k: j for j, k in enumerate(t * num_envs + i for t in steps for i in envs)}
-        loop = torch.cat(loop).flatten(0, 1)[[order[k] for k in idx]]
-        weight = torch.randn_like(found)
-        grads = [
-            torch.autograd.grad((out * weight).sum(), parameters, allow_unused=True)
-            for out in (found, loop)
-        ]
-        for ours, theirs in zip(*grads):
-            if ours is not None:
-                torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
-
-
 @pytest.mark.parametrize("gate", ["gru", "none"])
 def test_bfloat16(gate):
     """--bf16, on the CPU: steps, segment and float32 agree within bfloat16's rounding."""

@@ -11,6 +11,7 @@ from helpers import (
     IDS,
     MASK,
     RandomEnv,
+    SmallEnv,
     collect,
     graph_space,
     mean_return,
@@ -393,22 +394,19 @@ class IdEnv(RandomEnv):
 gym.register("Ids-v0", entry_point=IdEnv)
 
 
-class Streets(gym.Env):
+class Streets(SmallEnv):
     """Of 400 nodes three are seen per step, never more than 40 different ones."""
 
-    action_space, num_nodes, num_seen = Discrete(2), 400, 40
-    ids = Sequence(Discrete(num_nodes), stack=True)
+    action_space, length = Discrete(2), None
+    ids = Sequence(Discrete(400), stack=True)
     observation_space = Dict(node_ids=ids, things=Sequence(vector(2), stack=True))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.known = self.np_random.permutation(self.num_nodes)[: self.num_seen]
-        return self.step(0)[0], {}
+    def begin(self):
+        self.known = self.np_random.permutation(400)[:40]
 
-    def step(self, action):
+    def observe(self):
         ids = self.np_random.permutation(self.known)[:3]
-        things = self.np_random.random((3, 2), np.float32)
-        return {"node_ids": ids, "things": things}, 0.0, False, False, {}
+        return {"node_ids": ids, "things": self.np_random.random((3, 2), np.float32)}
 
 
 def test_state_is_sparse():
@@ -576,14 +574,17 @@ def test_learns_in_one_environment(tmp_path):
     assert mean_return(run(tmp_path, script, **flags)) > 0.9
 
 
-class Recall(gym.Env):
+class Recall(SmallEnv):
     """Six elements are shown and one of them is red; then twice any three of them, all of one
     colour; in the last step all six again, and reward is 1 for choosing the one that was red. Ids
     and orders are random."""
 
     things = Sequence(vector(2), stack=True)
     observation_space = Dict(node_ids=IDS, things=things, action_mask=MASK)
-    action_space = Discrete(6)
+    action_space, length, terminates = Discrete(6), 4, True
+
+    def begin(self):
+        self.red, self.names = self.np_random.integers(6), self.np_random.integers(0, 2**62, 6)
 
     def observe(self):
         self.order = self.np_random.permutation(6)[: 6 if self.t in (0, 3) else 3]
@@ -592,16 +593,8 @@ class Recall(gym.Env):
         mask = np.ones(len(things), np.int8)
         return {"node_ids": self.names[self.order], "things": things, "action_mask": mask}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.red = 0, int(self.np_random.integers(6))
-        self.names = self.np_random.integers(0, 2**62, 6)
-        return self.observe(), {}
-
-    def step(self, action):
-        reward = float(self.t == 3 and self.order[action] == self.red)
-        self.t += 1
-        return self.observe(), reward, self.t == 4, False, {}
+    def reward(self, action):
+        return self.t == 3 and self.order[action] == self.red
 
 
 gym.register("RecallElements-v0", entry_point=Recall)

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from helpers import (
     ListEnv,
+    SmallEnv,
     UsageErrors,
     everything,
     graph_space,
@@ -160,8 +161,8 @@ def test_no_statistics_without_the_flag():
     assert ppo_graph.Encoder(leaves, small_args())(everything(storage))[0].tolist() == [[100, -3]]
 
 
-class Counter(gym.Env):
-    """Shows how many observations it has shown; every 5th step truncates an episode."""
+class Counter(SmallEnv):
+    """Shows how many observations it has shown, from 1 on."""
 
     observation_space, action_space = vector(1, low=0, high=np.inf), spaces.Discrete(2)
     shown = 0
@@ -169,14 +170,6 @@ class Counter(gym.Env):
     def observe(self):
         self.shown += 1
         return np.array([self.shown], np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        self.t += 1
-        return self.observe(), 0.0, False, self.t == 5, {}
 
 
 gym.register("Counter-v0", entry_point=Counter)
@@ -222,18 +215,16 @@ def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypat
 def test_normalisation_helps_where_units_differ(tmp_path):
     """With observations far from zero a policy learns with --norm-obs and not without."""
 
-    class Offset(gym.Env):
+    class Offset(SmallEnv):
         observation_space, action_space = vector(1, low=0, high=1e5), spaces.Discrete(2)
+        length = 10
 
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            self.t, self.bit = 0, int(self.np_random.integers(2))
-            return np.array([5000 + self.bit], np.float32), {}
-
-        def step(self, action):
-            reward, self.t = float(action == self.bit), self.t + 1
+        def observe(self):
             self.bit = int(self.np_random.integers(2))
-            return np.array([5000 + self.bit], np.float32), reward, False, self.t == 10, {}
+            return np.array([5000 + self.bit], np.float32)
+
+        def reward(self, action):
+            return action == self.bit
 
     gym.register("Offset-v0", entry_point=Offset)
     flags = dict(env_id="Offset-v0", num_envs=8, num_steps=16, total_timesteps=6000)

@@ -1,7 +1,6 @@
 """How much code a file holds and how packed it is, whatever its lines look like.
 
     python tests/density.py FILES
-    python tests/density.py --old ../old FILES     # a table of two checkouts
 
 Tokens are those of Python's tokenize without layout, comments, docstrings and the annotations of
 functions, which help a reader. Code lines are lines that bear a token. Packed constructs are
@@ -17,14 +16,8 @@ import tokenize
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
-LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+LAYOUT |= {tokenize.ENDMARKER}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 PACKED = (*COMPREHENSIONS, ast.IfExp, ast.NamedExpr, ast.Lambda, ast.Starred)
@@ -89,8 +82,7 @@ def counted_tokens(source: str, tree: ast.Module) -> list[tokenize.TokenInfo]:
 
 
 def docstring_places(tree: ast.Module) -> set[Place]:
-    """Where the strings begin that stand alone in modules, classes (those of fields, too) and
-    functions."""
+    """Where the strings begin that stand alone in modules, classes and functions."""
     places = set()
     for node in ast.walk(tree):
         if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
@@ -166,35 +158,6 @@ def describe(figures: Figures, path: str) -> str:
     )
 
 
-def cells(path: Path) -> list[str]:
-    """Tokens, tokens a line, packed constructs, `train`, the longest other function of a file."""
-    if not path.exists():
-        return ["", "", "", "", ""]
-    figures = measure(path.read_text())
-    train = [num for name, num in figures.functions.items() if name.split(":")[0] == "train"]
-    others = [num for name, num in figures.functions.items() if name.split(":")[0] != "train"]
-    tokens = f"{figures.tokens:,}"
-    per_line = f"{figures.tokens_per_line:.1f}"
-    packed = f"{figures.packed_per_thousand:.1f}"
-    return [tokens, per_line, packed, f"{max(train, default=0):,}", f"{max(others, default=0):,}"]
-
-
-def table(old: str, paths: list[str]) -> str:
-    """Markdown: each figure of each file in the old checkout -> in this one."""
-    lines = [
-        "| file | tokens | a code line | packed per 1,000 | `train` | longest other function |"
-    ]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for path in paths:
-        pairs = zip(cells(Path(old, path)), cells(Path(path)))
-        lines.append(f"| {path} | " + " | ".join(" -> ".join(pair) for pair in pairs) + " |")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    paths = sys.argv[1:]
-    if paths[:1] == ["--old"]:
-        print(table(paths[1], paths[2:]))
-    else:
-        for path in paths:
-            print(describe(measure(Path(path).read_text()), path))
+    for path in sys.argv[1:]:
+        print(describe(measure(Path(path).read_text()), path))

@@ -115,8 +115,7 @@ def stop(self, inputs: list) -> None:
 
 
 def build(source: str) -> int:
-    """Bytes of machine code of a kernel, in the first of the configurations that a GPU would
-    try."""
+    """Bytes of machine code of a kernel, in the first of its configurations."""
     module = torch._inductor.codecache.PyCodeCache.load(source)
     kernel = getattr(module, kernels[source])
     return len(kernel._precompile_config(kernel.configs[0]).kernel.asm["cubin"])

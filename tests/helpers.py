@@ -149,6 +149,27 @@ def weights(folder) -> dict[str, torch.Tensor]:
     return torch.load(Path(folder) / "model.pt", weights_only=True)["model"]
 
 
+def logged(result: Run, tag: str) -> list[float]:
+    """What a run logged under a tag, in order."""
+    return [value for _, value in result.scalars[tag]]
+
+
+def mismatch(result: Run) -> float:
+    """The largest difference of the first probability ratios from 1, which are there and finite."""
+    return max(map(abs, logged(result, "debug/collection_mismatch")))
+
+
+def mean_return(result: Run) -> float:
+    """Of the episodes of the evaluation."""
+    return np.mean([row["return"] for row in result.rows])
+
+
+def same_weights(one: Path, two: Path) -> bool:
+    """Whether two runs saved the same model, bit by bit."""
+    one, two = weights(one), weights(two)
+    return list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one)
+
+
 def rows_of(space, rng, num):
     """`num` samples stacked along a new first axis, which may be empty."""
     if isinstance(space, spaces.Dict):
@@ -234,6 +255,55 @@ observation_spaces = st.recursive(
     max_leaves=5,
 )
 
+boxes = st.builds(
+    lambda shape, dtype: spaces.Box(-1, 2, tuple(shape), dtype),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.sampled_from([np.float32, np.float64]),
+)
+action_spaces = st.recursive(
+    st.one_of(
+        st.builds(
+            lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)
+        ),
+        st.lists(st.integers(1, 4), min_size=1, max_size=3).map(spaces.MultiDiscrete),
+        st.just(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[3, -1], [0, 2]])),
+        st.sampled_from([spaces.MultiBinary(3), spaces.MultiBinary((2, 2))]),
+        st.just(vector(2, low=-np.inf, high=np.inf)),
+        boxes,
+    ),
+    lambda child: st.one_of(
+        st.dictionaries(st.sampled_from("zyx"), child, min_size=1, max_size=3).map(spaces.Dict),
+        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
+    ),
+    max_leaves=4,
+)
+
+
+class SmallEnv(gym.Env):
+    """Episodes of `length` steps, which are truncated unless it `terminates`. Others have
+    `observe()`, `reward(action)`, and `begin()`, which is called before an episode's first
+    observation; `t` counts the steps."""
+
+    length, terminates = 5, False
+
+    def begin(self):
+        pass
+
+    def reward(self, action):
+        return 0.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.begin()
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = float(self.reward(action))
+        self.t += 1
+        ended = self.t == self.length
+        return self.observe(), reward, ended and self.terminates, ended and not self.terminates, {}
+
 
 class ListEnv(gym.Env):
     """Returns the observations of a list one after the other. Actions change nothing; no episode
@@ -313,6 +383,7 @@ def graph_space(edge_space=None, features=3):
 
 
 MASK = spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True)
+IDS = spaces.Sequence(spaces.Box(-(2**63), 2**63 - 1, (), np.int64), stack=True)
 OBSERVATIONS = {
     "vector": vector(4),
     "discrete": spaces.Discrete(5, start=-2),
@@ -424,6 +495,41 @@ class RandomEnv(gym.Env):
 
 
 gym.register("Random-v0", entry_point=RandomEnv)
+
+
+# ---- Rollouts, without a run ----
+def begun(script, makers, agent=None, **flags):
+    """What a run has before its first step, with logits of the size of those that were learned, so
+    that differences show."""
+    args = small_args(script, num_envs=len(makers), **flags)
+    envs = make_envs(makers, script=script, **flags)
+    if agent is None:
+        agent = script.Agent(envs.leaves, envs.action_space, args)
+        for name, parameter in agent.head.named_parameters():
+            if name.endswith((".output.weight", ".score.weight")):  # these begin at 0.01
+                parameter.data *= 100
+    memory = script.Memory(agent, envs.leaves, len(makers), args)
+    return SimpleNamespace(args=args, envs=envs, agent=agent, memory=memory, step=envs.reset(3))
+
+
+def collect(part, greedy=False):
+    """One rollout, as `train` has it. Adds to `part` the steps that were seen, the actions,
+    log_probs and values [T * N], the values of what came after, and where episodes were cut off."""
+    part.seen, part.cut, columns, num_envs = [], [], [], len(part.envs.envs)
+    part.memory.begin()
+    for t in range(part.args.num_steps):
+        part.seen.append(part.step)
+        columns.append(part.memory.act(part.step, greedy))
+        actions = part.agent.head.env_actions(columns[-1][0], part.step.obs.counts)
+        part.step = part.envs.step(actions)
+        part.memory.keep(part.step)
+        part.cut += (t * num_envs + np.flatnonzero(part.step.truncated)).tolist()
+    actions, *others = zip(*columns)
+    part.actions = torch.cat([action[""] for action in actions])
+    part.log_probs, part.values = map(torch.cat, others)
+    part.seen.append(part.step)
+    part.next_values = part.memory.next_values(part.step)
+    return part
 
 
 # ---- A run of a script, and what it saw ----

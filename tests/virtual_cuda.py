@@ -44,45 +44,18 @@ PROJECT = re.compile(r"/cleanrl_graph/(services/|envs/)?\w+\.py$|/test_\w+\.py$"
 CPU, CUDA = 1, 2  # DLPack's numbers
 HOST = torch.device("cpu")
 aten = torch.ops.aten
-NO_LAUNCH = {
-    "empty",
-    "empty_strided",
-    "resize_",
-    "set_",
-    "_local_scalar_dense",
-    "_fused_sdp_choice",
-}
-WAITS = {
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "equal",
-    "_assert_scalar",
-    "bincount",
-    "histc",
-    "multinomial",
-}  # need a number from the device
-INDEXING = {
-    "index",
-    "index_put",
-    "index_put_",
-    "_index_put_impl_",
-    "_unsafe_index",
-    "_unsafe_index_put",
-}
-TAKES_SCALARS = {
-    "fill_",
-    "masked_fill",
-    "masked_fill_",
-    "where",
-    "index_fill",
-    "index_fill_",
-    "index_put_",
-    "_index_put_impl_",
-}  # of no dimension, from the host; so do all elementwise ones
+NO_LAUNCH = set("empty empty_strided resize_ set_ _local_scalar_dense _fused_sdp_choice".split())
+WAITS = set(  # need a number from the device
+    "_local_scalar_dense nonzero masked_select _unique2 unique_dim unique_consecutive equal "
+    "_assert_scalar bincount histc multinomial".split()
+)
+INDEXING = set(
+    "index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put".split()
+)
+TAKES_SCALARS = set(  # of no dimension, from the host; so do all elementwise ones
+    "fill_ masked_fill masked_fill_ where index_fill index_fill_ index_put_ "
+    "_index_put_impl_".split()
+)
 
 
 class Log:
@@ -93,12 +66,7 @@ class Log:
         self.clear()
 
     def clear(self) -> None:
-        self.waits, self.copies, self.launches, self.races = (
-            Counter(),
-            Counter(),
-            Counter(),
-            Counter(),
-        )
+        self.waits, self.copies, self.launches, self.races = (Counter() for _ in range(4))
         # under way: (begin, end, bytes when it began, line, the memory's owner)
         self.to_device = []
         self.to_host = []  # under way: functions that complete them
@@ -112,9 +80,8 @@ class Log:
         self.waits[kind, where()] += 1
         for begin, end, content, line, _ in self.to_device:
             if ctypes.string_at(begin, end - begin) != content:
-                self.races[
-                    f"{line}: pinned memory was written before its copy was waited for at {where()}"
-                ] += 1
+                race = "pinned memory was written before its copy was waited for at"
+                self.races[f"{line}: {race} {where()}"] += 1
         for complete in self.to_host:
             complete()
         self.to_device, self.to_host = [], []
@@ -127,10 +94,9 @@ def where() -> str:
     """The innermost lines of the scripts or of tests, up to three."""
     frame, lines = sys._getframe(1), []
     while frame is not None and len(lines) < 3:
-        if PROJECT.search(frame.f_code.co_filename):
-            lines.append(
-                f"{Path(frame.f_code.co_filename).stem}.py:{frame.f_lineno} {frame.f_code.co_name}"
-            )
+        code = frame.f_code
+        if PROJECT.search(code.co_filename):
+            lines.append(f"{Path(code.co_filename).stem}.py:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return " < ".join(lines) or "autograd"
 
@@ -141,8 +107,7 @@ pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c
 
 
 def alias(device: int, t: Tensor) -> Tensor:
-    """The same memory as a tensor of the other device, which keeps it alive: DLPack with another
-    name on it."""
+    """The same memory as a tensor of the other device: DLPack with another name on it."""
     capsule = torch._C._to_dlpack(t.detach() if t.requires_grad else t)
     place = (ctypes.c_int32 * 2).from_address(pointer(capsule, b"dltensor") + 8)
     place[0], place[1] = device, 0
@@ -153,15 +118,14 @@ on_device = partial(alias, CUDA)
 
 
 def on_host(t: Tensor) -> Tensor:
-    return (
-        alias(CPU, t) if t.numel() else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)
-    )  # can be resized
+    if t.numel():
+        return alias(CPU, t)
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype)  # can be resized
 
 
 # ---- Operations ----
 def tree(function, value):
-    """The value, or the list of values, with `function` of each tensor and device in place of
-    it."""
+    """The value, or list of values, with `function` of each tensor and device."""
     if isinstance(value, (Tensor, torch.device)):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -173,14 +137,10 @@ def tree(function, value):
 def facts(op) -> tuple[str, bool, bool]:
     """(name, whether numbers may come from the host, whether it is a kernel and not a view)."""
     name = op._schema.name.removeprefix("aten::")
-    is_view = any(
-        r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns
-    )
-    return (
-        name,
-        torch.Tag.pointwise in op.tags or name in TAKES_SCALARS,
-        not is_view and name not in NO_LAUNCH,
-    )
+    infos = [r.alias_info for r in op._schema.returns]
+    is_view = any(info is not None and not info.is_write for info in infos)
+    takes_scalars = torch.Tag.pointwise in op.tags or name in TAKES_SCALARS
+    return name, takes_scalars, not is_view and name not in NO_LAUNCH
 
 
 def run(op, *args, **kwargs):
@@ -215,9 +175,8 @@ def run(op, *args, **kwargs):
         if host.shape != value.shape:  # out=
             value.data = on_device(host)
 
-    return tree(
-        lambda value: tensors[id(value)][0] if id(value) in tensors else on_device(value), out
-    )
+    upper = lambda value: tensors[id(value)][0] if id(value) in tensors else on_device(value)
+    return tree(upper, out)
 
 
 def waits(name: str, args: list, kwargs: dict) -> bool:
@@ -260,9 +219,8 @@ def under_way(src: Tensor) -> None:
     begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
     for other, other_end, _, line, _ in log.to_device:
         if begin < other_end and other < end:
-            log.races[
-                f"{where()}: pinned memory is used again while it is copied since {line}"
-            ] += 1
+            race = f"{where()}: pinned memory is used again while it is copied since {line}"
+            log.races[race] += 1
     log.to_device.append((begin, end, ctypes.string_at(begin, end - begin), where(), memory))
 
 
@@ -273,14 +231,11 @@ class Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(ctx, op, num_states, batch_sizes, rest, *tensors):
         if any(not t.is_cuda for t in tensors) or any(b.is_cuda for b in batch_sizes):
-            raise RuntimeError(
-                "LSTM or GRU: input, state and weights are needed on the device, batch_sizes not: "
-                f"{where()}"
-            )
+            sentence = "input, state and weights are needed on the device, batch_sizes not"
+            raise RuntimeError(f"LSTM or GRU: {sentence}: {where()}")
         log.launches["cudnn_rnn"] += 1
-        ctx.low = [
-            on_host(t).requires_grad_(need) for t, need in zip(tensors, ctx.needs_input_grad[4:])
-        ]
+        needs = ctx.needs_input_grad[4:]
+        ctx.low = [on_host(t).requires_grad_(need) for t, need in zip(tensors, needs)]
         x, hx, weights = ctx.low[0], ctx.low[1 : 1 + num_states], ctx.low[1 + num_states :]
         state = hx if num_states == 2 else hx[0]
         with torch.enable_grad():
@@ -291,52 +246,44 @@ class Recurrent(torch.autograd.Function):
     def backward(ctx, *grads):
         log.launches["cudnn_rnn_backward"] += 2  # of the data, of the weights
         needed = [t for t in ctx.low if t.requires_grad]
-        out, grads = zip(
-            *[(o, on_host(g)) for o, g in zip(ctx.out, grads) if o.requires_grad and g is not None]
-        )
+        pairs = zip(ctx.out, grads)
+        out, grads = zip(*[(o, on_host(g)) for o, g in pairs if o.requires_grad and g is not None])
         found = iter(torch.autograd.grad(out, needed, grads, allow_unused=True))
         found = [next(found) if t.requires_grad else None for t in ctx.low]
         return None, None, None, None, *(None if g is None else on_device(g) for g in found)
 
 
-def lstm_input(x, hx, weights, *rest):
-    return Recurrent.apply(aten.lstm.input, len(hx), [], rest, x, *hx, *weights)
-
-
-def lstm_data(x, batch_sizes, hx, weights, *rest):
-    return Recurrent.apply(aten.lstm.data, len(hx), [batch_sizes], rest, x, *hx, *weights)
-
-
-def gru_input(x, hx, weights, *rest):
-    return Recurrent.apply(aten.gru.input, 1, [], rest, x, hx, *weights)
-
-
-def gru_data(x, batch_sizes, hx, weights, *rest):
-    return Recurrent.apply(aten.gru.data, 1, [batch_sizes], rest, x, hx, *weights)
+RECURRENT = {
+    "lstm.input": lambda x, hx, weights, *rest: Recurrent.apply(
+        aten.lstm.input, len(hx), [], rest, x, *hx, *weights
+    ),
+    "lstm.data": lambda x, batch_sizes, hx, weights, *rest: Recurrent.apply(
+        aten.lstm.data, len(hx), [batch_sizes], rest, x, *hx, *weights
+    ),
+    "gru.input": lambda x, hx, weights, *rest: Recurrent.apply(
+        aten.gru.input, 1, [], rest, x, hx, *weights
+    ),
+    "gru.data": lambda x, batch_sizes, hx, weights, *rest: Recurrent.apply(
+        aten.gru.data, 1, [batch_sizes], rest, x, hx, *weights
+    ),
+}
 
 
 def kernels() -> tuple[list, set]:
     """(operations with a kernel for CUDA that are composed of others elsewhere, those that CUDA has
     no kernel for), of PyTorch's own list."""
-    text = (
-        Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    ).read_text()
-    own, lacking = [], set()
+    native = Path(torchgen.__file__).parent / "packaged/ATen/native"
+    text, own, lacking = (native / "native_functions.yaml").read_text(), [], set()
     for block in re.split(r"\n(?=- func: )", text):
         head = re.match(r"- func: (\w+)(?:\.(\w+))?\(", block)
         op = head and getattr(getattr(aten, head[1], None), head[2] or "default", None)
         if op is None or head[1] in ("copy_", "record_stream"):
             continue
-        if (
-            "structured_delegate" in block
-        ):  # without one it would be two, to make the result and to fill it
+        if "structured_delegate" in block:  # else it would be two: to make the result, to fill it
             own.append(op)
             continue
-        keys = {
-            key.strip()
-            for line in re.findall(r"^    ([\w, ]+): \w+", block, re.M)
-            for key in line.split(",")
-        }
+        lines = re.findall(r"^    ([\w, ]+): \w+", block, re.M)
+        keys = {key.strip() for line in lines for key in line.split(",")}
         composite = any(key.startswith("Composite") for key in keys)
         if "CUDA" in keys and composite:
             own.append(op)
@@ -367,31 +314,15 @@ def compiler() -> str | None:
 
 def build() -> Path:
     """The library of virtual_cuda.cpp, made once for each version of PyTorch."""
-    library = (
-        BUILD / f"{torch.__version__}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
-    )
+    source = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    library = BUILD / f"{torch.__version__}-{source}.so"
     if not library.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
         unfinished = library.with_suffix(f".{os.getpid()}")
-        subprocess.run(
-            [
-                compiler(),
-                "-shared",
-                "-fPIC",
-                "-std=c++20",
-                "-O1",
-                SOURCE,
-                "-o",
-                unfinished,
-                *(f"-I{path}" for path in include_paths()),
-                *(f"-L{path}" for path in library_paths()),
-                "-lc10",
-                "-ltorch_cpu",
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        call = [compiler(), *"-shared -fPIC -std=c++20 -O1".split(), SOURCE, "-o", unfinished]
+        call += [f"-I{path}" for path in include_paths()]
+        call += [*(f"-L{path}" for path in library_paths()), "-lc10", "-ltorch_cpu"]
+        subprocess.run(call, check=True, capture_output=True, text=True)
         unfinished.replace(library)
     return library
 
@@ -407,23 +338,18 @@ def install() -> None:
     library.impl("copy_", partial(copy_, aten.copy_.default), "CUDA")
     for op in own:
         library.impl(op, partial(run, op), "CUDA")
-    library.impl(
-        "_fused_sdp_choice", lambda *args, **kwargs: 0, "CUDA"
-    )  # the one composed of other operations
-    library.impl("lstm.input", lstm_input, "AutogradCUDA")
-    library.impl("lstm.data", lstm_data, "AutogradCUDA")
-    library.impl("gru.input", gru_input, "AutogradCUDA")
-    library.impl("gru.data", gru_data, "AutogradCUDA")
+    # the one that is composed of other operations
+    library.impl("_fused_sdp_choice", lambda *args, **kwargs: 0, "CUDA")
+    for name, function in RECURRENT.items():
+        library.impl(name, function, "AutogradCUDA")
 
     # What of PyTorch's Python asks a CUDA build
     cuda, storage = torch.cuda, torch.UntypedStorage
     cuda._lazy_init = lambda: None
     cuda.is_available, cuda.device_count, cuda.current_device = lambda: True, lambda: 1, lambda: 0
     cuda.set_device, cuda.synchronize = lambda *args: None, lambda *args: log.wait("synchronize")
-    cuda.get_rng_state_all, cuda.set_rng_state_all = (
-        lambda: [torch.get_rng_state()],
-        lambda states: None,
-    )
+    cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
+    cuda.set_rng_state_all = lambda states: None
     deepcopy, load, to_cpu = Tensor.__deepcopy__, torch.load, storage.cpu
 
     def deepcopy_(self, memo):
@@ -437,9 +363,8 @@ def install() -> None:
         if self.device.type == "cpu":
             return to_cpu(self)
         log.wait("copy to the host")
-        return torch.UntypedStorage(
-            list(ctypes.string_at(self.data_ptr(), self.nbytes())) if self.nbytes() else 0
-        )
+        num = self.nbytes()
+        return torch.UntypedStorage(list(ctypes.string_at(self.data_ptr(), num)) if num else 0)
 
     def load_(*args, map_location=None, **kwargs):
         def move(value):
@@ -450,11 +375,8 @@ def install() -> None:
             return value.to(map_location) if isinstance(value, Tensor) else value
 
         loaded = load(*args, map_location="cpu", **kwargs)
-        return (
-            move(loaded)
-            if map_location is not None and torch.device(map_location).type == "cuda"
-            else loaded
-        )
+        is_moved = map_location is not None and torch.device(map_location).type == "cuda"
+        return move(loaded) if is_moved else loaded
 
     Tensor.__deepcopy__, torch.load, storage.cpu = deepcopy_, load_, storage_to_cpu
 
@@ -515,40 +437,24 @@ def rates(
         total = flags["num_envs"] * num_steps * num_updates
         device = train(script, **flags | size | {"total_timesteps": total}, cuda=True)[1]
         found = {kind: device[kind] for kind in ("waits", "copies", "launches")}
-        return found | {
-            f"collector {kind}": device["collector"][kind] for kind in found if device["collector"]
-        }
+        if device["collector"]:
+            found |= {f"collector {kind}": device["collector"][kind] for kind in found}
+        return found
 
-    first = [sizes[0] for sizes in (steps, minibatches, updates)]
-    base, *longer = [
-        told(*first),
-        *(
-            told(*first[:k], sizes[1], *first[k + 1 :])
-            for k, sizes in enumerate((steps, minibatches, updates))
-        ),
-    ]
+    sizes = [steps, minibatches, updates]
+    first = [size[0] for size in sizes]
+    base = told(*first)
+    longer = [told(*first[:k], sizes[k][1], *first[k + 1 :]) for k in range(3)]
+    num_minibatches = updates[0] * epochs * (minibatches[1] - minibatches[0])
+    units = updates[0] * (steps[1] - steps[0]), num_minibatches, updates[1] - updates[0]
     found = {"step": {}, "minibatch": {}, "update": {}}
-    units = (
-        updates[0] * (steps[1] - steps[0]),
-        updates[0] * epochs * (minibatches[1] - minibatches[0]),
-        1,
-    )
     for kind, counts in base.items():
         for rate, more, num in zip(found.values(), longer, units):
-            rate[kind] = Counter(
-                {key: (more[kind][key] - counts[key]) / num for key in counts | more[kind]}
-            )
-        update = found["update"][kind]
+            keys = counts | more[kind]
+            rate[kind] = Counter({key: (more[kind][key] - counts[key]) / num for key in keys})
+        step, minibatch, update = (rate[kind] for rate in found.values())
         for key in update:  # of one more update all but its steps and minibatches
-            update[key] = (
-                update[key] / (updates[1] - updates[0])
-                - steps[0] * found["step"][kind][key]
-                - epochs * minibatches[0] * found["minibatch"][kind][key]
-            )
-    return {
-        unit: {
-            kind: Counter({key: value for key, value in counts.items() if abs(value) > 1e-9})
-            for kind, counts in rate.items()
-        }
-        for unit, rate in found.items()
-    }
+            update[key] -= steps[0] * step[key] + epochs * minibatches[0] * minibatch[key]
+        for rate in found.values():
+            rate[kind] = Counter({key: n for key, n in rate[kind].items() if abs(n) > 1e-9})
+    return found

@@ -1,453 +1,295 @@
-"""Edges as actions, one action per row, mixed actions: probabilities, forms, errors, tasks."""
+"""Action spaces: what their parts choose from, which masks fit them, what is refused, how numbers
+become those of a Box, and the tasks that ask for each kind of action."""
 
-import itertools
+import importlib
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from gymnasium.spaces import Box, Dict, Graph, GraphInstance, Sequence, Text, Tuple
+from gymnasium.spaces import Discrete as D
+from gymnasium.spaces import MultiBinary as MB
+from gymnasium.spaces import MultiDiscrete as MD
 from helpers import (
     MASK,
     ListEnv,
+    SmallEnv,
     UsageErrors,
     checked_parts,
     graph_space,
     make_envs,
+    mean_return,
+    mismatch,
     plain,
     run,
     small_args,
     vector,
 )
 
-from cleanrl_graph import (
-    envs,  # noqa: F401
-    ppo_framestack,
-    ppo_graph,
-    ppo_graph_aux,
-    ppo_graph_compile,
-    ppo_gtrxl,
-    ppo_lstm_sparse,
-)
+from cleanrl_graph import envs as ours  # noqa: F401
+from cleanrl_graph import ppo_graph, ppo_graph_aux, ppo_graph_compile, ppo_lstm_sparse
 from cleanrl_graph.envs import fitting
-
-ROWS5 = spaces.Sequence(spaces.Box(0, 1, (5,), np.int8), stack=True)
-GRAPH = graph_space(vector(2))
-MIXED = spaces.Dict(
-    amount=spaces.Discrete(3, start=1), edge=spaces.Discrete(50), node=spaces.Discrete(50)
-)
-CASES = {  # action space, masks, flags
-    "edge": (spaces.Dict(edge=spaces.Discrete(50)), MASK, {}),
-    "edges_by_flag": (spaces.Discrete(50), MASK, {"action_head": "edges"}),
-    "edge_unmasked": (spaces.Dict(edge=spaces.Discrete(50)), None, {}),
-    "two_edges": (
-        spaces.MultiDiscrete([50, 50]),
-        MASK,
-        {"action_head": "edges", "autoregressive": True},
-    ),
-    "mixed": (MIXED, spaces.Dict(amount=spaces.MultiBinary(3), edge=MASK, node=MASK), {}),
-    "mixed_chain": (MIXED, spaces.Dict(node=MASK), {"autoregressive": True}),
-    "node_and_bits": (
-        spaces.Dict(node=spaces.Discrete(9), bits=spaces.MultiBinary(2)),
-        MASK,
-        {"autoregressive": True},
-    ),
-    "node_and_options": (
-        spaces.Dict(node=spaces.Discrete(50), amount=spaces.Discrete(3)),
-        spaces.MultiBinary(3),
-        {},
-    ),
-    "per_node": (spaces.Sequence(spaces.Discrete(5, start=2)), ROWS5, {}),
-    "per_node_chain": (
-        spaces.Sequence(spaces.MultiDiscrete([2, 3])),
-        ROWS5,
-        {"autoregressive": True},
-    ),
-    "per_node_bits": (spaces.Sequence(spaces.MultiBinary(2), stack=True), None, {}),
-    "per_edge": (spaces.Sequence(spaces.Discrete(3)), None, {"action_head": "edges"}),
-}
-SIZES = {
-    False: (1, 2, 4),
-    True: (0, 1, 3),
-}  # numbers of nodes and of edges; a choice needs at least one
+from cleanrl_graph.envs.masks import CanonicalMasks
+from cleanrl_graph.services.export import export
+from cleanrl_graph.services.policy import load_policy
 
 
-def some(rng, *shape):
-    """A mask of which each row has an allowed entry."""
-    mask = rng.integers(0, 2, shape).astype(np.int8)
-    mask.reshape(-1, shape[-1])[:, rng.integers(shape[-1])] = 1
-    return mask
+def rows_of(num):
+    """A mask, or features, of rows."""
+    return Sequence(Box(0, 1, (num,), np.float32), stack=True)
 
 
-def setup(name):
-    """(agent with random weights in its head, storage of three observations, Envs)"""
-    action_space, masks, flags = CASES[name]
-    rng, sequence = np.random.default_rng(0), isinstance(action_space, spaces.Sequence)
-    observations = []
-    for num in SIZES[sequence]:
-        links = rng.integers(max(num, 1), size=(num, 2))
-        obs = {
-            "x": rng.random(2, np.float32),
-            "g": spaces.GraphInstance(
-                rng.random((num, 3), np.float32), rng.random((num, 2), np.float32), links
-            ),
-        }
-        of = {
-            spaces.Sequence: lambda: some(rng, 1, num)[0],
-            spaces.MultiBinary: lambda: some(rng, 3),
-        }
-        if masks is ROWS5:
-            obs["action_mask"] = np.hstack([some(rng, num, 2), some(rng, num, 3)])
-        elif isinstance(masks, spaces.Dict):
-            obs["action_mask"] = {key: of[type(mask)]() for key, mask in masks.items()}
-        elif masks is not None:
-            obs["action_mask"] = of[type(masks)]()
-        observations.append(obs)
-    space = spaces.Dict(x=vector(2), g=GRAPH, **({} if masks is None else {"action_mask": masks}))
-    args = small_args(**flags)
-    found = make_envs(
-        [lambda o=o: ListEnv(space, [o], action_space) for o in observations], **flags
-    )
-    storage = ppo_graph.Storage(found.leaves, torch.device("cpu"))
-    storage.append(found.reset(0).obs)
-    agent = ppo_graph.Agent(found.leaves, action_space, args)
-    for parameter in agent.head.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return agent, storage, found
+def head(name):
+    return {"action_head": name}
 
 
-def every_action(agent, obs):
-    """All actions [K, rows of one, columns] of an observation without its masks, and which of them
-    a mask forbids."""
-    head = agent.head
-    parts = [part_head.part for part_head in head.heads]
-    _, elements = agent.encoder(obs)
-    rows = len(elements[head.acting].batch) if head.acting else 1
-    options = []
-    for part in parts:
-        num = len(elements[part.group].batch) if part.group else part.n
-        options += [range(num)] * part.k
-    actions = list(itertools.product(itertools.product(*options), repeat=rows))
-    actions = torch.tensor(actions, dtype=torch.int64).reshape(len(actions), rows, len(options))
-    forbidden = torch.zeros(len(actions), dtype=torch.bool)
-    for part in parts:
-        if not part.mask:
-            continue
-        mask = obs[part.mask].values[..., None].flatten(1)
-        if mask.shape[1] > 1:  # else one number per row is for all parts
-            mask = mask[:, part.entries]
-        own = actions[:, :, part.columns]
-        if part.group:
-            forbidden |= mask[own[:, 0, 0], 0] == 0
-        else:
-            mask = mask.reshape(rows, part.k, part.n)
-            taken = mask[torch.arange(rows)[:, None], torch.arange(part.k), own]
-            forbidden |= (taken == 0).flatten(1).any(1)
-    return actions, forbidden
+CHAIN = {"autoregressive": True}
+SET = Sequence(vector(2), stack=True)
+G = graph_space(vector(2))
+GRAPH, TWO, AVAILABLE = {"g": G}, {"a": G, "b": G}, {"avail_actions": SET}
+NAMES = Dict(g=G, machines=Sequence(vector(1)), x=vector(1))
+ROBOTS = {"robots": rows_of(2), "tasks": rows_of(3)}
+ONE, ROWS5 = rows_of(1), rows_of(5)
+EDGE, PAIR = Dict(edge=D(3)), Tuple((D(9), D(9)))
+MIXED = Dict(amount=D(3, start=1), edge=D(50), node=D(50))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_actions_are_tried(name):
-    """Probabilities of all actions of an observation sum to 1, masked ones are 0, the entropy is
-    exact; samples and modes agree with them. An observation without rows has one action, the empty
-    one."""
-    agent, storage, found = setup(name)
-    for i in range(3):
-        actions, forbidden = every_action(agent, storage.gather(np.array([i]))[0])
-        with torch.no_grad():
-            obs = storage.gather(np.full(len(actions), i))[0]
-            taken, log_prob, entropy, _ = plain(agent)(obs, actions.flatten(0, 1))
-            obs = storage.gather(np.full(3000, i))[0]
-            sampled, sample_log_prob, *_ = plain(agent)(obs)
-            again = plain(agent)(obs, sampled)[1]
-            best = plain(agent)(storage.gather(np.array([i]))[0], greedy=True)[0]
-        assert torch.equal(taken, actions.flatten(0, 1)) and log_prob.shape == entropy.shape == (
-            len(actions),
-        )
-        p = log_prob.double().exp()
-        assert p.sum().item() == pytest.approx(1, abs=1e-5) and torch.equal(p == 0, forbidden)
-        exact = -(p[~forbidden] * log_prob[~forbidden]).sum().item()
-        assert (p * entropy).sum().item() == pytest.approx(exact, abs=1e-4)
-        torch.testing.assert_close(again, sample_log_prob, atol=1e-5, rtol=1e-5)
-        index = {tuple(a): k for k, a in enumerate(actions.flatten(1).tolist())}
-        sampled = sampled.view(3000, *actions.shape[1:]).flatten(1)
-        count = torch.bincount(
-            torch.tensor([index[tuple(a)] for a in sampled.tolist()]), minlength=len(actions)
-        )
-        assert not count[forbidden].any()
-        assert ((count / 3000 - p).abs() <= 6 * (p * (1 - p) / 3000).sqrt() + 1e-3).all()
-        if not any(part_head.condition for part_head in agent.head.heads):
-            assert index[tuple(best.flatten().tolist())] == p.argmax()
-
-
-@pytest.mark.parametrize("name", ["edge", "two_edges", "per_edge"])
-def test_an_edge_is_both_ends_and_its_features(name):
-    """`Project` is a linear layer and a ReLU of both ends' embeddings and the features; `inputs`
-    and `embed` are these."""
-    agent, storage, _ = setup(name)
-    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))[0]
-    _, elements = agent.encoder(obs)
-    source, target = obs["g.edge_links"].values.T
-    nodes = elements["g.nodes"].values
-    rows = torch.cat([nodes[source], nodes[target], obs["g.edges"].values], 1)
-    layer = head.row if head.acting else head.heads[0].key
-    expected = torch.nn.functional.linear(rows, layer.weight, layer.bias).relu()
-    torch.testing.assert_close(layer(elements, obs), expected)
-    order = torch.randperm(len(rows))
-    assert torch.equal(layer.inputs(order, elements, obs), rows[order])
-    if not head.acting:
-        seen = head.heads[0].embed(torch.tensor([[1.0], [0.0], [1.0]]), elements, obs)
-        assert torch.equal(seen, rows[obs["g.edge_links"].ptr[:-1] + torch.tensor([1, 0, 1])])
-
-
-@pytest.mark.parametrize("name", ["mixed", "per_node"])
-def test_a_row_of_nodes_is_its_embedding(name):
-    """Nodes are projected without a ReLU."""
-    agent, storage, _ = setup(name)
-    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))[0]
-    _, elements = agent.encoder(obs)
-    nodes = elements["g.nodes"].values
-    layer = head.row if head.acting else head.heads[2].key
-    expected = torch.nn.functional.linear(nodes, layer.weight, layer.bias)
-    assert torch.equal(layer(elements, obs), expected) and (expected < 0).any()
-    order = torch.randperm(len(nodes))
-    assert torch.equal(layer.inputs(order, elements, obs), nodes[order])
-
-
-def test_parts_are_drawn_in_the_order_of_the_space():
-    """With --autoregressive a part depends on those before it, whatever they are, and on no later
-    one: edges on the amount, nodes on both. A Dict has gymnasium's order, a Tuple its own."""
-    agent, storage, _ = setup("mixed_chain")
-    assert [head.part.path for head in agent.head.heads] == [f"action.{key}" for key in MIXED]
-    actions, _ = every_action(agent, storage.gather(np.array([2]))[0])
-    with torch.no_grad():
-        p = plain(agent)(storage.gather(np.full(len(actions), 2))[0], actions[:, 0])[1].exp()
-    p = p.view(3, 4, 4)  # amount, edge, node
-    edges = p.sum(2) / p.sum((1, 2))[:, None]  # given the amount
-    assert (edges - edges[0]).abs().max() > 1e-3
-    nodes = p / p.sum(2, keepdim=True)  # given both
-    assert (nodes - nodes[:1]).abs().max() > 1e-3 and (nodes - nodes[:, :1]).abs().max() > 1e-3
-    pair = spaces.Tuple((spaces.Discrete(2), vector(1), spaces.Discrete(3)))
-    parts = checked_parts(pair, vector(1), autoregressive=True)
-    assert [part.path for part in parts] == ["action.0", "action.1", "action.2"]
-
-
+# ---- What parts choose from ----
 @pytest.mark.parametrize(
-    "space",
+    "space, observation, name, groups",
     [
-        spaces.Sequence(spaces.Discrete(3, start=1)),
-        spaces.Sequence(spaces.Discrete(3), stack=True),
-        spaces.Sequence(vector(2), stack=True),
-        spaces.Sequence(vector()),
-        spaces.Sequence(spaces.MultiBinary(2), stack=True),
-        spaces.Sequence(spaces.Dict(a=spaces.Discrete(2), b=vector(1))),
+        (D(50), {"x": vector(4)}, "auto", [""]),
+        (D(50), GRAPH, "auto", [""]),
+        (D(50), GRAPH, "nodes", ["g.nodes"]),
+        (D(50), GRAPH | {"action_mask": MASK}, "auto", ["g.nodes"]),
+        (D(50), GRAPH | {"action_mask": MB(50)}, "auto", [""]),
+        (D(50), GRAPH | AVAILABLE, "auto", ["avail_actions"]),
+        (D(50), {"s": SET, "action_mask": MASK}, "auto", ["s"]),
+        (D(3), {"flat": SET, "x": vector(1)}, "auto", [""]),
+        (D(5), {"nodes": SET, "tasks": SET, "edges": SET}, "nodes", ["nodes"]),
+        (D(5), {"nodes": SET, "tasks": SET, "edges": SET}, "tasks", ["tasks"]),
+        (D(5), {"nodes": SET, "tasks": SET, "edges": SET}, "edges", ["edges"]),
+        (Dict(edge=D(9)), NAMES, "auto", ["g.edge_links"]),
+        (Dict(edge=D(9)), NAMES, "flat", [""]),
+        (Dict(edge=D(9)), NAMES, "nodes", ["g.nodes"]),
+        (Dict(machines=D(9), node=D(9), x=D(2)), NAMES, "auto", ["machines", "g.nodes", ""]),
+        (Dict(node=vector(1), x=D(2)), NAMES, "auto", ["", ""]),
+        (Dict(node=D(9)), {"x": vector(1)}, "auto", [""]),
+        (Dict(node=D(9)), {"s": Sequence(vector(1))}, "auto", ["s"]),
+        (Tuple((D(2), D(2))), Tuple((G, Sequence(vector(1)))), "auto", ["", ""]),
+        (D(9), NAMES, "machines", ["machines"]),
+        (Tuple((D(9), vector(1))), NAMES, "nodes", ["g.nodes", ""]),
+        (Sequence(vector(1)), NAMES, "auto", ["g.nodes"]),
+        (Sequence(vector(1)), NAMES, "machines", ["machines"]),
     ],
 )
-def test_actions_are_elements_of_a_sequence(space):
-    """Each environment gets as many rows as it has, none included, in the form that its space
-    has."""
-    parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(GRAPH), small_args())
-    rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
-    actions = ppo_graph.to_env_actions(space, {"rows": rows}, {"rows": np.array([2, 0, 3, 1])})
-    assert [len(action) for action in actions] == [2, 0, 3, 1]
-    assert all(action in space for action in actions)
-    found = [row for action in actions for row in action]
-    expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, {})
-    assert len(found) == len(expected) == 6
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected))
-
-
-NAMES = spaces.Dict(g=GRAPH, machines=spaces.Sequence(vector(1)), x=vector(1))
-
-
-@pytest.mark.parametrize(
-    "space, observation, head, groups",
-    [
-        (spaces.Dict(edge=spaces.Discrete(9)), NAMES, "auto", ["g.edge_links"]),
-        (spaces.Dict(edge=spaces.Discrete(9)), NAMES, "flat", [""]),
-        (spaces.Dict(edge=spaces.Discrete(9)), NAMES, "nodes", ["g.nodes"]),
-        (
-            spaces.Dict(machines=spaces.Discrete(9), node=spaces.Discrete(9), x=spaces.Discrete(2)),
-            NAMES,
-            "auto",
-            ["machines", "g.nodes", ""],
-        ),
-        (spaces.Dict(node=vector(1), x=spaces.Discrete(2)), NAMES, "auto", ["", ""]),
-        (spaces.Dict(node=spaces.Discrete(9)), spaces.Dict(x=vector(1)), "auto", [""]),
-        (
-            spaces.Dict(node=spaces.Discrete(9)),
-            spaces.Dict(s=spaces.Sequence(vector(1))),
-            "auto",
-            ["s"],
-        ),
-        (
-            spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))),
-            spaces.Tuple((GRAPH, spaces.Sequence(vector(1)))),
-            "auto",
-            ["", ""],
-        ),
-        (spaces.Discrete(9), NAMES, "machines", ["machines"]),
-        (spaces.Tuple((spaces.Discrete(9), vector(1))), NAMES, "nodes", ["g.nodes", ""]),
-        (spaces.Sequence(vector(1)), NAMES, "auto", ["g.nodes"]),
-        (spaces.Sequence(vector(1)), NAMES, "machines", ["machines"]),
-    ],
-)
-def test_what_parts_choose_from(space, observation, head, groups):
+def test_what_parts_choose_from(space, observation, name, groups):
     """By name in a Dict, else by --action-head, which says what rows act in a Sequence."""
-    parts = checked_parts(space, observation, action_head=head)
-    acting = ppo_graph.acting_group(space, ppo_graph.leaves_of(observation), head)
+    observation = Dict(observation) if isinstance(observation, dict) else observation
+    parts = checked_parts(space, observation, action_head=name)
+    acting = ppo_graph.acting_group(space, ppo_graph.leaves_of(observation), name)
     assert [part.group or acting for part in parts] == groups
-    assert (acting != "") == isinstance(space, spaces.Sequence)
-
-
-TWO = spaces.Dict(a=GRAPH, b=GRAPH)
+    assert (acting != "") == isinstance(space, Sequence)
 
 
 @pytest.mark.parametrize(
-    "space, observation, head, sentence",
+    "space, paths",
     [
-        (
-            spaces.Dict(node=spaces.Discrete(9)),
-            TWO,
-            "auto",
-            "'node' can mean each of .*'a.nodes', 'b.nodes'.*: give one as --action-head",
-        ),
-        (
-            spaces.Sequence(vector(1)),
-            TWO,
-            "auto",
-            "'nodes' can mean each of .*'a.nodes', 'b.nodes'.*: give one as --action-head",
-        ),
-        (spaces.Sequence(vector(1)), GRAPH, "flat", r"--action-head flat: .* Sequence\("),
-        (spaces.Discrete(9), vector(1), "edges", "--action-head edges needs"),
-        (vector(1), GRAPH, "edges", "--action-head edges needs Discrete"),
-        (spaces.Discrete(9), GRAPH, "lines", "--action-head lines needs"),
-        (
-            spaces.Sequence(spaces.Dict(a=vector(1)), stack=True),
-            GRAPH,
-            "auto",
-            "Sequence.* is not supported",
-        ),
-        (
-            spaces.Dict(a=spaces.Sequence(vector(1))),
-            GRAPH,
-            "auto",
-            "--action-head auto: there are no such rows to act in Dict",
-        ),
-        (
-            MIXED,
-            spaces.Dict(g=GRAPH, action_mask=spaces.Dict(amount=MASK)),
-            "auto",
-            "'action_mask.amount': .*not fit Dict",
-        ),
-        (
-            MIXED,
-            spaces.Dict(g=GRAPH, action_mask=spaces.Dict(node=spaces.MultiBinary(50))),
-            "auto",
-            "'action_mask.node'",
-        ),
-        (
-            MIXED,
-            spaces.Dict(g=GRAPH, action_mask=spaces.Dict(nodes=MASK)),
-            "auto",
-            "'action_mask.nodes'",
-        ),
-        (
-            MIXED,
-            spaces.Dict(g=GRAPH, action_mask=MASK),
-            "auto",
-            "'action_mask'",
-        ),  # of nodes, or edges?
-        (
-            spaces.Sequence(spaces.Discrete(3)),
-            spaces.Dict(g=GRAPH, action_mask=MASK),
-            "auto",
-            "'action_mask': .*not fit",
-        ),
-        (
-            spaces.Sequence(spaces.Discrete(3)),
-            spaces.Dict(g=GRAPH, action_mask=spaces.MultiBinary(3)),
-            "auto",
-            "not fit",
-        ),
-        (
-            spaces.Dict(a=spaces.Discrete(9)),
-            spaces.Dict(avail_actions=spaces.Sequence(vector(1)), g=GRAPH),
-            "auto",
-            "Dict.* chooses from no avail_actions: give --action-head avail_actions, or flat",
-        ),
+        (Dict(on=D(2), act=D(3)), ["on", "act"]),
+        (Dict({"on": D(2), "act": D(3)}), ["act", "on"]),
+        (Dict(on=D(2), robots=D(3)), ["on", "robots"]),
+        (Dict(robots=Sequence(D(3)), speed=vector(1)), ["speed", "robots"]),
+        (Tuple((D(2), vector(1), D(3))), ["0", "1", "2"]),
     ],
 )
-def test_spaces_that_do_not_fit(space, observation, head, sentence):
-    """A sentence names the flag, the leaf or the space."""
+@pytest.mark.parametrize("flags", [{}, CHAIN])
+def test_the_order_of_parts(space, paths, flags):
+    """That of a Tuple, of keyword arguments, of a plain dict's sorted keys; parts of rows last."""
+    parts = checked_parts(space, Dict(ROBOTS), **flags)
+    assert [part.path for part in parts] == [f"action.{path}" for path in paths]
+
+
+ACTS = Dict({"act": D(3), "on": D(4)})
+OPTION = Dict({"node": D(9), "option": D(4)})
+LINES = [  # action space, mask, what is observed, flags, how many parts it is for, how many given
+    (D(5), MB(5), {}, {}, 1, 0),
+    (MD([3, 2]), MB(5), {}, {}, 2, 0),
+    (MB(4), MB((4, 2)), {}, {}, 1, 0),
+    (D(9), ONE, GRAPH, {}, 1, 0),
+    (Dict({"edge": D(9)}), ONE, GRAPH, {}, 1, 0),
+    (Dict({"tasks": D(9)}), ONE, ROBOTS, {}, 1, 0),
+    (D(9), ONE, AVAILABLE, {}, 1, 0),
+    (PAIR, rows_of(2), GRAPH, head("nodes"), 2, 0),
+    (Sequence(D(3)), rows_of(3), GRAPH, {}, 1, 0),
+    (MD([3, 4]), MB((3, 4)), {}, CHAIN, 2, 1),
+    (ACTS, Dict(act=MB(3), on=MB((3, 4))), {}, CHAIN, 2, 1),
+    (OPTION, Dict(node=ONE, option=rows_of(4)), GRAPH, CHAIN, 2, 1),
+    (OPTION, rows_of(4), GRAPH, CHAIN, 2, 1),
+    (PAIR, Tuple((ONE, ONE)), GRAPH, CHAIN | head("nodes"), 2, 1),
+    (MD([2, 2]), MB((2, 2)), {}, CHAIN, 2, 0),  # 2 + 2
+    # only a part with one value has a mask for each of its values
+    (Dict(amount=vector(1), node=D(9)), Dict(node=MASK), GRAPH, CHAIN, 1, 0),
+    (Dict(amount=MB(2), node=D(9)), Dict(node=MASK), GRAPH, CHAIN, 1, 0),
+]
+
+
+@pytest.mark.parametrize("action, mask, observed, flags, num_masked, num_given", LINES)
+def test_lines_of_the_guide(action, mask, observed, flags, num_masked, num_given):
+    """What the guide's tables declare is read as they say."""
+    parts = checked_parts(action, Dict(x=vector(1), action_mask=mask, **observed), **flags)
+    assert sum(part.mask != "" for part in parts) == num_masked
+    assert sum(part.given for part in parts) == num_given
+
+
+# ---- What is refused ----
+def masked(mask, **seen):
+    return Dict(x=vector(1), action_mask=mask, **seen)
+
+
+SEQUENCE = "are no such rows to act in Dict"
+HEADLESS = "Dict.* chooses from no avail_actions: give --action-head avail_actions, or flat"
+UNKNOWN = r"leaf 'action[.0b]*': .*(Text|Sequence|Graph).* is not supported"
+SERVICES = (HEADLESS, UNKNOWN, "'action_mask'")
+
+
+@pytest.mark.parametrize(
+    "space, observation, flags, sentence",
+    [
+        (D(50), {}, head("nodes"), "--action-head nodes"),
+        (vector(2), GRAPH, head("nodes"), "--action-head nodes"),
+        (D(50), GRAPH, head("avail_actions"), "--action-head avail_actions"),
+        (D(50), TWO, head("nodes"), "'nodes' can mean each of .* as --action-head"),
+        (D(50), masked(MASK, g=G), head("flat"), "--action-head (g.)?flat"),
+        (Dict(node=D(9)), TWO, {}, "'node' can mean each of .*'a.nodes', 'b.nodes'.*: give one as"),
+        (Sequence(vector(1)), TWO, {}, "'nodes' can mean each of .*'a.nodes', 'b.nodes'.*: give"),
+        (Sequence(vector(1)), GRAPH, head("flat"), r"--action-head flat: .* Sequence\("),
+        (D(9), {}, head("edges"), "--action-head edges needs"),
+        (vector(1), GRAPH, head("edges"), "--action-head edges needs Discrete"),
+        (D(9), GRAPH, head("lines"), "--action-head lines needs"),
+        *(
+            (space, ROBOTS, head(name), f"--action-head {name}")
+            for space in (D(3), MD([3, 3]), Sequence(D(2)))
+            for name in ("lines", "edges", "robbots")
+        ),
+        (Sequence(Dict(a=vector(1)), stack=True), GRAPH, {}, UNKNOWN),
+        (Dict(a=Sequence(vector(1))), GRAPH, {}, f"--action-head auto: there {SEQUENCE}"),
+        (Dict(robots=Sequence(D(2)), tasks=Sequence(D(2))), ROBOTS, {}, SEQUENCE),
+        (Dict(robbots=Sequence(D(2)), x=D(2)), ROBOTS, {}, SEQUENCE),
+        (MIXED, masked(Dict(amount=MASK), g=G), {}, "'action_mask.amount': .*not fit Dict"),
+        (MIXED, masked(Dict(node=MB(50)), g=G), {}, "'action_mask.node'"),
+        (MIXED, masked(Dict(nodes=MASK), g=G), {}, "'action_mask.nodes'"),
+        (MIXED, masked(MASK, g=G), {}, "'action_mask'"),  # of nodes, or edges?
+        (Sequence(D(3)), masked(MASK, g=G), {}, "'action_mask': .*not fit"),
+        (Sequence(D(3)), masked(MB(3), g=G), {}, "not fit"),
+        (Dict(a=D(9)), AVAILABLE | GRAPH, {}, HEADLESS),
+        (
+            MD([4, 5]),
+            masked(MB((4, 5))),
+            {},
+            r"'action_mask': a mask MultiBinary\(\(4, 5\)\) does not fit .* with --autoregressive",
+        ),
+        (MD([4, 6]), masked(MB((4, 5))), CHAIN, "does not fit"),
+        (  # the keys of a plain dict are sorted
+            Dict({"verb": D(4), "object": D(5)}),
+            masked(Dict(object=MB((4, 5)))),
+            CHAIN,
+            r"in this order: \['action.object', 'action.verb'\]; Dict\(a=..., b=...\) keeps",
+        ),
+        (D(5), masked(MB((4, 5))), CHAIN, "does not fit"),  # there is no part before
+        (vector(2), masked(MB((4, 5))), CHAIN, "does not fit"),
+        (Tuple((D(4), vector(1), D(5))), masked(MB((4, 5))), CHAIN, "does not fit"),
+        (Text(3), GRAPH, {}, UNKNOWN),
+        (Tuple((Text(3),)), GRAPH, {}, UNKNOWN),
+        (Sequence(Text(3)), GRAPH, {}, UNKNOWN),
+        (Sequence(Sequence(vector(2))), GRAPH, {}, UNKNOWN),
+        (Dict(a=D(2), b=Graph(vector(1), None)), GRAPH, {}, UNKNOWN),
+    ],
+)
+def test_spaces_that_do_not_fit(space, observation, flags, sentence):
+    """A sentence names the flag, the leaf or the space, in a script alone, too."""
+    if isinstance(observation, dict):
+        observation = Dict(x=vector(1), **observation)
     with pytest.raises(UsageErrors, match=sentence):
-        checked_parts(space, observation, action_head=head)
+        checked_parts(space, observation, **flags)
+    if sentence not in SERVICES:
+        with pytest.raises(ppo_graph.UsageError, match=sentence):
+            ppo_graph.parts_of(space, ppo_graph.leaves_of(observation), ppo_graph.Args(**flags))
 
 
-GOOD = spaces.GraphInstance(
+GOOD = GraphInstance(
     np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32), np.zeros((3, 2), np.int64)
 )
 NO_EDGES = GOOD._replace(edges=None, edge_links=None)
-EDGE = spaces.Dict(edge=spaces.Discrete(3))
+SIX = {"robots": np.zeros((2, 2), np.float32), "tasks": np.zeros((3, 3), np.float32)}
+TASK = Sequence(Dict(tasks=D(9)))
 
 
 @pytest.mark.parametrize(
-    "space, graph, mask, kind, sentence",
+    "space, seen, mask, kind, flags, sentence",
     [
-        (EDGE, GOOD, [1, 1], MASK, "leaf 'action_mask', step 0: 2 rows where 'g.edge_links' has 3"),
+        (EDGE, GOOD, [1, 1], MASK, {}, "'action_mask', step 0: 2 rows where 'g.edge_links' has 3"),
+        (EDGE, NO_EDGES, [], MASK, {}, "'g.edge_links', step 0: 0 rows to choose from, the action"),
+        (Dict(edge=D(2)), GOOD, [1] * 3, MASK, {}, "3 rows to choose from, the action space has 2"),
+        (Sequence(D(5)), GOOD, np.ones((3, 5)), ROWS5, {}, "3 rows where 'g.nodes' has 2"),
         (
-            EDGE,
-            NO_EDGES,
-            [],
+            TASK,
+            SIX,
+            [1] * 5,
             MASK,
-            "leaf 'g.edge_links', step 0: 0 rows to choose from, the action space has 3",
+            head("robots"),
+            "'action_mask', .*5 rows where robots x tasks h",
         ),
         (
-            spaces.Dict(edge=spaces.Discrete(2)),
+            PAIR,
             GOOD,
-            [1, 1, 1],
-            MASK,
-            "3 rows to choose from, the action space has 2",
+            ([1, 1], [1] * 5),
+            Tuple((MASK, MASK)),
+            CHAIN | head("nodes"),
+            "'action_mask.1', .*5 rows where g.nodes or g.nodes x g.nodes has 2 or 4",
         ),
         (
-            spaces.Sequence(spaces.Discrete(5)),
+            Dict(action=D(2), node=D(9)),
             GOOD,
-            np.ones((3, 5)),
-            ROWS5,
-            "3 rows where 'g.nodes' has 2",
+            {"action": [1, 1], "node": [1] * 5},
+            Dict(action=MB(2), node=MASK),
+            CHAIN,
+            "'action_mask.node', .*5 rows where g.nodes or 2 x g.nodes has 2 or 4",
         ),
     ],
 )
-def test_observations_that_do_not_fit(space, graph, mask, kind, sentence):
-    """The number of rows of a mask is that of edges or nodes, and there is something to choose."""
-    observation = spaces.Dict(g=GRAPH, action_mask=kind)
-    obs = {"g": graph, "action_mask": np.array(mask, np.int8)}
+def test_observations_that_do_not_fit(space, seen, mask, kind, flags, sentence):
+    """A mask has an entry for each row, or pair, and there is something to choose."""
+    to_array = lambda own: np.array(own, np.int8)
+    if isinstance(mask, dict):
+        mask = {name: to_array(own) for name, own in mask.items()}
+    else:
+        mask = tuple(map(to_array, mask)) if isinstance(mask, tuple) else to_array(mask)
+    obs = (seen if isinstance(seen, dict) else {"g": seen}) | {"action_mask": mask}
+    observation = Dict(action_mask=kind, **(ROBOTS if seen is SIX else GRAPH))
     with pytest.raises(UsageErrors, match=sentence):
-        make_envs([lambda: ListEnv(observation, [obs], space)]).reset(0)
+        make_envs([lambda: ListEnv(observation, [obs], space)], **flags).reset(0)
 
 
 @pytest.mark.parametrize(
-    "space, mask, kind",
-    [
-        (EDGE, [0, 0, 0], MASK),
-        (spaces.Sequence(spaces.Discrete(5)), [[1] * 5, [0] * 5], ROWS5),
-        (spaces.Sequence(spaces.MultiDiscrete([2, 3])), [[1] * 5, [1, 1, 0, 0, 0]], ROWS5),
-        (spaces.Discrete(3), [0, 0, 0], spaces.MultiBinary(3)),
-        (spaces.MultiDiscrete([3, 2]), [0, 1, 0, 0, 0], spaces.MultiBinary(5)),
-        (spaces.MultiDiscrete([2, 2]), [0, 0, 1, 0], spaces.MultiBinary(4)),
+    "space, mask, kind, taken",
+    [  # taken: the values of each column where nothing is allowed
+        (EDGE, [0, 0, 0], MASK, [3]),
+        (D(3), [0, 0, 0], MB(3), [3]),
+        (Sequence(D(5)), [[1] * 5, [0] * 5], ROWS5, [5, 5]),
+        (Sequence(MD([2, 3])), [[1] * 5, [1, 1, 0, 0, 0]], ROWS5, [2, 3, 2, 3]),
+        (MD([3, 2]), [0, 1, 0, 0, 0], MB(5), [1, 2]),
+        (MD([2, 2]), [0, 0, 1, 0], MB(4), [2, 1]),
     ],
 )
-def test_a_mask_that_allows_nothing(space, mask, kind, capsys):
-    """It counts as one that allows everything, with equal probabilities, finite figures and
-    gradients, in a script alone, too; where the checks see one they say so, once."""
-    observation = spaces.Dict(g=GRAPH, action_mask=kind)
+def test_a_mask_that_allows_nothing(space, mask, kind, taken, capsys):
+    """It counts as one that allows everything, with finite figures; the checks say so, once."""
     obs = {"g": GOOD, "action_mask": np.array(mask, np.int8)}
     good = obs | {"action_mask": np.ones_like(obs["action_mask"])}
     fitting.SAID.clear()
-    makers = [
-        lambda own=own: ListEnv(observation, [own] * 4, space) for own in (good, obs, good, obs)
-    ]
-    found = make_envs(makers)
+    observation = Dict(g=G, action_mask=kind)
+    observations = (good, obs, good, obs)
+    found = make_envs([lambda o=o: ListEnv(observation, [o] * 4, space) for o in observations])
     flat = found.reset(0).obs
     for _ in range(2):
         found.step([None] * 4)
@@ -456,243 +298,21 @@ def test_a_mask_that_allows_nothing(space, mask, kind, capsys):
         "This is said once\n"
     )
     agent = ppo_graph.Agent(found.leaves, space, small_args())
-    batch = ppo_graph.Storage(found.leaves, torch.device("cpu")).append(
-        ppo_graph.join([flat] * 100)
-    )
+    storage = ppo_graph.Storage(found.leaves, torch.device("cpu"))
+    batch = storage.append(ppo_graph.join([flat] * 100))
     action = plain(agent)(batch)[0]
     _, log_prob, entropy, value = plain(agent)(batch, action)
     (log_prob.sum() + entropy.sum() + value.sum()).backward()
-    for parameter in agent.parameters():
-        assert parameter.grad is None or parameter.grad.isfinite().all()
-    assert log_prob.isfinite().all() and entropy.isfinite().all()
-    chosen = action.reshape(400, -1)[1::2]  # where nothing is allowed
-    entries = np.reshape(mask, (len(mask), -1))
-    if kind is MASK or isinstance(space, spaces.Discrete):
-        assert sorted(set(chosen[:, 0].tolist())) == [0, 1, 2]
-        torch.testing.assert_close(
-            log_prob[1::2], torch.full((200,), 1 / 3).log().double(), check_dtype=False
-        )
-    elif kind is ROWS5:  # of the second node, its last entry
-        assert len(set(chosen[:, -1].tolist())) == 5 if entries[1].sum() == 0 else 3
-    else:
-        assert len(set(chosen[:, -1].tolist())) == (2 if sum(mask[2:]) == 0 else 1)
-        assert len(set(chosen[:, 0].tolist())) in (1, 2)
+    grads = [parameter.grad for parameter in agent.parameters() if parameter.grad is not None]
+    assert all(each.isfinite().all() for each in (log_prob, entropy, *grads))
+    chosen = action.reshape(400, -1)[1::2]
+    assert [len(column.unique()) for column in chosen.T] == taken
+    if taken == [3]:
+        expected = torch.full((200,), 1 / 3).log().to(log_prob)
+        torch.testing.assert_close(log_prob[1::2], expected)
 
 
-# ---- Scripts ----
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Colouring", "NodeAmount"])
-def test_workers_step_the_same(name, tmp_path):
-    """Two processes return what this one returns, whatever the actions are."""
-    flags = dict(env_id=f"envs:{name}-v0", num_envs=4, autoregressive=True)
-    here, there = (run(tmp_path / str(num), num_workers=num, **flags).scalars for num in (0, 2))
-    assert all(here[tag] == there[tag] for tag in here if tag != "charts/SPS")
-
-
-@pytest.mark.slow
-def test_compiled(tmp_path):
-    """Compiled code collects and learns with the same policy, and plays, empty graphs included."""
-    found = run(
-        tmp_path,
-        ppo_graph_compile,
-        env_id="envs:NeighbourMean-v0",
-        compile_mode="default",
-        eval_episodes=2,
-    )
-    assert (
-        max(value for _, value in found.scalars["debug/collection_mismatch"]) < 1e-5
-        and len(found.rows) == 2
-    )
-
-
-def zeros(env, obs, rng):
-    """A policy that colours all nodes alike."""
-    return (0,) * len(obs["graph"].nodes)
-
-
-def test_demonstrations_of_a_sequence(tmp_path):
-    """--record and --demos say that they cannot."""
-    flags = dict(
-        script=ppo_graph_aux, env_id="envs:Colouring-v0", demos=str(tmp_path / "demos.npz")
-    )
-    for more in ({"record": f"{__name__}:zeros"}, {}):
-        with pytest.raises(
-            SystemExit, match="(demonstrations|those) of .*Sequence.* whose number varies"
-        ):
-            run(tmp_path / "runs", **flags, **more)
-
-
-@pytest.mark.parametrize(
-    "script, flags",
-    [
-        (ppo_lstm_sparse, {"lstm_dim": 8}),
-        (ppo_gtrxl, {"dim": 8, "num_heads": 2}),
-        (ppo_framestack, {}),
-    ],
-)
-def test_the_next_step_sees_the_mean_of_the_rows(script, flags):
-    """Of one action per node the memory sees how many nodes took each option, as shares."""
-    found = script.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
-    head = script.Agent(found.leaves, found.action_space, small_args(script, **flags)).head
-    ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
-    elements = {"graph.nodes": script.Ragged(torch.zeros(4, 3), ptr, batch)}
-    seen = script.embed_action(
-        head, {"graph.nodes": torch.tensor([[1], [1], [0], [0]])}, elements, {}
-    )
-    torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
-
-
-class OneOfMany(gym.Env):
-    """Shows each of 3 nodes a bit in the first step, in another order in the second one, when each
-    is to tell it."""
-
-    observation_space = spaces.Dict(
-        things=spaces.Sequence(vector(2), stack=True),
-        node_ids=spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True),
-    )
-    action_space = spaces.Sequence(spaces.Discrete(2))
-
-    def observe(self):
-        self.order, shown = self.np_random.permutation(3), np.zeros((3, 2), np.float32)
-        if self.t == 0:
-            shown[np.arange(3), self.bits[self.order]] = 1
-        return {"things": shown, "node_ids": self.order}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.bits = 0, self.np_random.integers(2, size=3)
-        return self.observe(), {}
-
-    def step(self, action):
-        reward = float((np.array(action) == self.bits[self.order]).mean()) * self.t
-        self.t += 1
-        return self.observe(), reward, self.t == 2, False, {}
-
-
-gym.register("OneOfMany-v0", entry_point=OneOfMany)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("per_node", [False, True])
-def test_each_node_remembers(per_node, tmp_path):
-    """With a state per id each node tells its own bit; without, its row is told apart by
-    nothing."""
-    rows = run(
-        tmp_path,
-        ppo_lstm_sparse,
-        env_id="OneOfMany-v0",
-        num_envs=16,
-        num_steps=16,
-        total_timesteps=8192,
-        learning_rate=5e-3,
-        lstm_dim=16,
-        gnn_dim=16,
-        state_per_node=per_node,
-        eval_episodes=64,
-    ).rows
-    assert (np.mean([row["return"] for row in rows]) > 0.95) == per_node
-
-
-# ---- Tasks ----
-def best(env, obs):
-    """The best action of the toy tasks."""
-    env = env.unwrapped
-    if isinstance(env.action_space, spaces.Sequence):
-        return env.best if env.action_space.stack else tuple(env.colours.tolist())
-    if "amount" not in env.action_space.spaces:
-        return {"edge": env.best}
-    node = np.flatnonzero(obs["action_mask"]["node"])[env.num_steps % 2]
-    return {"node": node, "amount": env.wants[node]}
-
-
-@pytest.mark.parametrize("name", ["BestEdge", "Colouring", "NeighbourMean", "NodeAmount"])
-def test_toy_tasks(name):
-    """The optimum is what the docstrings say, actions are elements of the space, seeds fix all."""
-    env, other = (
-        gym.make(f"cleanrl_graph.envs:{name}-v0"),
-        gym.make(f"cleanrl_graph.envs:{name}-v0", disable_env_checker=True),
-    )
-    for episode in range(20):
-        (obs, _), (again, _) = (e.reset(seed=episode) for e in (env, other))
-        total, ended = 0.0, False
-        while not ended:
-            assert obs in env.observation_space and repr(obs) == repr(again)
-            action = best(env, obs)
-            assert action in env.action_space
-            (obs, reward, ended, *_), (again, *_) = (e.step(action) for e in (env, other))
-            assert reward <= 1
-            total += reward
-        assert total == pytest.approx(8, abs=1e-5)
-
-
-def test_any_amount_can_be_taken():
-    """Each action of the space can be taken, one with a node that is not there earns nothing."""
-    env = gym.make("cleanrl_graph.envs:NodeAmount-v0").unwrapped
-    env.reset(seed=0)
-    env.action_space.seed(0)
-    rewards = []
-    for _ in range(50):
-        action = env.action_space.sample()
-        is_there = action["node"] < len(env.wants)
-        _, reward, ended, *_ = env.step(action)
-        rewards.append((is_there, reward))
-        if ended:
-            env.reset()
-    assert all(reward == 0 for is_there, reward in rewards if not is_there)
-    assert {is_there for is_there, _ in rewards} == {True, False}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, least, kwargs",
-    [
-        ("BestEdge", 6, {"max_edges": 8, "num_colours": 2}),
-        ("Colouring", 7, {}),
-        ("NeighbourMean", 5.8, {}),
-    ],
-)
-def test_toy_tasks_are_learned(name, least, kwargs, tmp_path):
-    """Random actions earn less than 4.5 of 8."""
-    rows = run(
-        tmp_path,
-        env_id=f"envs:{name}-v0",
-        env_kwargs=kwargs,
-        num_envs=16,
-        num_steps=32,
-        learning_rate=2.5e-3,
-        gamma=0.0,
-        ent_coef=0.0,
-        gnn_dim=64,
-        hidden_dims=(64,),
-        total_timesteps=12288,
-        num_minibatches=4,
-        update_epochs=4,
-        eval_episodes=64,
-    ).rows
-    assert np.mean([row["return"] for row in rows]) > least
-
-
-@pytest.mark.slow
-def test_the_amount_follows_the_node(tmp_path):
-    """Sampled returns above the most that independent heads can earn, 2.29; a chain can earn
-    6.25."""
-    logged = run(
-        tmp_path,
-        env_id="envs:NodeAmount-v0",
-        autoregressive=True,
-        num_envs=16,
-        num_steps=32,
-        gamma=0.0,
-        learning_rate=2.5e-3,
-        gnn_dim=32,
-        hidden_dims=(64,),
-        total_timesteps=24576,
-        num_minibatches=4,
-        update_epochs=4,
-    ).scalars["charts/episodic_return"]
-    assert np.mean([value for _, value in logged[-200:]]) > 3
-
-
+# ---- Numbers of a Box ----
 BOUNDS = {  # of a Box: what the policy's -1, 0, 0.5, 1 and 7 become
     (-1, 1): [-1, 0, 0.5, 1, 1],
     (0, 1000): [0, 500, 750, 1000, 1000],
@@ -709,15 +329,12 @@ BOUNDS = {  # of a Box: what the policy's -1, 0, 0.5, 1 and 7 become
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_box_actions_are_scaled(bounds, dtype, capsys):
-    """-1 and 1 are the bounds where both are finite, in each row of a Sequence, too; else actions
-    are clipped. Nothing is said."""
-    space = spaces.Box(*bounds, (1,), dtype)
-    numbers = np.array([[-1], [0], [0.5], [1], [7]], np.float32)
+    """-1 and 1 are bounds that are finite, else actions are clipped; nothing is said."""
+    space = Box(*bounds, (1,), dtype)
+    numbers, counts = np.array([[-1], [0], [0.5], [1], [7]], np.float32), {"a": np.array([5])}
     with np.errstate(all="raise"):
         actions = ppo_graph.to_env_actions(space, {"": numbers}, {})
-        (rows,) = ppo_graph.to_env_actions(
-            spaces.Sequence(space, stack=True), {"a": numbers}, {"a": np.array([5])}
-        )
+        (rows,) = ppo_graph.to_env_actions(Sequence(space, stack=True), {"a": numbers}, counts)
     assert all(action in space for action in actions)
     np.testing.assert_allclose(np.concatenate(actions), BOUNDS[bounds], atol=1e-9)
     assert np.array_equal(np.stack(actions), rows)
@@ -726,35 +343,326 @@ def test_box_actions_are_scaled(bounds, dtype, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_bounds_of_one_are_the_numbers_themselves():
-    """Bit for bit."""
+def test_each_bound_is_its_own():
+    """Entries with two finite bounds are scaled; from -1 to 1 they stay, bit for bit."""
+    space = Box(np.array([0, -np.inf, 2]), np.array([10, 3, 4]), dtype=np.float64)
+    (action,) = ppo_graph.to_env_actions(space, {"": np.array([[0.5, 0.5, -0.5]], np.float32)}, {})
+    assert action.tolist() == [7.5, 0.5, 2.5]
     numbers = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
     actions = ppo_graph.to_env_actions(vector(3), {"": numbers}, {})
     assert np.array_equal(np.stack(actions), numbers.clip(-1, 1))
 
 
-def test_each_bound_is_its_own():
-    """Entries have bounds of their own, and are scaled only where both of theirs are finite."""
-    space = spaces.Box(np.array([0, -np.inf, 2]), np.array([10, 3, 4]), dtype=np.float64)
-    (action,) = ppo_graph.to_env_actions(space, {"": np.array([[0.5, 0.5, -0.5]], np.float32)}, {})
-    assert action.tolist() == [7.5, 0.5, 2.5]
+LEARN = dict(num_envs=16, num_steps=32, num_minibatches=4, update_epochs=4, eval_episodes=64)
+LEARN |= dict(learning_rate=2.5e-3, ent_coef=0.0, gamma=0.0, gnn_dim=32, hidden_dims=(64,))
 
 
 def test_training_does_not_depend_on_bounds(tmp_path):
     """What five bounds learn differs by rounding alone."""
+    flags = LEARN | dict(num_envs=4, num_minibatches=2, total_timesteps=512, eval_episodes=8)
     returns = []
     for low, high in ((-1, 1), (0, 1000), (10, 12), (-0.01, 0.01), (-1, 3)):
-        found = run(
-            tmp_path / f"{low} {high}",
-            env_id="envs:Dials-v0",
-            env_kwargs={"low": low, "high": high},
-            num_envs=4,
-            num_steps=32,
-            num_minibatches=2,
-            gamma=0.0,
-            learning_rate=3e-3,
-            total_timesteps=512,
-            eval_episodes=8,
-        )
-        returns.append(np.mean([row["return"] for row in found.rows]) / 8)
+        kwargs = {"low": low, "high": high}
+        found = run(tmp_path / str(kwargs), env_id="envs:Dials-v0", env_kwargs=kwargs, **flags)
+        returns.append(mean_return(found) / 8)
     assert max(returns) - min(returns) < 0.03
+
+
+# ---- Tasks ----
+TASKS = {  # name -> (environment, its arguments); the optimum is 8
+    "verb": ("VerbObject", {}),
+    "verb, rows": ("VerbObject", {"as_rows": True}),
+    "bits": ("Switches", {}),
+    "bits of rows": ("Switches", {"in_rows": True}),
+    "pointers": ("Assign", {}),
+    "for all": ("Convoy", {}),
+    "edge": ("BestEdge", {}),
+    "each node": ("Colouring", {}),
+    "each node's number": ("NeighbourMean", {}),
+    "node, then amount": ("NodeAmount", {}),
+}
+
+
+def best(env, obs):
+    """The best action of a task."""
+    env = env.unwrapped
+    if hasattr(env, "verb"):
+        pair = (env.verb, env.object)
+        return dict(zip(("act", "things"), pair)) if env.as_rows else np.array(pair)
+    if hasattr(env, "may"):
+        return (env.wants * env.may).astype(np.int8)
+    if hasattr(env, "right"):
+        return {"robots": tuple({"tasks": int(own.argmax())} for own in env.right)}
+    if hasattr(env, "middle"):
+        return (env.middle + env.half * env.wanted).astype(np.float32)
+    if hasattr(env, "gears"):
+        return {"robots": tuple(env.gears), "speed": 10 * env.wanted}
+    if isinstance(env.action_space, Sequence):
+        return env.best if env.action_space.stack else tuple(env.colours.tolist())
+    if "amount" not in env.action_space.spaces:
+        return {"edge": env.best}
+    node = np.flatnonzero(obs["action_mask"]["node"])[env.num_steps % 2]
+    return {"node": node, "amount": env.wants[node]}
+
+
+@pytest.mark.parametrize("name", [*TASKS, "bounds"])
+def test_tasks(name):
+    """The optimum is known, the best action is in the space, and a seed fixes everything."""
+    env_id, kwargs = TASKS.get(name, ("Dials", {"low": 10, "high": 12}))
+    env_id = f"cleanrl_graph.envs:{env_id}-v0"
+    env, other = gym.make(env_id, **kwargs), gym.make(env_id, disable_env_checker=True, **kwargs)
+    for episode in range(12):
+        (obs, _), (again, _) = (each.reset(seed=episode) for each in (env, other))
+        total, ended = 0.0, False
+        while not ended:
+            assert obs in env.observation_space and repr(obs) == repr(again)
+            action = best(env, obs)
+            assert action in env.action_space
+            (obs, reward, ended, *_), (again, *_) = (each.step(action) for each in (env, other))
+            assert reward <= 1
+            total += reward
+        assert total == pytest.approx(0 if name == "bounds" else 8, abs=1e-5)
+
+
+def test_any_amount_can_be_taken():
+    """Each action of the space can be taken, one with a node that is not there earns nothing."""
+    env = gym.make("cleanrl_graph.envs:NodeAmount-v0").unwrapped
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    seen = set()
+    for _ in range(50):
+        action = env.action_space.sample()
+        is_there = action["node"] < len(env.wants)
+        _, reward, ended, *_ = env.step(action)
+        assert is_there or reward == 0
+        seen.add(is_there)
+        if ended:
+            env.reset()
+    assert seen == {True, False}
+
+
+def task(name, **flags):
+    env_id, kwargs = TASKS[name]
+    return dict(env_id=f"envs:{env_id}-v0", env_kwargs=kwargs) | flags
+
+
+@pytest.mark.parametrize(
+    "script, name, flags",
+    [
+        ("ppo_graph", "verb, rows", CHAIN),
+        ("ppo_graph", "bits of rows", {}),
+        ("ppo_graph", "pointers", {}),
+        ("ppo_graph", "for all", CHAIN),
+        ("ppo_graph_agents", "pointers", {}),
+        ("ppo_graph_async", "for all", {}),
+        ("ppo_graph_aux", "for all", {"aux": "predict"}),
+        ("ppo_graph_compile", "for all", {}),
+        ("ppo_framestack", "for all", {}),
+        ("ppo_framestack", "pointers", {}),
+        ("ppo_gtrxl", "for all", CHAIN),
+        ("ppo_gtrxl", "verb, rows", CHAIN),
+        ("ppo_lstm_sparse", "for all", CHAIN),
+        ("ppo_lstm_sparse", "pointers", {}),
+        ("ppo_lstm_sparse", "verb", CHAIN),
+    ],
+)
+def test_collection_and_training_agree(script, name, flags, tmp_path):
+    """The first ratio of a minibatch is 1."""
+    module = importlib.import_module(f"cleanrl_graph.{script}")
+    assert mismatch(run(tmp_path, module, **task(name, **flags))) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["each node", "node, then amount"])
+def test_workers_step_the_same(name, tmp_path):
+    """Two processes return what this one returns, whatever the actions are."""
+    flags = task(name, num_envs=4, autoregressive=True)
+    here, there = (run(tmp_path / str(num), num_workers=num, **flags).scalars for num in (0, 2))
+    assert all(here[tag] == there[tag] for tag in here if tag != "charts/SPS")
+
+
+@pytest.mark.slow
+def test_compiled(tmp_path):
+    """Compiled code collects and learns with the same policy, and plays, empty graphs included."""
+    flags = task("each node's number", compile_mode="default", eval_episodes=2)
+    found = run(tmp_path, ppo_graph_compile, **flags)
+    assert mismatch(found) < 1e-5 and len(found.rows) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["ppo_graph", "ppo_framestack", "ppo_graph_agents"])
+@pytest.mark.parametrize("name", list(TASKS)[:6])
+def test_tasks_are_learned(name, script, tmp_path):
+    """Greedy returns are at least .95 of the optimum, 8."""
+    if script == "ppo_graph_agents" and name != "pointers":
+        pytest.skip("rewards of each row are needed")
+    flags = LEARN | dict(autoregressive=name in ("verb", "verb, rows", "for all"))
+    steps = 40_960 if name == "for all" else 24_576
+    module = importlib.import_module(f"cleanrl_graph.{script}")
+    found = run(tmp_path, module, total_timesteps=steps, **task(name, **flags))
+    assert mean_return(found) >= 0.95 * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, least, kwargs",
+    [
+        ("edge", 6, {"max_edges": 8, "num_colours": 2}),
+        ("each node", 7, {}),
+        ("each node's number", 5.8, {}),
+    ],
+)
+def test_toy_tasks_are_learned(name, least, kwargs, tmp_path):
+    """Random actions earn less than 4.5 of 8."""
+    flags = task(name, env_kwargs=kwargs, total_timesteps=12288, **LEARN | dict(gnn_dim=64))
+    assert mean_return(run(tmp_path, **flags)) > least
+
+
+@pytest.mark.slow
+def test_the_amount_follows_the_node(tmp_path):
+    """Sampled returns: independent heads can earn 2.29, a chain 6.25."""
+    flags = LEARN | dict(autoregressive=True, total_timesteps=24576, ent_coef=0.01, eval_episodes=0)
+    found = run(tmp_path, **task("node, then amount", **flags))
+    returns = [value for _, value in found.scalars["charts/episodic_return"]]
+    assert np.mean(returns[-200:]) > 3
+
+
+def zeros(env, obs, rng):
+    """A policy that colours all nodes alike."""
+    return (0,) * len(obs["graph"].nodes)
+
+
+def test_demonstrations_of_a_sequence(tmp_path):
+    """--record and --demos say that they cannot."""
+    flags = task("each node", script=ppo_graph_aux, demos=str(tmp_path / "demos.npz"))
+    sentence = "(demonstrations|those) of .*Sequence.* whose number varies"
+    for more in ({"record": f"{__name__}:zeros"}, {}):
+        with pytest.raises(SystemExit, match=sentence):
+            run(tmp_path / "runs", **flags, **more)
+
+
+@pytest.mark.parametrize("script", ["ppo_lstm_sparse", "ppo_gtrxl", "ppo_framestack"])
+def test_the_next_step_sees_the_mean_of_the_rows(script):
+    """Of one action per node the memory sees how many nodes took each option, as shares."""
+    script = importlib.import_module(f"cleanrl_graph.{script}")
+    found = script.Envs([lambda: gym.make("cleanrl_graph.envs:Colouring-v0")])
+    agent = script.Agent(found.leaves, found.action_space, small_args(script))
+    ptr, batch = torch.tensor([0, 3, 3, 4]), torch.tensor([0, 0, 0, 2])
+    elements = {"graph.nodes": script.Ragged(torch.zeros(4, 3), ptr, batch)}
+    action = {"graph.nodes": torch.tensor([[1], [1], [0], [0]])}
+    seen = script.embed_action(agent.head, action, elements, {})
+    torch.testing.assert_close(seen, torch.tensor([[1 / 3, 2 / 3], [0, 0], [1, 0]]))
+
+
+class OneOfMany(SmallEnv):
+    """Shows 3 nodes a bit each, then in another order none, when each is to tell its own."""
+
+    observation_space = Dict(things=SET, node_ids=Sequence(Box(0, 9, (), np.int64), stack=True))
+    action_space, length, terminates = Sequence(D(2)), 2, True
+
+    def begin(self):
+        self.bits = self.np_random.integers(2, size=3)
+
+    def observe(self):
+        self.order, shown = self.np_random.permutation(3), np.zeros((3, 2), np.float32)
+        if self.t == 0:
+            shown[np.arange(3), self.bits[self.order]] = 1
+        return {"things": shown, "node_ids": self.order}
+
+    def reward(self, action):
+        return (np.array(action) == self.bits[self.order]).mean() * self.t
+
+
+gym.register("OneOfMany-v0", entry_point=OneOfMany)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("per_node", [False, True])
+def test_each_node_remembers(per_node, tmp_path):
+    """With a state per id each node tells its bit; without, nothing tells its row apart."""
+    flags = dict(num_envs=16, num_steps=16, total_timesteps=8192, learning_rate=5e-3)
+    flags |= dict(lstm_dim=16, gnn_dim=16, state_per_node=per_node, eval_episodes=64)
+    found = run(tmp_path, ppo_lstm_sparse, env_id="OneOfMany-v0", **flags)
+    assert (mean_return(found) > 0.95) == per_node
+
+
+# ---- Masks that the services turn ----
+class Pair(SmallEnv):
+    """A mask of both parts together; an action that it forbids costs 1."""
+
+    observation_space = Dict(x=vector(2), action_mask=MB((2, 3)))
+    action_space, terminates = MD([2, 3]), True
+
+    def observe(self):
+        self.draw()
+        return {"x": self.np_random.random(2, np.float32), "action_mask": self.mask}
+
+    def draw(self):
+        self.mask = np.zeros((2, 3), np.int8)
+        self.mask.flat[self.np_random.integers(6, size=2)] = 1
+
+    def is_legal(self, action):
+        return self.mask[tuple(action)]
+
+    def reward(self, action):
+        return float(self.is_legal(action)) - 1
+
+
+class Lamps(Pair):
+    """Bits with one entry each: may it be 1."""
+
+    observation_space = Dict(x=vector(2), action_mask=MB(3))
+    action_space = MB(3)
+
+    def draw(self):
+        self.mask = self.np_random.integers(2, size=3).astype(np.int8)
+
+    def is_legal(self, action):
+        return (action <= self.mask).all()
+
+
+gym.register("MasksPair-v0", Pair)
+gym.register("MasksLamps-v0", Lamps)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [Pair, Lamps])
+def test_masks_are_turned_everywhere(kind, num_workers, tmp_path):
+    """No action is drawn that is forbidden; observations given by hand have either form."""
+    flags = CHAIN if kind is Pair else {}
+    base = dict(env_id=f"Masks{kind.__name__}-v0", num_workers=num_workers, save_model=True)
+    found = run(tmp_path / "run", eval_episodes=4, **base, **flags)
+    assert mismatch(found) < 1e-5
+    returns = found.scalars["charts/episodic_return"] + [(0, row["return"]) for row in found.rows]
+    assert returns and all(value == 0 for _, value in returns)
+    if num_workers:
+        return
+    file, env = str(found.folder / "model.pt"), kind()
+    turned = CanonicalMasks(kind(), ppo_graph, ppo_graph.Args(**flags))
+    assert turned.forms
+    for policy in (load_policy(file, greedy=False), load_policy(file, env, greedy=False)):
+        obs, _ = env.reset(seed=0)
+        for _ in range(20):
+            action = policy(obs)
+            assert action in env.action_space and env.step(action)[1] == 0
+            assert env.step(policy(turned.observation(env.reset()[0])))[1] == 0
+            obs, _ = env.reset()
+    export(file, str(tmp_path / "policy.pt2"), greedy=False)
+    program = torch.export.load(tmp_path / "policy.pt2").module()
+    observations = [env.reset()[0] for _ in range(20)]
+    columns = zip(*(policy.envs.read(turned.observation(obs)) for obs in observations))
+    inputs = {
+        leaf.path: torch.as_tensor(np.concatenate(rows))
+        for leaf, rows in zip(policy.envs.leaves, columns)
+    }
+    outputs, _ = program(inputs, {})
+    for obs, action in zip(observations, outputs["action"].numpy()):
+        env.mask = obs["action_mask"]
+        assert env.step(action)[1] == 0
+
+
+def test_a_turned_mask_of_another_shape():
+    """It is named."""
+    env = CanonicalMasks(Pair(), ppo_graph, ppo_graph.Args(**CHAIN))
+    with pytest.raises(gym.error.Error, match=r"'action_mask' has the shape \(5,\), not \(2, 3\)"):
+        env.observation({"x": np.zeros(2, np.float32), "action_mask": np.ones(5, np.int8)})

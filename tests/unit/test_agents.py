@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import UsageErrors, everything, make_envs, record, run, small_args, vector, weights
+from helpers import (
+    IDS,
+    UsageErrors,
+    everything,
+    logged,
+    make_envs,
+    record,
+    run,
+    same_weights,
+    small_args,
+    vector,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import begun_earlier, folder_of, train, train_ranks
@@ -16,16 +27,10 @@ from cleanrl_graph.envs import crowd
 from cleanrl_graph.services import load_policy
 
 CPU = torch.device("cpu")
-IDS = spaces.Sequence(spaces.Box(0, 10**6, (), np.int64), stack=True)
-FLAGS = dict(
-    num_envs=3,
-    num_steps=16,
-    num_minibatches=2,
-    update_epochs=2,
-    total_timesteps=96,
-    learning_rate=1e-2,
-    clip_coef=0.01,
-)
+FLAGS = dict(num_envs=3, num_steps=16, num_minibatches=2, update_epochs=2, total_timesteps=96)
+FLAGS |= dict(learning_rate=1e-2, clip_coef=0.01)
+ROWS = spaces.Sequence(vector(3), stack=True)
+MASK = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
 
 
 class Herd(gym.Env):
@@ -34,18 +39,10 @@ class Herd(gym.Env):
     truncated in turn. An animal's reward depends on its row and its action."""
 
     def __init__(self, with_ids=True, least=0, most=6, fault="", at=7):
-        self.least = least
-        self.with_ids = with_ids
-        self.most = most
-        self.fault = fault
-        self.at = at
-        self.num_episodes = 0
-        self.num_steps = 0
-        rows = spaces.Sequence(vector(3), stack=True)
-        parts = {"set": rows, "action_mask": mask_of(2)}
-        if with_ids:
-            parts["node_ids"] = IDS
-        self.observation_space = spaces.Dict(parts)
+        self.with_ids, self.least, self.most = with_ids, least, most
+        self.fault, self.at, self.num_episodes, self.num_steps = fault, at, 0, 0
+        ids = {"node_ids": IDS} if with_ids else {}
+        self.observation_space = spaces.Dict({"set": ROWS, "action_mask": MASK, **ids})
         self.action_space = spaces.Sequence(spaces.Discrete(2, start=3), stack=True)
 
     def observe(self):
@@ -81,16 +78,8 @@ class Herd(gym.Env):
         return obs, float(rewards.sum()), ended and terminates, ended and not terminates, info
 
 
-def mask_of(num):
-    return spaces.Sequence(spaces.Box(0, 1, (num,), np.int8), stack=True)
-
-
 def with_rewards(change):
     return lambda obs, info: (obs, {"rewards": change(info["rewards"])})
-
-
-def number_is_nan(rewards):
-    return np.append(rewards[:-1], np.nan)
 
 
 def twice(obs, info):
@@ -108,25 +97,19 @@ FAULTS = {
     "text": with_rewards(lambda rewards: ["a"] * len(rewards)),
     "short": with_rewards(lambda rewards: rewards[:-1]),
     "one": with_rewards(lambda rewards: 1.0),
-    "nan": with_rewards(number_is_nan),
+    "nan": with_rewards(lambda rewards: np.append(rewards[:-1], np.nan)),
     "twice": twice,
     "more": one_more,
 }
-
-
 gym.register("Herd-v0", entry_point=Herd)
 
 
 # ---- Who is who ----
 @st.composite
 def histories(draw):
-    """(ids of each observation, the observation that follows each of the first ones, or -1). No
-    observation follows two others, as in a rollout."""
-    num = draw(st.integers(1, 12))
-    ids = [
-        draw(st.lists(st.integers(-5, 5).map(lambda k: k * 10**15), unique=True, max_size=5))
-        for _ in range(num)
-    ]
+    """(ids of each observation, that which follows each of the first ones, or -1)"""
+    num, names = draw(st.integers(1, 12)), st.integers(-5, 5).map(lambda k: k * 10**15)
+    ids = [draw(st.lists(names, unique=True, max_size=5)) for _ in range(num)]
     num_acting = draw(st.integers(1, num))
     order = draw(st.permutations(range(num)))
     follows = [draw(st.sampled_from([-1, after])) for after in order[:num_acting]]
@@ -147,12 +130,6 @@ def test_an_agent_is_followed_by_its_id(history):
     flat = np.array(sum(ids, []), np.int64)
     found = script.same_agents(flat, counts, np.array(follows))
     assert found.tolist() == expected
-
-
-def test_the_example_of_same_agents():
-    """That of its docstring: the agent that both observations have goes on."""
-    found = script.same_agents(np.array([7, 8, 9, 7]), np.array([2, 2]), np.array([1]))
-    assert found.tolist() == [3, -1]
 
 
 def test_ids_or_places():
@@ -186,8 +163,7 @@ class Shows(gym.Env):
 
 def test_ids_are_those_of_the_rows_that_act():
     """Also where another set comes first; what is no integer is refused, since it would be cut."""
-    rows = spaces.Sequence(vector(3), stack=True)
-    space = spaces.Dict(goals=rows, robots=rows, node_ids=IDS)
+    space = spaces.Dict(goals=ROWS, robots=ROWS, node_ids=IDS)
     obs = {name: np.zeros((num, 3), np.float32) for name, num in (("goals", 2), ("robots", 3))}
 
     def envs_of(ids, space=space):
@@ -202,7 +178,7 @@ def test_ids_are_those_of_the_rows_that_act():
         envs_of(np.array([7, 5])).reset(0)
     wrong = spaces.Sequence(spaces.Box(0, 9, (), np.float32), stack=True)
     with pytest.raises(UsageErrors, match="leaf 'node_ids': .* must be integers"):
-        envs_of(np.array([7.0, 5.0, 9.0], np.float32), spaces.Dict(robots=rows, node_ids=wrong))
+        envs_of(np.array([7.0, 5.0, 9.0], np.float32), spaces.Dict(robots=ROWS, node_ids=wrong))
 
 
 def test_edges_act():
@@ -275,21 +251,19 @@ def advantages_of(agent, leaves, before, after, args):
     return result
 
 
+def test_workers(tmp_path):
+    """Rewards and ids of rows come from worker processes as they do from this one."""
+    flags = FLAGS | dict(env_id="Herd-v0", save_model=True)
+    one, two = (run(tmp_path / str(num), script, num_workers=num, **flags) for num in (0, 2))
+    assert same_weights(one.folder, two.folder)
+
+
 @pytest.mark.parametrize("with_ids", [True, False])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
-    """G11: the gradients of the first update. Agents leave and come back, observations are empty,
-    episodes are terminated and truncated within the rollout."""
+def test_gradients_against_loops_over_agents(with_ids, tmp_path):
+    """Those of the first update: agents leave and come back, episodes end within the rollout."""
     flags = FLAGS | dict(env_id="Herd-v0", env_kwargs={"with_ids": with_ids}, update_epochs=1)
-    if workers:
-        script_run = run(tmp_path / "w", script, num_workers=2, save_model=True, **flags)
-        here = run(tmp_path / "h", script, save_model=True, **flags)
-        one, two = weights(script_run.folder), weights(here.folder)
-        assert all(torch.equal(value, two[name]) for name, value in one.items())
-        return
-    agent, leaves, steps, actions, minibatches, gradients, scalars, _ = record(
-        tmp_path, script, **flags
-    )
+    found = record(tmp_path, script, **flags)
+    agent, leaves, steps, actions, minibatches, gradients, scalars, _ = found
     args = small_args(script, **flags)
     T = args.num_steps
     before, after = steps[:T], steps[1 : T + 1]
@@ -304,19 +278,11 @@ def test_gradients_against_loops_over_agents(with_ids, workers, tmp_path):
     with torch.no_grad():
         _, old_log_prob, _, old_value = agent(everything(storage), acts)
     found = advantages_of(agent, leaves, before, after, args)
-    rows = [
-        (t, i, agent_id)
-        for t, step in enumerate(before)
-        for i, ids in enumerate(ids_by_env(leaves, step.obs))
-        for agent_id in ids
-    ]
-    assert list(found) == rows
     advantages, V = torch.tensor(list(found.values()), dtype=torch.float64).T
     torch.testing.assert_close(old_value.double(), V, atol=1e-5, rtol=1e-5)
     returns = advantages + V
-    optimizer = torch.optim.Adam(
-        agent.parameters(), lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad
-    )
+    adam = dict(lr=args.learning_rate, eps=1e-5, amsgrad=args.amsgrad)
+    optimizer = torch.optim.Adam(agent.parameters(), **adam)
     ends = storage.whole().counts["set"].cumsum()
     starts = ends - storage.whole().counts["set"]
     for steps_of, gradient in zip(minibatches[: args.num_minibatches], gradients):
@@ -356,48 +322,30 @@ def test_what_is_logged(tmp_path):
             total, agents = 0.0, set()
     [(_, logged)] = seen.scalars["charts/agent_return"]
     assert logged == pytest.approx(np.mean(expected), rel=1e-4)
-    returns = [value for _, value in seen.scalars["charts/episodic_return"]]
-    assert len(returns) == len(expected)
+    assert len(seen.scalars["charts/episodic_return"]) == len(expected)
 
 
 # ---- What an environment gets wrong ----
 @pytest.mark.parametrize(
-    "fault, sentence",
-    {
-        "missing": r"env \d, step 7: info\['rewards'\]: KeyError: .rewards.; one number for",
-        "text": r"env \d, step 7: info\['rewards'\]: ValueError",
-        "short": r"env \d, step 7: info\['rewards'\] has the shape \(\d,\), but \d rows acted",
-        "one": r"env \d, step 7: info\['rewards'\] has the shape \(\), but \d rows acted",
-        "nan": r"env \d, step 7: info\['rewards'\] is nan in row \d",
-        "twice": r"env \d, leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1",
-    }.items(),
+    "kwargs, sentence",
+    [
+        ({"fault": "missing"}, r"step 7: info\['rewards'\]: KeyError: .rewards.; one number for"),
+        ({"fault": "text"}, r"step 7: info\['rewards'\]: ValueError"),
+        ({"fault": "short"}, r"step 7: .* has the shape \(\d,\), but \d rows acted"),
+        ({"fault": "one"}, r"step 7: info\['rewards'\] has the shape \(\), but \d rows acted"),
+        ({"fault": "nan"}, r"step 7: info\['rewards'\] is nan in row \d"),
+        ({"fault": "twice"}, r"leaf 'node_ids', step 7: the id 1000 occurs twice, at index 1"),
+        (  # rows without ids that become more, but not where an episode begins
+            {"fault": "more", "with_ids": False, "least": 0},
+            r"step 7: \d rows of 'set' where \d acted; without node_ids",
+        ),
+    ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_sentences(fault, sentence, workers, tmp_path):
-    with pytest.raises(UsageErrors, match=sentence):
-        run(
-            tmp_path,
-            script,
-            env_id="Herd-v0",
-            env_kwargs={"fault": fault, "least": 2},
-            num_workers=workers,
-            **FLAGS,
-        )
-
-
-def test_places_need_a_number_that_stays(tmp_path):
-    """Rows without ids that become more, but not where an episode begins."""
-    with pytest.raises(
-        UsageErrors,
-        match=r"env 0, step 7: \d rows of 'set' where \d acted; without node_ids",
-    ):
-        run(
-            tmp_path,
-            script,
-            env_id="Herd-v0",
-            env_kwargs={"with_ids": False, "fault": "more"},
-            **FLAGS,
-        )
+def test_sentences(kwargs, sentence, workers, tmp_path):
+    kwargs, flags = {"least": 2} | kwargs, FLAGS | {"num_workers": workers}
+    with pytest.raises(UsageErrors, match=rf"env \d, {sentence}"):
+        run(tmp_path, script, env_id="Herd-v0", env_kwargs=kwargs, **flags)
 
 
 def test_what_does_not_fit(tmp_path):
@@ -433,20 +381,16 @@ def test_ranks_with_other_numbers_of_agents(tmp_path):
 
 # ---- Resumed, and used ----
 def test_resume(tmp_path):
-    """G11, X3: a run that was stopped within an episode goes on bit by bit, and so do the returns
-    of agents that it logs."""
-    flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7) | {
-        name: FLAGS[name] for name in ("num_envs", "num_minibatches", "update_epochs")
-    }
-    flags |= dict(total_timesteps=7 * 3 * 4)
+    """A run stopped within an episode goes on bit by bit, and so do its agents' returns."""
+    flags = dict(env_id="Herd-v0", checkpoint_every=1, num_steps=7, total_timesteps=7 * 3 * 4)
+    flags |= dict(num_envs=3, num_minibatches=2, update_epochs=2)
     whole = train(tmp_path / "a", "ppo_graph_agents", **flags)
     train(tmp_path / "b", "ppo_graph_agents", **flags)
     for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*84.ckpt")):
         path.unlink()
     begun_earlier(tmp_path / "b")
     train(tmp_path / "b", "ppo_graph_agents", resume="auto", **flags)
-    one, two = weights(whole), weights(folder_of(tmp_path / "b"))
-    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert same_weights(whole, folder_of(tmp_path / "b"))
 
 
 def test_a_trained_policy(tmp_path):
@@ -463,25 +407,15 @@ def test_a_trained_policy(tmp_path):
 
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_learns(with_ids, tmp_path):
-    """The best action of each animal is the sign of its second number: 0.4 more a step than random
-    ones, of which a sixth may not choose."""
+    """The best action is the sign of an animal's second number; a sixth may not choose."""
     flags = dict(num_envs=8, num_steps=64, num_minibatches=4, update_epochs=4, learning_rate=1e-2)
-    result = run(
-        tmp_path,
-        script,
-        env_id="Herd-v0",
-        env_kwargs={"with_ids": with_ids},
-        total_timesteps=8 * 64 * 8,
-        gamma=0.5,
-        **flags,
-    )
-    chosen = [value for _, value in result.scalars["losses/entropy"]]
+    flags |= dict(env_id="Herd-v0", env_kwargs={"with_ids": with_ids}, gamma=0.5)
+    chosen = logged(run(tmp_path, script, total_timesteps=8 * 64 * 8, **flags), "losses/entropy")
     assert chosen[-1] < 0.5 * chosen[0]
 
 
 def test_crowd():
-    """Crowd-v0: observations are as declared, people who arrive are gone, rewards are those who
-    acted, and walking straight is better than at random."""
+    """Who arrives is gone, rewards are those who acted, walking straight beats random walks."""
     env = gym.make("cleanrl_graph.envs:Crowd-v0", disable_env_checker=True).unwrapped
     obs, _ = env.reset(seed=1)
     seen = set()

@@ -41,30 +41,12 @@ TOKENS_A_LINE = {"ppo_framestack": 10.65, "ppo_gtrxl": 11.05, "ppo_lstm_sparse":
 TOOLS = {"export": 3_500, "plot": 1_750, "sweep": 1_920}  # commands of their own
 TOKENS_WITH_SERVICES = 33_760  # of ppo_graph.py and services/: what moves there is not gone
 MAX_FLAGS = 57  # of ppo_graph.py and the services
-SHARED = {
-    "observations",
-    "environments",
-    "storage",
-    "encoder",
-    "action heads",
-    "ranks",
-    "run",
-    "train",
-    "play",
-}
-TUNED = {  # flags with other defaults where there is a memory
-    "norm_obs",
-    "learning_rate",
-    "num_envs",
-    "update_epochs",
-    "adv_floor",
-    "adv_floor_decay",
-    "amsgrad",
-    "clip_vloss",
-    "ent_coef",
-    "target_kl",
-    "norm_vloss",
-}
+SHARED = {"observations", "environments", "storage", "encoder", "action heads", "ranks", "run"}
+SHARED |= {"train", "play"}
+TUNED = set(  # flags with other defaults where there is a memory
+    "norm_obs learning_rate num_envs update_epochs adv_floor adv_floor_decay amsgrad clip_vloss "
+    "ent_coef target_kl norm_vloss".split()
+)
 RUNTIME = {"num_iterations"}
 CLEANRL = (  # flags of CleanRL's ppo.py
     "exp_name seed torch_deterministic cuda track wandb_project_name wandb_entity capture_video "
@@ -87,43 +69,26 @@ def density_of(name):
     return density.measure(source(name))
 
 
-@pytest.mark.parametrize("name", TOKENS)
-def test_size(name):
-    """A script is read in one sitting."""
-    assert density_of(name).tokens <= TOKENS[name]
-
-
-def test_every_script_has_a_bound():
-    assert (
-        set(TOKENS)
-        == {path.stem for path in FOLDER.glob("ppo_*.py")}
-        == {
-            *SCRIPTS,
-            "ppo_graph_mini",
-        }
-    )
-
-
-@pytest.mark.parametrize("name", TOKENS)
-def test_density(name):
-    """A script is short because it does little, not because much is packed into a line."""
-    figures = density_of(name)
-    assert figures.tokens_per_line <= TOKENS_A_LINE.get(name, 10.5)
-    assert figures.packed_per_thousand <= 10
-
-
 def longer(figures, limit):
     """The functions with more tokens than the limit."""
     return {function: num for function, num in figures.functions.items() if num > limit}
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_functions(name):
-    """A function has one job; `train` is the algorithm, from the first line to the last."""
+@pytest.mark.parametrize("name", TOKENS)
+def test_size(name):
+    """It is short because it does little, not because much is packed into a line or function."""
     figures = density_of(name)
-    (train,) = [function for function in figures.functions if function.startswith("train:")]
-    assert figures.functions.pop(train) <= 1_250
+    assert figures.tokens <= TOKENS[name]
+    assert figures.tokens_per_line <= TOKENS_A_LINE.get(name, 10.5)
+    assert figures.packed_per_thousand <= 10
+    for function in [function for function in figures.functions if function.startswith("train:")]:
+        assert figures.functions.pop(function) <= 1_250
     assert longer(figures, 350) == {}
+
+
+def test_every_script_has_a_bound():
+    assert set(TOKENS) == {path.stem for path in FOLDER.glob("ppo_*.py")}
+    assert set(TOKENS) == {*SCRIPTS, "ppo_graph_mini"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -144,22 +109,13 @@ def test_size_with_services():
 
 
 def test_the_small_script():
-    """It is what people read first: it shares nothing, its loop is CleanRL's, and it has no flag
-    that CleanRL's ppo.py lacks but two of the network; the others say that they are read later."""
+    """It shares nothing, and has two flags that CleanRL's ppo.py lacks; the others name it."""
     text = source("ppo_graph_mini")
     assert text.count("\n") <= 300 and "# --- shared:" not in text
-    assert longer(density_of("ppo_graph_mini"), 350) == {}
     flags = {field.name for field in dataclasses.fields(ppo_graph_mini.Args)}
     assert len(flags - set(CLEANRL.split())) <= 2
     for name in SCRIPTS:
         assert "ppo_graph_mini.py" in ast.get_docstring(ast.parse(source(name))), name
-
-
-def test_everything_is_formatted():
-    """By ruff, with the line length of pyproject.toml."""
-    ruff = [sys.executable, "-m", "ruff", "format", "--check", FOLDER.parent]
-    result = subprocess.run(ruff, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 SMALL = """import re
@@ -183,10 +139,10 @@ class Words(list):
 def test_what_is_counted():
     """Tokens, lines and packed constructs of a small file, counted by hand."""
     figures = density.measure(SMALL)
-    words = (
-        "import re class Words ( list ) : size : int = 0 def longest ( self , least , * names ) :"
+    words = "import re class Words ( list ) : size : int = 0"
+    words += (
+        " def longest ( self , least , * names ) : a , b = 1 , 2 c = d = [ x for x in self if x ]"
     )
-    words += " a , b = 1 , 2 c = d = [ x for x in self if x ]"
     words += " return max ( * c , key = lambda word : f-string )"
     assert figures.tokens == len(words.split())
     assert figures.lines == 15 and figures.code_lines == 9
@@ -195,8 +151,7 @@ def test_what_is_counted():
 
 
 def test_number_of_flags():
-    """They are few; those filled in at run time are no flags. None is both a script's and the
-    services'."""
+    """Few, without those filled in at run time; none is both a script's and the services'."""
     fields = dataclasses.fields(ppo_graph.Args)
     suppressed = {field.name for field in fields if is_suppressed(ppo_graph, field)}
     services = {field.name for field in dataclasses.fields(arguments.flags_of(ppo_graph))}
@@ -226,12 +181,10 @@ def read_fields(path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_flag_is_read(name):
-    """No dead flags: every field of a script's Args is read in the script, which runs alone, and
-    every flag of the services is read there."""
+    """Every flag of a script is read in the script, every flag of the services there."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
-    fields = {
-        field.name for field in dataclasses.fields(script.Args) if not is_suppressed(script, field)
-    }
+    fields = dataclasses.fields(script.Args)
+    fields = {field.name for field in fields if not is_suppressed(script, field)}
     assert fields - read_fields(FOLDER / f"{name}.py") == set()
     services = {field.name for field in dataclasses.fields(arguments.flags_of(script))}
     texts = "".join(path.read_text() for path in SERVICES)
@@ -249,22 +202,15 @@ def assert_help(text, flags, hidden=()):
 
 def fields_of(path, name="Args"):
     """[(field, the statement after it)] of a class of flags."""
-    (body,) = [
-        node.body
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == name
-    ]
-    return [
-        (field.target.id, doc)
-        for field, doc in zip(body, [*body[1:], None])
-        if isinstance(field, ast.AnnAssign)
-    ]
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    (body,) = [node.body for node in classes if node.name == name]
+    pairs = zip(body, [*body[1:], None])
+    return [(field.target.id, doc) for field, doc in pairs if isinstance(field, ast.AnnAssign)]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_shows_every_flag(name, capsys):
-    """Every Args field but those filled in at run time is in --help, with a docstring of its own;
-    with the services theirs are there, too."""
+    """All flags but those filled in at run time, each with a docstring of its own."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     flags = fields_of(FOLDER / f"{name}.py")
     assert {flag for flag, _ in flags} == {field.name for field in dataclasses.fields(script.Args)}
@@ -281,8 +227,7 @@ def test_help_shows_every_flag(name, capsys):
     assert_help(text, flags + services, RUNTIME)
 
 
-OTHER_TYPE = [
-    # None by default: as the observations ask for
+OTHER_TYPE = [  # None by default: as the observations ask for
     ("ppo_lstm_sparse", "update_epochs"),
     ("ppo_gtrxl", "update_epochs"),
     ("ppo_gtrxl", "ent_coef"),
@@ -291,8 +236,7 @@ OTHER_TYPE = [
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "ppo_graph"])
 def test_flags_of_all_scripts_are_alike(name):
-    """A flag of ppo_graph.py that a script has, too, has the same type and default there, but for
-    the environment and for what memories need to learn (benchmark/results/memory.md)."""
+    """Same types and defaults, but for the environment and what memories need to learn."""
     script = importlib.import_module(f"cleanrl_graph.{name}")
     theirs = {field.name: (field.type, field.default) for field in dataclasses.fields(script.Args)}
     ours = {field.name: (field.type, field.default) for field in dataclasses.fields(ppo_graph.Args)}
@@ -320,8 +264,7 @@ WORDS = (
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_no_script_speaks_of_services(name):
-    """Services call the script: above its last lines it knows nothing of them. Only the docstring's
-    examples have their flags."""
+    """Above its last lines; only the docstring's examples have their flags."""
     text = body_of(name).replace(ast.get_docstring(ast.parse(source(name)), clean=False), "")
     assert re.findall(WORDS, text) == []
     fields = {field.name for field in dataclasses.fields(arguments.DemoFlags)}
@@ -339,9 +282,9 @@ def test_runs_alone(name, tmp_path, monkeypatch):
     copy.write_text(source(name))
     with pytest.raises(ModuleNotFoundError, match="cleanrl_graph"):
         importlib.import_module("cleanrl_graph")
-    flags = ["--num-envs", 2, "--num-steps", 16, "--num-minibatches", 2, "--total-timesteps", 64]
     env = "Each" if name == "ppo_graph_agents" else "Ring"
-    flags += ["--env-id", f"alone_envs:{env}-v0", "--no-cuda"]
+    flags = "--num-envs 2 --num-steps 16 --num-minibatches 2 --total-timesteps 64 --no-cuda".split()
+    flags += ["--env-id", f"alone_envs:{env}-v0"]
     if name != "ppo_graph_mini":
         flags += ["--eval-episodes", 1, "--run-dir", tmp_path / "runs", "--save-model"]
     if name == "ppo_graph_compile":
@@ -386,19 +329,16 @@ class Ring(gym.Env):
         return self.observe(), 1.0, False, self.t == 5, {}
 
 
-class Each(gym.Env):
+class Each(Ring):
     observation_space = spaces.Sequence(spaces.Box(-1, 1, (2,)), stack=True)
     action_space = spaces.Sequence(spaces.Discrete(2))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return np.zeros((3, 2), np.float32), {}
+    def observe(self):
+        return np.ones((3, 2), np.float32)
 
     def step(self, action):
         self.t += 1
-        obs = np.ones((3, 2), np.float32)
-        return obs, 0.0, False, self.t == 5, {"rewards": np.array(action, float)}
+        return self.observe(), 0.0, False, self.t == 5, {"rewards": np.array(action, float)}
 
 
 gym.register("Ring-v0", entry_point=Ring)
@@ -406,29 +346,29 @@ gym.register("Each-v0", entry_point=Each)
 """
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_script_imports_another(name):
-    """A script that is copied alone works: it imports nothing of the project above its last
-    lines."""
-    local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests", "cleanrl_graph"}
-    for node in ast.walk(ast.parse(body_of(name))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+def imported(text):
+    """The names of all that a text imports, and the modules that it imports from."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, ast.unparse(node)
-            names.append(node.module)
-        assert not {name.split(".")[0] for name in names} & local, names
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_script_imports_another(name):
+    """It imports nothing of the project above its last lines."""
+    local = {path.stem for path in FOLDER.iterdir()} | {"benchmark", "tests", "cleanrl_graph"}
+    assert not {found.split(".")[0] for found in imported(body_of(name))} & local
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.stem)
 def test_services_import_no_script(path):
     """They are handed the script."""
-    imported = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            imported |= {node.module, *(alias.name for alias in node.names)}
-    parts = {part for name in imported for part in name.split(".")}
+    parts = {part for name in imported(path.read_text()) for part in name.split(".")}
     assert not parts & {path.stem for path in FOLDER.glob("ppo_*.py")}
 
 
@@ -452,28 +392,24 @@ def test_shared_blocks_tool(tmp_path):
     assert doctored.count("class Lines(") == 1
     for name in ("ppo_one.py", "ppo_two.py"):
         (tmp_path / name).write_text(doctored)
-    report = [
-        f"{name}: block 'encoder' differs from ppo_graph.py"
-        for name in ("ppo_one.py", "ppo_two.py")
-    ]
+    differs = "block 'encoder' differs from ppo_graph.py"
+    report = [f"ppo_one.py: {differs}", f"ppo_two.py: {differs}"]
     assert shared_blocks.compare(tmp_path) == report
     assert shared_blocks.compare(tmp_path, True, ["ppo_two.py"]) == report[1:]
     assert shared_blocks.compare(tmp_path, True) == report[:1]
     for name in ("ppo_one.py", "ppo_two.py"):
         assert (tmp_path / name).read_text() == text + own
     assert (tmp_path / "ppo_graph.py").read_text() == text and shared_blocks.compare(tmp_path) == []
-    (tmp_path / "ppo_one.py").write_text(
-        "# --- shared: encoder ---\nof a script without the others\n"
-    )
+    lone = "# --- shared: encoder ---\nof a script without the others\n"
+    (tmp_path / "ppo_one.py").write_text(lone)
     assert shared_blocks.compare(tmp_path) == []
     block = "# --- shared: memory ---\n{}\n# --- end shared: memory ---\n"
     observations = shared_blocks.blocks(text)["observations"]
     for name in ("one", "two"):  # a block that ppo_graph.py lacks: the first script is its source
         both = observations + block.format(name)
         (tmp_path / f"ppo_{name}.py").write_text(both)
-    assert shared_blocks.compare(tmp_path, True) == [
-        "ppo_two.py: block 'memory' differs from ppo_one.py"
-    ]
+    report = ["ppo_two.py: block 'memory' differs from ppo_one.py"]
+    assert shared_blocks.compare(tmp_path, True) == report
     assert (tmp_path / "ppo_two.py").read_text() == (tmp_path / "ppo_one.py").read_text()
     (tmp_path / "ppo_odd.py").write_text("\n# --- shared: observations ---\nno end\n")
     with pytest.raises(ValueError, match="1 marker lines for 0 blocks"):
@@ -497,7 +433,5 @@ def test_shared_blocks_command(tmp_path):
     assert run("--write", "ppo_graph.py").returncode == 0 and run().returncode == 1
     assert run("--write", "cleanrl_graph/ppo_other.py").returncode == 0
     assert (folder / "ppo_other.py").read_text() == text and "identical" in run().stdout
-    assert (
-        run("ppo_none.py").returncode == 1
-        and "ppo_none.py: no such script" in run("ppo_none.py").stderr
-    )
+    unknown = run("ppo_none.py")
+    assert unknown.returncode == 1 and "ppo_none.py: no such script" in unknown.stderr

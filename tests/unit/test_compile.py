@@ -10,12 +10,17 @@ import torch
 from gymnasium import spaces
 from helpers import (
     LOGGED,
+    MASK,
     OBSERVATIONS,
+    SmallEnv,
     UsageErrors,
     command,
     everything,
+    logged,
+    mismatch,
     observation_spaces,
     run,
+    same_weights,
     sample,
     small_args,
     stored,
@@ -33,29 +38,24 @@ from cleanrl_graph.services import arguments
 
 CPU = torch.device("cpu")
 NONE = {"compile_mode": "none"}
+
+
+def task(env_id="Random-v0", env_kwargs=None, **flags):
+    return dict(env_id=env_id, env_kwargs=env_kwargs or {}) | flags
+
+
+POISSON = task("envs:PoissonGraph-v0", gnn_layers=1)
 TASKS = {  # of every kind of head, with leaves that are empty now and then
-    "vector": dict(env_id="CartPole-v1"),
-    "graph": dict(env_id="envs:PoissonGraph-v0", gnn_layers=1),
-    "nodes": dict(
-        env_id="Random-v0", env_kwargs={"observation": "graph", "head": "nodes"}, norm_obs=True
-    ),
-    "pair": dict(env_id="envs:PairNodes-v0", autoregressive=True),
-    "avail_actions": dict(
-        env_id="Random-v0", env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}
-    ),
-    "masked": dict(
-        env_id="Random-v0", env_kwargs={"observation": "graph_categories", "head": "mask"}
-    ),
-    "mixed": dict(
-        env_id="Random-v0", env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True
-    ),
-    "context": dict(
-        env_id="envs:PoissonGraph-v0", gnn_layers=1, graph_context=True, total_timesteps=24
-    ),
-    "set_layers": dict(env_id="envs:NearestToMarked-v0", set_layers=1),
-    "job_shop": dict(
-        env_id="envs:JobShop-v0", env_kwargs={"jobs": [2, 4], "machines": 3}, num_minibatches=5
-    ),
+    "vector": task("CartPole-v1"),
+    "graph": POISSON,
+    "nodes": task(env_kwargs={"observation": "graph", "head": "nodes"}, norm_obs=True),
+    "pair": task("envs:PairNodes-v0", autoregressive=True),
+    "avail_actions": task(env_kwargs={"observation": "set_of_dict", "head": "avail_actions"}),
+    "masked": task(env_kwargs={"observation": "graph_categories", "head": "mask"}),
+    "mixed": task(env_kwargs={"observation": "mixed", "action": "mixed"}, norm_obs=True),
+    "context": POISSON | dict(graph_context=True, total_timesteps=24),
+    "set_layers": task("envs:NearestToMarked-v0", set_layers=1),
+    "job_shop": task("envs:JobShop-v0", {"jobs": [2, 4], "machines": 3}, num_minibatches=5),
 }
 
 
@@ -85,13 +85,23 @@ def test_bucket():
 
 
 def test_waste():
-    """Spare rows are less than 15% of the rows wherever there are at least 8, and there is one at
-    least."""
+    """Spare rows are less than 15% of 8 rows or more, and there is one at least."""
     rows = np.arange(8, 100_000)
     spare = np.array([script.bucket(int(num) + 1) - num for num in rows])
-    assert (
-        spare.min() == 1 and (spare / rows).max() < 0.15 and (spare / (rows + spare)).max() < 0.125
+    assert spare.min() == 1 and (spare / rows).max() < 0.15
+    assert (spare / (rows + spare)).max() < 0.125
+
+
+def graph_of(rng, n, e):
+    """A graph, without edges if it has no nodes."""
+    e *= n > 0
+    links = rng.integers(max(n, 1), size=(e, 2))
+    return spaces.GraphInstance(
+        rng.random((n, 2), np.float32), rng.random((e, 1), np.float32), links
     )
+
+
+MASKED = spaces.Dict(g=spaces.Graph(vector(2), vector(1)), action_mask=MASK)
 
 
 @given(
@@ -100,66 +110,26 @@ def test_waste():
 )
 @settings(max_examples=40, deadline=None)
 def test_fill_is_a_batch_with_one_more_graph(sizes, seed):
-    """What PyG's Batch makes of the graphs and one at the end whose first node has loops; empty
-    graphs and batches included."""
-    rng, space = (
-        np.random.default_rng(seed),
-        spaces.Dict(
-            g=spaces.Graph(vector(2), vector(1)),
-            action_mask=spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
-        ),
-    )
-    graphs = [
-        spaces.GraphInstance(
-            rng.random((n, 2), np.float32),
-            rng.random((e * (n > 0), 1), np.float32),
-            rng.integers(max(n, 1), size=(e * (n > 0), 2)),
-        )
-        for n, e in sizes
-    ]
-    one = spaces.GraphInstance(
-        rng.random((1, 2), np.float32), np.zeros((0, 1), np.float32), np.zeros((0, 2), np.int64)
-    )
-    graphs = [graph for graph in graphs if len(graph.nodes)] or [one]
+    """PyG's Batch of the graphs and one at the end whose first node has loops."""
+    rng = np.random.default_rng(seed)
+    graphs = [graph_of(rng, n, e) for n, e in sizes if n] or [graph_of(rng, 1, 0)]
     masks = [rng.permutation(np.arange(len(graph.nodes)) < 1).astype(np.int8) for graph in graphs]
-    storage, leaves = stored(
-        space,
-        [[{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]],
-        action_space=spaces.Discrete(99),
-    )
+    rows = [{"g": g, "action_mask": m} for g, m in zip(graphs, masks)]
+    storage, leaves = stored(MASKED, [rows], action_space=spaces.Discrete(99))
     obs = script.BucketStorage(leaves, CPU).append(on_host(storage))
-    num_nodes, num_edges = (
-        sum(len(part) for part in parts) for parts in (masks, [g.edges for g in graphs])
-    )
+    num_nodes, num_edges = sum(map(len, masks)), sum(len(g.edges) for g in graphs)
     nodes, edges = (script.bucket(max(num + 1, 2)) - num for num in (num_nodes, num_edges))
-    loops = torch.zeros(edges, dtype=torch.long)
-    data = [
-        Data(
-            x=torch.tensor(x),
-            edge_attr=torch.tensor(e),
-            edge_index=torch.tensor(links).T,
-            mask=torch.tensor(m),
-        )
-        for (x, e, links), m in zip(graphs, masks)
-    ]
-    data.append(
-        Data(
-            x=torch.zeros(nodes, 2),
-            edge_attr=torch.zeros(edges, 1),
-            edge_index=torch.stack([loops, loops]),
-            mask=torch.ones(nodes, dtype=torch.int8),
-        )
-    )
+    links = np.zeros((edges, 2), np.int64)
+    spare = spaces.GraphInstance(np.zeros((nodes, 2)), np.zeros((edges, 1)), links)
+    masks.append(np.ones(nodes, np.int8))
+    data = []
+    for (x, e, links), m in zip([*graphs, spare], masks):
+        x, e, links, m = map(torch.as_tensor, (x, e, links, m))
+        data.append(Data(x=x.float(), edge_attr=e.float(), edge_index=links.T, mask=m))
     batch = Batch.from_data_list(data)
-    for path, values in (
-        ("g.nodes", batch.x),
-        ("g.edges", batch.edge_attr),
-        ("g.edge_links", batch.edge_index.T),
-        ("action_mask", batch.mask),
-    ):
-        assert torch.equal(obs[path].values, values) and obs[path].values.dtype == values.dtype, (
-            path
-        )
+    expected = {"g.nodes": batch.x, "g.edges": batch.edge_attr, "action_mask": batch.mask}
+    for path, values in (expected | {"g.edge_links": batch.edge_index.T}).items():
+        assert torch.equal(obs[path].values, values) and obs[path].values.dtype == values.dtype
     for path in ("g.nodes", "action_mask"):
         assert torch.equal(obs[path].ptr, batch.ptr) and torch.equal(obs[path].batch, batch.batch)
     assert torch.equal(obs["g.edge_links"].batch, batch.batch[batch.edge_index[0]])
@@ -203,23 +173,14 @@ def test_fill_any_space(space, num, seed):
 
 # ---- The same results ----
 def losses(space, observations, action_space, **flags):
-    """(loss, logs, gradients) of the same weights and rollout by ppo_graph's agent on the batch as
-    it is, and by the script's loss on the filled one."""
+    """(loss, logs, gradients) of the same rollout, of the batch as it is and of the filled one."""
     storage, leaves = stored(space, [observations], action_space=action_space)
     args = small_args(script, autoregressive=True, **NONE | flags)
     agent, obs = script.Agent(leaves, action_space, args), storage.batch(storage.whole())
     with torch.no_grad():
         action, log_prob, entropy, value = agent(obs)
-    num = len(value)
-    rollout = torch.stack(
-        [
-            log_prob + 0.1 * torch.randn(num),
-            value + torch.randn(num),
-            torch.randn(num),
-            torch.randn(num),
-        ],
-        1,
-    )
+    noise = torch.randn(4, len(value))
+    rollout = torch.stack([log_prob + 0.1 * noise[0], value + noise[1], noise[2], noise[3]], 1)
     memory = script.Memory(agent, leaves, len(observations), args)
     memory.begin()
     memory.storage.append(on_host(storage))
@@ -232,55 +193,37 @@ def losses(space, observations, action_space, **flags):
         yield loss.detach(), logs, {name: p.grad for name, p in agent.named_parameters()}
 
 
-def mask_of(num):
-    return spaces.Sequence(spaces.Box(0, 1, (num,), np.int8), stack=True)
+def assert_same_losses(*args, **flags):
+    (one, logs, grads), (two, other, others) = losses(*args, **flags)
+    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(grads, others, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_spare_rows_change_nothing(kind):
-    """Loss and gradients are those of the batch as it is, for all observations, empty ones
-    included. Rows that see their observation see no spare one."""
-    rng = np.random.default_rng(0)
-    observations = [
-        sample(OBSERVATIONS[kind], rng, lambda rng: rng.choice([0, 1, 5, 40])) for _ in range(7)
-    ]
+    """Loss and gradients are those of the batch as it is; context sees no spare row."""
+    rng, space = np.random.default_rng(0), OBSERVATIONS[kind]
+    observations = [sample(space, rng, lambda rng: rng.choice([0, 1, 5, 40])) for _ in range(7)]
     action_space = spaces.Dict(a=spaces.Discrete(3), b=vector(2), c=spaces.MultiBinary(2))
-    (one, logs, grads), (two, other, others) = losses(
-        OBSERVATIONS[kind], observations, action_space, set_layers=1, graph_context=True
-    )
-    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
-    for name, grad in grads.items():
-        torch.testing.assert_close(grad, others[name], atol=1e-6, rtol=1e-4)
+    assert_same_losses(space, observations, action_space, set_layers=1, graph_context=True)
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin", "gatv2", "transformer", "sage"])
 def test_spare_rows_change_no_choice(gnn):
     """The same where actions choose nodes, under masks, and for all layers."""
-    rng, space = (
-        np.random.default_rng(1),
-        spaces.Dict(g=spaces.Graph(vector(2), vector(1)), action_mask=mask_of(2)),
-    )
-    observations = []
+    rng, observations = np.random.default_rng(1), []
     for n in (1, 6, 2, 17):
         mask = rng.integers(0, 2, (n, 2)).astype(np.int8)
         mask[rng.integers(n)] = 1
-        links = rng.integers(n, size=(2 * n - 2, 2))
-        graph = spaces.GraphInstance(
-            rng.random((n, 2), np.float32), rng.random((2 * n - 2, 1), np.float32), links
-        )
-        observations.append({"g": graph, "action_mask": mask})
-    action_space = spaces.Tuple([spaces.Discrete(99)] * 2)
-    (one, logs, grads), (two, other, others) = losses(space, observations, action_space, gnn=gnn)
-    torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(logs, other, atol=1e-6, rtol=1e-4)
-    for name, grad in grads.items():
-        torch.testing.assert_close(grad, others[name], atol=1e-6, rtol=1e-4)
+        observations.append({"g": graph_of(rng, n, 2 * n - 2), "action_mask": mask})
+    masks = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
+    space = spaces.Dict(g=MASKED["g"], action_mask=masks)
+    assert_same_losses(space, observations, spaces.Tuple([spaces.Discrete(99)] * 2), gnn=gnn)
 
 
 def greedy(monkeypatch):
-    """Actions are the most probable ones, so that runs which draw other random numbers have the
-    same rollouts."""
+    """The most probable actions, so that other random numbers make the same rollouts."""
     for kind in (ppo_graph.Categorical, script.Categorical):
         monkeypatch.setattr(kind, "sample", lambda self: self.mode)
     monkeypatch.setattr(torch.distributions.Normal, "rsample", lambda self, *_: self.mode)
@@ -291,45 +234,36 @@ def assert_same_run(one, two):
     for tag, values in one.scalars.items():
         if tag not in ("charts/SPS", "charts/compilations"):
             assert [at for at, _ in values] == [at for at, _ in two.scalars[tag]], tag
-            expected, result = (
-                [value for _, value in scalars] for scalars in (values, two.scalars[tag])
-            )
-            assert result == pytest.approx(expected, abs=2e-4, rel=1e-3), tag
-    assert list(weights(one.folder)) == list(weights(two.folder))
-    for name, value in weights(one.folder).items():
-        torch.testing.assert_close(value, weights(two.folder)[name], atol=1e-4, rtol=1e-4)
+            assert logged(two, tag) == pytest.approx(logged(one, tag), abs=2e-4, rel=1e-3), tag
+    own, others = weights(one.folder), weights(two.folder)
+    assert list(own) == list(others)
+    torch.testing.assert_close(own, others, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_run_as_ppo_graph(name, tmp_path, monkeypatch):
-    """Without the compiler a run logs what ppo_graph.py logs and ends with its weights; collection
-    and training agree, and spare rows are few."""
+    """Without the compiler a run logs what ppo_graph.py logs and ends with its weights."""
     if name != "vector":  # where nothing is filled up the random numbers are the same
         greedy(monkeypatch)
     one = run(tmp_path / "one", save_model=True, **TASKS[name])
     two = run(tmp_path / "two", script, save_model=True, **NONE | TASKS[name])
     assert_same_run(one, two)
-    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-5
-    assert {value for _, value in two.scalars["charts/compilations"]} == {
-        two.scalars["charts/compilations"][0][1]
-    }
-    assert two.scalars["charts/spare_rows"][-1][1] < 0.15
+    assert mismatch(two) < 1e-5 and len(set(logged(two, "charts/compilations"))) == 1
+    assert logged(two, "charts/spare_rows")[-1] < 0.15
 
 
-class Coming(gym.Env):
+class Coming(SmallEnv):
     """A set with as many elements as steps have passed, one action for each: at first none."""
 
     observation_space = spaces.Sequence(vector(2), stack=True)
-    action_space = spaces.Sequence(spaces.Discrete(3))
+    action_space, length, terminates = spaces.Sequence(spaces.Discrete(3)), 4, True
 
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return np.zeros((0, 2), np.float32), {}
+    def observe(self):
+        return np.ones((self.t, 2), np.float32)
 
-    def step(self, action):
+    def reward(self, action):
         assert len(action) == self.t
-        self.t += 1
-        return np.ones((self.t, 2), np.float32), 1.0, self.t == 4, False, {}
+        return 1.0
 
 
 gym.register("Coming-v0", entry_point=Coming)
@@ -337,21 +271,16 @@ gym.register("Coming-v0", entry_point=Coming)
 
 def test_rollout_that_begins_without_rows(tmp_path):
     """A spare observation has an action, even if no row acts in the first step of a rollout."""
-    flags = dict(env_id="Coming-v0", num_steps=4, total_timesteps=24)
-    log = run(tmp_path, script, **NONE | flags).scalars
-    assert len(log["losses/policy_loss"]) == 2
-    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-5
+    found = run(tmp_path, script, env_id="Coming-v0", num_steps=4, total_timesteps=24, **NONE)
+    assert len(found.scalars["losses/policy_loss"]) == 2 and mismatch(found) < 1e-5
 
 
 def test_log(tmp_path):
     """What is logged beside ppo_graph.py's scalars."""
     log = run(tmp_path, script, **NONE | TASKS["graph"]).scalars
-    assert set(LOGGED) < set(log)
-    assert set(log) - set(LOGGED) - {"charts/episodic_return", "charts/episodic_length"} == {
-        "charts/batch_sizes",
-        "charts/spare_rows",
-        "charts/compilations",
-    }
+    more = {f"charts/{name}" for name in ("batch_sizes", "spare_rows", "compilations")}
+    episodes = {"charts/episodic_return", "charts/episodic_length"}
+    assert set(LOGGED) < set(log) and set(log) - set(LOGGED) - episodes == more
 
 
 def test_models_of_both_scripts(tmp_path):
@@ -363,11 +292,8 @@ def test_models_of_both_scripts(tmp_path):
     second = run(tmp_path / "b", **flags | more)
     more["load_model"] = str(second.folder / "model.pt")
     third = run(tmp_path / "c", script, **NONE | flags | more)
-    assert (
-        [row["return"] for row in first.rows]
-        == [row["return"] for row in second.rows]
-        == [row["return"] for row in third.rows]
-    )
+    returns = [[row["return"] for row in found.rows] for found in (first, second, third)]
+    assert returns[0] == returns[1] == returns[2]
     flags = torch.load(first.folder / "model.pt", weights_only=True)["args"]
     assert dataclasses.asdict(arguments.args_of(script, **flags)) == flags
 
@@ -376,26 +302,22 @@ def test_modes(tmp_path):
     """A mode that is not for this device ends the run with a sentence."""
     flags = ["--env-id", "CartPole-v1", "--no-cuda", "--compile-mode"]
     code, _, err = command(*flags, "reduce-overhead", script=script, cwd=tmp_path)
-    assert (
-        code == 1
-        and "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU" in err
-    )
+    sentence = "--compile-mode reduce-overhead captures CUDA graphs, and this run is on the CPU"
+    assert code == 1 and sentence in err
     code, *_ = command(*flags, "fast", script=script, cwd=tmp_path)
     assert code == 2
 
 
 # ---- Compiled ----
 def traced(monkeypatch):
-    """torch.compile makes its graphs of forward and backward, as ever, but they are run without
-    being compiled."""
+    """torch.compile makes its graphs of forward and backward, which run uncompiled."""
+    compile_by(monkeypatch, "aot_eager_decomp_partition")
+
+
+def compile_by(monkeypatch, backend):
     compile = torch.compile
-    monkeypatch.setattr(
-        torch,
-        "compile",
-        lambda function, mode, **how: compile(
-            function, backend="aot_eager_decomp_partition", **how
-        ),
-    )
+    other = lambda function, mode, **how: compile(function, backend=backend, **how)
+    monkeypatch.setattr(torch, "compile", other)
     torch._dynamo.reset()
 
 
@@ -414,18 +336,15 @@ def num_compilations():
 
 def assert_compiled(result, num_before):
     """Policy step and loss were compiled once each, and collection and training agree."""
-    assert {value for _, value in result.scalars["charts/compilations"]} == {num_before + 2}
-    assert max(value for _, value in result.scalars["debug/collection_mismatch"]) < 1e-5
+    assert set(logged(result, "charts/compilations")) == {num_before + 2}
+    assert mismatch(result) < 1e-5
 
 
 @pytest.mark.slow
 def test_compiled(tmp_path, cache):
-    """By the compiler of the CPU a run logs what it logs without, random numbers included, and its
-    weights have ppo_graph.py's names."""
-    flags, before = (
-        TASKS["nodes"] | dict(save_model=True, gnn_layers=1, norm_obs=False),
-        num_compilations(),
-    )
+    """The compiler of the CPU changes nothing, random numbers and names of weights included."""
+    flags = TASKS["nodes"] | dict(save_model=True, gnn_layers=1, norm_obs=False)
+    before = num_compilations()
     one = run(tmp_path / "one", script, **NONE | flags)
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     assert_same_run(one, two)
@@ -435,8 +354,7 @@ def test_compiled(tmp_path, cache):
 
 @pytest.mark.slow
 def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
-    """Policy step and loss are traced without a break, once for all sizes; the run logs what
-    ppo_graph.py logs."""
+    """Policy step and loss are traced without a break, once for all sizes."""
     traced(monkeypatch)
     greedy(monkeypatch)
     flags = TASKS["mixed"] | dict(save_model=True, gnn_layers=1, autoregressive=True)
@@ -449,35 +367,21 @@ def test_one_graph_for_all_sizes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["set", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_flags_are_no_inputs(name, tmp_path, monkeypatch):
-    """No graph of policy or loss has a float of Python as an input: that is a number in float64 on
-    the CPU, which CUDA graphs refuse."""
+    """No float of Python is an input: CUDA graphs refuse float64 on the CPU."""
     graphs = []  # (dtype, number of dimensions) of the inputs of each
 
     def note(module, inputs):
-        examples = [
-            node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"
-        ]
+        nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+        examples = [node.meta["example_value"] for node in nodes]
         assert len(examples) == len(inputs)
         graphs.append([(x.dtype, x.ndim) for x in examples if isinstance(x, torch.Tensor)])
         return module.forward
 
-    compile = torch.compile
-    monkeypatch.setattr(
-        torch, "compile", lambda function, mode, **how: compile(function, backend=note, **how)
-    )
-    torch._dynamo.reset()
+    compile_by(monkeypatch, note)
+    flags = task(env_kwargs={"observation": name, "action": "mixed"}, compile_mode="auto")
+    flags |= dict(gnn_layers=1, norm_obs=True, adv_floor=0.1, norm_vloss=1.0)
     with torch._dynamo.config.patch(specialize_float=False):
-        run(
-            tmp_path,
-            script,
-            env_id="Random-v0",
-            env_kwargs={"observation": name, "action": "mixed"},
-            compile_mode="auto",
-            gnn_layers=1,
-            norm_obs=True,
-            adv_floor=0.1,
-            norm_vloss=1.0,
-        )
+        run(tmp_path, script, **flags)
     assert len(graphs) == 2 and all((torch.float32, 2) in inputs for inputs in graphs)
     assert not [inputs for inputs in graphs if (torch.float64, 0) in inputs]
 
@@ -486,13 +390,10 @@ def test_flags_are_no_inputs(name, tmp_path, monkeypatch):
 def test_no_silent_fallback(tmp_path, monkeypatch):
     """What cannot be compiled ends the run with a sentence."""
     head = script.ActionHead.forward
-    monkeypatch.setattr(
-        script.ActionHead, "forward", lambda *args: print() or head(*args)
-    )  # breaks the graph
-    with pytest.raises(
-        UsageErrors,
-        match="(?s)print.*--compile-mode default: this cannot be compiled; --comp",
-    ):
+    breaks = lambda *args: print() or head(*args)
+    monkeypatch.setattr(script.ActionHead, "forward", breaks)
+    sentence = "(?s)print.*--compile-mode default: this cannot be compiled; --comp"
+    with pytest.raises(UsageErrors, match=sentence):
         run(tmp_path, script, env_id="CartPole-v1", compile_mode="default")
 
 
@@ -504,20 +405,16 @@ def test_a_pointer_per_row(tmp_path):
 
 @pytest.mark.slow
 def test_resume_and_workers(tmp_path, monkeypatch):
-    """A run that was stopped and goes on ends with the weights of a whole one, bit by bit; with
-    worker processes, too, and --norm-obs."""
+    """A run that goes on with workers and --norm-obs ends as a whole one, bit by bit."""
     traced(monkeypatch)
-    flags = dict(
-        compile_mode="auto", env_id="Random-v0", env_kwargs={"observation": "vector"}, norm_obs=True
-    )
+    flags = task(env_kwargs={"observation": "vector"}, compile_mode="auto", norm_obs=True)
     whole = train(tmp_path / "a", "ppo_graph_compile", **flags)
     train(tmp_path / "b", "ppo_graph_compile", num_workers=2, **flags)
     for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*144.ckpt")):
         path.unlink()
     begun_earlier(tmp_path / "b")
     train(tmp_path / "b", "ppo_graph_compile", resume="auto", num_workers=2, **flags)
-    one, two = weights(whole), weights(folder_of(tmp_path / "b"))
-    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert same_weights(whole, folder_of(tmp_path / "b"))
 
 
 @pytest.mark.slow
@@ -525,21 +422,12 @@ def test_ranks(tmp_path, monkeypatch):
     """Each rank compiles for itself; two ranks x 3 environments learn as one with all 6."""
     traced(monkeypatch)
     greedy(monkeypatch)
-    flags = dict(
-        compile_mode="auto",
-        env_id="Random-v0",
-        env_kwargs={"observation": "set"},
-        num_steps=16,
-        num_minibatches=1,
-        update_epochs=1,
-        total_timesteps=96,
-        norm_adv=False,
-    )
+    flags = task(env_kwargs={"observation": "set"}, compile_mode="auto", total_timesteps=96)
+    flags |= dict(num_steps=16, num_minibatches=1, update_epochs=1, norm_adv=False)
     one = weights(train(tmp_path / "1", "ppo_graph_compile", num_envs=6, **flags))
     assert train_ranks(tmp_path / "2", "ppo_graph_compile", num_envs=3, **flags) == [0, 0]
     two = weights(folder_of(tmp_path / "2"))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(two, one, atol=1e-6, rtol=1e-6)
 
 
 # ---- On CUDA ----
@@ -547,9 +435,7 @@ def test_ranks(tmp_path, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["vector", "nodes", "mixed"])
 def test_captured(name, tmp_path, monkeypatch, cache):
-    """Policy step and loss are captured as CUDA graphs, forward and backward, one per size; a run
-    logs what it logs without them within the rounding of atomic sums, and results that are kept are
-    not overwritten."""
+    """Policy step and loss are CUDA graphs, one per size; a run logs what it logs without."""
     from torch._inductor.cudagraph_trees import get_container
 
     greedy(monkeypatch)
@@ -559,23 +445,18 @@ def test_captured(name, tmp_path, monkeypatch, cache):
     two = run(tmp_path / "two", script, **flags | {"compile_mode": "auto"})
     num_graphs = get_container(0).tree_manager.new_graph_id().id
     assert num_graphs >= 3 and torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
-    assert {value for _, value in two.scalars["charts/compilations"]} == {before + 2}
-    assert max(value for _, value in two.scalars["debug/collection_mismatch"]) < 1e-4
+    assert set(logged(two, "charts/compilations")) == {before + 2} and mismatch(two) < 1e-4
     for tag in ("losses/value_loss", "losses/entropy", "charts/episodic_return"):
-        expected, result = ([value for _, value in log.scalars[tag]] for log in (one, two))
-        assert result == pytest.approx(expected, abs=1e-2, rel=1e-2), tag
-    for key, value in weights(one.folder).items():
-        torch.testing.assert_close(weights(two.folder)[key], value, atol=5e-3, rtol=5e-3)
+        assert logged(two, tag) == pytest.approx(logged(one, tag), abs=1e-2, rel=1e-2), tag
+    torch.testing.assert_close(weights(two.folder), weights(one.folder), atol=5e-3, rtol=5e-3)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_what_cannot_be_captured(tmp_path, cache):
-    """A layer that needs a number from the device is an error where graphs are captured, and
-    compiles without."""
+    """A layer that needs a number from the device is an error, or compiles without graphs."""
     flags = TASKS["graph"] | {"gnn": "gatv2", "cuda": True}
     with pytest.raises((*UsageErrors, RuntimeError), match="(?i)cudagraph|capture"):
         run(tmp_path / "a", script, **flags, compile_mode="reduce-overhead")
     torch._dynamo.reset()
-    log = run(tmp_path / "b", script, **flags, compile_mode="default").scalars
-    assert max(value for _, value in log["debug/collection_mismatch"]) < 1e-4
+    assert mismatch(run(tmp_path / "b", script, **flags, compile_mode="default")) < 1e-4

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import OBSERVATIONS, everything, plain, run, sample, small_args, stored, weights
+from helpers import (
+    OBSERVATIONS,
+    everything,
+    mismatch,
+    plain,
+    run,
+    sample,
+    small_args,
+    stored,
+    weights,
+)
 from processes import SCRIPTS, SMALL, begun_earlier, folder_of, train
 
 from cleanrl_graph import ppo_graph
@@ -27,14 +37,6 @@ def exact():
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def observations(kind, num_steps=6, num_envs=4):
-    rng = np.random.default_rng(0)
-    size = lambda rng: rng.choice([0, 1, 4, 60])
-    return [
-        [sample(OBSERVATIONS[kind], rng, size) for _ in range(num_envs)] for _ in range(num_steps)
-    ]
-
-
 def on_cpu(obs):
     return {path: ppo_graph.Ragged(*(part.cpu() for part in leaf)) for path, leaf in obs.items()}
 
@@ -48,12 +50,11 @@ def assert_equal(a, b):
 
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_storage_and_agent(kind):
-    """The same batches, and sizes in the log, through pinned memory; actions, log-probabilities and
-    values agree within 1e-4."""
-    data = observations(kind)
-    (host, leaves), (device, _) = (
-        stored(OBSERVATIONS[kind], data, name) for name in ("cpu", "cuda")
-    )
+    """The same batches and sizes; log-probabilities and values agree within 1e-4."""
+    rng, size = np.random.default_rng(0), lambda rng: rng.choice([0, 1, 4, 60])
+    data = [[sample(OBSERVATIONS[kind], rng, size) for _ in range(4)] for _ in range(6)]
+    host, leaves = stored(OBSERVATIONS[kind], data)
+    device, _ = stored(OBSERVATIONS[kind], data, "cuda")
     idx = np.random.default_rng(1).integers(24, size=30)
     assert_equal(everything(host), on_cpu(everything(device)))
     assert_equal(host.gather(idx)[0], on_cpu(device.gather(idx)[0]))
@@ -90,24 +91,14 @@ def test_pinned_memory_is_not_overwritten():
         {"env_id": "Random-v0", "env_kwargs": {"observation": "mixed", "action": "mixed"}},
         {"env_id": "envs:GraphExplore-v0", "num_workers": 2, "norm_obs": True},
     ],
-    ids=lambda flags: "-".join(
-        str(value) for value in flags.values() if not isinstance(value, dict)
-    ),
+    ids=lambda flags: flags["env_id"],
 )
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_main_on_cuda(name, flags, tmp_path):
-    """Two updates and the evaluation run on the device, where collection and training agree within
-    1e-4."""
-    result = run(
-        tmp_path,
-        importlib.import_module(f"cleanrl_graph.{name}"),
-        cuda=True,
-        eval_episodes=2,
-        save_model=True,
-        **SMALL.get(name, {}) | flags,
-    )
-    mismatch = [value for _, value in result.scalars["debug/collection_mismatch"]]
-    assert len(mismatch) == 2 and max(mismatch) < 1e-4
+    """Two updates and the evaluation: collection and training agree within 1e-4."""
+    flags = SMALL.get(name, {}) | flags | dict(cuda=True, eval_episodes=2, save_model=True)
+    result = run(tmp_path, importlib.import_module(f"cleanrl_graph.{name}"), **flags)
+    assert len(result.scalars["debug/collection_mismatch"]) == 2 and mismatch(result) < 1e-4
     for tag, values in result.scalars.items():
         assert all(np.isfinite(value) for _, value in values), tag
     assert all(value.isfinite().all() for value in weights(result.folder).values())
@@ -117,13 +108,8 @@ def test_a_model_moves_between_devices(tmp_path):
     """A model saved on the device is loaded on the CPU."""
     env = {"env_id": "envs:BestOfSet-v0"}
     first = run(tmp_path / "a", cuda=True, save_model=True, **env).folder
-    second = run(
-        tmp_path / "b",
-        load_model=str(first / "model.pt"),
-        save_model=True,
-        total_timesteps=0,
-        **env,
-    ).folder
+    more = dict(load_model=str(first / "model.pt"), save_model=True, total_timesteps=0)
+    second = run(tmp_path / "b", **env | more).folder
     saved = torch.load(first / "model.pt", weights_only=True, map_location="cpu")["model"]
     assert all(torch.equal(saved[name], value) for name, value in weights(second).items())
 
@@ -134,9 +120,8 @@ def test_resume_on_cuda(name, resumed_on, tmp_path):
     """A checkpoint of a run on the device is gone on from there, or on the CPU: memory, optimiser
     and random state are on it, and on the device the weights end close to those of a run without
     the stop (sums have no fixed order)."""
-    flags = dict(
-        env_id="envs:Recall-v0", env_kwargs={"length": 4}, total_timesteps=96, norm_obs=True
-    )
+    flags = dict(env_id="envs:Recall-v0", env_kwargs={"length": 4}, total_timesteps=96)
+    flags |= dict(norm_obs=True)
     whole = train(tmp_path / "a", name, cuda=True, **flags)
     train(tmp_path / "b", name, cuda=True, **flags)
     for path in (*tmp_path.glob("b/*/model.pt"), *tmp_path.glob("b/*/checkpoint_*96.ckpt")):

@@ -1,20 +1,23 @@
-"""Action heads: probabilities, entropies, samples and modes equal those found by trying every
-action."""
+"""Action heads: every joint action of small ragged batches is tried, in float64; the forms that
+actions have."""
 
 import itertools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from gymnasium.spaces import Box, Dict, Sequence, Space, Tuple
+from gymnasium.spaces import Discrete as D
+from gymnasium.spaces import MultiBinary as MB
+from gymnasium.spaces import MultiDiscrete as MD
 from helpers import (
     MASK,
     ListEnv,
-    UsageErrors,
-    checked_parts,
+    action_spaces,
     graph_space,
     make_envs,
-    options_of,
     plain,
     sample,
     small_args,
@@ -23,256 +26,514 @@ from helpers import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph import ppo_graph
+from cleanrl_graph import ppo_graph, ppo_graph_agents
 
-NUM = 3  # observations of a case
-MASK2 = spaces.Sequence(spaces.Box(0, 1, (2,), np.int8), stack=True)
-TWO_NODES = spaces.Tuple([spaces.Discrete(50)] * 2)
-GRAPH = {"graph": graph_space()}
-NESTED = spaces.Dict(
-    a=spaces.Tuple((spaces.Discrete(2), spaces.MultiDiscrete([2, 3]))), b=spaces.MultiBinary(2)
-)
-# name -> (action space, ragged or masked parts of the observation space, flags)
-HEADS = {
-    "discrete": (spaces.Discrete(5, start=3), {}, {}),
-    "discrete_masked": (spaces.Discrete(5), {"action_mask": spaces.MultiBinary(5)}, {}),
-    "multidiscrete": (spaces.MultiDiscrete([3, 2, 4]), {}, {}),
-    "multidiscrete_2d": (spaces.MultiDiscrete([[3, 2], [2, 2]]), {}, {}),
-    "multidiscrete_masked": (
-        spaces.MultiDiscrete([3, 2, 4]),
-        {"action_mask": spaces.MultiBinary(9)},
+
+def rows_of(num):
+    """A mask with `num` entries for each row."""
+    return Sequence(Box(0, 1, (num,), np.int8), stack=True)
+
+
+CHAIN = {"autoregressive": True}
+NODES = {"g": graph_space(vector(2))}
+ROBOTS = {"robots": Sequence(vector(2), stack=True), "tasks": Sequence(vector(3), stack=True)}
+SET = {"s": Sequence(vector(2), stack=True)}
+AVAILABLE = {"avail_actions": Sequence(vector(2), stack=False)}
+NESTED = Dict(a=Tuple((D(2), MD([2, 3]))), b=MB(2))
+ANY = D(50)
+PAIR = Tuple((ANY, ANY))
+TASK = Sequence(Dict(tasks=ANY))
+SIZES = [(0, 2), (1, 2), (3, 4)]  # of nodes, robots or elements, and of edges, tasks or actions
+
+
+class Case(NamedTuple):
+    """`make(b, n, m)` is a mask where there are n and m rows: b(num, size) draws `num` blocks of
+    options, one of which at least is allowed. `legal(mask, a)`: whether it allows an action, of
+    which a["k"] are the numbers of part k, of each row that acts those in a["k"][row], and
+    a["columns"] all, [rows, any]."""
+
+    action: Space
+    seen: dict = {}  # beside a vector
+    flags: dict = {}
+    mask: Space | None = None
+    make: Callable | None = None
+    legal: Callable = lambda mask, a: True
+
+
+def options(*sizes, rows=False, shape=None):
+    """(mask, make, legal) with an entry for each option of the columns, or of those of each row."""
+    first = np.cumsum([0, *sizes[:-1]])
+    space = rows_of(sum(sizes)) if rows else MB(shape or sum(sizes))
+
+    def make(b, n, m):
+        mask = np.hstack([b(n if rows else 1, size) for size in sizes])
+        return mask if rows else mask.reshape(space.shape)
+
+    def legal(mask, a):
+        columns = a["columns"][:, : len(sizes)]
+        return np.take_along_axis(mask.reshape(len(columns), sum(sizes)), first + columns, 1).all()
+
+    return space, make, legal
+
+
+def choice(columns=1, second=False):
+    """(mask, make, legal) with a number for each of n or m rows, or one for each column."""
+
+    def make(b, n, m):
+        mask = b(columns, m if second else n).T
+        return mask if columns > 1 else mask[:, 0]
+
+    def legal(mask, a):
+        mask = mask.reshape(len(mask), -1)
+        return all(mask[row, k % columns] for k, row in enumerate(a["columns"][0]))
+
+    return MASK if columns == 1 else rows_of(columns), make, legal
+
+
+def of_part(name, mask, num=lambda n: n):
+    """(mask, make, legal) of one part among others."""
+    is_dict = isinstance(mask, Dict)
+
+    def make(b, n, m):
+        own = b(1, num(n))[0]
+        return {name: own} if is_dict else own
+
+    return mask, make, lambda mask, a: (mask[name] if is_dict else mask)[a[name]]
+
+
+def bits(*values):
+    return np.array(values, np.int8)
+
+
+def size_of(k, n, m):
+    return {"n": n, "m": m}.get(k, k)
+
+
+def joint(one, two, mask, first="0", second="1"):
+    """(mask, make, legal) with an entry for each two values of two parts."""
+
+    def make(b, n, m):
+        one_, two_ = (size_of(k, n, m) for k in (one, two))
+        return (b(one_, two_) * b(1, one_).T).reshape(getattr(mask, "shape", None) or (one_, two_))
+
+    return mask, make, lambda mask, a: mask.reshape(-1, two)[a[first], a[second]]
+
+
+def then(one, two, mask, first="0", second="1"):
+    """(mask, make, legal) of two parts, of the second one for each value of the first."""
+    is_dict = isinstance(mask, Dict)
+
+    def make(b, n, m):
+        one_, two_ = (size_of(k, n, m) for k in (one, two))
+        own = b(1, one_)[0], b(one_, two_).ravel() if two in ("n", "m") else b(one_, two_)
+        return dict(zip((first, second), own)) if is_dict else own
+
+    def legal(mask, a):
+        own, rest = (mask[first], mask[second]) if is_dict else mask
+        return own[a[first]] and rest.reshape(len(own), -1)[a[first], a[second]]
+
+    return mask, make, legal
+
+
+def task_of(mask, tasks):
+    """Whether each robot may have its task."""
+    return mask.reshape(len(tasks), -1)[range(len(tasks)), tasks].all() if len(tasks) else True
+
+
+AMOUNT = Dict(amount=D(3, start=1), edge=ANY, node=ANY)
+OPTION = Dict(node=ANY, option=D(3))
+VERB = Dict(action=D(2), node=ANY)
+SPEED = Dict(robots=Sequence(D(2)), speed=D(3))
+HEAD = {head: {"action_head": head} for head in ("nodes", "edges", "robots")}
+CASES = {
+    "discrete": Case(D(5, start=3)),
+    "discrete masked": Case(D(5), {}, {}, *options(5)),
+    "multidiscrete": Case(MD([3, 2, 4])),
+    "multidiscrete 2d": Case(MD([[3, 2], [2, 2]])),
+    "multidiscrete masked": Case(MD([3, 2, 4]), {}, {}, *options(3, 2, 4)),
+    "multidiscrete masked 2d": Case(MD([3, 3]), {}, {}, *options(3, 3, shape=(2, 3))),
+    "multidiscrete chain": Case(MD([3, 2, 4]), {}, CHAIN),
+    "multidiscrete chain masked": Case(MD([3, 2, 4]), {}, CHAIN, *options(3, 2, 4)),
+    "bits": Case(MB(4)),
+    "nested": Case(NESTED),
+    "nested masked": Case(NESTED, {}, {}, *options(2, 2, 3)),
+    "nested chain": Case(NESTED, {}, CHAIN),
+    "nested chain masked": Case(NESTED, {}, CHAIN, *options(2, 2, 3)),
+    "node": Case(ANY, NODES, HEAD["nodes"]),
+    "node masked": Case(ANY, NODES, {}, *choice()),
+    "element": Case(ANY, SET, {}, *choice()),
+    "avail_actions": Case(ANY, AVAILABLE),
+    "avail_actions masked": Case(ANY, NODES | AVAILABLE, {}, *choice(second=True)),
+    "two nodes": Case(PAIR, NODES, {}, *choice(2)),
+    "two nodes chain": Case(PAIR, NODES, CHAIN, *choice(2)),
+    "two nodes chain, all": Case(PAIR, NODES, CHAIN | HEAD["nodes"]),
+    "edge": Case(Dict(edge=ANY), NODES),
+    "edge masked": Case(Dict(edge=ANY), NODES, {}, *choice(second=True)),
+    "edges by flag": Case(ANY, NODES, HEAD["edges"], *choice(second=True)),
+    "two edges": Case(MD([50, 50]), NODES, CHAIN | HEAD["edges"], *choice(second=True)),
+    "mixed": Case(
+        AMOUNT,
+        NODES,
         {},
+        Dict(amount=MB(3), edge=MASK, node=MASK),
+        lambda b, n, m: {"amount": b(1, 3)[0], "edge": b(1, m)[0], "node": b(1, n)[0]},
+        lambda mask, a: all(mask[key][a[key]] for key in mask),
     ),
-    "multidiscrete_masked_2d": (
-        spaces.MultiDiscrete([3, 3]),
-        {"action_mask": spaces.MultiBinary((2, 3))},
+    "mixed chain": Case(AMOUNT, NODES, CHAIN, *of_part("node", Dict(node=MASK))),
+    "node and bits": Case(Dict(node=D(9), bits=MB(2)), NODES, CHAIN, *of_part("node", MASK)),
+    "node and options": Case(
+        Dict(node=ANY, amount=D(3)), NODES, {}, *of_part("amount", MB(3), lambda n: 3)
+    ),
+    "per node": Case(Sequence(D(5, start=2)), NODES, {}, *options(5, rows=True)),
+    "per node chain": Case(Sequence(MD([2, 3])), NODES, CHAIN, *options(2, 3, rows=True)),
+    "bits of nodes": Case(Sequence(MB(2), stack=True), NODES),
+    "per edge": Case(Sequence(D(3)), NODES, HEAD["edges"]),
+    "joint": Case(MD([2, 3]), {}, CHAIN, *joint(2, 3, MB((2, 3)))),
+    "joint of a Tuple": Case(Tuple((D(3), D(2))), {}, CHAIN, *joint(3, 2, MB(6))),
+    "joint of three": Case(
+        Tuple((D(2), D(3), D(2))),
         {},
+        CHAIN,
+        Tuple((MB(2), MB((2, 3)), MB(6))),
+        lambda b, n, m: (b(1, 2)[0], b(2, 3), b(3, 2).ravel()),
+        lambda mask, a: (
+            mask[0][a["0"]] and mask[1][a["0"], a["1"]] and mask[2][2 * a["1"] + a["2"]]
+        ),
     ),
-    "bits": (spaces.MultiBinary(4), {}, {}),
-    "nested": (NESTED, {}, {}),
-    "nested_masked": (NESTED, {"action_mask": spaces.MultiBinary(7)}, {}),
-    "nodes": (spaces.Discrete(50), GRAPH | {"action_mask": MASK}, {}),
-    "nodes_unmasked": (spaces.Discrete(50), GRAPH, {"action_head": "nodes"}),
-    "elements": (
-        spaces.Discrete(50),
-        {"set": spaces.Sequence(vector(2), stack=True), "action_mask": MASK},
+    "verb, then object": Case(
+        Dict(a=D(2), b=D(3)), {}, CHAIN, *then(2, 3, Dict(a=MB(2), b=MB((2, 3))), "a", "b")
+    ),
+    "bits given a verb": Case(
+        Tuple((D(2), MB(2))),
         {},
+        CHAIN,
+        Tuple((MB(2), MB((2, 4)))),
+        lambda b, n, m: (b(1, 2)[0], b(4, 2).reshape(2, 4)),
+        lambda mask, a: (
+            mask[0][a["0"]] and mask[1][a["0"], a["1"][0]] and mask[1][a["0"], 2 + a["1"][1]]
+        ),
     ),
-    "avail_actions": (
-        spaces.Discrete(50),
-        {"avail_actions": spaces.Sequence(vector(2), stack=False)},
+    "row, then option": Case(
+        OPTION,
+        NODES,
+        CHAIN,
+        *then("n", 3, Dict(node=MASK, option=rows_of(3)), "node", "option"),
+    ),
+    "row and option in one": Case(
+        OPTION, NODES, CHAIN, *joint("n", 3, rows_of(3), "node", "option")
+    ),
+    "option, then row": Case(
+        VERB, NODES, CHAIN, *then(2, "n", Dict(action=MB(2), node=MASK), "action", "node")
+    ),
+    "option, then any row": Case(VERB, NODES, CHAIN, *of_part("node", Dict(node=MASK))),
+    "pair of rows": Case(PAIR, NODES, CHAIN | HEAD["nodes"], *then("n", "n", Tuple((MASK, MASK)))),
+    "rows of two sets": Case(
+        Dict(robots=ANY, tasks=ANY),
+        ROBOTS,
+        CHAIN,
+        *then("n", "m", Dict(robots=MASK, tasks=MASK), "robots", "tasks"),
+    ),
+    "joint per row": Case(
+        Sequence(MD([2, 3])),
+        NODES,
+        CHAIN,
+        rows_of(6),
+        lambda b, n, m: b(n, 6),
+        lambda mask, a: all(mask[r, 3 * x + y] for r, (x, y) in enumerate(zip(a["0"], a["1"]))),
+    ),
+    "two entries a bit": Case(
+        MB(3), {}, {}, MB((3, 2)), lambda b, n, m: b(3, 2), lambda m, a: m[range(3), a["0"]].all()
+    ),
+    "one entry a bit": Case(
+        MB(3), {}, {}, MB(3), lambda b, n, m: bits(1, 0, n % 2), lambda m, a: (m >= a["0"]).all()
+    ),
+    "one bit": Case(
+        MB(1), {}, {}, MB(1), lambda b, n, m: bits(n % 2), lambda m, a: (m >= a["0"]).all()
+    ),
+    "bits beside options": Case(
+        Tuple((D(2), MB(2))),
         {},
-    ),
-    "avail_actions_masked": (
-        spaces.Discrete(50),
-        GRAPH | {"avail_actions": spaces.Sequence(vector(2), stack=True), "action_mask": MASK},
         {},
+        MB(4),
+        lambda b, n, m: np.append(b(1, 2)[0], bits(n % 2, 0)),
+        lambda mask, a: mask[a["0"]] and (mask[2:] >= a["1"]).all(),
     ),
-    "two_nodes": (TWO_NODES, GRAPH | {"action_mask": MASK2}, {}),
+    "bits of each row": Case(
+        Sequence(MB(2)),
+        NODES,
+        {},
+        rows_of(4),
+        lambda b, n, m: b(2 * n, 2).reshape(n, 4),
+        lambda mask, a: all(own[0 + x] and own[2 + y] for own, (x, y) in zip(mask, a["0"])),
+    ),
+    "one entry a bit of each row": Case(
+        Sequence(MB(2)),
+        NODES,
+        {},
+        rows_of(2),
+        lambda b, n, m: bits(*range(2 * n)).reshape(n, 2) % 3 % 2,
+        lambda mask, a: all((own >= bits).all() for own, bits in zip(mask, a["0"])),
+    ),
+    "a task for each robot": Case(
+        TASK,
+        ROBOTS,
+        HEAD["robots"],
+        MASK,
+        lambda b, n, m: b(n, m).ravel(),
+        lambda mask, a: task_of(mask, a["tasks"]),
+    ),
+    "any task for each robot": Case(TASK, ROBOTS, HEAD["robots"]),
+    "task, then speed": Case(
+        Dict(robots=Sequence(Dict(speed=D(2), tasks=ANY))),
+        ROBOTS,
+        CHAIN,
+        Dict(robots=Dict(speed=rows_of(2), tasks=MASK)),
+        lambda b, n, m: {"robots": {"speed": b(n, 2), "tasks": b(n, m).ravel()}},
+        lambda mask, a: (
+            task_of(mask["robots"]["tasks"], a["tasks"])
+            and all(mask["robots"]["speed"][r, speed] for r, speed in enumerate(a["speed"]))
+        ),
+    ),
+    "another robot": Case(Sequence(Dict(robots=ANY)), ROBOTS, CHAIN | HEAD["robots"]),
+    "for all and for each": Case(
+        SPEED,
+        ROBOTS,
+        {},
+        Dict(robots=rows_of(2), speed=MB(3)),
+        lambda b, n, m: {"robots": b(n, 2), "speed": b(1, 3)[0]},
+        lambda mask, a: (
+            mask["speed"][a["speed"]]
+            and all(mask["robots"][r, x] for r, x in enumerate(a["robots"]))
+        ),
+    ),
+    "for each given that for all": Case(
+        SPEED,
+        ROBOTS,
+        CHAIN,
+        Dict(robots=rows_of(6), speed=MB(3)),
+        lambda b, n, m: {"robots": b(3 * n, 2).reshape(n, 6), "speed": b(1, 3)[0]},
+        lambda mask, a: (
+            mask["speed"][a["speed"]]
+            and all(mask["robots"][r, 2 * a["speed"] + x] for r, x in enumerate(a["robots"]))
+        ),
+    ),
+    "a choice for all, a task for each": Case(
+        Tuple((Dict(tasks=ANY), MB(1), TASK)), ROBOTS, CHAIN | HEAD["robots"]
+    ),
 }
-CHAINS = {
-    "multidiscrete": HEADS["multidiscrete"],
-    "multidiscrete_masked": HEADS["multidiscrete_masked"],
-    "nested": HEADS["nested"],
-    "nested_masked": HEADS["nested_masked"],
-    "two_nodes": HEADS["two_nodes"],
-    "two_nodes_unmasked": (TWO_NODES, GRAPH, {"action_head": "nodes"}),
-}
-ALL = [(name, *case, False) for name, case in HEADS.items()] + [
-    (name, *case, True) for name, case in CHAINS.items()
-]
-IDS = [f"{case[0]}{'_chain' if case[-1] else ''}" for case in ALL]
 
 
-def setup(space, extra, flags, chain, num=NUM, seed=0):
-    """(agent with random weights in its head, storage of `num` observations, envs)"""
-    rng = np.random.default_rng(seed)
-    observation_space = spaces.Dict({"x": vector(4), **extra})
+def setup(case, sizes=SIZES, script=ppo_graph):
+    """(agent with random weights in its head, storage of all `sizes`, their masks, Envs)"""
+    rng = np.random.default_rng(0)
+
+    def blocks(num, size):
+        mask = rng.integers(0, 2, (num, size)).astype(np.int8)
+        mask[np.arange(num), rng.integers(max(size, 1), size=num) if size else 0] = 1
+        return mask
+
+    space = Dict({"x": vector(4), **case.seen, **({"action_mask": case.mask} if case.mask else {})})
     observations = []
-    for i in range(num):
-        obs = sample(observation_space, rng, lambda rng, i=i: 1 if i == 0 else rng.integers(2, 7))
-        if "action_mask" in obs and extra["action_mask"] in (MASK, MASK2):
-            rows = obs[next(k for k in ("avail_actions", "set", "graph") if k in obs)]
-            rows = rows.nodes if isinstance(rows, spaces.GraphInstance) else rows
-            mask = rng.integers(
-                0, 2, (len(rows), *extra["action_mask"].feature_space.shape)
-            ).astype(np.int8)
-            mask[rng.integers(len(rows))] = 1
-            obs["action_mask"] = mask
-        elif "action_mask" in obs:
-            mask = [
-                np.isin(np.arange(n), rng.permutation(n)[: rng.integers(1, n + 1)])
-                for n in options_of(space)
-            ]
-            obs["action_mask"] = (
-                np.concatenate(mask).astype(np.int8).reshape(obs["action_mask"].shape)
-            )
+    for n, m in sizes:
+        n += "Sequence" not in str(case.action)
+        nums = {"g": iter([n, m if n else 0]), "robots": iter([n]), "s": iter([n])}
+        obs = {"x": sample(vector(4), rng)}
+        for name, own in case.seen.items():
+            obs[name] = sample(own, rng, lambda rng: next(nums.get(name, iter([m]))))
+        if case.mask:
+            obs["action_mask"] = case.make(blocks, n, m)
         observations.append(obs)
-    flags = {"autoregressive": chain} | flags
-    args = small_args(**flags)
-    makers = [lambda o=o: ListEnv(observation_space, [o], space) for o in observations]
-    envs = make_envs(makers, **flags)
-    storage = ppo_graph.Storage(envs.leaves, torch.device("cpu"))
+    makers = [lambda own=own: ListEnv(space, [own] * 3, case.action) for own in observations]
+    envs = make_envs(makers, script=script, **case.flags)
+    storage = script.Storage(envs.leaves, torch.device("cpu"))
     storage.append(envs.reset(0).obs)
-    torch.manual_seed(seed)
-    agent = ppo_graph.Agent(envs.leaves, space, args)
+    agent = script.Agent(envs.leaves, case.action, small_args(script, **case.flags))
     for parameter in agent.head.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
-    return agent, storage, envs
+    return agent, storage, [obs.get("action_mask") for obs in observations], envs
 
 
 def repeat(storage, i, num):
     return storage.gather(np.full(num, i))[0]
 
 
-def parts_of(agent):
-    return [head.part for head in agent.head.heads]
+def double(agent, same=True):
+    """The head's outputs in float64, for a batch of the same observation again and again."""
+    agent.head.double()
+    for part_head in agent.head.heads:
+        if part_head.condition:
+            part_head.condition.register_forward_pre_hook(lambda layer, x: (x[0].double(),))
+
+    def call(obs, action=None, greedy=False):
+        features, elements = agent.encoder(obs)
+        latent = agent.actor(features)
+        if same:  # float32 rounds the same observation in other ways at other places
+            latent = latent[:1].expand_as(latent)
+            for group, own in elements.items():
+                values = own.values[: len(own.values) // len(latent)].repeat(len(latent), 1)
+                elements[group] = own._replace(values=values)
+        for group, own in elements.items():
+            elements[group] = own._replace(values=own.values.double())
+        return agent.head(latent.double(), elements, obs, action, greedy)
+
+    return call
 
 
-def enumerate_actions(agent, storage, i):
-    """Every action [K, columns] that observation i could have without its mask."""
-    _, elements = agent.encoder(storage.gather(np.array([i]))[0])
-    options = []
-    for part in parts_of(agent):
-        num = len(elements[part.group].batch) if part.group else part.n
-        options += [range(num)] * part.k
-    return torch.tensor(list(itertools.product(*options)))
+def every_action(agent, obs):
+    """(all actions of one observation, one after the other; of each what its parts have; the (part,
+    row) that are drawn, and their columns in `flat`)"""
+    parts = [head.part for head in agent.head.heads]
+    elements = agent.encoder(obs)[1]
+    num = len(elements[agent.head.acting].batch) if agent.head.acting else 0
+    factors = ppo_graph.leaves_of(agent.head.space, "action")
+    bits = {leaf.path for leaf in factors if isinstance(leaf.space, MB)}
+    groups = {part.rows: num if part.rows else 1 for part in parts}
+    widths = {group: sum(p.k for p in parts if p.rows == group) for group in groups}
+    first = dict(zip(groups, np.cumsum([0, *(groups[g] * widths[g] for g in groups)])))
+    draws, choices, columns = [], [], []
+    for part in parts:
+        size = len(elements[part.group].batch) if part.group else part.n
+        for row in range(num) if part.rows else [0]:
+            draws.append((part, row))
+            choices.append(list(itertools.product(range(size), repeat=part.k)))
+            begin = first[part.rows] + row * widths[part.rows] + part.columns.start
+            columns.append(list(range(begin, begin + part.k)))
+    actions, meanings = {group: [] for group in groups}, []
+    for chosen in itertools.product(*choices):
+        action = {g: np.zeros((groups[g], widths[g]), int) for g in groups}
+        meaning = {name_of(part, parts): [] for part in parts}
+        for (part, row), own in zip(draws, chosen):
+            action[part.rows][row, part.columns] = own
+            value = np.array(own if part.path in bits else own[0])
+            if part.rows:
+                meaning[name_of(part, parts)].append(value)
+            else:
+                meaning[name_of(part, parts)] = value
+        for group, own in action.items():
+            actions[group].append(own)
+        meanings.append(meaning | {"columns": action[max(groups)]})
+    actions = {g: torch.tensor(np.concatenate(own)).float() for g, own in actions.items()}
+    return actions, meanings, columns
 
 
-def masked(agent, storage, i, actions):
-    """bool [K]: actions that the mask of observation i forbids, read from the raw mask."""
-    obs = storage.gather(np.array([i]))[0]
-    if "action_mask" not in obs:
-        return torch.zeros(len(actions), dtype=torch.bool)
-    mask = obs["action_mask"].values
-    columns = []
-    if any(part.group for part in parts_of(agent)):
-        values = mask.view(len(mask), -1)
-        columns = [values[actions[:, k], k] for k in range(values.shape[1])]
-    else:
-        flat, first, column = mask.flatten(), 0, 0
-        for leaf in ppo_graph.leaves_of(agent.head.space):
-            if isinstance(leaf.space, (spaces.Discrete, spaces.MultiDiscrete)):
-                for k, n in enumerate(ppo_graph.num_options(leaf.space)):
-                    columns.append(flat[first + actions[:, column + k]])
-                    first += n
-            column += int(np.prod(leaf.space.shape))
-    return (torch.stack(columns) == 0).any(0)
+def flat(actions, num):
+    """[num, any], what one observation's rows have, for `num` observations alike."""
+    return torch.cat([own.reshape(num, -1) for own in actions.values()], 1)
 
 
-@pytest.mark.parametrize("case", ALL, ids=IDS)
-def test_probabilities_and_entropies(case):
-    """Probabilities sum to 1, masked actions have probability 0, the entropy is exact."""
-    agent, storage, _ = setup(*case[1:])
-    for i in range(NUM):
-        actions = enumerate_actions(agent, storage, i)
+def name_of(part, parts):
+    """The last key of a path."""
+    if part.path == "action":
+        return "0"
+    last = part.path.rpartition(".")[2]
+    paths = {other.path for other in parts if other.path.endswith(f".{last}")}
+    return last if len(paths) == 1 else part.path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_joint_actions_are_tried(name):
+    """Probabilities sum to 1, they are 0 where the masks forbid an action and nowhere else, and the
+    entropy is exact; samples follow them, each part of a mode is the most probable one given those
+    before it, a batch is each of its observations, and all weights have finite gradients."""
+    case = CASES[name]
+    agent, storage, masks, _ = setup(case)
+    head, together, num = double(agent), [], 1500
+    for i, mask in enumerate(masks):
+        one = repeat(storage, i, 1)
+        given, meanings, columns = every_action(agent, one)
+        legal = torch.tensor([bool(case.legal(mask, a)) for a in meanings])
+        K = len(meanings)
         with torch.no_grad():
-            given_actions, log_prob, entropy, _ = plain(agent)(
-                repeat(storage, i, len(actions)), actions
-            )
-        assert torch.equal(given_actions, actions)
-        forbidden = masked(agent, storage, i, actions)
+            taken, log_prob, entropy = head(repeat(storage, i, K), given)
+            sampled, sample_log_prob, _ = head(repeat(storage, i, num))
+            _, again, _ = head(repeat(storage, i, num), sampled)
+            best, _, _ = head(one, greedy=True)
+        assert list(taken) == list(given) and log_prob.shape == entropy.shape == (K,)
+        assert torch.equal(flat(taken, K), flat(given, K)) and legal.any()
         p = log_prob.exp()
-        assert p.sum().item() == pytest.approx(1, abs=1e-5)
-        assert torch.equal(p == 0, forbidden) and not torch.isnan(log_prob).any()
-        assert torch.isfinite(entropy).all()
-        exact = -(p[~forbidden] * log_prob[~forbidden]).sum()
-        if case[-1]:  # a chain's entropy is that along the action; its expectation is the exact one
-            assert (p * entropy).sum().item() == pytest.approx(exact.item(), abs=1e-4)
-        else:
-            torch.testing.assert_close(entropy, exact.expand(len(actions)), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("case", ALL, ids=IDS)
-def test_samples_follow_the_probabilities(case):
-    """Frequencies of samples agree with the probabilities; masked actions never appear."""
-    agent, storage, _ = setup(*case[1:])
-    num = 4000
-    obs = storage.gather(np.arange(NUM).repeat(num))[0]
-    with torch.no_grad():
-        action, log_prob, _, _ = plain(agent)(obs)
-        _, again, _, _ = plain(agent)(obs, action)
-    torch.testing.assert_close(log_prob, again, atol=1e-5, rtol=1e-5)
-    for i in range(NUM):
-        actions = enumerate_actions(agent, storage, i)
-        with torch.no_grad():
-            p = plain(agent)(repeat(storage, i, len(actions)), actions)[1].exp().double()
+        assert p.sum().item() == pytest.approx(1, abs=1e-12) and torch.equal(p > 0, legal)
+        exact = -(p[legal] * log_prob[legal]).sum()
+        if "autoregressive" in case.flags:  # along the action; its expectation is the exact one
+            entropy = (p * entropy).sum()
+        torch.testing.assert_close(entropy, exact.expand_as(entropy), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(again, sample_log_prob)
+        actions = flat(given, K)
         index = {tuple(a): k for k, a in enumerate(actions.tolist())}
-        drawn = [index[tuple(a)] for a in action[i * num : (i + 1) * num].tolist()]
-        count = torch.bincount(torch.tensor(drawn), minlength=len(actions))
-        assert not count[masked(agent, storage, i, actions)].any()
-        expected = p[p > 0] * num
-        chi2, free = ((count[p > 0] - expected) ** 2 / expected).sum(), len(expected) - 1
-        noise = (
-            2 * free + (1 / expected).sum()
-        ).sqrt()  # standard deviation of chi2, rare actions included
+        drawn = torch.tensor([index[tuple(a)] for a in flat(sampled, num).tolist()])
+        counts = torch.bincount(drawn, minlength=K)
+        assert not counts[~legal].any()
+        expected = p[legal] * num
+        chi2 = ((counts[legal] - expected) ** 2 / expected).sum()
+        free = len(expected) - 1
+        noise = (2 * free + (1 / expected).sum()).sqrt()  # of chi2, rare actions included
         assert chi2 <= free + 6 * noise
-
-
-@pytest.mark.parametrize("case", ALL, ids=IDS)
-def test_greedy_is_the_mode(case):
-    """The greedy action is the most probable one; in a chain each part is, given those before
-    it."""
-    agent, storage, _ = setup(*case[1:])
-    with torch.no_grad():
-        action = plain(agent)(storage.gather(np.arange(NUM))[0], greedy=True)[0]
-    for i in range(NUM):
-        actions = enumerate_actions(agent, storage, i)
-        with torch.no_grad():
-            p = plain(agent)(repeat(storage, i, len(actions)), actions)[1].exp()
-        if not case[-1]:
-            assert torch.equal(action[i], actions[p.argmax()])
-            continue
-        for part in parts_of(agent):
-            values = actions[:, part.columns]
-            marginal = [
-                (p[(values == value).all(1)].sum().item(), value.tolist())
-                for value in values.unique(dim=0)
-            ]
-            best = max(marginal)[1]
-            assert action[i, part.columns].tolist() == best
-            keep = (values == torch.tensor(best)).all(1)
+        for own in columns:
+            values = actions[:, own]
+            shares = [(p[(values == v).all(1)].sum(), v) for v in values.unique(dim=0)]
+            most = max(shares, key=lambda share: share[0])[1]
+            assert torch.equal(flat(best, 1)[0, own], most)
+            keep = (values == most).all(1)
             actions, p = actions[keep], p[keep]
+        together.append(({g: a[: len(best[g])] for g, a in sampled.items()}, sample_log_prob[0]))
+    action, expected = zip(*together)
+    action = {group: torch.cat([own[group] for own in action]) for group in action[0]}
+    _, log_prob, entropy = double(agent, False)(storage.gather(np.arange(3))[0], action)
+    torch.testing.assert_close(log_prob, torch.stack(expected), atol=1e-5, rtol=1e-5)
+    (log_prob.exp() + entropy).sum().backward()
+    for weight, parameter in agent.head.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), weight
+
+
+def test_each_agent_chooses_a_row():
+    """In ppo_graph_agents.py figures are each robot's own; there is no part for all."""
+    case = CASES["task, then speed"]
+    agent, storage, _, _ = setup(case)
+    other, _, _, _ = setup(case, script=ppo_graph_agents)
+    for name in ("encoder", "actor", "head"):
+        getattr(other, name).load_state_dict(getattr(agent, name).state_dict())
+    obs = storage.gather(np.arange(3))[0]
+    with torch.no_grad():
+        action, log_prob, _, _ = agent(obs)
+        _, _, entropy, _ = agent(obs, action)
+        again, own_log_prob, own_entropy, _ = other(obs, action["robots"])
+    ptr = obs["robots"].ptr
+    assert torch.equal(action["robots"], again) and len(own_log_prob) == ptr[-1] == 4
+    for total, own in ((log_prob, own_log_prob), (entropy, own_entropy)):
+        sums = [part.sum().item() for part in own.split(ptr.diff().tolist())]
+        assert total.tolist() == pytest.approx(sums, abs=1e-6)
+    with pytest.raises(ValueError, match="action space Dict.*: a Sequence is needed"):
+        setup(CASES["for all and for each"], script=ppo_graph_agents)
 
 
 def score_of_row(agent, k, latent, row):
-    """w . tanh(k + q) + k . q / sqrt(d) with k = W e and q = U latent, the score of one row, in
-    numpy and float64."""
+    """w . tanh(k + q) + k . q / sqrt(d) with k = W e and q = U latent, in float64."""
     weights = {name: p.detach().double().numpy() for name, p in agent.head.named_parameters()}
     layer = lambda name, x: weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
     key, query = layer(f"heads.{k}.key", row), layer(f"heads.{k}.output", latent)
     return layer(f"heads.{k}.score", np.tanh(key + query))[0] + key @ query / len(key) ** 0.5
 
 
-CHOICES = [
-    "nodes",
-    "nodes_unmasked",
-    "elements",
-    "avail_actions",
-    "avail_actions_masked",
-    "two_nodes",
-]
+CHOICES = ("node", "node masked", "element", "avail_actions", "avail_actions masked", "two nodes")
 
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_score_of_a_choice(name):
     """The probabilities of the rows are the softmax of their scores, computed row by row."""
-    agent, storage, _ = setup(*HEADS[name], False)
-    for i in range(NUM):
+    agent, storage, masks, _ = setup(CASES[name])
+    for i, mask in enumerate(masks):
         obs = repeat(storage, i, 1)
         features, elements = agent.encoder(obs)
         latent = agent.actor(features)[0].detach().double().numpy()
-        rows = elements[parts_of(agent)[0].group].values.detach().double()
-        actions, expected = enumerate_actions(agent, storage, i), 0.0
-        for k in range(len(parts_of(agent))):
-            p = np.exp([score_of_row(agent, k, latent, row) for row in rows.numpy()])
-            if "action_mask" in obs:
-                p *= obs["action_mask"].values.view(len(p), -1).numpy()[:, k] > 0
-            expected = (
-                expected
-                + np.log(p / p.sum(), where=p > 0, out=np.full(len(p), -np.inf))[actions[:, k]]
-            )
-        log_prob = plain(agent)(repeat(storage, i, len(actions)), actions)[1].detach().numpy()
+        rows = elements[agent.head.heads[0].part.group].values.detach().double().numpy()
+        actions = every_action(agent, obs)[0][""].long()
+        expected = np.zeros(len(actions))
+        for k in range(actions.shape[1]):
+            p = np.exp([score_of_row(agent, k, latent, row) for row in rows])
+            p *= 1 if mask is None else mask.reshape(len(p), -1)[:, k]
+            with np.errstate(divide="ignore"):
+                expected += np.log(p / p.sum())[actions[:, k]]
+        with torch.no_grad():
+            log_prob = plain(agent)(repeat(storage, i, len(actions)), actions)[1].numpy()
         log_prob[log_prob <= ppo_graph.LOWEST] = -np.inf  # of what is masked
         np.testing.assert_allclose(log_prob, expected, atol=1e-4)
 
@@ -280,56 +541,74 @@ def test_score_of_a_choice(name):
 @pytest.mark.parametrize("scale", [1, 30])
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_begins_nearly_uniform(name, scale):
-    """With fresh weights the entropy is the largest possible one within 1%, features of 30 or
-    not."""
-    _, storage, envs = setup(*HEADS[name], False, num=50)
+    """With fresh weights the entropy is the largest possible one within 1%."""
+    case, sizes = CASES[name], np.random.default_rng(0).integers(1, 7, (50, 2))
+    _, storage, _, envs = setup(case, sizes)
     obs = storage.gather(np.arange(50))[0]
-    for path in set(obs) & {"graph.nodes", "set", "avail_actions"}:
+    for path in set(obs) & {"g.nodes", "s", "avail_actions"}:
         obs[path] = obs[path]._replace(values=obs[path].values * scale)
-    agent = ppo_graph.Agent(envs.leaves, HEADS[name][0], ppo_graph.Args(**HEADS[name][2]))
-    rows, num = agent.encoder(obs)[1][parts_of(agent)[0].group], len(parts_of(agent))
-    mask = torch.ones(len(rows.values), num)
-    if "action_mask" in obs:
-        mask = obs["action_mask"].values.view(-1, num).float()
+    agent = ppo_graph.Agent(envs.leaves, case.action, ppo_graph.Args(**case.flags))
+    heads = agent.head.heads
+    rows = agent.encoder(obs)[1][heads[0].part.group]
+    mask = torch.ones(len(rows.values), len(heads))
+    if case.mask:
+        mask = obs["action_mask"].values.view(-1, len(heads)).float()
     largest = ppo_graph.segment(mask, rows.ptr).log().sum(1)
     with torch.no_grad():
         entropy = plain(agent)(obs, plain(agent)(obs)[0])[2]
     assert torch.allclose(entropy, largest, rtol=0.01, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ALL, ids=IDS)
-def test_gradients_are_finite(case):
-    """No NaN or inf in any gradient, masks or not, and every weight of the head has one."""
-    agent, storage, _ = setup(*case[1:])
-    obs = storage.gather(np.arange(NUM))[0]
-    action = plain(agent)(obs)[0]
-    _, log_prob, entropy, _ = plain(agent)(obs, action)
-    (log_prob.exp() + entropy).sum().backward()
-    for name, parameter in agent.head.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
+@pytest.mark.parametrize("name", ["edge", "two edges", "per edge", "mixed", "per node"])
+def test_what_a_row_is(name):
+    """`Project` is a linear layer of a node's embedding, or a linear layer and a ReLU of both ends'
+    embeddings and the features of an edge; `inputs` and `embed` are these."""
+    agent, storage, _, _ = setup(CASES[name])
+    head, obs = agent.head, storage.gather(np.array([2, 0, 1]))[0]
+    elements = agent.encoder(obs)[1]
+    rows = elements["g.nodes"].values
+    layer = head.row if head.acting else head.heads[-1].key
+    if "edge" in name:
+        source, target = obs["g.edge_links"].values.T
+        rows = torch.cat([rows[source], rows[target], obs["g.edges"].values], 1)
+    expected = torch.nn.functional.linear(rows, layer.weight, layer.bias)
+    expected = expected.relu() if "edge" in name else expected
+    torch.testing.assert_close(layer(elements, obs), expected)
+    assert (expected < 0).any() == ("edge" not in name)
+    order = torch.randperm(len(rows))
+    assert torch.equal(layer.inputs(order, elements, obs), rows[order])
+    if name == "edge":
+        seen = head.heads[0].embed(torch.tensor([[1.0], [0.0], [1.0]]), elements, obs)
+        assert torch.equal(seen, rows[obs["g.edge_links"].ptr[:-1] + torch.tensor([1, 0, 1])])
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_part_depends_on_those_before(chain):
+    """With --autoregressive edges depend on the amount, nodes on both; else on none."""
+    case = CASES["mixed chain"]
+    agent, storage, _, _ = setup(case._replace(flags={"autoregressive": chain}, mask=None))
+    assert [head.part.path for head in agent.head.heads] == [f"action.{k}" for k in case.action]
+    actions = every_action(agent, repeat(storage, 2, 1))[0][""]
+    with torch.no_grad():
+        p = plain(agent)(repeat(storage, 2, len(actions)), actions)[1].exp()
+    p = p.view(3, 4, 4)  # amount, edge, node
+    edges, nodes = p.sum(2) / p.sum((1, 2))[:, None], p / p.sum(2, keepdim=True)
+    changes = edges - edges[0], nodes - nodes[:1], nodes - nodes[:, :1]
+    assert all((change.nan_to_num().abs().max() > 1e-3) == chain for change in changes)
 
 
 def test_bits_that_are_equally_probable():
     """Logits of 0: the greedy bits are numbers, and so is their log-probability."""
-    leaves = ppo_graph.leaves_of(vector(2))
-    agent = ppo_graph.Agent(leaves, spaces.MultiBinary(3), small_args())
+    agent = ppo_graph.Agent(ppo_graph.leaves_of(vector(2)), MB(3), ppo_graph.Args())
     obs = {"obs": ppo_graph.Ragged(torch.zeros(2, 2), torch.arange(3), torch.arange(2))}
     action, log_prob, _, _ = plain(agent)(obs, greedy=True)
     assert action.tolist() == [[0, 0, 0]] * 2
     assert torch.allclose(log_prob, torch.full((2,), 3 * np.log(0.5), dtype=log_prob.dtype))
 
 
-def test_a_set_named_flat_is_no_head():
-    """A Discrete action beside it stays one of a fixed list."""
-    space = spaces.Dict(flat=spaces.Sequence(vector(2), stack=True), x=vector(1))
-    (part,) = ppo_graph.parts_of(spaces.Discrete(3), ppo_graph.leaves_of(space), small_args())
-    assert (part.k, part.n, part.group) == (1, 3, "")
-
-
 @pytest.mark.parametrize("num", [1, 2, 5, 700])
 def test_ties(num):
-    """Of rows, or options, that are equally probable and no other is more so, the greedy action is
-    the first one, masked ones left out, however many observations there are."""
+    """Of equally probable rows or options the greedy one is the first, masked ones left out."""
     ptr = torch.tensor([0, 3, 3 + num, 7 + num])
     batch = torch.arange(3).repeat_interleave(ptr.diff())
     rows = ppo_graph.Ragged(torch.zeros(7 + num), ptr, batch)
@@ -344,46 +623,39 @@ def test_ties(num):
 
 @pytest.mark.parametrize("dependent", [False, True])
 def test_box_is_a_diagonal_normal(dependent):
-    """Log-probability and entropy are those of independent normal variables; the greedy action is
-    the mean."""
-    agent, storage, _ = setup(vector(2, 3), {}, {"state_dependent_std": dependent}, False)
-    obs = storage.gather(np.arange(NUM).repeat(5000))[0]
+    """Independent normal variables; the greedy action is the mean."""
+    agent, storage, _, _ = setup(Case(vector(2, 3), {}, {"state_dependent_std": dependent}))
+    obs = storage.gather(np.arange(3).repeat(5000))[0]
     with torch.no_grad():
         action, log_prob, _, _ = plain(agent)(obs)
         entropy = plain(agent)(obs, action)[2]
         mean = plain(agent)(obs, greedy=True)[0]
-    by_obs = action.view(NUM, 5000, 6)
+    by_obs = action.view(3, 5000, 6)
     std = by_obs.std(1)
     assert ((by_obs.mean(1) - mean[::5000]).abs() < 5 * std / 5000**0.5).all()
     log_std = [p for name, p in agent.head.named_parameters() if "log_std" in name]
     assert len(log_std) == (not dependent)
     spread = (std.log() - std.log().mean(0)).abs().max()
     assert spread > 0.2 if dependent else spread < 0.06
-    one = torch.zeros(6)  # the exact standard deviation, from the density at two points
+    # the exact standard deviations, from the density at the mean and beside it
+    off = torch.cat([torch.zeros(1, 6), 0.5 * torch.eye(6)])
     with torch.no_grad():
-        for k in range(6):
-            shifted = mean[:1].clone()
-            shifted[0, k] += 0.5
-            at_mean, off_mean = (
-                plain(agent)(storage.gather(np.array([0]))[0], a)[1] for a in (mean[:1], shifted)
-            )
-            one[k] = (0.125 / (at_mean - off_mean)).sqrt()
+        density = plain(agent)(repeat(storage, 0, 7), mean[:1] + off)[1]
+    one = (0.125 / (density[0] - density[1:])).sqrt()
     torch.testing.assert_close(one, std[0], rtol=0.06, atol=0.0)
     normal = torch.distributions.Normal(mean[:5000], one)
-    torch.testing.assert_close(
-        log_prob[:5000], normal.log_prob(action[:5000]).sum(1), atol=1e-2, rtol=1e-3
-    )
+    expected = normal.log_prob(action[:5000]).sum(1)
+    torch.testing.assert_close(log_prob[:5000], expected, atol=1e-2, rtol=1e-3)
     torch.testing.assert_close(entropy[:5000], normal.entropy().sum(1), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("chain", [False, True])
-@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("mask", [None, MB(2)])
 def test_mixture_with_a_box_integrates_to_one(chain, mask):
-    """Over Discrete x Box x MultiBinary the density integrates to 1; entropy is the integral of -p
-    log p."""
-    space = spaces.Tuple((spaces.Discrete(2), vector(1), spaces.MultiBinary(1)))
-    extra = {"action_mask": spaces.MultiBinary(2)} if mask else {}
-    agent, storage, _ = setup(space, extra, {}, chain, num=1)
+    """The density integrates to 1, the entropy is the integral of -p log p."""
+    space = Tuple((D(2), vector(1), MB(1)))
+    case = Case(space, {}, {"autoregressive": chain}, mask, lambda b, n, m: b(1, 2)[0])
+    agent, storage, _, _ = setup(case)
     grid = torch.linspace(-100, 100, 10001)
     actions = torch.cartesian_prod(torch.arange(2.0), grid, torch.arange(2.0))
     with torch.no_grad():
@@ -394,61 +666,24 @@ def test_mixture_with_a_box_integrates_to_one(chain, mask):
     assert (p * entropy).sum().item() == pytest.approx(exact.item(), abs=1e-3)
 
 
-def test_chain_depends_on_what_came_before():
-    """With --autoregressive the second part's distribution changes with the first choice, else it
-    does not."""
-    for chain in (False, True):
-        agent, storage, _ = setup(spaces.MultiDiscrete([3, 3]), {}, {}, chain)
-        actions = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-        p = plain(agent)(repeat(storage, 0, 9), actions)[1].exp().view(3, 3)
-        conditional = p / p.sum(1, keepdim=True)
-        assert ((conditional[0] - conditional[1]).abs().max() > 1e-3) == chain
-
-
-boxes = st.builds(
-    lambda shape, dtype: spaces.Box(-1, 2, tuple(shape), dtype),
-    st.lists(st.integers(1, 3), max_size=2),
-    st.sampled_from([np.float32, np.float64]),
-)
-flat_actions = st.one_of(
-    st.builds(
-        lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)
-    ),
-    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(spaces.MultiDiscrete),
-    st.just(spaces.MultiDiscrete([[2, 3], [1, 2]], start=[[3, -1], [0, 2]])),
-    st.sampled_from(
-        [spaces.MultiBinary(3), spaces.MultiBinary((2, 2)), vector(2, low=-np.inf, high=np.inf)]
-    ),
-    boxes,
-)
-action_spaces = st.recursive(
-    flat_actions,
-    lambda child: st.one_of(
-        st.dictionaries(st.sampled_from("abcd"), child, min_size=1, max_size=3).map(spaces.Dict),
-        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
-    ),
-    max_leaves=4,
-)
-
-
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(action_spaces, st.booleans(), st.booleans())
 def test_actions_are_elements_of_the_space(space, chain, greedy):
     """What the environment receives lies in its action space, for any tree of spaces."""
-    agent, storage, envs = setup(space, {}, {}, chain, num=4)
-    obs = storage.gather(np.arange(4))[0]
+    agent, storage, _, _ = setup(Case(space, {}, {"autoregressive": chain}))
+    obs = storage.gather(np.arange(3))[0]
     action, log_prob, _, _ = plain(agent)(obs, greedy=greedy)
     entropy = plain(agent)(obs, action)[2]
     actions = ppo_graph.to_env_actions(space, {"": action.detach().numpy()}, {})
-    assert len(actions) == 4 and all(space.contains(a) for a in actions), (actions, space)
-    assert log_prob.shape == entropy.shape == (4,)
+    assert len(actions) == 3 and all(space.contains(a) for a in actions), (actions, space)
+    assert log_prob.shape == entropy.shape == (3,)
 
 
 def test_columns_become_actions():
     """Columns are taken in the order of the space, starts are added and boxes clipped."""
-    pair = spaces.Tuple((vector(2), spaces.MultiDiscrete([3, 3], start=[5, 0])))
-    space = spaces.Dict(a=spaces.Discrete(3, start=-1), b=pair)
+    pair = Tuple((vector(2), MD([3, 3], start=[5, 0])))
+    space = Dict(a=D(3, start=-1), b=pair)
     columns = np.array([[0, 0.5, 7, 1, 2], [2, -9, 0, 0, 0]], np.float32)
     first, second = ppo_graph.to_env_actions(space, {"": columns}, {})
     assert first["a"] == -1 and second["a"] == 1
@@ -456,88 +691,32 @@ def test_columns_become_actions():
     assert first["b"][1].tolist() == [6, 2] and second["b"][1].tolist() == [5, 0]
 
 
-def test_cost_of_a_choice_is_its_rows():
-    """The head of a choice has as many weights whatever n the Discrete space declares."""
-    sizes = []
-    for n in (50, 5000):
-        agent, _, _ = setup(spaces.Discrete(n), GRAPH | {"action_mask": MASK}, {}, False)
-        sizes.append(sum(p.numel() for p in agent.head.parameters()))
-    assert sizes[0] == sizes[1]
-
-
-@pytest.mark.parametrize(
-    "extra, head, expected",
-    [
-        ({}, "auto", ""),
-        (GRAPH, "auto", ""),
-        (GRAPH, "nodes", "graph.nodes"),
-        (GRAPH | {"action_mask": MASK}, "auto", "graph.nodes"),
-        (GRAPH | {"action_mask": spaces.MultiBinary(50)}, "auto", ""),
-        (
-            GRAPH | {"avail_actions": spaces.Sequence(vector(2), stack=True)},
-            "auto",
-            "avail_actions",
-        ),
-        ({"s": spaces.Sequence(vector(2), stack=True), "action_mask": MASK}, "auto", "s"),
-    ],
-)
-def test_what_an_action_indexes(extra, head, expected):
-    """The head is found from the observation space, or named by --action-head."""
-    observations = spaces.Dict({"x": vector(4), **extra})
-    (part,) = checked_parts(spaces.Discrete(50), observations, action_head=head)
-    assert part.group == expected
-
-
-def test_sets_named_as_nodes_or_edges():
-    """The name of a group comes before what "nodes" and "edges" mean elsewhere."""
-    names = {"nodes": "nodes", "tasks": "tasks", "edges": "edges"}
-    row = spaces.Sequence(vector(2), stack=True)
-    observations = spaces.Dict(dict.fromkeys(names, row))
-    for name, group in names.items():
-        (part,) = checked_parts(spaces.Discrete(5), observations, action_head=name)
-        assert part.group == group
-
-
-def test_a_choice_after_numbers_is_not_conditional():
-    """Only a part with one value has a mask for each of its values."""
-    mask = spaces.Dict(node=MASK)
-    observations = spaces.Dict(GRAPH | {"action_mask": mask})
-    for first in (vector(1), spaces.MultiBinary(2)):
-        space = spaces.Dict(amount=first, node=spaces.Discrete(9))
-        _, part = checked_parts(space, observations, autoregressive=True)
-        assert part.group == "graph.nodes" and part.mask and not part.given
-
-
-@pytest.mark.parametrize(
-    "space, extra, head",
-    [
-        (spaces.Discrete(50), {}, "nodes"),
-        (vector(2), GRAPH, "nodes"),
-        (spaces.Discrete(50), GRAPH, "avail_actions"),
-        (spaces.Discrete(50), {"a": graph_space(), "b": graph_space()}, "nodes"),
-        (spaces.Discrete(50), GRAPH | {"action_mask": MASK}, "flat"),
-    ],
-)
-def test_head_that_does_not_fit(space, extra, head):
-    """A head that the spaces cannot have is an error that names the flag."""
-    sentence = rf"--action-head (graph\.)?{head}|'{head}' can mean each of .* as --action-head"
-    with pytest.raises(UsageErrors, match=sentence):
-        checked_parts(space, spaces.Dict({"x": vector(4), **extra}), action_head=head)
-
-
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.Text(3),
-        spaces.Tuple((spaces.Text(3),)),
-        spaces.Sequence(spaces.Text(3)),
-        spaces.Sequence(spaces.Sequence(vector(2))),
-        spaces.Dict(a=spaces.Discrete(2), b=spaces.Graph(vector(1), None)),
+        Sequence(D(3, start=1)),
+        Sequence(D(3), stack=True),
+        Sequence(vector(2), stack=True),
+        Sequence(vector()),
+        Sequence(MB(2), stack=True),
+        Sequence(Dict(a=D(2), b=vector(1))),
     ],
 )
-def test_unsupported_action_space_is_named(space):
-    """The part of an action space for which there is no rule is an error that names it, and says
-    that it is one of actions."""
-    sentence = r"leaf 'action[.0b]*': .*(Text|Sequence|Graph.*) is not supported"
-    with pytest.raises(UsageErrors, match=sentence):
-        checked_parts(space, graph_space())
+def test_actions_are_elements_of_a_sequence(space):
+    """Each environment gets as many rows as it has, in the form of its space."""
+    parts = ppo_graph.parts_of(space, ppo_graph.leaves_of(graph_space()), ppo_graph.Args())
+    rows = np.arange(6 * parts[-1].columns.stop).reshape(6, -1) % 2
+    actions = ppo_graph.to_env_actions(space, {"rows": rows}, {"rows": np.array([2, 0, 3, 1])})
+    assert [len(action) for action in actions] == [2, 0, 3, 1]
+    assert all(action in space for action in actions)
+    found = [row for action in actions for row in action]
+    expected = ppo_graph.to_env_actions(space.feature_space, {"": rows}, {})
+    assert len(found) == len(expected) == 6
+    assert all(np.array_equal(a, b) for a, b in zip(found, expected))
+
+
+def test_cost_of_a_choice_is_its_rows():
+    """The head of a choice has as many weights whatever n the Discrete space declares."""
+    agents = [setup(CASES["node masked"]._replace(action=D(n)))[0] for n in (50, 5000)]
+    one, two = (sum(p.numel() for p in agent.head.parameters()) for agent in agents)
+    assert one == two

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from helpers import everything, sample, small_args, stored
+from helpers import MASK, everything, graph_space, sample, small_args, stored, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -75,8 +75,7 @@ def results(conv, x, edge_index, edge_attr, weight) -> list[torch.Tensor]:
 @given(batch=batches(), chunk=st.sampled_from([1, 3, 7, 2048]), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=60)
 def test_equals_pyg(kind, dtype, batch, chunk, seed):
-    """Outputs and all gradients are those of the layer that is called with edge_index, however many
-    edges a chunk has."""
+    """Outputs and all gradients are PyG's, however many edges a chunk has."""
     num_nodes, edge_index = batch
     layers.CHUNK = chunk  # small_chunks puts it back
     torch.manual_seed(seed)
@@ -89,17 +88,14 @@ def test_equals_pyg(kind, dtype, batch, chunk, seed):
     assert type(fast) is not type(conv) and isinstance(fast, type(conv))
     expected = results(conv, x, edge_index, edge_attr, weight)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    for ours, pygs in zip(results(fast, x, edge_index, edge_attr, weight), expected):
-        assert (ours is None) == (pygs is None)
-        if ours is not None:
-            torch.testing.assert_close(ours, pygs, atol=tolerance, rtol=tolerance)
+    found = results(fast, x, edge_index, edge_attr, weight)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 @given(batch=batches(), chunk=st.sampled_from([1, 3, 7]))
 @settings(deadline=None, max_examples=60)
 def test_chunks(batch, chunk):
-    """Each node and each of its edges is in one chunk; only a node whose edges do not fit makes one
-    larger than twice CHUNK."""
+    """Each node and edge is in one chunk; only a node with many edges makes a large one."""
     num_nodes, edge_index = batch
     layers.CHUNK = chunk
     edges = layers.Edges(edge_index, num_nodes)
@@ -137,23 +133,18 @@ def test_gradcheck(of_edges):
     assert torch.autograd.gradcheck(layers.NeighborSum.apply, (x, edges))
 
 
-def graph_space(edge_space=None):
-    return spaces.Graph(spaces.Box(-1, 1, (4,)), edge_space)
-
-
 SPACES = {
-    "no edge features": graph_space(),
-    "features": graph_space(spaces.Box(-1, 1, (3,))),
-    "kinds": graph_space(spaces.Discrete(4)),
-    "embedded": graph_space(spaces.Discrete(100)),
+    "no edge features": graph_space(features=4),
+    "features": graph_space(vector(3), 4),
+    "kinds": graph_space(spaces.Discrete(4), 4),
+    "embedded": graph_space(spaces.Discrete(100), 4),
 }
 
 
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
 def test_a_script_alone_computes_the_same(kind, gnn, calls):
-    """The encoder's weights, features and gradients, those of embedded edges included, do not
-    depend on the services."""
+    """Weights, features and gradients do not depend on the services."""
     rng = np.random.default_rng(0)
     storage, leaves = stored(SPACES[kind], [[sample(SPACES[kind], rng) for _ in range(12)]])
     obs = storage.gather(rng.permutation(12))[0]
@@ -171,9 +162,8 @@ def test_a_script_alone_computes_the_same(kind, gnn, calls):
     assert not calls
     with process.patched(ppo_graph):
         served = computed()
-    assert len(calls) == small_args().gnn_layers and len(alone) == len(served)
-    for ours, plain in zip(served, alone):
-        torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-4)
+    assert len(calls) == small_args().gnn_layers
+    torch.testing.assert_close(served, alone, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gnn", ["gine", "gin"])
@@ -204,8 +194,7 @@ def test_only_sums_are_faster(gnn, aggr, monkeypatch, calls):
 )
 @pytest.mark.parametrize("kind", [pyg.GINConv, pyg.GINEConv])
 def test_other_options_are_pygs(kind, options, calls):
-    """A layer in make_conv's place that has options of its own, or no weights for edges, is
-    PyG's."""
+    """A layer with options of its own, or no weights for edges, is PyG's."""
     edge_index, edge_attr = torch.tensor([[0, 1, 1], [1, 0, 1]]), torch.randn(3, DIM)
     x = torch.randn(2, DIM)
     inputs = (x, edge_index) if kind is pyg.GINConv else (x, edge_index, edge_attr)
@@ -286,19 +275,17 @@ def test_pool(readout, sizes):
     modes = ["mean", "max"] if readout == "meanmax" else [readout]
     rows = torch.randn(sum(sizes), 6, requires_grad=True)
     ptr = torch.tensor([0, *np.cumsum(sizes)])
-    weight = torch.randn(len(sizes), 6 * len(modes))
-    found = ppo_graph.pool(rows, ptr, modes)
+    found, num = ppo_graph.pool(rows, ptr, modes).split([6 * len(modes), 1], 1)
     expected = torch.cat([segment(rows, ptr, kind) for kind in modes], 1)
-    torch.testing.assert_close(found[:, :-1], expected)
-    torch.testing.assert_close(found[:, -1], torch.tensor(sizes).float().log1p())
-    ours = torch.autograd.grad((found[:, :-1] * weight).sum(), rows)[0]
-    pygs = torch.autograd.grad((expected * weight).sum(), rows)[0]
-    torch.testing.assert_close(ours, pygs)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(num[:, 0], torch.tensor(sizes).float().log1p())
+    weight = torch.randn_like(expected)
+    grads = [torch.autograd.grad((out * weight).sum(), rows)[0] for out in (found, expected)]
+    torch.testing.assert_close(*grads)
 
 
 def log_probs_of(head, steps, space):
-    """Those of all rows that an action can choose, [steps, rows], with the same weights for all
-    heads."""
+    """Those of all rows that an action can choose, [steps, rows]; all heads have one seed."""
     action_space = spaces.Discrete(12)
     storage, leaves = stored(space, [[step] for step in steps], action_space=action_space)
     torch.manual_seed(0)
@@ -317,16 +304,13 @@ def test_edges_keep_their_order(head):
     """The number of an edge, as an action and in a mask, is the environment's: with its edges
     shuffled an observation has the same log-probabilities, shuffled; those of nodes are the
     same."""
-    mask_space = spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True)
-    space = spaces.Dict(graph=SPACES["features"], action_mask=mask_space)
+    space = spaces.Dict(graph=SPACES["features"], action_mask=MASK)
     rng = np.random.default_rng(0)
     links, order = rng.integers(5, size=(12, 2)), rng.permutation(12)
     nodes, edges = rng.normal(size=(5, 4)), rng.normal(size=(12, 3))
     mask = np.array([1, 0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1], np.int8)
-    if head == "nodes":
-        mask, places = mask[:5], np.arange(5)
-    else:
-        places = order
+    places = order if head == "edges" else np.arange(5)
+    mask = mask[: len(places)]
     first = {"graph": spaces.GraphInstance(nodes, edges, links), "action_mask": mask}
     shuffled = spaces.GraphInstance(nodes, edges[order], links[order])
     steps = [first, {"graph": shuffled, "action_mask": mask[places]}]

@@ -35,8 +35,7 @@ TASKS = {
 
 # ---- In the process of a case ----
 def lower_update(name: str) -> None:
-    """Lowers what a training compiles. It goes on with results that are not compiled, so steps and
-    minibatches of several sizes come by."""
+    """Lowers what a training compiles, and goes on without: several sizes come by."""
     script = importlib.import_module("cleanrl_graph.ppo_graph_compile")
     compiled = script.compiled
 

@@ -9,49 +9,61 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
-from helpers import MASK, dense_spaces, graph_space, ragged_spaces, sample, small_args, vector
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Tuple
+from helpers import (
+    IDS,
+    MASK,
+    action_spaces,
+    begun,
+    collect,
+    graph_space,
+    mismatch,
+    observation_spaces,
+    run,
+    same_weights,
+    sample,
+    small_args,
+    vector,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleanrl_graph import ppo_framestack, ppo_graph, ppo_gtrxl, ppo_lstm_sparse, services
 from cleanrl_graph.services import command, process
 
 PREVIOUS = {"prev_action": True, "prev_reward": True}
+VIEWS = {"obs_shifts": "-2:0", "action_shifts": "-3:-1", "reward_shifts": "-2:-1"}
 SCRIPTS = {
-    "graph": (ppo_graph, {}),
-    "framestack": (
-        ppo_framestack,
-        {"obs_shifts": "-2:0", "action_shifts": "-3:-1", "reward_shifts": "-2:-1"},
-    ),
-    "lstm": (ppo_lstm_sparse, {"lstm_dim": 8} | PREVIOUS),
-    "lstm_per_node": (
-        ppo_lstm_sparse,
-        {"lstm_dim": 8} | PREVIOUS,
-    ),  # of observations with the key node_ids
-    "gru": (ppo_lstm_sparse, {"cell": "gru", "lstm_dim": 8} | PREVIOUS),
-    "gtrxl": (
-        ppo_gtrxl,
-        {"dim": 8, "num_heads": 2, "num_layers": 1, "memory_length": 4} | PREVIOUS,
-    ),
+    "graph": ("ppo_graph", {}),
+    "framestack": ("ppo_framestack", VIEWS),
+    "lstm": ("ppo_lstm_sparse", {"lstm_dim": 8} | PREVIOUS),
+    "lstm_per_node": ("ppo_lstm_sparse", {"lstm_dim": 8} | PREVIOUS),  # with the key node_ids
+    "gru": ("ppo_lstm_sparse", {"cell": "gru", "lstm_dim": 8} | PREVIOUS),
+    "gtrxl": ("ppo_gtrxl", dict(dim=8, num_heads=2, num_layers=1, memory_length=4) | PREVIOUS),
 }
-IMAGE = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+VARIANTS = {
+    "async": ("ppo_graph_async", {"max_lag": 0}),
+    "aux": ("ppo_graph_aux", {"aux": "reconstruct"}),
+    "compile": ("ppo_graph_compile", {}),
+    "agents": ("ppo_graph_agents", {}),
+}
+IMAGE = Box(0, 255, (8, 8, 1), np.uint8)
 OBSERVATIONS = {
     "box": vector(3),
-    "discrete": spaces.Discrete(5, start=-1),
-    "multidiscrete": spaces.MultiDiscrete([3, 70], start=[0, 2]),
-    "multibinary": spaces.MultiBinary((2, 2)),
+    "discrete": Discrete(5, start=-1),
+    "multidiscrete": MultiDiscrete([3, 70], start=[0, 2]),
+    "multibinary": MultiBinary((2, 2)),
     "image": IMAGE,
-    "dict": spaces.Dict(
-        a=vector(2), b=spaces.Discrete(3), c=spaces.MultiBinary(2), d=spaces.MultiDiscrete([2, 3])
-    ),
-    "tuple": spaces.Tuple(
-        (vector(), spaces.Sequence(spaces.Discrete(3), stack=False), spaces.Discrete(4))
-    ),
+    "dict": Dict(a=vector(2), b=Discrete(3), c=MultiBinary(2), d=MultiDiscrete([2, 3])),
+    "tuple": Tuple((vector(), Sequence(Discrete(3), stack=False), Discrete(4))),
     "graph_edges": graph_space(vector(2)),
     "graph": graph_space(),
-    "sequence": spaces.Sequence(vector(3), stack=True),
-    "graph_image_vector": spaces.Dict(graph=graph_space(vector(2)), image=IMAGE, vector=vector(2)),
+    "sequence": Sequence(vector(3), stack=True),
+    "graph_image_vector": Dict(graph=graph_space(vector(2)), image=IMAGE, vector=vector(2)),
+}
+GRAPHS = {
+    "graph_edges": lambda obs: obs,
+    "graph": lambda obs: obs,
+    "graph_image_vector": lambda obs: obs["graph"],
 }
 ELEMENTS = {  # what an action chooses from; beside the other observations there is a set
     "graph_edges": lambda obs: obs.nodes,
@@ -60,45 +72,37 @@ ELEMENTS = {  # what an action chooses from; beside the other observations there
     "tuple": lambda obs: obs[1],
     "graph_image_vector": lambda obs: obs["graph"].nodes,
 }
+ANY = Discrete(1000)
 ACTIONS = {
-    "discrete": spaces.Discrete(3, start=1),
-    "multidiscrete": spaces.MultiDiscrete([3, 2], start=[0, -1]),
-    "box": spaces.Box(-0.5, 1, (2,), np.float32),
-    "element": spaces.Discrete(1000),
-    "pair": spaces.Tuple([spaces.Discrete(1000)] * 2),  # a node, then a node
-    "avail_actions": spaces.Discrete(1000),
-    "tuple": spaces.Tuple(
-        (spaces.Discrete(3), spaces.MultiDiscrete([2, 2]), vector(1), spaces.MultiBinary(2))
-    ),
-    "mask": spaces.Discrete(4),
-    "info_mask": spaces.Tuple((spaces.Discrete(3), vector(1), spaces.Discrete(2, start=1))),
-    "edge": spaces.Dict(edge=spaces.Discrete(1000)),
-    "mixed": spaces.Dict(
-        amount=spaces.Discrete(3), edge=spaces.Discrete(1000), node=spaces.Discrete(99), x=vector(1)
-    ),
-    "per_node": spaces.Sequence(spaces.MultiDiscrete([2, 3], start=[1, 0])),
-    "per_node_box": spaces.Sequence(vector(2), stack=True),
+    "discrete": Discrete(3, start=1),
+    "multidiscrete": MultiDiscrete([3, 2], start=[0, -1]),
+    "box": Box(-0.5, 1, (2,), np.float32),
+    "element": ANY,
+    "pair": Tuple([ANY, ANY]),  # a node, then a node
+    "avail_actions": ANY,
+    "tuple": Tuple((Discrete(3), MultiDiscrete([2, 2]), vector(1), MultiBinary(2))),
+    "mask": Discrete(4),
+    "info_mask": Tuple((Discrete(3), vector(1), Discrete(2, start=1))),
+    "edge": Dict(edge=ANY),
+    "mixed": Dict(amount=Discrete(3), edge=ANY, node=Discrete(99), x=vector(1)),
+    "per_node": Sequence(MultiDiscrete([2, 3], start=[1, 0])),
+    "per_node_box": Sequence(vector(2), stack=True),
 }
+AUTOREGRESSIVE = ("pair", "tuple", "info_mask", "mixed", "per_node")
+EDGES, PER_NODE, NODES = ("edge", "mixed"), ("per_node", "per_node_box"), ("element", "pair")
 
 
 def rows_of(*shape):
-    return spaces.Sequence(spaces.Box(0, 1, shape, np.int8), stack=True)
+    return Sequence(Box(0, 1, shape, np.int8), stack=True)
 
 
-AUTOREGRESSIVE = ("pair", "tuple", "info_mask", "mixed", "per_node")
-GRAPHS = {
-    "graph_edges": lambda obs: obs,
-    "graph": lambda obs: obs,
-    "graph_image_vector": lambda obs: obs["graph"],
-}
-EDGES, PER_NODE = ("edge", "mixed"), ("per_node", "per_node_box")
 MASKS = {
     "element": MASK,
     "pair": rows_of(2),
-    "mask": spaces.MultiBinary(4),
+    "mask": MultiBinary(4),
     "edge": MASK,
     "per_node": rows_of(5),
-    "mixed": spaces.Dict(node=MASK, amount=spaces.MultiBinary(3), edge=rows_of(1)),
+    "mixed": Dict(node=MASK, amount=MultiBinary(3), edge=rows_of(1)),
 }
 
 
@@ -110,46 +114,36 @@ class AnyEnv(gym.Env):
         space, extra = OBSERVATIONS[observation], {}
         self.action_space, self.action = ACTIONS[action], action
         self.elements, self.graph = ELEMENTS.get(observation), GRAPHS.get(observation)
+        self.counts_rows = with_ids or action in (*NODES, *EDGES, *PER_NODE)
         if action in EDGES and not self.graph:
             extra["graph"], self.elements = graph_space(vector(2)), None
-        elif (action in ("element", "pair", *PER_NODE) or with_ids) and not self.elements:
-            extra["set"] = spaces.Sequence(vector(2), stack=False)
+        elif self.counts_rows and not self.elements:
+            extra["set"] = Sequence(vector(2), stack=False)
         extra |= {"action_mask": MASKS[action]} if action in MASKS else {}
         if action == "avail_actions":
-            extra["avail_actions"] = spaces.Sequence(vector(3), stack=True)
-        if with_ids:
-            extra["node_ids"] = spaces.Sequence(
-                spaces.Box(-(2**40), 2**40, (), np.int64), stack=True
-            )
-        self.observation_space = spaces.Dict(obs=space, **extra) if extra else space
-        self.min_rows = 1 if action in ("element", "pair", "avail_actions", *EDGES) else 0
+            extra["avail_actions"] = Sequence(vector(3), stack=True)
+        extra |= {"node_ids": IDS} if with_ids else {}
+        self.extra = extra
+        self.observation_space = Dict(obs=space, **extra) if extra else space
+        self.min_rows = int(action in (*NODES, "avail_actions", *EDGES))
         self.episode = -1
 
     def observe(self):
         """(observation, info)"""
-        rng = self.np_random
+        rng, edges, rows, info = self.np_random, 0, 0, {}
         obs = sample(self.observation_space, rng, lambda rng: rng.integers(self.min_rows, 4))
-        keys = (
-            self.observation_space.keys() if isinstance(self.observation_space, spaces.Dict) else ()
-        )
-        inner, rows, edges = obs["obs"] if "obs" in keys else obs, 0, 0
-        graph = self.graph(inner) if self.graph else obs["graph"] if "graph" in keys else None
-        if "node_ids" in keys or self.action in ("element", "pair", *EDGES, *PER_NODE):
-            rows = len(
-                self.elements(inner)
-                if self.elements
-                else obs["set"]
-                if "set" in keys
-                else graph.nodes
-            )
+        inner = obs["obs"] if self.extra else obs
+        graph = self.graph(inner) if self.graph else obs["graph"] if "graph" in self.extra else None
         if graph is not None and graph.edge_links is not None:
             edges = len(graph.edge_links)
-        if "node_ids" in keys:
+        if self.counts_rows and self.elements:
+            rows = len(self.elements(inner))
+        elif self.counts_rows:
+            rows = len(obs["set"] if "set" in self.extra else graph.nodes)
+        if "node_ids" in self.extra:
             obs["node_ids"] = 2**30 + rng.permutation(6)[:rows]
         self.rows = len(obs["avail_actions"]) if self.action == "avail_actions" else rows
-        some = lambda num: (rng.permutation(num) <= rng.integers(num)).astype(
-            np.int8
-        )  # at least one
+        some = lambda num: (rng.permutation(num) <= rng.integers(num)).astype(np.int8)  # not none
         self.masks = {
             "mask": lambda: [some(4)],
             "element": lambda: [some(rows)],
@@ -160,18 +154,14 @@ class AnyEnv(gym.Env):
             "per_node": lambda: [np.append(some(2), some(3)) for _ in range(rows)],
         }.get(self.action, list)()
         if self.action == "mixed":
-            obs["action_mask"] = dict(
-                amount=self.masks[0], edge=self.masks[1][:, None], node=self.masks[2]
-            )
+            amount, edge, node = self.masks
+            obs["action_mask"] = dict(amount=amount, edge=edge[:, None], node=node)
         elif self.action == "per_node":
             obs["action_mask"] = np.array(self.masks, np.int8).reshape(rows, 5)
-        elif "action_mask" in keys:
+        elif self.action == "info_mask":
+            info["action_mask"] = self.masks[0], None, self.masks[1]
+        elif self.action in MASKS:
             obs["action_mask"] = np.stack(self.masks, 1) if self.action == "pair" else self.masks[0]
-        info = (
-            {"action_mask": (self.masks[0], None, self.masks[1])}
-            if self.action == "info_mask"
-            else {}
-        )
         return obs, info
 
     def reset(self, *, seed=None, options=None):
@@ -183,13 +173,11 @@ class AnyEnv(gym.Env):
         assert self.action_space.contains(action), action
         if self.action in PER_NODE:
             assert len(action) == self.rows
-            assert all(
-                mask[row[0] - 1] and mask[2 + row[1]] for mask, row in zip(self.masks, action)
-            ), "masked"
+            for mask, row in zip(self.masks, action):
+                assert mask[row[0] - 1] and mask[2 + row[1]], "masked"
         elif self.action in EDGES:
-            assert all(mask[action[name]] for mask, name in zip(self.masks, self.action_space)), (
-                "masked"
-            )
+            for mask, name in zip(self.masks, self.action_space):
+                assert mask[action[name]], "masked"
         else:
             info = self.action == "info_mask"
             chosen = [action] if self.action_space.shape == () else [action[0], action[-1] - info]
@@ -197,16 +185,11 @@ class AnyEnv(gym.Env):
             assert self.min_rows == 0 or max(chosen) < self.rows
         self.left -= 1
         truncated = self.left == 0 and self.episode % 2 == 1
+        terminated = self.left == 0 and not truncated
         rewards = self.np_random.normal(size=self.rows)  # of each row that acted
         obs, info = self.observe()
         info["rewards"] = rewards
-        return (
-            obs,
-            float(self.np_random.normal()),
-            self.left == 0 and not truncated,
-            truncated,
-            info,
-        )
+        return obs, float(self.np_random.normal()), terminated, truncated, info
 
 
 gym.register("Any-v0", entry_point=AnyEnv)
@@ -230,10 +213,10 @@ class Writer:
     flush = close = lambda self: None
 
 
-def train(script, monkeypatch, **kwargs):
+def train(script, **kwargs):
     """(logs of each update, whether each episode was truncated, weights before, weights after) of a
     training with checked environments and the faster layers of the services, which writes
-    nothing."""
+    nothing. Collection and training agree."""
     logged, truncated, agents, before = [], [], [], {}
     make_agent, step = script.Agent, script.Envs.step
 
@@ -250,176 +233,218 @@ def train(script, monkeypatch, **kwargs):
         truncated.extend(result.truncated[result.terminated | result.truncated].tolist())
         return result
 
-    monkeypatch.setattr(script, "Agent", agent)
-    monkeypatch.setattr(script.Envs, "step", recorded_step)
-    monkeypatch.setattr(script, "SummaryWriter", lambda *args, **kwargs: Writer(logged))
     small = dict(num_steps=6, total_timesteps=36, update_epochs=1, gnn_layers=1, learning_rate=1e-2)
     args = small_args(script, **small | kwargs)
-    with process.patched(script), contextlib.closing(command.envs_of(script, args)) as envs:
-        script.train(args, script.Run(args), envs)
-    return [scalars for _, scalars in logged], truncated, before, dict(agents[0].named_parameters())
+    with pytest.MonkeyPatch.context() as patch, process.patched(script):
+        patch.setattr(script, "Agent", agent)
+        patch.setattr(script.Envs, "step", recorded_step)
+        patch.setattr(script, "SummaryWriter", lambda *args, **kwargs: Writer(logged))
+        with contextlib.closing(command.envs_of(script, args)) as envs:
+            script.train(args, script.Run(args), envs)
+    logged = [scalars for _, scalars in logged]
+    assert len(logged) == args.num_iterations
+    for scalars in logged:
+        assert 0 <= scalars["debug/collection_mismatch"] < 1e-5
+    return logged, truncated, before, dict(agents[0].named_parameters())
+
+
+def script_of(name):
+    script, flags = (SCRIPTS | VARIANTS)[name]
+    return importlib.import_module(f"cleanrl_graph.{script}"), dict(flags)
+
+
+def any_env(name, observation, action):
+    with_ids = name in ("lstm_per_node", "agents")
+    kwargs = {"observation": observation, "action": action, "with_ids": with_ids}
+    flags = dict(env_id="Any-v0", env_kwargs=kwargs, autoregressive=action in AUTOREGRESSIVE)
+    norm_obs = (list(OBSERVATIONS).index(observation) + list(ACTIONS).index(action)) % 2 == 1
+    return flags | {"norm_obs": norm_obs}  # every other one
 
 
 MATRIX = [
-    (name, kind, action)
+    (name, kind, action, {})
     for action in ACTIONS
     for name in SCRIPTS
     for kind in OBSERVATIONS
     if name != "lstm_per_node" or kind in ELEMENTS
 ]
+CASES = [  # every third is a fast one
+    pytest.param(*case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, case in enumerate(MATRIX)
+]
+CONTEXT = dict(set_layers=2, graph_context=True)
+EDGES_KEPT = dict(remember_edges=True)
+CASES += [
+    ("graph", "sequence", "element", CONTEXT),
+    ("framestack", "tuple", "avail_actions", CONTEXT),
+    ("lstm", "graph_edges", "mixed", CONTEXT),
+    ("lstm_per_node", "sequence", "element", CONTEXT),
+    ("gru", "tuple", "avail_actions", CONTEXT),
+    ("gtrxl", "graph_edges", "mixed", CONTEXT),
+    ("async", "sequence", "element", CONTEXT),
+    ("aux", "sequence", "element", CONTEXT),
+    ("compile", "tuple", "avail_actions", CONTEXT),
+    ("compile", "graph_edges", "element", CONTEXT),
+    ("agents", "graph", "per_node", CONTEXT),
+    ("graph", "box", "box", {"state_dependent_std": True}),
+    ("framestack", "image", "discrete", {"image_views": "encodings"}),
+    ("framestack", "graph_image_vector", "tuple", {"image_views": "encodings"}),
+    ("framestack", "box", "discrete", {"action_shifts": "", "reward_shifts": ""}),
+    ("framestack", "graph", "element", {"obs_shifts": ""}),
+    ("framestack", "graph", "discrete", {"obs_shifts": "-2", "action_shifts": "-9,-1"}),
+    ("lstm", "dict", "tuple", dict.fromkeys(PREVIOUS, False)),
+    ("lstm", "box", "mask", {"cell": "mingru"}),
+    ("lstm_per_node", "graph", "tuple", {"state_readout": "sum"}),
+    ("lstm_per_node", "graph_edges", "element", EDGES_KEPT | {"num_envs": 6}),
+    ("lstm_per_node", "graph_edges", "element", EDGES_KEPT | {"cell": "mingru"}),
+    ("lstm_per_node", "graph", "pair", EDGES_KEPT | {"state_readout": "sum", "norm_obs": True}),
+    ("lstm_per_node", "graph", "element", {"state_per_node": False}),
+    ("gtrxl", "dict", "tuple", dict.fromkeys(PREVIOUS, False)),
+    ("gtrxl", "box", "discrete", {"memory_length": 0}),
+    ("gtrxl", "box", "discrete", {"memory_length": 10**6}),
+    ("gtrxl", "box", "discrete", {"gate": "none"}),
+    ("gtrxl", "box", "discrete", {"num_steps": 1, "total_timesteps": 36}),
+]
+CASES += [  # rollouts that are cut in time, for more minibatches than environments
+    (name, "graph", "element", dict(num_envs=n, num_steps=18, num_minibatches=4))
+    for name in ("framestack", "lstm_per_node", "gtrxl")
+    for n in (1, 2)
+]
+CASES += [
+    (name, observation, list(ACTIONS)[k % len(ACTIONS)], {})
+    for name in ("async", "aux")
+    for k, observation in enumerate(OBSERVATIONS)
+]
+CASES += [
+    (name, "graph_edges", action, {"aux": "predict"} if name == "aux" else {})
+    for name in ("async", "aux", "compile")
+    for action in (*EDGES, *PER_NODE)
+]
+CASES += [("agents", kind, action, {}) for kind in OBSERVATIONS for action in PER_NODE]
+
+
+@pytest.mark.parametrize("name, observation, action, more", CASES)
+def test_all_fit_together(name, observation, action, more):
+    """Before the first gradient step of each update the probability ratio is 1, all actions are
+    legal, all losses are finite, and every weight of the network is moved."""
+    script, flags = script_of(name)
+    flags = any_env(name, observation, action) | flags | more
+    logged, truncated, before, after = train(script, **flags)
+    assert name == "async" or True in truncated and False in truncated
+    assert all(np.isfinite(value) for scalars in logged for value in scalars.values())
+    still = [key for key, value in after.items() if torch.equal(value, before[key])]
+    # a softmax does not see it
+    still = [key for key in still if not re.fullmatch(r"head\.heads\.\d\.score\.bias", key)]
+    still = [] if more.get("memory_length") == 0 else still  # nothing to choose from
+    assert not still and all(value.isfinite().all() for value in after.values())
+    assert any("context" in key for key in after) == ("graph_context" in more)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_whole_runs(name, tmp_path):
+    """From environment to evaluation, with legal actions; two workers change nothing."""
+    script, flags = script_of(name)
+    flags |= any_env(name, "graph_image_vector", "mixed") | {"eval_episodes": 2}
+    one, two = (run(tmp_path / str(num), script, num_workers=num, **flags) for num in (0, 2))
+    assert mismatch(one) < 1e-5 and len(one.rows) == 2 and one.rows == two.rows
+    assert all(one.scalars[tag] == two.scalars[tag] for tag in one.scalars if tag != "charts/SPS")
+
+
+def of_env(step, leaves, i):
+    """The Step of environment i alone."""
+    values = []
+    for leaf, array in zip(leaves, step.obs.values):
+        num = step.obs.counts[leaf.group]
+        values.append(np.split(array, num.cumsum())[i])
+    flat = step.obs._replace(
+        values=values, counts={group: num[i : i + 1] for group, num in step.obs.counts.items()}
+    )
+    own = [array[i : i + 1] for array in (step.reward, step.terminated, step.truncated)]
+    finals = step.finals[step.truncated[:i].sum() :][: int(step.truncated[i])]
+    return type(step)(flat, *own, finals, [])
 
 
 @pytest.mark.parametrize(
-    "name, observation, action",
-    [  # every third is a fast one
-        pytest.param(*case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, case in enumerate(MATRIX)
+    "name, observation, action, more",
+    [
+        ("graph", "graph_edges", "element", {}),
+        ("framestack", "graph_image_vector", "tuple", {}),
+        ("framestack", "graph_edges", "element", {"obs_shifts": "-9,-2"}),
+        ("lstm", "dict", "multidiscrete", {}),
+        ("gru", "graph", "pair", {}),
+        ("lstm_per_node", "graph_edges", "mixed", {}),
+        ("lstm_per_node", "graph_edges", "element", EDGES_KEPT),
+        ("gtrxl", "graph_edges", "element", {"memory_length": 0}),
+        ("gtrxl", "dict", "tuple", {"memory_length": 4}),
+        ("gtrxl", "graph", "mixed", {"memory_length": 50}),
     ],
 )
-def test_all_fit_together(name, observation, action, monkeypatch):
-    """Before the first gradient step of each update the probability ratio is 1, all actions are
-    legal, all losses are finite, and every weight of the network is moved."""
-    script, flags = SCRIPTS[name]
-    norm_obs = (
-        list(OBSERVATIONS).index(observation) + list(ACTIONS).index(action)
-    ) % 2 == 1  # every other one
-    logged, truncated, before, after = train(
-        script,
-        monkeypatch,
-        env_id="Any-v0",
-        norm_obs=norm_obs,
-        autoregressive=action in AUTOREGRESSIVE,
-        env_kwargs={
-            "observation": observation,
-            "action": action,
-            "with_ids": name == "lstm_per_node",
-        },
-        **flags,
-    )
-    assert len(logged) == 2 and True in truncated and False in truncated
-    for scalars in logged:
-        assert 0 <= scalars["debug/collection_mismatch"] < 1e-5
-        assert all(np.isfinite(value) for value in scalars.values())
-    still = [key for key, value in after.items() if torch.equal(value, before[key])]
-    still = [
-        key for key in still if not re.fullmatch(r"head\.heads\.\d\.score\.bias", key)
-    ]  # a softmax does not see it
-    assert not still and all(value.isfinite().all() for value in after.values())
+@pytest.mark.parametrize("num", [2, 5])  # with 5 a rollout is cut in time
+@torch.no_grad()
+def test_each_episode_alone(name, observation, action, more, num):
+    """Log-probabilities and values, those of the last observations of truncated episodes and of the
+    ones after the rollout too, are those of each episode alone, in a memory of one environment that
+    begins with it; and those of minibatches, which have each step once."""
+    script, flags = script_of(name)
+    flags = any_env(name, observation, action) | flags | more
+    flags |= dict(num_steps=20, norm_obs=False, num_minibatches=num)
+    kwargs = flags.pop("env_kwargs")
+    part = begun(script, [lambda: AnyEnv(**kwargs)] * 3, **flags)
+    alone, num_cut = {}, 0
+    for _ in range(2):
+        collect(part, greedy=True)
+        finals = dict(zip(part.cut, part.next_values[3:]))
+        steps = [[of_env(step, part.envs.leaves, i) for step in part.seen] for i in range(3)]
+        for i, own in enumerate(steps):
+            if i in alone:
+                alone[i].begin()
+            for t, (step, after) in enumerate(zip(own, own[1:])):
+                if step.terminated[0] or step.truncated[0]:
+                    alone[i] = script.Memory(part.agent, part.envs.leaves, 1, part.args)
+                    alone[i].begin()
+                _, log_prob, value = alone[i].act(step, greedy=True)
+                found, k = torch.cat([log_prob, value]), 3 * t + i
+                expected = torch.stack([part.log_probs[k], part.values[k]])
+                torch.testing.assert_close(found.to(expected), expected, atol=1e-5, rtol=1e-5)
+                alone[i].keep(after)
+                if after.truncated[0]:
+                    value = alone[i].next_values(after)[1]
+                    torch.testing.assert_close(value, finals[k], atol=1e-5, rtol=1e-5)
+                    num_cut += 1
+            if not (after.terminated[0] or after.truncated[0]):
+                value = alone[i].next_values(after)[0]
+                torch.testing.assert_close(value, part.next_values[i], atol=1e-5, rtol=1e-5)
+        parts = list(part.memory.minibatches(np.random.default_rng(0), num))
+        assert len(parts) == num
+        assert sorted(np.concatenate([idx for idx, _ in parts])) == list(range(60))
+        for idx, inputs in parts:
+            _, log_prob, _, value = part.agent(*inputs)
+            assert (log_prob - part.log_probs[idx]).abs().max() < 1e-5
+            assert (value - part.values[idx]).abs().max() < 1e-5
+    assert num_cut > 5
 
 
-SEEN = [  # observation, action
-    ("sequence", "element"),
-    ("tuple", "avail_actions"),
-    ("graph_edges", "mixed"),
-    ("graph", "per_node"),
-]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_rows_see_their_observation(name, monkeypatch):
-    """The same with --set-layers and --graph-context."""
-    script, flags = SCRIPTS[name]
-    observation, action = SEEN[list(SCRIPTS).index(name) % 3]
-    logged, _, before, after = train(
-        script,
-        monkeypatch,
-        env_id="Any-v0",
-        env_kwargs={
-            "observation": observation,
-            "action": action,
-            "with_ids": name == "lstm_per_node",
-        },
-        autoregressive=action in AUTOREGRESSIVE,
-        set_layers=2,
-        graph_context=True,
-        **flags,
-    )
-    assert all(0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged)
-    still = [key for key, value in after.items() if torch.equal(value, before[key])]
-    assert [key for key in still if key.startswith("encoder")] == []
-    assert any("context" in key for key in after)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_no_elements_to_choose_from(name, tmp_path):
-    """A head that chooses is a sentence where an observation has nothing ragged, or no
-    avail_actions."""
-    script, flags = SCRIPTS[name]
-    for observation in OBSERVATIONS:
-        for head in ("nodes", "avail_actions"):
-            if head == "avail_actions" or observation not in ELEMENTS:
-                args = small_args(
-                    script,
-                    env_id="Any-v0",
-                    run_dir=str(tmp_path),
-                    action_head=head,
-                    **flags,
-                    env_kwargs={"observation": observation, "action": "discrete"},
-                )
-                with pytest.raises(
-                    ValueError, match=f"--action-head {head} needs Discrete actions"
-                ):
-                    services.run(script, args)
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_continuous_actions_choose_nothing(name, tmp_path):
-    """Neither do actions that are no indices choose, whatever the observation is."""
-    script, flags = SCRIPTS[name]
-    for head in ("nodes", "avail_actions"):
-        with pytest.raises(
-            ValueError, match=rf"(?s)--action-head {head} needs Discrete actions.*Box"
-        ):
-            services.run(
-                script,
-                small_args(
-                    script,
-                    env_id="Any-v0",
-                    run_dir=str(tmp_path),
-                    action_head=head,
-                    **flags,
-                    env_kwargs={"observation": "graph", "action": "box"},
-                ),
-            )
-
-
-# ---- random spaces ----
-flat_actions = st.one_of(
-    st.builds(
-        lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-3, 3)
-    ),
-    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(spaces.MultiDiscrete),
-    st.sampled_from(
-        [
-            spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [-1, 5]]),
-            spaces.MultiBinary(3),
-            spaces.MultiBinary((2, 2)),
-            vector(),
-            vector(2, 2),
-            spaces.Box(-9, 9, (1,), np.float64),
-        ]
-    ),
+@pytest.mark.parametrize(
+    "name, more",
+    [
+        ("framestack", {}),
+        ("lstm", {"cell": "mingru"}),
+        ("lstm_per_node", EDGES_KEPT),
+        ("gtrxl", {"memory_length": 20}),
+    ],
 )
-action_spaces = st.recursive(
-    flat_actions,
-    lambda child: st.one_of(
-        st.dictionaries(st.sampled_from("zyx"), child, min_size=1, max_size=3).map(spaces.Dict),
-        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
-    ),
-    max_leaves=4,
-)
-any_observations = st.recursive(
-    st.one_of(dense_spaces, ragged_spaces),
-    lambda child: st.one_of(
-        st.dictionaries(st.sampled_from("abcd"), child, min_size=1, max_size=3).map(spaces.Dict),
-        st.lists(child, min_size=1, max_size=3).map(spaces.Tuple),
-    ),
-    max_leaves=4,
-)
+def test_resume(name, more, tmp_path):
+    """A run that was stopped between two updates goes on bit by bit."""
+    script, flags = script_of(name)
+    flags = any_env(name, "graph_image_vector", "element") | flags | more
+    flags |= dict(anneal_lr=False, checkpoint_every=1, save_model=True, norm_obs=True)
+    whole = run(tmp_path / "whole", script, total_timesteps=96, **flags)
+    run(tmp_path / "parts", script, total_timesteps=48, **flags)
+    rest = run(tmp_path / "parts", script, total_timesteps=96, resume="auto", **flags)
+    assert same_weights(whole.folder, rest.folder)
 
 
 class RandomSpaces(gym.Env):
-    """Random in all that it does; AssertionError for an action that is not one of its action
-    space."""
+    """Random in all that it does; AssertionError for an action that is not legal."""
 
     def __init__(self):
         self.rng = np.random.default_rng(self.seed)
@@ -430,95 +455,22 @@ class RandomSpaces(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action), action
         ends = self.rng.random(2) < 0.2
-        return (
-            sample(self.observation_space, self.rng),
-            self.rng.random(),
-            bool(ends[0]),
-            bool(ends[1]),
-            {},
-        )
+        obs = sample(self.observation_space, self.rng)
+        return obs, self.rng.random(), bool(ends[0]), bool(ends[1]), {}
 
 
 gym.register("RandomSpaces-v0", entry_point=RandomSpaces)
+FUZZ = dict(deadline=None, derandomize=True, database=None)
 
 
-@settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(any_observations, action_spaces, st.booleans(), st.booleans(), st.integers(0, 1000))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck), **FUZZ)
+@given(observation_spaces, action_spaces, st.booleans(), st.booleans(), st.integers(0, 1000))
 def test_random_spaces(observation_space, action_space, autoregressive, state_dependent_std, seed):
     """Two rollouts and updates of each script for whatever spaces there are."""
-    RandomSpaces.observation_space, RandomSpaces.action_space, RandomSpaces.seed = (
-        observation_space,
-        action_space,
-        seed,
-    )
-    for script, flags in SCRIPTS.values():
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            logged, *_ = train(
-                script,
-                monkeypatch,
-                env_id="RandomSpaces-v0",
-                num_steps=5,
-                num_envs=2,
-                total_timesteps=20,
-                autoregressive=autoregressive,
-                state_dependent_std=state_dependent_std,
-                **flags,
-            )
-        assert len(logged) == 2 and all(
-            0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged
-        )
-
-
-VARIANTS = [  # script, observation, action
-    (script, observation, list(ACTIONS)[k % len(ACTIONS)])
-    for script in ("ppo_graph_async", "ppo_graph_aux")
-    for k, observation in enumerate(OBSERVATIONS)
-] + [
-    (script, "graph_edges", action)
-    for script in ("ppo_graph_async", "ppo_graph_aux", "ppo_graph_compile")
-    for action in (*EDGES, *PER_NODE)
-]
-VARIANTS += [
-    ("ppo_graph_agents", observation, action) for observation in OBSERVATIONS for action in PER_NODE
-]
-
-
-CONTEXT = dict(set_layers=1, graph_context=True)
-CASES = [(*case, {}) for case in VARIANTS] + [
-    ("ppo_graph_async", "sequence", "element", CONTEXT),
-    ("ppo_graph_aux", "sequence", "element", CONTEXT),
-    ("ppo_graph_compile", "tuple", "avail_actions", CONTEXT),
-    ("ppo_graph_compile", "graph_edges", "element", CONTEXT),
-    ("ppo_graph_agents", "graph", "per_node", CONTEXT),
-]
-
-
-@pytest.mark.parametrize("script, observation, action, more", CASES)
-def test_variants(script, observation, action, more, monkeypatch):
-    """A sample of the matrix for the variants, with their auxiliary losses on."""
-    script = importlib.import_module(f"cleanrl_graph.{script}")
-    flags = {"max_lag": 0} if hasattr(script.Args, "max_lag") else {}
-    if hasattr(script.Args, "aux"):
-        flags = {"aux": "predict" if action in PER_NODE else "reconstruct"}
-    logged, *_ = train(
-        script,
-        monkeypatch,
-        env_id="Any-v0",
-        env_kwargs={
-            "observation": observation,
-            "action": action,
-            "with_ids": script.__name__.endswith("agents"),
-        },
-        autoregressive=action in AUTOREGRESSIVE,
-        **flags,
-        **more,
-    )
-    assert len(logged) == 2 and all(
-        0 <= scalars["debug/collection_mismatch"] < 1e-5 for scalars in logged
-    )
+    RandomSpaces.observation_space, RandomSpaces.action_space = observation_space, action_space
+    RandomSpaces.seed = seed
+    shape = dict(env_id="RandomSpaces-v0", num_steps=5, num_envs=2, total_timesteps=20)
+    shape |= dict(autoregressive=autoregressive, state_dependent_std=state_dependent_std)
+    for name in SCRIPTS:
+        script, flags = script_of(name)
+        train(script, **flags | shape)

@@ -10,12 +10,13 @@ import shared_blocks
 import torch
 from gymnasium import spaces
 from helpers import (
-    OBSERVATIONS,
     ListEnv,
+    SmallEnv,
     UsageErrors,
     everything,
     graph_space,
     make_envs,
+    mean_return,
     rows_of,
     run,
     sample,
@@ -43,14 +44,11 @@ SCRIPTS.remove("ppo_graph_agents")  # its environments have a Sequence of action
 )
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_running_statistics(sizes, mean, scale, seed):
-    """Mean and variance after any number of batches, empty ones too, are those of all rows
-    together."""
+    """Mean and variance after any batches, empty ones too, are those of all rows."""
     (leaf,) = ppo_graph.leaves_of(vector(2, 2, low=-np.inf, high=np.inf))
     rows = ppo_graph.Rows(leaf, norm_obs=True)
     rng = np.random.default_rng(seed)
-    batches = [
-        torch.as_tensor(rng.normal(mean, scale, (num, 2, 2)), dtype=torch.float32) for num in sizes
-    ]
+    batches = [torch.tensor(rng.normal(mean, scale, (num, 2, 2))).float() for num in sizes]
     for batch in batches:
         rows.observe(batch)
     seen = torch.cat(batches).flatten(1).double().numpy()
@@ -60,22 +58,21 @@ def test_running_statistics(sizes, mean, scale, seed):
         np.testing.assert_allclose(rows.var, seen.var(0), rtol=1e-6, atol=1e-9)
         expected = ((seen - seen.mean(0)) / np.sqrt(seen.var(0) + 1e-8)).clip(-10, 10)
         np.testing.assert_allclose(rows(torch.cat(batches)), expected, atol=1e-5)
-    else:
-        assert torch.equal(
-            rows(torch.ones(1, 2, 2)), torch.ones(1, 4)
-        )  # nothing is changed before the first rows
+    else:  # nothing is changed before the first rows
+        assert torch.equal(rows(torch.ones(1, 2, 2)), torch.ones(1, 4))
 
 
-STAMPS = [
-    spaces.Box(0, 4e9, (), np.float64),
-    spaces.Box(0, 4_000_000_000, (), np.int64),
-    spaces.Box(0, 4_000_000_000, (), np.uint32),
-    spaces.Sequence(spaces.Box(0, 4_000_000_000, (), np.int64), stack=True),
-    spaces.Graph(spaces.Box(0, 4e9, (1,), np.float64), None),
-]
+LAST = 4_000_000_000
+STAMPS = {
+    "float64": spaces.Box(0, LAST, (), np.float64),
+    "int64": spaces.Box(0, LAST, (), np.int64),
+    "uint32": spaces.Box(0, LAST, (), np.uint32),
+    "set": spaces.Sequence(spaces.Box(0, LAST, (), np.int64), stack=True),
+    "nodes": spaces.Graph(spaces.Box(0, LAST, (1,), np.float64), None),
+}
 
 
-@pytest.mark.parametrize("space", STAMPS, ids=["float64", "int64", "uint32", "set", "nodes"])
+@pytest.mark.parametrize("space", STAMPS.values(), ids=STAMPS)
 def test_digits_of_large_numbers(space):
     """Times since 1970, 60 s apart, are told apart by normalised values: neither what is stored nor
     the sums of the statistics lose digits, as float32 would, whose steps are 128 s there."""
@@ -128,8 +125,7 @@ def test_few_operations():
 
 
 def test_statistics_of_every_leaf():
-    """Dense vectors, node features, edge features and set rows have statistics per column;
-    categories, bits, images, masks and links have none."""
+    """Numbers have statistics per column; categories, bits, images, masks, links none."""
     space = spaces.Dict(
         graph=graph_space(vector(2)),
         position=vector(3),
@@ -140,29 +136,23 @@ def test_statistics_of_every_leaf():
         action_mask=spaces.MultiBinary(2),
         ints=spaces.Box(-5, 5, (2,), np.int64),
     )
-    rng = np.random.default_rng(0)
-    observations = [
-        [sample(space, rng, lambda rng: rng.integers(1, 5)) for _ in range(3)] for _ in range(4)
-    ]
+    rng, size = np.random.default_rng(0), lambda rng: rng.integers(1, 5)
+    observations = [[sample(space, rng, size) for _ in range(3)] for _ in range(4)]
     for row in observations:
         for obs in row:
             obs["action_mask"][:] = 1
     storage, leaves = stored(space, observations)
     encoder = ppo_graph.Encoder(leaves, small_args(norm_obs=True))
     encoder.observe(everything(storage))
-    with_statistics = {
-        path for path, rows in encoder.rows.items() if getattr(rows, "norm_obs", False)
-    }
+    seen = {path for path, rows in encoder.rows.items() if getattr(rows, "norm_obs", False)}
     names = ["graph.nodes", "graph.edges", "position", "items", "ints"]
-    assert with_statistics == {ppo_graph.key(path) for path in names}
+    assert seen == {ppo_graph.key(path) for path in names}
     for leaf, values in zip(leaves, storage.whole().values):
         if leaf.path in names:
-            rows = encoder.rows[ppo_graph.key(leaf.path)]
+            rows, values = encoder.rows[ppo_graph.key(leaf.path)], values.double()
             assert rows.count == len(values) > 0
-            np.testing.assert_allclose(rows.mean, values.double().mean(0), rtol=1e-6, atol=1e-6)
-            np.testing.assert_allclose(
-                rows.var, values.double().var(0, correction=0), rtol=1e-6, atol=1e-6
-            )
+            np.testing.assert_allclose(rows.mean, values.mean(0), rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(rows.var, values.var(0, correction=0), rtol=1e-6, atol=1e-6)
 
 
 def test_no_statistics_without_the_flag():
@@ -171,9 +161,8 @@ def test_no_statistics_without_the_flag():
     assert ppo_graph.Encoder(leaves, small_args())(everything(storage))[0].tolist() == [[100, -3]]
 
 
-class Counter(gym.Env):
-    """Shows how many observations it has shown, from 1 on; every 5th step ends an episode by
-    truncation."""
+class Counter(SmallEnv):
+    """Shows how many observations it has shown, from 1 on."""
 
     observation_space, action_space = vector(1, low=0, high=np.inf), spaces.Discrete(2)
     shown = 0
@@ -182,34 +171,21 @@ class Counter(gym.Env):
         self.shown += 1
         return np.array([self.shown], np.float32)
 
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return self.observe(), {}
-
-    def step(self, action):
-        self.t += 1
-        return self.observe(), 0.0, False, self.t == 5, {}
-
 
 gym.register("Counter-v0", entry_point=Counter)
 
 
-def test_a_row_is_counted_once(tmp_path):
+@pytest.mark.parametrize("name", ["ppo_graph", "ppo_framestack"])
+def test_a_row_is_counted_once(name, tmp_path):
     """The statistics are those of all that was acted on in all updates; last observations are left
-    out, and the first ones of the next rollout are not counted twice."""
-    flags = dict(
-        env_id="Counter-v0",
-        num_envs=1,
-        num_steps=12,
-        total_timesteps=36,
-        norm_obs=True,
-        save_model=True,
-    )
-    model = weights(run(tmp_path, **flags).folder)
-    acted_on = [n for n in range(2, 100) if n % 6 != 1][
-        :36
-    ]  # 7, 13, ... are last ones; at 1 a mask is looked for
-    prefix = next(name for name in model if name.endswith("count")).removesuffix("count")
+    out, and neither the first ones of the next rollout nor what views still reach are counted
+    twice."""
+    script = importlib.import_module(f"cleanrl_graph.{name}")
+    flags = dict(num_envs=1, num_steps=12, total_timesteps=36, norm_obs=True, save_model=True)
+    model = weights(run(tmp_path, script, env_id="Counter-v0", **flags).folder)
+    # 7, 13, ... are last ones; at 1 a mask is looked for
+    acted_on = [n for n in range(2, 100) if n % 6 != 1][:36]
+    (prefix,) = [name.removesuffix("count") for name in model if name.endswith("count")]
     assert model[prefix + "count"] == 36
     assert model[prefix + "mean"].item() == pytest.approx(np.mean(acted_on))
     assert model[prefix + "var"].item() == pytest.approx(np.var(acted_on))
@@ -220,28 +196,18 @@ def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypat
     """The statistics travel with the model; evaluation uses and does not change them."""
     script, counts = importlib.import_module(f"cleanrl_graph.{name}"), []
     observe = script.Rows.observe
-    monkeypatch.setattr(
-        script.Rows, "observe", lambda self, rows: counts.append(len(rows)) or observe(self, rows)
-    )
-    flags = dict(
-        env_id="Random-v0", env_kwargs={"observation": "vector"}, norm_obs=True, eval_episodes=3
-    )
-    first = run(tmp_path / "a", script, save_model=True, **flags)
-    assert sum(counts) in (
-        2 * 24,
-        2 * 24 + 3,
-    )  # 2 rollouts of 3 envs x 8 steps (and the newest step of a memory)
-    model = weights(first.folder)
+    counted = lambda self, rows: counts.append(len(rows)) or observe(self, rows)
+    monkeypatch.setattr(script.Rows, "observe", counted)
+    env = dict(env_id="Random-v0", env_kwargs={"observation": "vector"}, eval_episodes=3)
+    first = run(tmp_path / "a", script, save_model=True, norm_obs=True, **env)
+    # 2 rollouts of 3 envs x 8 steps (and the newest step of a memory)
+    assert sum(counts) in (2 * 24, 2 * 24 + 3)
+    model, agents, make = weights(first.folder), [], script.Agent
     (count,) = [value for name, value in model.items() if name.endswith("count")]
     assert count == sum(counts)
-    agents, make = [], script.Agent
     monkeypatch.setattr(script, "Agent", lambda *args: agents.append(make(*args)) or agents[-1])
-    run(
-        tmp_path / "b",
-        script,
-        load_model=str(first.folder / "model.pt"),
-        **flags | {"total_timesteps": 0},
-    )
+    more = dict(load_model=str(first.folder / "model.pt"), total_timesteps=0, norm_obs=True)
+    run(tmp_path / "b", script, **env, **more)
     after = agents[0].state_dict()
     assert all(torch.equal(after[name], value) for name, value in model.items())
 
@@ -249,34 +215,22 @@ def test_statistics_are_saved_and_frozen_in_evaluation(name, tmp_path, monkeypat
 def test_normalisation_helps_where_units_differ(tmp_path):
     """With observations far from zero a policy learns with --norm-obs and not without."""
 
-    class Offset(gym.Env):
+    class Offset(SmallEnv):
         observation_space, action_space = vector(1, low=0, high=1e5), spaces.Discrete(2)
+        length = 10
 
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            self.t, self.bit = 0, int(self.np_random.integers(2))
-            return np.array([5000 + self.bit], np.float32), {}
-
-        def step(self, action):
-            reward, self.t = float(action == self.bit), self.t + 1
+        def observe(self):
             self.bit = int(self.np_random.integers(2))
-            return np.array([5000 + self.bit], np.float32), reward, False, self.t == 10, {}
+            return np.array([5000 + self.bit], np.float32)
+
+        def reward(self, action):
+            return action == self.bit
 
     gym.register("Offset-v0", entry_point=Offset)
-    flags = dict(
-        env_id="Offset-v0",
-        num_envs=8,
-        num_steps=16,
-        total_timesteps=6000,
-        learning_rate=3e-3,
-        gamma=0.5,
-        eval_episodes=20,
-    )
-    returns = [
-        np.mean([row["return"] for row in run(tmp_path / str(norm), **flags, norm_obs=norm).rows])
-        for norm in (True, False)
-    ]
-    assert returns[0] > 9.5 and returns[1] < 7.5
+    flags = dict(env_id="Offset-v0", num_envs=8, num_steps=16, total_timesteps=6000)
+    flags |= dict(learning_rate=3e-3, gamma=0.5, eval_episodes=20)
+    one, two = (run(tmp_path / str(norm), norm_obs=norm, **flags) for norm in (True, False))
+    assert mean_return(one) > 9.5 and mean_return(two) < 7.5
 
 
 class Ids(gym.Env):
@@ -286,9 +240,8 @@ class Ids(gym.Env):
 
     def __init__(self, ids_space=None, node_ids=(5, 3, 8), inner=None, kind=np.int64):
         ids_space = ids_space or spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True)
-        self.observation_space = spaces.Dict(
-            node_ids=ids_space, **(inner or {"graph": graph_space()})
-        )
+        inner = inner or {"graph": graph_space()}
+        self.observation_space = spaces.Dict(node_ids=ids_space, **inner)
         self.node_ids = np.array(node_ids, kind)
 
     def reset(self, *, seed=None, options=None):
@@ -300,8 +253,7 @@ class Ids(gym.Env):
 
 
 def test_node_ids_are_no_input():
-    """`node_ids` has as many rows as there are nodes, keeps its integers and is no input of the
-    encoder."""
+    """They are as many as nodes, keep their integers and do not reach the encoder."""
     envs = make_envs([Ids])
     obs = ppo_graph.Storage(envs.leaves, CPU).append(envs.reset(0).obs)
     assert obs["node_ids"].values.tolist() == [5, 3, 8]
@@ -314,22 +266,14 @@ def test_node_ids_are_no_input():
 
 
 def test_node_ids_beside_avail_actions():
-    """Ids name the rows of the set and never those of avail_actions, which may be as many or
-    not."""
+    """Ids name the rows of the set and never those of avail_actions."""
     ids = spaces.Sequence(spaces.Box(0, 99, (), np.int64), stack=True)
     rows = spaces.Sequence(vector(2), stack=True)
-    obs = {
-        "avail_actions": np.zeros((2, 2), np.float32),
-        "node_ids": np.array([5, 3, 8]),
-        "set": np.zeros((3, 2), np.float32),
-    }
+    zeros = np.zeros((3, 2), np.float32)
+    obs = {"avail_actions": zeros[:2], "node_ids": np.array([5, 3, 8]), "set": zeros}
     space, actions = spaces.Dict(avail_actions=rows, node_ids=ids, set=rows), spaces.Discrete(9)
     envs = make_envs([lambda: ListEnv(space, [obs], actions)])
-    assert {leaf.path: leaf.group for leaf in envs.leaves} == {
-        "avail_actions": "avail_actions",
-        "set": "set",
-        "node_ids": "node_ids",
-    }
+    assert {leaf.path: leaf.group for leaf in envs.leaves} == {name: name for name in obs}
     counts = envs.reset(0).obs.counts
     assert envs.parts[0][0].group == "avail_actions"
     assert counts["set"].tolist() == counts["node_ids"].tolist() == [3]
@@ -354,10 +298,7 @@ def test_ids_of_any_integer_type(kind):
 @pytest.mark.parametrize(
     "kwargs, message",
     [
-        (
-            {"node_ids": (5, 5, 8)},
-            r"env 0, leaf 'node_ids', step 0: the id 5 occurs twice, at index 1",
-        ),
+        ({"node_ids": (5, 5, 8)}, "leaf 'node_ids', step 0: the id 5 occurs twice, at index 1"),
         ({"node_ids": (5, 8)}, "env 0, leaf 'node_ids', step 0: 2 rows where 'graph.nodes' has 3"),
         ({"ids_space": spaces.Box(0, 9, (3,), np.int64)}, "leaf 'node_ids'"),
         ({"inner": {"a": vector(1)}}, "leaf '(node_ids|a)'"),
@@ -367,18 +308,6 @@ def test_wrong_node_ids(kwargs, message):
     """Ids that repeat, are too few, or name the rows of nothing are errors that say so."""
     with pytest.raises(UsageErrors, match=message):
         make_envs([lambda: Ids(**kwargs)]).reset(0)
-
-
-@pytest.mark.parametrize("kind", ["image_hwc", "image_chw"])
-def test_images_side_by_side_as_channels(kind):
-    """Frames of either layout enter the network in the order of their steps."""
-    (leaf,) = ppo_graph.leaves_of(OBSERVATIONS[kind])
-    net, one = ppo_graph.CNN(leaf, num_frames=3), ppo_graph.CNN(leaf)
-    images = torch.randint(0, 256, (2, 3, *leaf.space.shape), dtype=torch.uint8)
-    chw = images.permute(0, 1, 4, 2, 3) if kind == "image_hwc" else images
-    expected = net.net(chw.reshape(2, -1, *chw.shape[3:]).float() / 255)
-    torch.testing.assert_close(net(images), expected)
-    assert one(images[:, 0]).shape == (2, 512)
 
 
 @pytest.mark.parametrize(

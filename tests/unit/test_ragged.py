@@ -1,23 +1,40 @@
-"""Ragged observations: what is stored and gathered equals PyG's batches and a plain per-observation
-reference."""
+"""Ragged observations: what is stored and gathered equals PyG's batches and a collation in plain
+Python, for random environments: sizes from 0 to 500, episodes that end at any step, all dtypes."""
 
+import contextlib
+import gc
+import os
+import weakref
 from unittest import mock
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    GraphInstance,
+    MultiDiscrete,
+    Sequence,
+    Text,
+    Tuple,
+)
 from helpers import (
     everything,
     graph_space,
     list_envs,
+    make_envs,
     observation_spaces,
+    plain,
     run,
+    same_weights,
     sample,
     small_args,
     stored,
     vector,
-    weights,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,45 +43,263 @@ from torch_geometric.data import Batch, Data
 from cleanrl_graph import ppo_graph
 from cleanrl_graph.services import runs
 
-SIZES = [
-    (5, 8),
-    (0, 0),
-    (1, 0),
-    (1, 3),
-    (7, 0),
-    (4, 2),
-    (500, 900),
-    (0, 0),
-    (6, 10),
-]  # nodes, edges
+CPU = torch.device("cpu")
+EDGES = graph_space(vector(2))
+
+# ---- Random environments against plain Python ----
+DTYPES = "f2 f4 f8 i1 i2 i4 i8 u1 u2 u4".split()
+boxes = st.builds(
+    lambda dtype, shape: Box(0 if dtype[0] == "u" else -9, 100, shape, np.dtype(dtype)),
+    st.sampled_from(DTYPES),
+    st.sampled_from([(), (2,), (2, 1), (1, 2, 2)]),
+)
+ragged_boxes = st.one_of(
+    st.builds(lambda box, stack: Sequence(box, stack=stack), boxes, st.booleans()),
+    st.builds(spaces.Graph, boxes, st.one_of(st.none(), boxes)),
+)
+one_of = st.one_of(boxes, ragged_boxes)
+dicts = st.dictionaries(st.sampled_from("abcd"), one_of, min_size=1, max_size=3).map(Dict)
+all_spaces = st.one_of(observation_spaces, ragged_boxes, dicts)
 
 
-def graphs(rng, features=3, edge_features=2):
-    """One GraphInstance per entry of SIZES."""
-    return [
-        spaces.GraphInstance(
-            rng.standard_normal((n, features)).astype(np.float32),
-            rng.standard_normal((e, edge_features)).astype(np.float32),
-            rng.integers(max(n, 1), size=(e, 2)),
-        )
-        for n, e in SIZES
-    ]
+def size(rng):
+    """Mostly a few rows, often none, now and then up to 500."""
+    return rng.choice([0, rng.integers(4), rng.integers(501)], p=[0.3, 0.67, 0.03])
 
 
-def pyg_batch(instances):
-    return Batch.from_data_list(
-        [
-            Data(
-                x=torch.from_numpy(g.nodes),
-                edge_index=torch.from_numpy(g.edge_links.T),
-                edge_attr=torch.from_numpy(g.edges),
-            )
-            for g in instances
-        ]
-    )
+def widened(obs, rng):
+    """The same observation in other dtypes, as environments return them."""
+    if isinstance(obs, dict):
+        return {k: widened(v, rng) for k, v in obs.items()}
+    if isinstance(obs, GraphInstance):
+        return obs._replace(nodes=widened(obs.nodes, rng))
+    if isinstance(obs, tuple):
+        return tuple(widened(v, rng) for v in obs)
+    if isinstance(obs, np.ndarray) and rng.random() < 0.3:
+        return obs.astype(np.float64 if obs.dtype.kind == "f" else np.int64)
+    return obs
 
 
-def assert_is_pyg(obs, batch):
+class Fuzz(gym.Env):
+    """Random in all that it does; notes everything that it returns in `told`."""
+
+    action_space = Discrete(3)
+
+    def __init__(self, space, seed):
+        self.observation_space, self.rng, self.told = space, np.random.default_rng(seed), []
+
+    def observe(self):
+        return widened(sample(self.observation_space, self.rng, size), self.rng)
+
+    def reset(self, *, seed=None, options=None):
+        self.told.append((self.observe(), None, False, False))
+        return self.told[-1][0], {}
+
+    def step(self, action):
+        ends = self.rng.random(2) < 0.2
+        self.told.append((self.observe(), self.rng.random(), bool(ends[0]), bool(ends[1])))
+        return *self.told[-1], {}
+
+
+def rows_of(space, obs, path=""):
+    """Leaf path -> rows of plain numbers, by another way than the scripts go."""
+    name, found = path or "obs", {}
+    if isinstance(space, (Dict, Tuple)):
+        for k, child in space.items() if isinstance(space, Dict) else enumerate(space):
+            found |= rows_of(child, obs[k], f"{path}.{k}" if path else str(k))
+    elif isinstance(space, spaces.Graph):
+        found[f"{name}.nodes"] = numbers(space.node_space, obs.nodes)
+        links = [] if obs.edge_links is None else obs.edge_links
+        found[f"{name}.edge_links"] = np.asarray(links).tolist()
+        if space.edge_space is not None:
+            edges = () if obs.edges is None else obs.edges
+            found[f"{name}.edges"] = numbers(space.edge_space, edges)
+    elif isinstance(space, Sequence) and isinstance(space.feature_space, Dict):
+        for k, child in space.feature_space.items():
+            column = obs[k] if space.stack else [row[k] for row in obs]
+            found[f"{name}.{k}"] = numbers(child, column)
+    elif isinstance(space, Sequence):
+        found[name] = numbers(space.feature_space, obs)
+    else:
+        found[name] = [numbers(space, obs)]
+    return found
+
+
+def numbers(space, values):
+    """Nested lists, with the precision that the scripts work with."""
+    if isinstance(values, (tuple, list)):
+        return [numbers(space, value) for value in values]
+    kind = np.float64 if space.dtype == np.float64 else np.float32
+    return np.asarray(values, kind if space.dtype.kind == "f" else np.int64).tolist()
+
+
+def expected_steps(envs):
+    """Per step and env: (observation, reward, terminated, truncated, last observation if cut)."""
+    columns = []
+    for env in envs:
+        told, column = iter(env.told), []
+        for obs, reward, terminated, truncated in told:
+            if reward is None:
+                column.append((obs, 0.0, True, False, None))
+                continue
+            first = next(told)[0] if terminated or truncated else obs
+            cut = obs if truncated and not terminated else None
+            column.append((first, reward, terminated, truncated and not terminated, cut))
+        columns.append(column)
+    return list(zip(*columns))
+
+
+def compare(leaves, space, batch, observations):
+    """`batch` holds the `observations`, in order. Returns the numbers of rows of each leaf."""
+    expected = [rows_of(space, obs) for obs in observations]
+    assert set(batch) == {leaf.path for leaf in leaves} == set(expected[0])
+    sizes = {path: [len(rows[path]) for rows in expected] for path in batch}
+    for leaf in leaves:
+        found, num = batch[leaf.path], sizes[leaf.path]
+        ptr = np.cumsum([0, *num]).tolist()
+        assert found.ptr.tolist() == ptr
+        assert found.batch.tolist() == np.repeat(range(len(num)), num).tolist()
+        nodes = sizes.get(leaf.path.removesuffix("edge_links") + "nodes")
+        for b, rows in enumerate(expected):
+            shown = found.values[ptr[b] : ptr[b + 1]]
+            if leaf.is_links:
+                shown = shown - sum(nodes[:b])
+            assert shown.tolist() == rows[leaf.path], leaf.path
+    return sizes
+
+
+def appended(leaves, flat):
+    return ppo_graph.Storage(leaves, CPU).append(flat)
+
+
+def check_run(envs, inner, space, num_steps, rng):
+    """Compares all steps, last observations, a minibatch with repeats, and the bytes."""
+    storage, played = ppo_graph.Storage(envs.leaves, CPU), []
+    step = envs.reset(0)
+    for t in range(num_steps + 1):
+        shown = storage.append(step.obs)
+        played.append(step)
+        step = envs.step([0] * len(inner)) if t < num_steps else step
+    table = expected_steps(inner)[-num_steps - 1 :]
+    for step, row in zip(played, table):
+        _, rewards, terminated, truncated, last = zip(*row)
+        assert step.terminated.tolist() == list(terminated)
+        assert step.truncated.tolist() == list(truncated)
+        assert step.reward.tolist() == np.array(rewards, np.float32).tolist()
+        last = [obs for obs in last if obs is not None]
+        assert len(step.finals) == len(last)
+        if last:
+            compare(envs.leaves, space, appended(envs.leaves, ppo_graph.join(step.finals)), last)
+    flat = [entry[0] for row in table for entry in row]
+    compare(envs.leaves, space, shown, flat[-len(inner) :])
+    idx = rng.integers(len(flat), size=len(flat) // 2 + 1)
+    compare(envs.leaves, space, storage.gather(idx)[0], [flat[i] for i in idx])
+    joined = ppo_graph.join([step.obs for step in played])
+    compare(envs.leaves, space, appended(envs.leaves, joined), flat)
+    for k, values in enumerate(joined.values):
+        assert not any(np.shares_memory(values, step.obs.values[k]) for step in played)
+    sizes = compare(envs.leaves, space, everything(storage), flat)
+    valid = padded = 0
+    for leaf in envs.leaves:
+        row, num = leaf.dtype.itemsize * int(np.prod(leaf.space.shape)), sizes[leaf.path]
+        valid, padded = valid + row * sum(num), padded + row * max(num) * len(num)
+    assert sum(values.nbytes for values in storage.whole().values) == valid
+    stats = runs.sizes(storage)
+    assert stats["charts/obs_bytes_per_step"] == pytest.approx(valid / len(flat))
+    assert not padded or stats["charts/padding_avoided"] == pytest.approx(1 - valid / padded)
+    assert storage.whole().counts[""].tolist() == [1] * storage.whole().size == [1] * len(flat)
+    return storage, len(flat)
+
+
+FUZZ = dict(deadline=None, derandomize=True, database=None)
+
+
+@settings(max_examples=300, suppress_health_check=list(HealthCheck), **FUZZ)
+@given(all_spaces, st.integers(0, 2**32 - 1))
+def test_random_environments(space, seed):
+    """Whatever they show and however their episodes end. Some of them are played by a network."""
+    rng = np.random.default_rng(seed)
+    inner = [Fuzz(space, [seed, i]) for i in range(rng.integers(1, 4))]
+    envs = make_envs([lambda env=env: env for env in inner])
+    storage, size = check_run(envs, inner, space, int(rng.integers(1, 5)), rng)
+    if seed % 8 == 0:
+        args = small_args(norm_obs=True, gnn_layers=1)
+        agent = ppo_graph.Agent(envs.leaves, envs.action_space, args)
+        agent.encoder.observe(everything(storage))
+        for tensor in plain(agent)(storage.gather(np.arange(size))[0]):
+            assert len(tensor) == size and tensor.isfinite().all()
+    envs.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_environments_in_workers(seed):
+    """The same from worker processes, where an environment shows up to 500 rows."""
+    space = Dict(g=spaces.Graph(vector(3), vector(1)), s=Sequence(Discrete(5)), v=vector(2))
+    record = gym.wrappers.RecordEpisodeStatistics
+    makers = [lambda i=i: record(Fuzz(space, [seed, i])) for i in range(5)]
+
+    def episodes(step):
+        return [(i, info["episode"]["r"], info["episode"]["l"]) for i, info in step.infos]
+
+    local, num = make_envs(makers), 0
+    with contextlib.closing(make_envs(makers, num_workers=2)) as envs:
+        a, b = local.reset(0), envs.reset(0)
+        for _ in range(12):
+            for x, y in [(a.obs, b.obs), *zip(a.finals, b.finals)]:
+                assert list(x.counts) == list(y.counts)
+                assert all(map(np.array_equal, x.values, y.values))
+                assert all(map(np.array_equal, x.counts.values(), y.counts.values()))
+            assert all(map(np.array_equal, a[1:4], b[1:4])) and episodes(a) == episodes(b)
+            assert len(a.finals) == len(b.finals)
+            num += len(a.infos)
+            a, b = local.step([0] * 5), envs.step([0] * 5)
+    assert num > 5
+
+
+def test_nothing_is_left_behind():
+    """Closed environments, their observations, workers and files are gone."""
+    space, references = Dict(g=spaces.Graph(vector(3), None)), []
+
+    def play(num_workers):
+        envs = make_envs([lambda i=i: Fuzz(space, i) for i in range(4)], num_workers)
+        envs.reset(0)
+        for _ in range(20):
+            envs.step([0] * 4)
+        if num_workers:
+            envs.workers[0][0].kill()
+            with pytest.raises(ChildProcessError):
+                envs.step([0] * 4)
+        envs.close()
+        references.append(weakref.ref(envs))
+
+    for num_workers in (2, 0):
+        play(num_workers)
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            play(num_workers)
+        gc.collect()
+        assert not any(reference() for reference in references)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- Against PyG ----
+SIZES = [(5, 8), (0, 0), (1, 0), (1, 3), (7, 0), (4, 2), (500, 900), (0, 0), (6, 10)]
+
+
+def graphs(rng):
+    """A graph for each of SIZES, numbers of nodes and edges."""
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    links = lambda n, e: rng.integers(max(n, 1), size=(e, 2))
+    return [GraphInstance(draw(n, 3), draw(e, 2), links(n, e)) for n, e in SIZES]
+
+
+def assert_is_pyg(obs, instances):
+    data = []
+    for x, edge_attr, links in instances:
+        x, edge_attr, links = map(torch.from_numpy, (x, edge_attr, links))
+        data.append(Data(x=x, edge_index=links.T, edge_attr=edge_attr))
+    batch = Batch.from_data_list(data)
     assert torch.equal(obs["obs.nodes"].values, batch.x)
     assert torch.equal(obs["obs.edge_links"].values.t(), batch.edge_index)
     assert torch.equal(obs["obs.edges"].values, batch.edge_attr)
@@ -74,164 +309,40 @@ def assert_is_pyg(obs, batch):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_batches_are_those_of_pyg(seed):
-    """Empty, edgeless, single-node and huge graphs in one batch; of a step, and gathered with
-    repeats."""
+    """Empty, edgeless, single-node and huge graphs, of a step and gathered with repeats."""
     rng = np.random.default_rng(seed)
-    steps = [graphs(rng) for _ in range(3)]
-    storage, _ = stored(
-        graph_space(vector(2)),
-        [[steps[t][i] for i in rng.permutation(len(SIZES))] for t in range(3)],
-    )
-    order = np.random.default_rng(seed)  # the same permutations again
-    graphs(order), graphs(order), graphs(order)
-    flat = [steps[t][i] for t in range(3) for i in order.permutation(len(SIZES))]
-    assert_is_pyg(storage.batch(storage.blocks[-1]), pyg_batch(flat[-len(SIZES) :]))
-    assert_is_pyg(storage.gather(np.arange(len(flat)))[0], pyg_batch(flat))
-    assert_is_pyg(everything(storage), pyg_batch(flat))
+    steps = []
+    for _ in range(3):
+        own = graphs(rng)
+        steps.append([own[i] for i in rng.permutation(len(own))])
+    storage, _ = stored(EDGES, steps)
+    flat = sum(steps, [])
+    assert_is_pyg(storage.batch(storage.blocks[-1]), steps[-1])
+    assert_is_pyg(storage.gather(np.arange(len(flat)))[0], flat)
+    assert_is_pyg(everything(storage), flat)
     idx = rng.integers(len(flat), size=40)
-    assert_is_pyg(storage.gather(idx)[0], pyg_batch([flat[i] for i in idx]))
+    assert_is_pyg(storage.gather(idx)[0], [flat[i] for i in idx])
 
 
-def test_missing_edges_are_zero_edges():
-    """A Graph whose edges and edge_links are None has none, beside graphs that have some."""
-    rng = np.random.default_rng(0)
-    full = graphs(rng)[0]
-    none = spaces.GraphInstance(full.nodes, None, None)
-    storage, _ = stored(graph_space(vector(2)), [[none, full, none]])
-    obs = storage.gather(np.array([0, 1, 2, 0]))[0]
-    assert obs["obs.edge_links"].ptr.tolist() == [0, 0, 8, 8, 8] == obs["obs.edges"].ptr.tolist()
-    assert torch.equal(obs["obs.edge_links"].values, torch.from_numpy(full.edge_links + 5))
-
-
-def reference(space, obs, path="obs"):
-    """[(path, rows, group, name of the nodes that the rows index)] of one observation; in the group
-    "" there is one row."""
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        items = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        prefix = "" if path == "obs" else path + "."
-        return [leaf for k, child in items for leaf in reference(child, obs[k], f"{prefix}{k}")]
-    if isinstance(space, spaces.Graph):
-        nodes, links = path + ".nodes", path + ".edge_links"
-        edge_links = np.zeros((0, 2), np.int64) if obs.edge_links is None else obs.edge_links
-        leaves = [(nodes, obs.nodes, nodes, None), (links, edge_links, links, nodes)]
-        if space.edge_space is not None:
-            edges = np.zeros((0, *space.edge_space.shape)) if obs.edges is None else obs.edges
-            leaves.append((path + ".edges", edges, links, None))
-        return leaves
-    if isinstance(space, spaces.Sequence):
-        inner = space.feature_space
-        if isinstance(inner, spaces.Dict):
-            columns = {
-                k: obs[k]
-                if space.stack
-                else np.array([row[k] for row in obs]).reshape(-1, *inner[k].shape)
-                for k in inner
-            }
-            return [(f"{path}.{k}", column, path, None) for k, column in columns.items()]
-        return [(path, obs if space.stack else np.array(obs).reshape(-1, *inner.shape), path, None)]
-    return [(path, np.asarray(obs)[None], "", None)]
-
-
-def assert_is_reference(batch, space, observations):
-    """`batch` holds the observations, one after the other."""
-    columns = list(zip(*[reference(space, obs) for obs in observations]))
-    assert set(batch) == {column[0][0] for column in columns}
-    sizes = {column[0][0]: [len(array) for _, array, _, _ in column] for column in columns}
-    for column in columns:
-        path, _, _, nodes = column[0]
-        arrays = [array for _, array, _, _ in column]
-        first = (
-            np.concatenate([[0], np.cumsum(sizes[nodes])])
-            if nodes
-            else np.zeros(len(arrays) + 1, int)
-        )
-        assert np.array_equal(
-            batch[path].values.numpy(), np.concatenate([a + b for a, b in zip(arrays, first)])
-        )
-        assert batch[path].ptr.tolist() == [0, *np.cumsum(sizes[path])]
-        assert batch[path].batch.tolist() == [
-            i for i, a in enumerate(arrays) for _ in range(len(a))
-        ]
-
-
-@settings(
-    max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
-@given(observation_spaces, st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3))
-def test_gather_equals_reference(space, seed, num_steps, num_envs):
-    """Any tree of spaces; any subset with repeats; the bytes stored are the valid ones and no
-    other."""
-    rng = np.random.default_rng(seed)
-    observations = [[sample(space, rng) for _ in range(num_envs)] for _ in range(num_steps)]
-    storage, leaves = stored(space, observations)
-    flat = [obs for row in observations for obs in row]
-    assert_is_reference(storage.batch(storage.blocks[-1]), space, observations[-1])
-    assert_is_reference(everything(storage), space, flat)
-    assert_is_reference(storage.gather(np.arange(len(flat)))[0], space, flat)
-    idx = rng.integers(len(flat), size=rng.integers(1, 8))
-    assert_is_reference(storage.gather(idx)[0], space, [flat[i] for i in idx])
-
-    valid = padded = 0
-    columns = zip(*[sorted(reference(space, obs), key=lambda leaf: leaf[0]) for obs in flat])
-    for leaf, column in zip(sorted(leaves, key=lambda leaf: leaf.path), columns):
-        row = leaf.dtype.itemsize * int(np.prod(leaf.space.shape))
-        sizes = [len(array) for _, array, _, _ in column]
-        assert {leaf.group} == {group for _, _, group, _ in column}
-        valid, padded = valid + row * sum(sizes), padded + row * max(sizes) * len(flat)
-    assert sum(values.nbytes for values in storage.whole().values) == valid
-    stats = runs.sizes(storage)
-    assert stats["charts/obs_bytes_per_step"] == pytest.approx(valid / len(flat))
-    if padded:
-        assert stats["charts/padding_avoided"] == pytest.approx(1 - valid / padded)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    observation_spaces, st.integers(0, 10**6), st.lists(st.integers(1, 3), min_size=1, max_size=3)
-)
-def test_joined_observations(space, seed, sizes):
-    """Observations of any numbers of environments are joined in order; the copy shares no memory
-    with them."""
-    rng = np.random.default_rng(seed)
-    parts = [[sample(space, rng) for _ in range(num)] for num in sizes]
-    storages = [stored(space, [part])[0] for part in parts]
-    flats = [
-        ppo_graph.Flat(
-            [values.numpy() for values in storage.whole().values], storage.whole().counts
-        )
-        for storage in storages
-    ]
-    joined = ppo_graph.join(flats)
-    fresh = ppo_graph.Storage(storages[0].leaves, torch.device("cpu"))
-    assert_is_reference(fresh.append(joined), space, sum(parts, []))
-    for k, values in enumerate(joined.values):
-        assert not any(np.shares_memory(values, flat.values[k]) for flat in flats)
-
-
-def test_stats_of_known_sizes():
-    """Two graphs of 1 and 3 nodes and 0 and 4 edges: 48 + 32 bytes of which padding would store
-    136."""
+# ---- What is stored and copied ----
+@pytest.mark.parametrize("first, valid", [(1, 4 * 12 + 4 * 8), (0, 3 * 12 + 4 * 8), (None, 0)])
+def test_stats_of_known_sizes(first, valid):
+    """48 + 32 bytes where padding would store 136; where there are none, none is avoided."""
+    sizes = [(0, 0), (0, 0)] if first is None else [(first, 0), (3, 4)]
     zeros = [
-        spaces.GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
-        for n, e in [(1, 0), (3, 4)]
+        GraphInstance(np.zeros((n, 3), np.float32), None, np.zeros((e, 2), np.int64))
+        for n, e in sizes
     ]
     storage, _ = stored(graph_space(), [zeros])
-    valid, padded = 4 * 12 + 4 * 8, 6 * 12 + 8 * 8
+    (_, _), (n, e) = sizes
     assert runs.sizes(storage) == pytest.approx(
         {
             "charts/obs_bytes_per_step": valid / 2,
-            "charts/padding_avoided": 1 - valid / padded,
-            "charts/rows/obs.nodes": 2,
-            "charts/rows/obs.edge_links": 2,
+            "charts/padding_avoided": 1 - valid / 136 if valid else 0,
+            "charts/rows/obs.nodes": (n + (first or 0)) / 2,
+            "charts/rows/obs.edge_links": e / 2,
         }
     )
-
-
-def test_stats_of_nothing():
-    """Where there are no bytes no padding is avoided."""
-    empty = spaces.GraphInstance(np.zeros((0, 3), np.float32), None, None)
-    storage, _ = stored(graph_space(), [[empty, empty]])
-    assert set(runs.sizes(storage).values()) == {0}
 
 
 class Elsewhere:
@@ -240,16 +351,21 @@ class Elsewhere:
     type = "elsewhere"
 
 
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for path in a:
+        for x, y in zip(a[path], b[path]):
+            assert x.dtype == y.dtype and torch.equal(x, y), path
+
+
 def test_one_copy(monkeypatch):
     """A step reaches the device with one copy of its leaves' bytes; the indices of a batch, where
     observations begin and which one a row belongs to, with one; where the rows of a minibatch are
     stored with another one."""
     copied = []
-    monkeypatch.setattr(
-        ppo_graph, "to_device", lambda array, _: copied.append(array) or torch.from_numpy(array)
-    )
-    instances = graphs(np.random.default_rng(0))
-    storage, leaves = stored(graph_space(vector(2)), [instances])
+    copy = lambda array, _: copied.append(array) or torch.from_numpy(array)
+    monkeypatch.setattr(ppo_graph, "to_device", copy)
+    storage, leaves = stored(EDGES, [graphs(np.random.default_rng(0))])
     batch, minibatch = everything(storage), storage.gather(idx := np.array([3, 0, 6]))[0]
     assert not copied
     num_nodes, num_edges = map(sum, zip(*SIZES))
@@ -268,16 +384,8 @@ def test_one_copy(monkeypatch):
     copied.clear()
     assert_same(storage.gather(idx)[0], minibatch)
     num_rows = sum(sum(SIZES[i]) for i in idx)
-    places = 8 * (num_rows + len(idx) + 3)
-    indices = index_bytes(len(idx), num_rows)
+    places, indices = 8 * (num_rows + len(idx) + 3), index_bytes(len(idx), num_rows)
     assert [len(array) for array in copied] == [places, indices]
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for path in a:
-        for x, y in zip(a[path], b[path]):
-            assert x.dtype == y.dtype and torch.equal(x, y), path
 
 
 @given(st.lists(st.tuples(st.sampled_from("? B e f d h i q".split()), st.integers(0, 5))))
@@ -287,8 +395,7 @@ def test_pack(kinds):
         np.random.default_rng(k).integers(0, 2, (num, k % 3)).astype(kind)
         for k, (kind, num) in enumerate(kinds)
     ]
-    copy = lambda array, _: torch.from_numpy(array)
-    with mock.patch.object(ppo_graph, "to_device", copy):
+    with mock.patch.object(ppo_graph, "to_device", lambda array, _: torch.from_numpy(array)):
         copies = ppo_graph.pack(arrays, Elsewhere())
     for array, own in zip(arrays, copies, strict=True):
         host = torch.from_numpy(array)
@@ -296,63 +403,38 @@ def test_pack(kinds):
 
 
 def test_links_without_features():
-    """Leaves of a group share the number of rows of its first one: a link without the features that
-    its space declares is not forgotten."""
-    graph = spaces.GraphInstance(np.zeros((2, 3), np.float32), None, np.array([[0, 1]]))
-    envs = list_envs(graph_space(vector(2)), [[graph]])
+    """A link without the features that its space declares is not forgotten."""
+    graph = GraphInstance(np.zeros((2, 3), np.float32), None, np.array([[0, 1]]))
+    envs = list_envs(EDGES, [[graph]])
     flat = envs.collate([envs.read(graph)])
     assert [counts.tolist() for counts in flat.counts.values()] == [[1], [2], [1]]
 
 
-def test_what_was_let_go_is_gone():
-    """A cleared storage that is filled again gives the new observations only."""
-    rng = np.random.default_rng(0)
-    space = graph_space(vector(2))
-    storage, _ = stored(space, [graphs(rng)])
-    other = graphs(rng)
-    fresh, _ = stored(space, [other])
-    storage.blocks.clear()
-    storage.append(
-        ppo_graph.Flat([values.numpy() for values in fresh.whole().values], fresh.whole().counts)
-    )
-    assert_is_pyg(storage.gather(np.arange(len(SIZES)))[0], pyg_batch(other))
-
-
 def test_declared_maximum_costs_nothing(tmp_path):
-    """With the declared maximum raised tenfold the same bytes are stored and the same is computed,
-    bit by bit, on sizes with a long tail."""
-    flags = {
-        "env_id": "envs:PoissonGraph-v0",
-        "num_steps": 32,
-        "total_timesteps": 192,
-        "save_model": True,
-    }
+    """Raised tenfold, the same bytes are stored and computed, bit by bit."""
+    flags = dict(env_id="envs:PoissonGraph-v0", num_steps=32, total_timesteps=192, save_model=True)
     small, large = (
         run(tmp_path / str(num), env_kwargs={"declared_max": num}, **flags) for num in (200, 2000)
     )
     assert small.scalars.keys() == large.scalars.keys()
     for name in small.scalars.keys() - {"charts/SPS"}:
         assert small.scalars[name] == large.scalars[name], name
-    ours, theirs = weights(small.folder), weights(large.folder)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+    assert same_weights(small.folder, large.folder)
     assert small.scalars["charts/padding_avoided"][0][1] > 0.3  # there was something to pad
 
 
+# ---- Spaces ----
 @pytest.mark.parametrize(
     "space, leaf, name",
     [
-        (spaces.Text(5), "obs", "Text"),
-        (spaces.OneOf([spaces.Discrete(2), vector(2)]), "obs", "OneOf"),
-        (spaces.Dict(a=spaces.Tuple((vector(2), spaces.Text(5)))), "a.1", "Text"),
-        (spaces.Sequence(spaces.Text(5)), "obs", "Text"),
-        (spaces.Dict(many=spaces.Sequence(graph_space())), "many", "Graph"),
-        (
-            spaces.Dict(many=spaces.Sequence(spaces.Sequence(vector(2)), stack=False)),
-            "many",
-            "Sequence",
-        ),
-        (spaces.Sequence(spaces.Dict(a=vector(2), b=graph_space())), "obs.b", "Graph"),
-        (spaces.Graph(spaces.Text(3), None), "obs.nodes", "Text"),
+        (Text(5), "obs", "Text"),
+        (spaces.OneOf([Discrete(2), vector(2)]), "obs", "OneOf"),
+        (Dict(a=Tuple((vector(2), Text(5)))), "a.1", "Text"),
+        (Sequence(Text(5)), "obs", "Text"),
+        (Dict(many=Sequence(graph_space())), "many", "Graph"),
+        (Dict(many=Sequence(Sequence(vector(2)), stack=False)), "many", "Sequence"),
+        (Sequence(Dict(a=vector(2), b=graph_space())), "obs.b", "Graph"),
+        (spaces.Graph(Text(3), None), "obs.nodes", "Text"),
     ],
 )
 def test_unsupported_space_is_named(space, leaf, name):
@@ -363,56 +445,27 @@ def test_unsupported_space_is_named(space, leaf, name):
 
 
 def test_subclasses_of_spaces():
-    """Spaces that an environment derives from Discrete and MultiDiscrete are what they derive
-    from."""
-
-    class Flat(spaces.Discrete):
-        pass
-
-    class Levels(spaces.MultiDiscrete):
-        pass
-
-    leaves = ppo_graph.leaves_of(spaces.Tuple((Flat(3), Levels([2, 4]))))
+    """Spaces derived from Discrete and MultiDiscrete are what they derive from."""
+    flat, levels = type("Flat", (Discrete,), {}), type("Levels", (MultiDiscrete,), {})
+    leaves = ppo_graph.leaves_of(Tuple((flat(3), levels([2, 4]))))
     assert [ppo_graph.num_options(leaf.space) for leaf in leaves] == [[3], [2, 4]]
     assert [ppo_graph.Rows(leaf, False).dim for leaf in leaves] == [3, 6]
-    args = small_args()
-    assert [part.n for part in ppo_graph.parts_of(Flat(3), leaves, args)] == [3]
+    assert [part.n for part in ppo_graph.parts_of(flat(3), leaves, small_args())] == [3]
     args = small_args(action_head="flat")
-    assert [part.n for part in ppo_graph.parts_of(Levels([2, 4]), leaves, args)] == [2, 4]
-    (action,) = ppo_graph.to_env_actions(Flat(3), {"": np.array([[2]])}, {})
+    assert [part.n for part in ppo_graph.parts_of(levels([2, 4]), leaves, args)] == [2, 4]
+    (action,) = ppo_graph.to_env_actions(flat(3), {"": np.array([[2]])}, {})
     assert action == 2 and type(action) is np.int64  # as gymnasium's `sample` has them
 
 
-@pytest.mark.parametrize("space", [vector(2), graph_space(), spaces.Sequence(vector(2))])
-def test_single_rows(space):
-    """The group "" is always there, with one row per observation: it says how many these are, also
-    where all else is empty, and where nothing is in it."""
-    rng = np.random.default_rng(0)
-    empty = [[sample(space, rng, lambda rng: 0) for _ in range(4)] for _ in range(3)]
-    storage, leaves = stored(space, empty)
-    assert storage.whole().size == 12 and storage.whole().counts[""].tolist() == [1] * 12
-    assert list(storage.whole().counts) == [
-        "",
-        *dict.fromkeys(leaf.group for leaf in leaves if leaf.group),
-    ]
-    obs = storage.gather(np.array([7, 2, 2]))[0]
-    for leaf in leaves:
-        num = int(leaf.group == "")
-        assert obs[leaf.path].ptr.tolist() == (num * np.arange(4)).tolist()
-        assert obs[leaf.path].batch.tolist() == list(range(3 * num))
-        assert obs[leaf.path].values.shape == (3 * num, *leaf.space.shape)
-
-
 def test_groups_of_leaves():
-    """Leaves with equally many rows share a group: all that is not ragged the one without a name,
-    columns of a set its path, links and edges theirs; masks and ids are of their own."""
-    ids = spaces.Sequence(spaces.Box(0, 9, (), np.int64), stack=True)
-    space = spaces.Dict(
-        action_mask=spaces.Dict(node=ids, x=spaces.MultiBinary(2)),
-        graph=graph_space(vector(2)),
+    """Leaves with equally many rows share a group; masks and ids are of their own."""
+    ids = Sequence(Box(0, 9, (), np.int64), stack=True)
+    space = Dict(
+        action_mask=Dict(node=ids, x=spaces.MultiBinary(2)),
+        graph=EDGES,
         node_ids=ids,
-        rows=spaces.Sequence(spaces.Dict(a=vector(2), b=spaces.Tuple((vector(), vector())))),
-        x=spaces.Tuple((vector(1), spaces.Discrete(2))),
+        rows=Sequence(Dict(a=vector(2), b=Tuple((vector(), vector())))),
+        x=Tuple((vector(1), Discrete(2))),
     )
     assert {leaf.path: (leaf.group, leaf.nodes) for leaf in ppo_graph.leaves_of(space)} == {
         "action_mask.node": ("action_mask.node", ""),

@@ -40,7 +40,7 @@ for part in ${PARTS:-frames lstm explore table}; do
             )
             "$PYTHON" benchmark/report.py --table $TABLE --target 475 --columns steps final greedy --systems "${systems[@]}" \
                 --note "The policy never sees velocities, nor more of a graph than its neighbours and what it remembers.
-With 16 frames velocities are differences of what both see."
+With 16 frames velocities are differences of what both see. A return of 475 is a target of CartPole alone."
             ;;
     esac
 done

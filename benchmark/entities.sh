@@ -1,7 +1,8 @@
 #!/bin/bash
 # The examples of entity-gym beside what the comments of enn-trainer's configs/entity-gym/*.ron say (published.csv). Three
-# seeds. Tasks of one step share most flags, and those of several steps all but --set-layers; Minefield and MultiSnake have a
-# third and a twentieth of the published steps. Goes on where it was stopped. Needs, beside requirements.txt:
+# seeds. Tasks of one step share most flags, and those of several steps all but --set-layers (PickMatchingBalls) and
+# --activation (Minefield). Minefield and MultiSnake have a third and a twentieth of the published steps. Goes on where it was
+# stopped. Needs, beside requirements.txt:
 # pip install --no-deps --ignore-requires-python -r benchmark/requirements-entities.txt
 #
 #     bash benchmark/entities.sh [FLAGS OF run.py]     # PARTS="short long table" is the default
@@ -40,7 +41,8 @@ for part in ${PARTS:-short long table}; do
                 "xor=$(gym Xor) --total-timesteps 120000 ${one/-envs 16/-envs 64} --ent-coef 0.1" \
                 "balls=$(gym PickMatchingBalls "$balls") --total-timesteps 500000 $many --set-layers 2" \
                 "sweeper=$(gym MineSweeper) --total-timesteps 500000 $many" \
-                "minefield=$(gym Minefield) --total-timesteps 1000000 $many --wrap relative:Vehicle:x_pos,y_pos:direction" \
+                "minefield=$(gym Minefield) --total-timesteps 1000000 $many --wrap relative:Vehicle:x_pos,y_pos:direction
+                    --activation relu" \
                 "snake=$(gym MultiSnake '{"num_snakes": 1}') --total-timesteps 500000 $many --wrap relative:SnakeHead:x,y"; do
                 case $command in ${ONLY:-}*) run "$@" --commands "$command" ;; esac
             done
@@ -71,7 +73,8 @@ give. A system without such columns is ours, with its own steps." \
 opponent, explains 1.00 of the returns' variance in the last update, and 0.00 without it. MineSweeper has no published
 return. CherryPick was trained for a fifth of the published steps, whose return is of sampled actions.
 Greedily MineSweeper stands still in most episodes, which an evaluation says: its return is that of sampled actions.
-Minefield has a third, MultiSnake a twentieth of the published steps."
+MultiSnake has a twentieth, Minefield a third of the published steps: its seeds reach 0.98, 0.90 and 0.89, and what fails
+runs into a mine (0.84 with tanh; a rule that looks ahead along its own direction reaches all of 300 targets)."
             ;;
     esac
 done

@@ -183,12 +183,7 @@ def attention(
         torch.manual_seed(1)
         net = ppo_gtrxl.GTrXL(
             ppo_gtrxl.Args(
-                dim=dim,
-                num_layers=2,
-                num_heads=4,
-                memory_length=W,
-                gate="none",
-                bf16=bf16,
+                dim=dim, num_layers=2, num_heads=4, memory_length=W, gate="none", bf16=bf16
             )
         ).to(device)
         name = f"sdpa{', bf16' if bf16 else ''}"

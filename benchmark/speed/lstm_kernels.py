@@ -95,11 +95,7 @@ def state_systems(density: float, seen: float, H: int, rng: np.random.Generator)
     sparse = script.SparseLSTM(D, 0, True, script.Args(lstm_dim=H, gnn_dim=D))
     sparse.token = nn.Identity()  # the LSTM sees x
     hidden = {"h": torch.randn(N * num, H).tanh(), "c": torch.randn(N * num, H)}
-    state = {
-        "num": torch.full((N,), num),
-        "keys": torch.from_numpy(keys.ravel()),
-        **hidden,
-    }
+    state = {"num": torch.full((N,), num), "keys": torch.from_numpy(keys.ravel()), **hidden}
     weights = sparse.cell._flat_weights
     env, step, slot = np.nonzero(is_seen)
     seen = {

@@ -438,10 +438,7 @@ def test_flags_that_were_renamed(tmp_path, then, now):
 
 @pytest.mark.parametrize(
     "now, changed",
-    [
-        ("args.gae_lambda * args.gamma", 0),
-        pytest.param("args.gamma", 1, marks=pytest.mark.slow),
-    ],
+    [("args.gae_lambda * args.gamma", 0), pytest.param("args.gamma", 1, marks=pytest.mark.slow)],
 )
 def test_a_machine_that_rounds_otherwise(finished, tmp_path, capsys, now, changed):
     """Where the losses are not those of the run, the code of the run's commit decides."""

@@ -259,8 +259,7 @@ def test_masks_that_come_too_late(tmp_path):
 def test_masks_for_actions_without_options(tmp_path):
     """There is nothing to mask in a Box."""
     with pytest.raises(
-        (gym.error.Error, *UsageErrors),
-        match=r"info\['action_mask'\].*Box.* has no part",
+        (gym.error.Error, *UsageErrors), match=r"info\['action_mask'\].*Box.* has no part"
     ):
         run(tmp_path, env_id="MaskedBox-v0")
 

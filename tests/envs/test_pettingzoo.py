@@ -342,9 +342,7 @@ def test_rows_of_a_graph_are_flat():
     """A Dict of each agent, as a graph's nodes."""
     space = spaces.Box(0, 255, (2, 2), np.uint8)
     env = make(
-        graph="complete",
-        knight=(space, spaces.Discrete(2)),
-        archer=(space, spaces.Discrete(3)),
+        graph="complete", knight=(space, spaces.Discrete(2)), archer=(space, spaces.Discrete(3))
     )
     obs, _ = env.reset()
     assert obs in env.observation_space and obs["graph"].nodes.shape == (4, 6)

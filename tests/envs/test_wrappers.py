@@ -464,10 +464,7 @@ def test_gymnasiums_own_wrappers():
             "'number' of own_wrappers must be a callable that takes the environment and "
             r"\[\]: 3 ",
         ),
-        (
-            "own_wrappers:same:3",
-            r"takes the environment and \[3\]: too many positional arguments",
-        ),
+        ("own_wrappers:same:3", r"takes the environment and \[3\]: too many positional arguments"),
         ("own_wrappers:nothing", "it must return a gymnasium environment, and returned None"),
     ],
 )
@@ -600,12 +597,7 @@ def test_masks_that_are_missing_or_malformed():
 
 
 @pytest.mark.parametrize(
-    "space",
-    [
-        BOX,
-        spaces.Dict(a=BOX, b=spaces.Tuple([BOX])),
-        spaces.Sequence(spaces.Discrete(3)),
-    ],
+    "space", [BOX, spaces.Dict(a=BOX, b=spaces.Tuple([BOX])), spaces.Sequence(spaces.Discrete(3))]
 )
 def test_masks_for_actions_without_options(space):
     """There is nothing to mask."""

@@ -232,13 +232,7 @@ def test_flag_that_is_new(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, value",
-    [
-        ("env_id", "Other-v0"),
-        ("num_envs", 5),
-        ("num_workers", 1),
-        ("amsgrad", True),
-    ],
+    "name, value", [("env_id", "Other-v0"), ("num_envs", 5), ("num_workers", 1), ("amsgrad", True)]
 )
 def test_flags_that_must_be_the_same(name, value, tmp_path):
     """The saved state fits no other values: they are refused for a folder and a file, too."""
@@ -529,14 +523,8 @@ INEXACT = {
     "end of the process": (Dies, "the process of a copy ended with exit code 3"),
     "left out": (LeftOut, "its exact_resume is False"),
     "module": (OfAModule, "a copy returns another observation and reward in the next step"),
-    "load": (
-        lambda: Odd("load"),
-        "a copy fails in the next load: KeyError: 'what is missing'",
-    ),
-    "rewards of rows": (
-        RewardsForRows,
-        "a copy returns another info['rewards'] in the next step",
-    ),
+    "load": (lambda: Odd("load"), "a copy fails in the next load: KeyError: 'what is missing'"),
+    "rewards of rows": (RewardsForRows, "a copy returns another info['rewards'] in the next step"),
     "pickle": (lambda: Odd("pickle"), "no copy can be made of it: TypeError: I hold a simulator"),
     "lock": (Locked, "no copy can be made of it: TypeError: cannot pickle '_thread.lock' object"),
     "generator": (

@@ -394,10 +394,7 @@ def put(name, index, value):
             lambda d: d.update({"counts/g.edge_links": np.roll(d["counts/g.edge_links"], 1)}),
             "step 0, leaf 'g.edges': 1 rows where 'g.edge_links' has 3",
         ),
-        (
-            put("values/g.nodes", (5, 1), np.nan),
-            "step 2, leaf 'g.nodes': value nan in row 0",
-        ),
+        (put("values/g.nodes", (5, 1), np.nan), "step 2, leaf 'g.nodes': value nan in row 0"),
         (put("values/speed", (4, 0), np.inf), "step 4, leaf 'speed': value inf"),
         (
             put("values/g.edge_links", (1, 0), 3),

@@ -419,11 +419,7 @@ def test_close_that_raises(tmp_path, capsys):
             raise OSError("the door is stuck")
 
     args = SimpleNamespace(
-        eval_suite="two",
-        eval_samples=0,
-        eval_max_steps=9,
-        env_id="Lottery-v0",
-        capture_video=False,
+        eval_suite="two", eval_samples=0, eval_max_steps=9, env_id="Lottery-v0", capture_video=False
     )
     make = lambda args, k=0, **more: Stuck(**more)
     rows = evaluate.evaluate(run_of(args, tmp_path), play, make)

@@ -1,7 +1,7 @@
 """--gnn gine against --gnn gin on tasks of other kinds: returns at the end of short trainings, and
 the CPU time of these.
 
-    python benchmark/gnn_tasks.py --out benchmark/results/speed/gnn_tasks.md
+    python benchmark/gnn_tasks.py --out benchmark/results/speed/tables.md#gnn_tasks
 
 Each run is a process with one thread; those that are in gnn_tasks.csv beside --out are not
 repeated. What a run has learned is the mean return of its 100 greedy episodes. benchmark/speed/
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import tyro
-from tables import added, read
+from tables import added, put, read
 
 ROOT = Path(__file__).parents[1]
 SCHEDULING = (
@@ -61,7 +61,7 @@ COLUMNS = ("task", "layer", "seed", "greedy_return", "cpu_seconds")
 
 @dataclass
 class Args:
-    out: Path = Path("benchmark/results/speed/gnn_tasks.md")
+    out: str = "benchmark/results/speed/tables.md#gnn_tasks"
     """file of the table; the runs are in gnn_tasks.csv beside it"""
     seeds: tuple[int, ...] = (1, 2, 3)
     """seeds of the trainings"""
@@ -72,7 +72,7 @@ class Args:
 
 
 def main(args: Args) -> None:
-    path = args.out.with_suffix(".csv")
+    path = Path(args.out.partition("#")[0]).with_name("gnn_tasks.csv")
     done = {(row["task"], row["layer"], row["seed"]) for row in read(path)}
     with added(path, COLUMNS) as add:
         for key in itertools.product(map(str, args.seeds), args.tasks, ("gine", "gin")):
@@ -106,7 +106,7 @@ def main(args: Args) -> None:
             f"| {task} | {edge} | {steps:,} | {returns['gine']} | {returns['gin']} | "
             f"{seconds['gine']:.0f} | {seconds['gin']:.0f} |"
         )
-    args.out.write_text("\n".join(lines) + "\n")
+    put(args.out, "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -1,7 +1,7 @@
 """What the scripts would ask of a GPU: waits of the host, copies, launches. It needs no GPU, but
 PyTorch's build for the CPU and a C++ compiler.
 
-    python benchmark/launches.py --out benchmark/results/speed/launches.md
+    python benchmark/launches.py --out benchmark/results/speed/tables.md#launches
 
 Counted on the device of tests/virtual_cuda.py, per step of the policy (4 environments at once, with
 the storage of their observations) and per minibatch (gather, forward, backward, optimizer). Numbers

@@ -1,7 +1,8 @@
 """Runs that are killed or stopped at random moments, continued with --resume auto, and compared
 with whole ones.
 
-    python benchmark/reliability/kill.py --times 40 --out benchmark/results/reliability/kill.md
+    python benchmark/reliability/kill.py --times 40 \
+        --out benchmark/results/reliability/tables.md#kill
 
 The runs are small ones of all four scripts, in process and with two workers, on CartPole and
 environments of this repository. Each is a process of its own (forked, which saves the imports).
@@ -22,9 +23,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = map(str, Path(__file__).resolve().parents[1:3])
 
 import torch  # noqa: E402
+from tables import put  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
@@ -312,8 +314,7 @@ def main(args) -> bool:
     )
     print(text)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text)
+        put(args.out, text)
     return good
 
 
@@ -324,6 +325,6 @@ if __name__ == "__main__":
     parser.add_argument("--times", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=1440)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out")
     torch.set_num_threads(1)
     sys.exit(not main(parser.parse_args()))

@@ -1,7 +1,7 @@
 """Acting and learning at the same time: wall time and learning curves of ppo_graph_async.py beside
 ppo_graph.py.
 
-    python benchmark/speed/async.py --out benchmark/results/speed/async
+    python benchmark/speed/async.py --out benchmark/results/speed/tables.md#async
     # does it run?
     python benchmark/speed/async.py --cases 0.1 --rounds 1 --num-updates 4 --curve-steps 0
 
@@ -18,7 +18,7 @@ Why a process: a thread shares the interpreter's lock with the update. On two id
 ppo_graph.py / the thread is 0.98, 0.98, 1.55 and 1.42 in the four cases and ppo_graph.py / the
 process 1.48, 1.65, 1.60 and 1.58.
 
-Writes OUT.md, OUT.csv and OUT.png.
+A csv of all runs and a picture of the curves lie beside --out.
 """
 
 import csv
@@ -39,7 +39,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from common import ROOT, report
+from common import ROOT, beside, report
 
 sys.path.insert(0, str(ROOT))
 from cleanrl_graph import services  # noqa: E402
@@ -92,7 +92,7 @@ CURVES = {
 @dataclass
 class Args:
     out: str | None = None
-    """path without ending of the results"""
+    """file that receives the same markdown, with a csv and a png beside it"""
     cases: tuple[str, ...] = tuple(CASES)
     """milliseconds of a step in part 1"""
     num_updates: int = 10
@@ -413,15 +413,14 @@ def draw(rows: list[list], path: Path) -> None:
 
 def main(args):
     os.environ["OMP_NUM_THREADS"] = "1"
-    load, path = os.getloadavg()[0], Path(args.out) if args.out else None
+    load = os.getloadavg()[0]
     lines, rows = wall_time(args)
     if args.curve_steps:
         more, curve_rows = learning_curves(args)
         lines, rows = lines + more, rows + curve_rows
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draw(curve_rows, path.with_suffix(".png"))
-            lines += ["", f"![learning curves]({path.name}.png)"]
+        if args.out:
+            draw(curve_rows, picture := beside(args.out, ".png"))
+            lines += ["", f"![learning curves]({picture.name})"]
     heading = [
         "# Acting and learning at the same time",
         "",
@@ -430,23 +429,13 @@ def main(args):
         f"benchmark alone makes 1 to 2. {args.note}".strip(),
         "",
     ]
-    report("\n".join(heading + lines), args.out and f"{args.out}.md")
-    if path:
-        with open(f"{args.out}.csv", "w", newline="") as file:
-            names = [
-                "part",
-                "ms",
-                "system",
-                "seed",
-                "steps",
-                "seconds or return",
-                "collect",
-                "update",
-                "receive",
-                "cpu",
-                "cpu of others",
-            ]
-            csv.writer(file, lineterminator="\n").writerows([names, *rows])
+    report("\n".join(heading + lines), args.out)
+    if args.out:
+        names = (
+            "part,ms,system,seed,steps,seconds or return,collect,update,receive,cpu,cpu of others"
+        )
+        with open(beside(args.out, ".csv"), "w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([names.split(","), *rows])
 
 
 if __name__ == "__main__":

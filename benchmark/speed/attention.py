@@ -1,9 +1,9 @@
 """Speed of ppo_gtrxl.py: training time against memory length, and steps per second of whole
 trainings.
 
-    python benchmark/speed/attention.py --out benchmark/results/speed/attention
+    python benchmark/speed/attention.py --out benchmark/results/speed/tables.md#attention
     python benchmark/speed/attention.py --parts sps --peer-script PATH/ppo_trxl.py \
-        --out benchmark/results/speed/trxl
+        --out benchmark/results/speed/tables.md#trxl
 
 1. Forward and backward through the memory of one minibatch, per step of it: the segment of
    ppo_gtrxl.py against one window of cached layer inputs per step, whose keys and values every
@@ -14,11 +14,8 @@ trainings.
    heads, memory 32, 8 minibatches, 4 epochs, episodes of at most 500 and 100 steps; with gates and
    without (CleanRL's ppo_trxl.py has none). Beside it CleanRL's own script, if --peer-script is
    given; see benchmark/peers/cleanrl_trxl.py.
-
-Writes OUT.md, OUT.csv and OUT.png.
 """
 
-import csv
 import json
 import os
 import sys
@@ -30,7 +27,7 @@ from typing import Callable
 import numpy as np
 import torch
 import tyro
-from common import ROOT, in_turns, report
+from common import ROOT, beside, in_turns, report
 from torch import Tensor
 
 sys.path.insert(0, str(ROOT))
@@ -41,7 +38,7 @@ from cleanrl_graph import ppo_gtrxl  # noqa: E402
 @dataclass
 class Args:
     out: str | None = None
-    """path without ending of the results"""
+    """file that receives the same markdown, with the picture of part 1 beside it"""
     parts: tuple[str, ...] = ("memory", "sps")
     """which of the two parts to run"""
     memory_lengths: tuple[int, ...] = (16, 64, 256, 1024)
@@ -184,7 +181,7 @@ def memory_table(rows: list[dict], args: Args) -> list[str]:
     return lines
 
 
-def picture(rows: list[dict], args: Args, path: str) -> None:
+def picture(rows: list[dict], args: Args, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -283,21 +280,8 @@ def main(args: Args) -> None:
         rows = memory_part(args)
         lines += ["", *memory_table(rows, args)]
         if args.out:
-            Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-            picture(rows, args, f"{args.out}.png")
-            with open(f"{args.out}.csv", "w", newline="") as file:
-                writer = csv.DictWriter(
-                    file,
-                    [
-                        "memory",
-                        *(f"{way}, us per step" for way in ("segment", "windows")),
-                        "windows, estimated GB",
-                    ],
-                    restval="",
-                )
-                writer.writeheader()
-                writer.writerows(rows)
-    report("\n".join(lines), f"{args.out}.md" if args.out else None)
+            picture(rows, args, beside(args.out, ".png"))
+    report("\n".join(lines), args.out)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 return.
 
     python benchmark/speed/cartpole_vs_cleanrl.py --cleanrl PATH/ppo.py \
-        --out benchmark/results/speed/cartpole.md
+        --out benchmark/results/speed/tables.md#cartpole
 
 ppo.py of github.com/vwxyzjn/cleanrl is not part of this repository. It was written for gymnasium
 0.29: gymnasium 1.x resets an environment one step later than 0.29 did and reports ended episodes in

@@ -1,6 +1,6 @@
 """The recurrent cells of ppo_lstm_sparse.py: minGRU against LSTM and GRU.
 
-    python benchmark/speed/cells.py --out benchmark/results/speed/cells.md
+    python benchmark/speed/cells.py --out benchmark/results/speed/tables.md#cells
 
 Cell: forward and backward over 128 steps of each environment, inputs of width 64, as `run_cell` has
 them. In the first rows the environments' sequences are as long as the rollout, in the others

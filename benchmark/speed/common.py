@@ -17,15 +17,15 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tables import cpu_name  # noqa: E402
+from tables import cpu_name, put  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
 
 def report(markdown: str, out: str | None) -> None:
-    """Prints the markdown; writes it to `out`, if given, below the command line (absolute paths:
-    their names only), the machine and the commit."""
+    """Prints the markdown; puts it into `out` (FILE, or FILE#SECTION), if given, below the command
+    line (absolute paths: their names only), the machine and the commit."""
     print(markdown)
     if out:
         flags = [os.path.basename(flag) if os.path.isabs(flag) else flag for flag in sys.argv[1:]]
@@ -34,8 +34,15 @@ def report(markdown: str, out: str | None) -> None:
             f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
             f"{platform.python_version()}, torch {torch.__version__}, commit {commit_of(ROOT)}"
         )
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        Path(out).write_text(f"    {command}\n\n{machine}\n\n{markdown}\n")
+        put(out, f"    {command}\n\n{machine}\n\n{markdown}\n")
+
+
+def beside(out: str, ending: str) -> Path:
+    """The path of another file of FILE#SECTION: SECTION and the ending."""
+    name, _, section = out.partition("#")
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name((section or path.stem) + ending)
 
 
 def commit_of(checkout: str | Path) -> str:

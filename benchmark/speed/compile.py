@@ -1,6 +1,6 @@
 """What compiling brings: ppo_graph_compile.py beside ppo_graph.py.
 
-    python benchmark/speed/compile.py --out benchmark/results/speed/compile.md
+    python benchmark/speed/compile.py --out benchmark/results/speed/tables.md#compile
     python benchmark/speed/compile.py --repeats 2 --rounds 1 --scale 0.05          # does it run?
 
 1. In this process, in turns A B A B ..., with the same weights and observations: a step of the

@@ -1,7 +1,7 @@
 """Message passing layers compared on JobShop-v0: what they learn in 120,000 steps, and what a
 minibatch costs.
 
-    python benchmark/speed/gnn_layers.py --out benchmark/results/speed/gnn_layers.md
+    python benchmark/speed/gnn_layers.py --out benchmark/results/speed/tables.md#gnn_layers
 
 Every run trains ppo_graph.py with the flags of benchmark/job_shop.sh and plays la01-40 greedily;
 what it found is kept in benchmark/results/speed/gnn_layers.csv, and what is there is not repeated.

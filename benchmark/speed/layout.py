@@ -1,7 +1,7 @@
 """Bytes and time of graph observations: stored flat (this repository), as a list of PyG Data, and
 zero-padded.
 
-    python benchmark/speed/layout.py --out benchmark/results/speed/layout.md
+    python benchmark/speed/layout.py --out benchmark/results/speed/tables.md#layout
     python benchmark/speed/layout.py --tenfold  # with a ten times larger declared maximum
 
 Prints a markdown table. Graphs come from PoissonGraph-v0 (about 10 nodes on average, at most 200; 8

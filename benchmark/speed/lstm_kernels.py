@@ -1,9 +1,9 @@
 """The sparse recurrent state and the LSTM kernel of ppo_lstm_sparse.py against the usual layouts,
 forward + backward.
 
-    python benchmark/speed/lstm_kernels.py --out benchmark/results/speed/lstm_kernels.md
+    python benchmark/speed/lstm_kernels.py --out benchmark/results/speed/tables.md#lstm_kernels
 
-Beside --out, a csv and a png of the same name get the cost against density. Layouts take turns (A B
+A picture beside --out shows the cost against density. Layouts take turns (A B
 C A B C ...), figures are medians; outputs and gradients of the layouts are compared before they are
 timed.
 
@@ -15,7 +15,6 @@ features and edges from 10% of the nodes before it; nodes and adjacency are dens
 env over 128 steps with long-tailed episode ends, x of the LSTM's width.
 """
 
-import csv
 import sys
 import time
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 import tyro
-from common import report
+from common import beside, report
 from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
@@ -279,7 +278,7 @@ def plot(rows: list[dict], args: Args, path: Path) -> None:
 
 
 def state_tables(args: Args, rng: np.random.Generator) -> tuple[list[str], list[dict]]:
-    """(markdown, rows of the csv) of the state on many nodes."""
+    """(markdown, points of the picture) of the state on many nodes."""
     lines = [
         f"State on {NODES} possible nodes, H = {args.lstm_dim}, {N} envs x {T} steps:",
         "",
@@ -298,15 +297,8 @@ def state_tables(args: Args, rng: np.random.Generator) -> tuple[list[str], list[
                 f"{sizes[name]:,} | {sizes[name] / ours[1]:.1f} | {saved:.1f} |"
             )
             if seen == 1:
-                rows.append(
-                    {
-                        "density": density,
-                        "layout": name,
-                        "ms": round(ms, 2),
-                        "state_bytes": sizes[name],
-                        "saved_mb": round(saved, 2),
-                    }
-                )
+                row = {"density": density, "layout": name, "ms": ms, "state_bytes": sizes[name]}
+                rows.append(row)
     return lines, rows
 
 
@@ -368,11 +360,7 @@ def main(args: Args) -> None:
         args.out,
     )
     if args.out and "state" in args.tables:
-        with open(Path(args.out).with_suffix(".csv"), "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        plot(rows, args, Path(args.out).with_suffix(".png"))
+        plot(rows, args, beside(args.out, ".png"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What many options cost: a row of a large set is chosen, whose rows stay the same in an episode,
 or one of a long fixed list.
 
-    python benchmark/speed/many_options.py --out benchmark/results/speed/many_options.md
+    python benchmark/speed/many_options.py --out benchmark/results/speed/tables.md#many_options
 
 Trains ppo_graph.py with one environment: steps per second from the first update on, and the largest
 resident memory of the process. Of sets also where the time goes: milliseconds for each observation

@@ -3,7 +3,7 @@ for a graph of 100,000 nodes.
 
     git worktree add ../old f06383d
     python benchmark/speed/message_passing.py --old ../old --new . \
-        --out benchmark/results/speed/message_passing.md
+        --out benchmark/results/speed/tables.md#message_passing
     # a try
     python benchmark/speed/message_passing.py --old ../old --new . --turns 3 --size 50
 

@@ -1,7 +1,7 @@
 """Decisions per second of a trained policy in a program of one's own (services/policy.py), on
 JobShop-v0 with 6 jobs and 6 machines.
 
-    python benchmark/speed/policy.py --out benchmark/results/speed/policy.md
+    python benchmark/speed/policy.py --out benchmark/results/speed/tables.md#policy
     python benchmark/speed/policy.py --num-steps 20 --rounds 1                        # does it run?
 
 A policy with the default flags of each script (weights do not matter here) plays --num-steps steps;

@@ -2,7 +2,7 @@
 second.
 
     python benchmark/speed/proof_of_memory.py --peer-script PATH/ppo_trxl.py \
-        --peer-python .venv-trxl/bin/python --out benchmark/results/speed/proof_of_memory.md
+        --peer-python .venv-trxl/bin/python --out benchmark/results/speed/tables.md#proof_of_memory
 
 The agent sees at which end of a line the reward is, and walks once this is hidden: 1.6 at that end,
 -1.6 at the other, -0.1 per move on the way. Both scripts read the environment from CleanRL's

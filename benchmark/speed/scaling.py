@@ -1,7 +1,7 @@
 """What torchrun brings: 2 ranks against 1 rank of as many environments each, every rank on a core
 of its own.
 
-    python benchmark/speed/scaling.py --out benchmark/results/speed/scaling.md
+    python benchmark/speed/scaling.py --out benchmark/results/speed/tables.md#scaling
     python benchmark/speed/scaling.py --scripts ppo_graph --milliseconds 1 --rounds 1
 
 On an environment whose steps cost a given time of the CPU. Twice the steps in the same time would

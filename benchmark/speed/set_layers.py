@@ -1,6 +1,6 @@
 """What --set-layers costs: the encoder on a minibatch of sets, forward and backward.
 
-    python benchmark/speed/set_layers.py --out benchmark/results/speed/set_layers.md
+    python benchmark/speed/set_layers.py --out benchmark/results/speed/tables.md#set_layers
 
 Every set has the same number of rows, each of 4 numbers. The figures are medians of measurements in
 turns 0 2 0 2 ..., by one thread of torch.

@@ -1,7 +1,7 @@
 """Environment steps per second of whole trainings on PoissonGraph-v0: this repository and two
 systems of today.
 
-    python benchmark/speed/sps.py --out benchmark/results/speed/sps.md
+    python benchmark/speed/sps.py --out benchmark/results/speed/tables.md#sps
     python benchmark/speed/sps.py --total-timesteps 4096 --rounds 1 --num-envs 8  # does it run?
 
 ppo_graph.py, list_of_data_ppo.py (torch_geometric's Batch.from_data_list) and sb3_padded_ppo.py

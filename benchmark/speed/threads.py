@@ -1,6 +1,7 @@
-"""Threads of torch on the CPU: policy step and update, alone and beside busy processes.
+"""Threads of torch on the CPU (idle otherwise): policy step and update, alone and beside busy
+processes.
 
-    python benchmark/speed/threads.py --out benchmark/results/speed/threads.md  # on an idle machine
+    python benchmark/speed/threads.py --out benchmark/results/speed/tables.md#threads
     python benchmark/speed/threads.py --repeats 3  # does it run?
 
 The threads of a parallel region wait for each other in a loop. Where one of them has no core, since

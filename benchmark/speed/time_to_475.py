@@ -2,7 +2,7 @@
 CleanRL's ppo.py.
 
     python benchmark/speed/time_to_475.py --cleanrl PATH/ppo.py \
-        --out benchmark/results/speed/time_to_475.md
+        --out benchmark/results/speed/tables.md#time_to_475
 
 Both in turns A B A B, one seed a round, each as a process of its own. The time is that in the
 TensorBoard log, from its first entry (the hyperparameters) to the first episode at which the mean

@@ -1,7 +1,7 @@
 """Views on the last 16 observations, gathered by index from one copy of each step, against a
 stacked buffer.
 
-    python benchmark/speed/views.py --out benchmark/results/speed/views.md
+    python benchmark/speed/views.py --out benchmark/results/speed/tables.md#views
 
 Prints a markdown table for a vector, a 4 x 84 x 84 image and a graph. "Bytes per step" are those of
 the stored rollout: of a script without memory, of ppo_framestack.py (with the steps before the

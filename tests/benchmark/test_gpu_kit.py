@@ -76,7 +76,7 @@ def test_dry_and_measured_rows_do_not_go_into_one_table(tmp_path):
     results.add(rows_of(a=dict)[0], {"ms": 1.0})
     with pytest.raises(SystemExit, match="is not of a measurement"):
         results_in(tmp_path, MEASURED)
-    (tmp_path / "x.json").unlink()
+    (tmp_path / "results.json").unlink()
     results, _ = results_in(tmp_path, MEASURED)
     results.add(rows_of(a=dict)[0], {"ms": 1.0})
     with pytest.raises(SystemExit, match="is not of a dry run"):
@@ -102,7 +102,7 @@ def test_rows_are_measured_once(tmp_path, capsys):
         stopped=raises(kit.TimeIsUp()),
     )
     assert kit.measure(results, rows, args, LATER) == kit.FAILED
-    text = (tmp_path / "x.md").read_text()
+    text = (tmp_path / "tables.md").read_text()
     assert text.index(f"**{kit.DRY}**") < text.index("# Title") < text.index("Notes.")
     assert (
         "| name | number | ms | us | note |" in text
@@ -110,7 +110,9 @@ def test_rows_are_measured_once(tmp_path, capsys):
     )
     assert "| bad | 1,000 |  |  | failed: ValueError: b/c |" in text and "stopped" not in text
     assert "| absent | 1,000 |  |  | not run: no such thing |" in text and "_raw" not in text
-    assert json.loads((tmp_path / "x.json").read_text())["rows"][0]["figures"]["_raw"] == [1, 2]
+    assert json.loads((tmp_path / "results.json").read_text())["x"]["rows"][0]["figures"][
+        "_raw"
+    ] == [1, 2]
 
     order, noting = [], lambda name, ms: lambda deadline: order.append(name) or {"ms": ms}
     again = rows_of(
@@ -127,7 +129,7 @@ def test_rows_are_measured_once(tmp_path, capsys):
         "absent",
         "stopped",
     ]
-    assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "x.md").read_text()
+    assert "| bad | 1,000 | 2 |  |  |" in (tmp_path / "tables.md").read_text()
     assert "x: 1 of 4 rows are there already" in capsys.readouterr().out
 
 
@@ -150,7 +152,7 @@ def test_machines_and_commands_of_a_table(tmp_path):
         )
         (row,) = rows_of(b=dict)
         results.add(row, {"ms": 3})
-    text = (tmp_path / "out" / "x.md").read_text()
+    text = (tmp_path / "out" / "tables.md").read_text()
     assert (
         "    bash benchmark/gpu.sh --out out x\n    bash benchmark/gpu.sh --out out --only b x\n"
         in text
@@ -433,15 +435,15 @@ def test_everything_runs_dry(tmp_path):
     env = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
-    kinds = set()
+    kinds, known = set(), json.loads((tmp_path / "out" / "results.json").read_text())
+    tables = (tmp_path / "out" / "tables.md").read_text()
     for name in part.PARTS:
-        text = (tmp_path / "out" / f"{name}.md").read_text()
+        text = tables.split(f'<a id="{name}"></a>')[1].split("<a id=")[0]
         assert (
             text.index(kit.DRY) < text.index("# ") and "| --- |" in text and "failed:" not in text
         )
-        content = json.loads((tmp_path / "out" / f"{name}.json").read_text())
-        assert all(about["dry"] and about["gpu"] is None for about in content["machines"])
-        kinds |= {row["note"].split(":")[0] for row in content["rows"]}
+        assert all(about["dry"] and about["gpu"] is None for about in known[name]["machines"])
+        kinds |= {row["note"].split(":")[0] for row in known[name]["rows"]}
     assert (
         kinds == {"", "not run"}
         and "needs a CUDA device" in (tmp_path / "out" / "tests.txt").read_text()

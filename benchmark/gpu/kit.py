@@ -25,8 +25,8 @@ SCRIPTS = ROOT / "cleanrl_graph"
 sys.path[:0] = [str(ROOT / "benchmark" / "speed"), str(ROOT / "benchmark")]
 
 import torch  # noqa: E402
-from common import commit_of, cpu_name  # noqa: E402
-from tables import put, write  # noqa: E402
+from common import commit_of  # noqa: E402
+from tables import cpu_name, put, write  # noqa: E402
 
 DRY = "dry: CPU, sizes of a try"
 FAILED, LEFT = 1, 3  # a row failed; time was up with rows left, the same command goes on

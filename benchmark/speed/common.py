@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmark")]  # for all that import this module
-from tables import cpu_name, markdown, put  # noqa: E402
+import tables  # noqa: E402
 
 PPO_GRAPH = str(ROOT / "cleanrl_graph" / "ppo_graph.py")
 
@@ -33,10 +33,10 @@ def report(markdown: str, out: str | None) -> None:
         flags = [os.path.basename(flag) if os.path.isabs(flag) else flag for flag in sys.argv[1:]]
         command = f"python {os.path.relpath(sys.argv[0])} {shlex.join(flags)}"
         machine = (
-            f"{cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
+            f"{tables.cpu_name()}, {os.cpu_count()} CPUs, {platform.system()}, Python "
             f"{platform.python_version()}, torch {torch.__version__}, commit {commit_of(ROOT)}"
         )
-        put(out, f"    {command}\n\n{machine}\n\n{markdown}\n")
+        tables.put(out, f"    {command}\n\n{machine}\n\n{markdown}\n")
 
 
 def beside(out: str, ending: str) -> Path:
@@ -184,4 +184,4 @@ def table_of(runs: dict[str, list[Run]], ours: str) -> list[str]:
         mean_return = "not logged" if np.isnan(returns).any() else f"{np.median(returns):.1f}"
         cells = [f"{np.median(seconds):.1f}", f"{np.median(peak_mb):,.0f}", mean_return]
         lines.append([name, spread(sps), ratio, *cells])
-    return markdown(lines).split("\n")
+    return tables.markdown(lines).split("\n")

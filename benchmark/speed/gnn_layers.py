@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import tables
 import torch
 import tyro
-from common import ROOT, report, rollout, turns
+from common import ROOT, report, rollout, tables, turns
 
 from cleanrl_graph import ppo_graph, services
 

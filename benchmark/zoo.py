@@ -59,16 +59,8 @@ SMALL = (
     "--num-envs 2 --num-steps 16 --total-timesteps 32 --eval-episodes 0 --save-model "
     "--hidden-dims 32"
 )
-COLUMNS = (
-    "package",
-    "version",
-    "id",
-    "script",
-    "flags",
-    "outcome",
-    "message",
-    "collection_mismatch",
-    "seconds",
+COLUMNS = tuple(
+    "package version id script flags outcome message collection_mismatch seconds".split()
 )
 TRAINS, WITH_FLAG, REFUSED = "trains", "trains with a flag", "refused"
 BROKEN = "package fails"
@@ -131,11 +123,8 @@ def ids_of(module: str) -> dict:
     for name, spec in gym.registry.items():
         key = (spec.namespace, spec.name)
         is_ours = str(spec.entry_point).startswith("cleanrl_graph")
-        if (
-            not is_ours
-            and name not in before
-            and (spec.version or 0) >= newest.get(key, (-1, ""))[0]
-        ):
+        is_newer = (spec.version or 0) >= newest.get(key, (-1, ""))[0]
+        if not is_ours and name not in before and is_newer:
             newest[key] = (spec.version or 0, name)
     return {"ids": sorted(name for _, name in newest.values())}
 

@@ -15,6 +15,7 @@ import kit
 import numpy as np
 import torch
 import torch.nn as nn
+from common import long_tailed
 from kit import Row
 from torch import Tensor
 
@@ -106,11 +107,7 @@ def lengths_of(kind: str, num_envs: int, rng: np.random.Generator) -> np.ndarray
     if kind == "visits of nodes":
         lengths = np.minimum(rng.geometric(1 / 6, num_envs * T * 20 // 6), T)
         return lengths
-    starts = np.zeros((num_envs, T), bool)
-    for row in starts:
-        ends = np.cumsum(np.ceil(rng.exponential(20, T))).astype(int)
-        row[ends[ends < T]] = True
-    starts[:, 0] = True
+    starts = long_tailed(num_envs, T, rng)
     return np.diff(np.append(np.flatnonzero(starts), num_envs * T))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import tyro
-from common import ROOT, in_turns, report, table_of, turns
+from common import ROOT, in_turns, long_tailed, report, table_of, turns
 
 from cleanrl_graph import ppo_lstm_sparse as script
 
@@ -48,11 +48,9 @@ class Args:
 
 def lengths_of(num_envs: int, ends: bool, rng: np.random.Generator) -> np.ndarray:
     """Those of the sequences of some environments."""
-    starts = np.zeros((num_envs, T), bool)
-    starts[:, 0] = True
-    for row in starts if ends else ():
-        stops = np.ceil(rng.exponential(20, T)).cumsum().astype(int)
-        row[stops[stops < T]] = True
+    if not ends:
+        return np.full(num_envs, T)
+    starts = long_tailed(num_envs, T, rng)
     return np.diff(np.append(np.flatnonzero(starts), num_envs * T))
 
 

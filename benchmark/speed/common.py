@@ -81,6 +81,16 @@ def turns(
     return 1000 * seconds[warm_up:]
 
 
+def long_tailed(num_envs: int, num_steps: int, rng: np.random.Generator) -> np.ndarray:
+    """bool [num_envs, num_steps]: where episodes begin that last 20 steps on average."""
+    starts = np.zeros((num_envs, num_steps), bool)
+    for row in starts:
+        ends = np.cumsum(np.ceil(rng.exponential(20, num_steps))).astype(int)
+        row[ends[ends < num_steps]] = True
+    starts[:, 0] = True
+    return starts
+
+
 def spread(values: Iterable[float], form: str = ",.0f") -> str:
     """Median (least to most)."""
     values = np.array(values)

@@ -58,14 +58,11 @@ def main(args):
             "--hidden-dims 64 64 --no-cuda"
         )
         peers = ROOT / "benchmark" / "peers"
+        of_peer = lambda name: [peer_python, str(peers / name), *flags.split()]
         systems = {
             "ppo_graph.py": [sys.executable, PPO_GRAPH, *flags.split(), "--eval-episodes", "0"],
-            "list of PyG Data": [peer_python, str(peers / "list_of_data_ppo.py"), *flags.split()],
-            "Stable-Baselines3, padded": [
-                peer_python,
-                str(peers / "sb3_padded_ppo.py"),
-                *flags.split(),
-            ],
+            "list of PyG Data": of_peer("list_of_data_ppo.py"),
+            "Stable-Baselines3, padded": of_peer("sb3_padded_ppo.py"),
         }
         runs = in_turns(systems, args.rounds, args.num_threads)
         lines += [

@@ -48,7 +48,7 @@ for part in ${PARTS:-cartpole recall explore popgym recall_200 pixels minigrid t
             for task in "${popgym[@]}"; do panel "$task" popgym lstm "popgym-$task-v0"; done
             panel PixelMemory ppo_gtrxl lstm PixelMemory-v0
             panel MemoryS11 minigrid_memory lstm MiniGrid-MemoryS11-v0
-            "$PYTHON" benchmark/report.py --table $TABLE --skip --columns steps MMER final greedy --bounds bounds.csv \
+            "$PYTHON" benchmark/report.py --table $TABLE --skip --columns steps MMER final greedy --bounds ../task_bounds.csv \
                 --systems "${systems[@]}" --note "Default flags but --cell. MMER: the best mean return of 65,536 steps. The
 LSTM's runs are those of the tables of these tasks. Runs shared the cores with others: seconds say nothing, see
 [speed](../speed/tables.md#cells)." "The normalised mean maps the bounds of a task's return to 0 and 1." ;;

@@ -60,10 +60,9 @@ class Args:
     """see --scale"""
     beside: str | None = None
     """csv in TABLE with the columns panel, label and further ones, which are put beside the rows of
-    the table"""
+    the table; of a csv with a column table, the rows of this one"""
     bounds: str | None = None
-    """csv in TABLE with the columns panel, low, high: adds means over tasks of the normalised
-    MMER"""
+    """the same with the columns panel, low, high: adds means over tasks of the normalised MMER"""
     note: tuple[str, ...] = ()
     """paragraphs above the table"""
     ylabel: str = "episodic return"
@@ -232,9 +231,15 @@ MEANING = {
 }
 
 
+def rows_beside(args: Args, name: str) -> list[dict]:
+    """The rows of a csv in the folder of the table, or of this table in a csv of several ones."""
+    rows = read(Path(args.results) / args.table / name)
+    return [row for row in rows if row.pop("table", args.table) == args.table]
+
+
 def table(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
     """Header and rows: one per panel and system."""
-    extra, rows = read(Path(args.results) / args.table / args.beside) if args.beside else [], []
+    extra, rows = rows_beside(args, args.beside) if args.beside else [], []
     titles = [name for name in (extra[0] if extra else {}) if name not in ("panel", "label")]
     more = {(row["panel"], row["label"]): row for row in extra}
     targets = ["steps to target", "seconds to target"] if args.target is not None else []
@@ -259,7 +264,7 @@ def aggregate(groups: dict[tuple, list[Run]], args: Args) -> list[list[str]]:
     """Mean and interquartile mean over all tasks and seeds of (x - low) / (high - low), for systems
     with all tasks."""
     bounds = {}
-    for row in read(Path(args.results) / args.table / args.bounds):
+    for row in rows_beside(args, args.bounds):
         bounds[row["panel"]] = float(row["low"]), float(row["high"])
     rows, scores = [["system", "tasks", "mean of normalised MMER", "interquartile mean"]], {}
     for (panel, label), runs in groups.items():

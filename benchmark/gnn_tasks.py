@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,8 +21,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import tyro
+from gymnasium import spaces
 from tables import added, put, read
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +36,7 @@ TASKS = {  # name: (script, steps, flags, what an edge says)
     "Routes-v0": (
         "ppo_graph",
         98_304,
-        f'--env-id routes:Routes-v0 --env-kwargs {{"most":12}} {SCHEDULING}',
+        f'--env-id gnn_tasks:Routes-v0 --env-kwargs {{"most":12}} {SCHEDULING}',
         "how far its two cities are apart",
     ),
     "DagSchedule-v0": (
@@ -54,6 +55,51 @@ TASKS = {  # name: (script, steps, flags, what an edge says)
         "its kind, and the time of an operation on a machine",
     ),
 }
+
+
+class Routes(gym.Env):
+    """The travelling salesman: visit 3 to `most` cities and return to the first one; the reward is
+    minus the distance."""
+
+    def __init__(self, most=10):
+        self.most, self.action_space = most, spaces.Discrete(most)
+        self.observation_space = spaces.Dict(
+            {
+                "graph": spaces.Graph(spaces.Box(-1, 1, (4,)), spaces.Box(0, 2, (1,))),
+                "action_mask": spaces.Sequence(spaces.Box(0, 1, (), np.int8), stack=True),
+            }
+        )
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cities = self.np_random.random((self.np_random.integers(3, self.most + 1), 2))
+        self.open, self.first, self.at = np.ones(len(self.cities), np.int8), 0, 0
+        self.open[0] = 0
+        return self.observe(), {}
+
+    def step(self, city):
+        before, self.at, self.open[city] = self.at, city, 0
+        distance = np.linalg.norm(self.cities[before] - self.cities[city])
+        done = not self.open.any()
+        if done:
+            distance += np.linalg.norm(self.cities[city] - self.cities[self.first])
+        return self.observe(), -distance, done, False, {}
+
+    def observe(self):
+        marks = np.arange(len(self.cities))[:, None] == [self.at, self.first]
+        links = np.argwhere(~np.eye(len(self.cities), dtype=bool))
+        lengths = np.linalg.norm(
+            self.cities[links[:, 0]] - self.cities[links[:, 1]], axis=1, keepdims=True
+        )
+        nodes = np.hstack([self.cities, marks]).astype(np.float32)
+        mask = self.open if self.open.any() else np.ones_like(self.open)
+        return {
+            "graph": spaces.GraphInstance(nodes, lengths.astype(np.float32), links),
+            "action_mask": mask.copy(),
+        }
+
+
+gym.register("Routes-v0", entry_point=Routes)
 
 
 COLUMNS = ("task", "layer", "seed", "greedy_return", "cpu_seconds")
@@ -120,16 +166,10 @@ def train(task: str, layer: str, seed: str, scale: float) -> tuple[float, float]
         *("--eval-episodes", "100", "--checkpoint-every", "0", "--checkpoint-minutes", "0"),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(ROOT / "benchmark" / "routes.py", folder)
         start = time.perf_counter()
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+        files = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(command, cwd=folder, env=env, **files)
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
     if os.waitstatus_to_exitcode(status):

@@ -1,5 +1,4 @@
-"""benchmark/pogema: scores are played once, beside the raw data of the benchmark; the protocol; a
-film."""
+"""benchmark/pogema: scores are played once, beside the raw data of the benchmark; the protocol."""
 
 import importlib
 import json
@@ -11,10 +10,8 @@ import pytest
 import torch
 import yaml
 from helpers import small_args
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmark" / "pogema"))
-import film  # noqa: E402
 import raw_data  # noqa: E402
 import scores  # noqa: E402
 
@@ -63,7 +60,7 @@ def test_scores_are_played_once(tmp_path, monkeypatch):
             np.mean(values), abs=1e-4
         )
         assert bool(row["arrived"]) == one_shot
-    text = (results / "scores.md").read_text()
+    text = (results / "tables.md").read_text()
     lifelong, success, arrived = text.split("| --- | --- |")[1:]
     assert "| QMIX (theirs) | 0.57 |" in lifelong and "| DCC (theirs) | 1.00 |" in success
     sampled = [r for r in rows if r["mode"] == "sampled" and r["suite"] == "random_8"]
@@ -144,15 +141,7 @@ def test_raw_data(tmp_path, monkeypatch):
     ]
     assert found[0]["steps"] == "256" and float(found[0]["throughput"]) == 0.2559
     assert found[2]["success"] == "1.0" and found[2]["arrived"] == "0.5"
-    text = (tmp_path / "protocol.md").read_text()
+    text = (tmp_path / "tables.md").read_text()
     assert "2 of 2 of random are equal" in text
     rows = [[cell.strip() for cell in line.split("|")] for line in text.split("\n") if "8," in line]
     assert rows[0][6:8] == ["2", "0"] and rows[1][6:8] == ["0", "0"]
-
-
-def test_film(tmp_path):
-    model = saved(tmp_path / "model.pt")
-    out = tmp_path / "film.gif"
-    film.main(film.Args(model, str(out), "random_8", steps=3))
-    with Image.open(out) as picture:
-        assert picture.n_frames == 3 and picture.width > 2 * 200

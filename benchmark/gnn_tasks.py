@@ -12,7 +12,6 @@ and gin are the same layer.
 import itertools
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -172,10 +171,10 @@ def train(task: str, layer: str, seed: str, scale: float) -> tuple[float, float]
         process = subprocess.Popen(command, cwd=folder, env=env, **files)
         output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
-    if os.waitstatus_to_exitcode(status):
-        raise SystemExit(f"{shlex.join(command)} failed:\n{output[-2000:]}")
-    row = next(line for line in output.splitlines() if line.startswith("| **mean**"))
-    mean = float(re.findall(r"-?[\d.]+(?:e-?\d+)?", row)[-1])
+        if os.waitstatus_to_exitcode(status):
+            raise SystemExit(f"{shlex.join(command)} failed:\n{output[-2000:]}")
+        played = read(next(Path(folder).glob("runs/*/eval.csv")))
+    mean = float(f"{np.mean([float(row['return']) for row in played]):.5g}")
     wall = time.perf_counter() - start
     print(json.dumps([task, layer, seed, mean, round(wall)]), file=sys.stderr)
     return mean, round(usage.ru_utime + usage.ru_stime, 1)

@@ -5,10 +5,10 @@ data say of other methods (theirs.csv, from raw_data.py).
     python benchmark/pogema/scores.py --suites random_32 --tasks 8 --models rest=model.pt
 
 Into benchmark/results/pogema it writes a section of tables.md and scores.csv, a row for each
-system, seed, suite and mode, written as soon as it is played and never played again. `values` are the throughput or the
-success of each task, `error` is the standard error of their mean. Systems are the rules of
-cleanrl_graph/envs/pogema.py and the runs of benchmark/pogema.sh that have a model, whose moves are
-sampled from the policy, or greedy: its most likely ones.
+system, seed, suite and mode, written as soon as it is played and never played again. `values` are
+the throughput or the success of each task, `error` is the standard error of their mean. Systems
+are the rules of cleanrl_graph/envs/pogema.py and the runs of benchmark/pogema.sh that have a model,
+whose moves are sampled from the policy, or greedy: its most likely ones.
 """
 
 import json

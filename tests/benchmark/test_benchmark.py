@@ -605,8 +605,8 @@ def test_greedy_returns_of_each_group(results):
     tasks = ["task_0", "task_0", "task_1", "task_1"]
     skills = ["z_0", "z_0", "z_1", "z_1"]
     for columns in ({"group": tasks}, {"task": tasks, "group": list("abab")}, {"group": skills}):
-        found = [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")]
-        assert found == [3.5, 1.5, 5.5]
+        means = [figures(**columns)[name] for name in ("greedy", "greedy 0", "greedy 1")]
+        assert means == [3.5, 1.5, 5.5]
     assert figures(group=["large", "small"] * 2)["greedy small"] == 4.0
     assert not [name for name in figures() if "greedy " in name]
 

@@ -3,7 +3,7 @@
 # without velocities, Recall, GraphExplore, memory in pixels and in MiniGrid. The LSTM's runs are those of the tables of these
 # tasks (popgym.sh, stateless_cartpole.sh and so on). Three seeds of both cells take about 12 hours of one core, without
 # `popgym pixels minigrid recall_200` 90 minutes. Goes on where it was stopped; PARTS, CELLS, SEEDS and --max-minutes take
-# less at a time. Needs `pip install popgym` and benchmark/requirements-pixel-memory.txt beside requirements.txt.
+# less at a time. Needs `pip install popgym` and benchmark/requirements-minigrid.txt beside requirements.txt.
 #
 #     bash benchmark/cells.sh [FLAGS OF run.py]     # PARTS="cartpole recall explore popgym recall_200 pixels minigrid table"
 set -euo pipefail

@@ -101,6 +101,7 @@ class Routes(gym.Env):
 gym.register("Routes-v0", entry_point=Routes)
 
 
+LAYERS = ("gine", "gin")
 COLUMNS = ("task", "layer", "seed", "greedy_return", "cpu_seconds")
 
 
@@ -120,7 +121,7 @@ def main(args: Args) -> None:
     path = Path(args.out.partition("#")[0]).with_name("gnn_tasks.csv")
     done = {(row["task"], row["layer"], row["seed"]) for row in read(path)}
     with added(path, COLUMNS) as add:
-        for key in itertools.product(map(str, args.seeds), args.tasks, ("gine", "gin")):
+        for key in itertools.product(map(str, args.seeds), args.tasks, LAYERS):
             seed, task, layer = key
             if (task, layer, seed) not in done:
                 figures = train(task, layer, seed, args.scale)
@@ -137,20 +138,12 @@ def main(args: Args) -> None:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for task, (_, steps, _, edge) in TASKS.items():
-        found = {
-            layer: [runs[key] for key in sorted(runs) if key[:2] == (task, layer)]
-            for layer in ("gine", "gin")
-        }
-        if not all(found.values()):
+        found = [[runs[key] for key in sorted(runs) if key[:2] == (task, x)] for x in LAYERS]
+        if not all(found):
             continue
-        returns = {layer: ", ".join(f"{ret:.3g}" for ret, _ in own) for layer, own in found.items()}
-        seconds = {
-            layer: np.median([seconds for _, seconds in own]) for layer, own in found.items()
-        }
-        lines.append(
-            f"| {task} | {edge} | {steps:,} | {returns['gine']} | {returns['gin']} | "
-            f"{seconds['gine']:.0f} | {seconds['gin']:.0f} |"
-        )
+        returns = [", ".join(f"{ret:.3g}" for ret, _ in own) for own in found]
+        seconds = [f"{np.median([cpu for _, cpu in own]):.0f}" for own in found]
+        lines.append("| " + " | ".join([task, edge, f"{steps:,}", *returns, *seconds]) + " |")
     put(args.out, "\n".join(lines) + "\n")
     print("\n".join(lines))
 

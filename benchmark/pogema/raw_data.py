@@ -85,9 +85,8 @@ def their_rows(args: Args) -> list[dict]:
                 if found:
                     row = {"system": system, "suite": suite, "tasks": len(found)}
                     row["success"] = round(float(np.mean([m["CSR"] for m in found])), 4)
-                    rows.append(
-                        row | {"arrived": round(float(np.mean([m["ISR"] for m in found])), 4)}
-                    )
+                    row["arrived"] = round(float(np.mean([m["ISR"] for m in found])), 4)
+                    rows.append(row)
     return rows
 
 

@@ -44,26 +44,11 @@ def soak(args) -> list[dict]:
 
     ppo_graph.SummaryWriter.add_scalar = sampled
     with tempfile.TemporaryDirectory() as folder:
-        services.run(
-            ppo_graph,
-            ppo_graph.Args(
-                env_id="envs:PoissonGraph-v0",
-                total_timesteps=args.total_timesteps,
-                num_envs=args.num_envs,
-                num_steps=32,
-                num_minibatches=2,
-                update_epochs=1,
-                gnn_layers=1,
-                gnn_dim=8,
-                hidden_dims=(16,),
-                run_dir=folder,
-                cuda=False,
-                norm_obs=True,
-                eval_episodes=0,
-            ),
-            checkpoint_every=20,
-            num_workers=args.num_workers,
-        )
+        flags = dict(env_id="envs:PoissonGraph-v0", num_steps=32, num_minibatches=2)
+        flags |= dict(update_epochs=1, gnn_layers=1, gnn_dim=8, hidden_dims=(16,), norm_obs=True)
+        flags |= dict(total_timesteps=args.total_timesteps, num_envs=args.num_envs)
+        own = ppo_graph.Args(**flags, run_dir=folder, cuda=False, eval_episodes=0)
+        services.run(ppo_graph, own, checkpoint_every=20, num_workers=args.num_workers)
     return samples
 
 
@@ -88,10 +73,9 @@ def table(samples: list[dict], args) -> tuple[str, bool]:
         "| " + " | ".join(names) + " |",
         "|" + "---|" * len(names),
     ]
-    lines += [
-        "| " + " | ".join(f"{row[k]:.1f}" if k == "RSS MiB" else str(row[k]) for k in names) + " |"
-        for row in shown
-    ]
+    for row in shown:
+        cells = [f"{row[k]:.1f}" if k == "RSS MiB" else str(row[k]) for k in names]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n", growth < 0.02 and constant
 
 
